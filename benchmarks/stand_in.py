@@ -60,14 +60,14 @@ class StandIn(ShardedReplica):
         """See ``Replica``."""
         asked = Task.from_message(task)
         if "generation" in asked.weights:
-            asked = await self._exchange.begin(asked, self._like)
+            asked = await self.exchange.begin(asked, self._like)
         reply: Reply = await self._worker.compute(self._carry, asked)
         return reply.to_message()
 
     def _carry(self, task: Task) -> Reply:
         update, _, error = send_update(task.codec, self._update, [False] * len(self._like), None)
         if "generation" in task.weights:
-            update = self._exchange.sent(task, update, [f"tensor{i}" for i in range(len(self._like))])
+            update = self.exchange.sent(task, update, [f"tensor{i}" for i in range(len(self._like))])
         else:
             read_weights(task.weights, None, self._like)
         return nothing(task, update=update, codec_error=error)

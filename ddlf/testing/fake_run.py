@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -29,15 +30,10 @@ from ddlf.rpc.messages import Request
 from ddlf.training import start
 from ddlf.training.crew.crew import Crew
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED
-from ddlf.training.exchanges.sharded.plan import COPIES, EXCHANGE
-from ddlf.training.exchanges.sharded.worker import ShardedWorker
-from ddlf.training.registry import EXCHANGE as EXCHANGE_CHECK
-from ddlf.training.registry import MODE
+from ddlf.training.registry import EXCHANGE, MODE
 from ddlf.training.roles import REPLICA, SERVERS
 from ddlf.training.run import hooked
-from ddlf.training.slot.batchnorm import moving
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
-from ddlf.training.slot.parts import exchanged, whole
 from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import KeptStates, Reply, Task
 from ddlf.training.strategies.arrivals import MEASURED
@@ -143,7 +139,7 @@ def model_of(app: FakeRun) -> NumpyModel:
         app.samples,
         None if data is None else lambda version: data.at(version).manifest.sizes,
     )
-    if EXCHANGE_CHECK.kind(app.exchange).one_step:
+    if EXCHANGE.kind(app.exchange).one_step:
         model.gradient = model.gradient_of
     return model
 
@@ -236,6 +232,7 @@ class FakeWorker:
         self.told: list[dict[str, Any]] = []
         self.turns: Turns | None = None
         self.others: dict[int, FakeWorker] = {}
+        self.peers = _Peers(self)
 
     def open(self, app: FakeRun) -> None:
         """Take part in a run, without any earlier state."""
@@ -247,22 +244,28 @@ class FakeWorker:
         self.model.steps = lambda *given: self.fit(*given)
         self.model.measures = lambda *given: self.measure(*given)
         stand_in: Any = self  # it has the attributes that the replica needs
-        self.replica = Replica(stand_in, own)
+        self.roles, self._app = Hosting(self), app
+        role: type[Replica] = Replica if is_downpour(app) else resolve_name(EXCHANGE.kind(app.exchange).role)
+        self.replica = role(stand_in, own, RUN)
         self.replica.use(self.model, CountedSamples())
-        self.roles = Hosting(self)
+        self._carry = self.replica.carry
+        vars(self.replica)["carry"] = lambda task: self.train(task)
+        self.roles.play(RUN, REPLICA, self.replica, of=REPLICA)
         if is_downpour(app):
             self.end = Servers(self.id, RUN, self.roles, self.ask, lambda: rows_of(app))
             self.roles.play(RUN, SERVERS, self.end, of=REPLICA)
-        else:
-            self.end = ShardedWorker(self.id, self.ask, self.kept)
-            self.roles.play(RUN, EXCHANGE, self.end, of=REPLICA)
-            self.roles.play(RUN, COPIES, self.end.copies, of=REPLICA)
-        self._app, self._like = app, list(app.start.values())
 
     @property
     def kept(self) -> KeptStates:
         """The slot states on this worker."""
         return self.replica.slots
+
+    async def compute(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Do some work at once: a fake worker has no compute thread."""
+        return work(*arguments)
+
+    def on_shard(self, shard: object) -> None:
+        """Do nothing, because ``ddlf status`` shows no fake worker."""
 
     def tell(self, **facts: Any) -> None:
         """Record a message of the replica."""
@@ -285,31 +288,21 @@ class FakeWorker:
         await asyncio.sleep(0)
         self._check_lost()
         _, role, verb, *arguments = request.args
-        if verb == "give":
-            slot, number, groups = arguments
-            self.asked.append((verb, slot, number, groups))
-            return {name: group for name, group in self.end.copies.state(slot, number).items() if name in groups}
         if verb == "stop":
             return None
-        if role != REPLICA or verb == "evaluate":
+        if role != REPLICA or verb in ("evaluate", "give"):
             self.asked.append((verb, *arguments))
             return await self._answer(role, verb, arguments)
         task = Task.from_message(arguments[0])
         self.asked.append((verb, task))
         if verb == "measure":
-            if "generation" in task.weights:
-                await self.end.have(**task.weights, like=self._like)
-                found = self.replica.statistics(self._with_weights(task))
-                return self.end.measured(task, found, moving(self.model), list(self._app.start))
-            return self.replica.statistics(task)
+            return await self.replica.measure(arguments[0])
         if is_downpour(self._app):
             return await self._push_until_lost(task)
-        if "generation" in task.weights:
-            task = await self.end.begin(task, self._like)
-        reply = self.train(task)
+        reply = await self.replica.train(arguments[0])
         if self.turns is not None:
             await self.turns.arrive(task.slot + 1)
-        return reply.to_message()
+        return reply
 
     async def ask(self, worker: int, role: str, verb: str, *arguments: Any) -> Any:
         """Call a role on a worker, which may be this one."""
@@ -401,7 +394,7 @@ class FakeWorker:
 
     async def evaluate(self, which: Any, part: str, *of_data: Any) -> dict[str, float] | None:
         """Return the mean of all values of the weights that the master names, as ``loss``."""
-        weights = await (self.end.marked(**which) if "moment" in which else self.end.exact(**which))
+        weights = await (self.end.marked(**which) if "moment" in which else self.replica._weights_of(which))
         return None if weights is None else {"loss": mean_of(weights)}
 
     def leave(self) -> None:
@@ -417,16 +410,7 @@ class FakeWorker:
 
     def train(self, task: Task) -> Reply:
         """Carry one round of one slot."""
-        if "generation" not in task.weights:
-            return replace(self.replica.carry(task), compute_s=self.compute_s)
-        reply = self.replica.carry(self._with_weights(task))
-        tensors = exchanged(task, self._like, self.model.lossless)
-        update = self.end.sent(task, reply.update, list(self._app.start), tensors)
-        return replace(reply, task=task, update=update, compute_s=self.compute_s)
-
-    def _with_weights(self, task: Task) -> Task:
-        """Return a task of the sharded exchange, with the weights that it names."""
-        return replace(task, weights=whole(self.end.weights(task.weights["generation"])))
+        return replace(self._carry(task), compute_s=self.compute_s)
 
     def fit(self, task: Task, weights: Weights, momentum: Weights | None) -> tuple[Weights, Weights]:
         """Compute a training step, by default the one of ``NumpyModel.step``."""
@@ -435,6 +419,22 @@ class FakeWorker:
     def measure(self, task: Task, weights: Weights) -> Weights:
         """Measure the statistics of batch normalization, by default with ``NumpyModel.measure``."""
         return self.model.measure(task, weights)
+
+
+class _Peers:
+    """The other workers, as a fake worker's roles call them: ``peers[2].call((RUN, role), verb)``."""
+
+    def __init__(self, worker: FakeWorker, number: int = 0) -> None:
+        self._worker, self._number = worker, number
+
+    def __getitem__(self, number: int) -> _Peers:
+        return _Peers(self._worker, number)
+
+    def refuse_silent(self) -> None:
+        """Do nothing, because no fake worker is ever silent."""
+
+    async def call(self, role: tuple[str, str], verb: str, *arguments: Any) -> Any:
+        return await self._worker._ask(self._number, role[1], verb, *arguments)
 
 
 class FakeCluster:

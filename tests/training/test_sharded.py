@@ -69,7 +69,7 @@ def bits(run):
 
 def lose_at(worker, verb, number, copies=False):
     """Have a worker be lost when it is asked for a verb for the n-th time, by the master or by another worker."""
-    end = worker.end.copies if copies else worker.end
+    end = worker.replica.exchange.copies if copies else worker.replica.exchange
     count, asked = itertools.count(1), getattr(end, verb)
 
     @functools.wraps(asked)
@@ -315,7 +315,7 @@ async def test_trained_twice_in_a_row_it_is_the_same_bits():
 
 async def test_each_worker_says_which_slice_it_keeps_and_of_what_version():
     run = await trained(workers=3)
-    shards = [worker.end.shard for worker in run.cluster.workers]
+    shards = [worker.replica.exchange.shard for worker in run.cluster.workers]
     size = sum(array.size for array in START.values())
     assert [begin for begin, *_ in shards] == [0, *(end for _, end, *_ in shards[:-1])]
     assert [shard[2:] for shard in shards] == [(size, ROUNDS)] * 3
@@ -340,7 +340,7 @@ async def test_encoded_weights_travel_and_exact_ones_are_evaluated():
         weights = run.run_context.progress.weights
         if isinstance(weights, WeightsRef):
             which = weights.evaluate.args[1]
-            end = run.cluster.workers[0].end
+            end = run.cluster.workers[0].replica.exchange
             found.append((await end.exact(which["generation"], which["exact"]), await weights.fetch()))
 
     run.on_round = looked
@@ -610,7 +610,7 @@ async def test_slice_that_does_not_fit_is_refused_with_its_worker(wrong):
     run = run_of()
 
     def spoil(worker):
-        update = worker.end.update
+        update = worker.replica.exchange.update
 
         @functools.wraps(update)
         async def spoilt(*arguments):
@@ -619,7 +619,7 @@ async def test_slice_that_does_not_fit_is_refused_with_its_worker(wrong):
             changed = {"short": raw[:-1], "type": raw.astype("f8"), "nan": raw * np.float32(np.nan), "nothing": None}
             return {**found, "payloads": [{"raw": changed[wrong]}, *found["payloads"][1:]]}
 
-        worker.end.update = spoilt
+        worker.replica.exchange.update = spoilt
 
     when_opened(run, 1, spoil)
     error, text = (

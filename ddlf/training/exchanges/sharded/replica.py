@@ -29,14 +29,17 @@ class ShardedReplica(HoldingReplica):
         worker: The replica's worker.
         app: App that the master sent.
         run: Name of the run. Other workers find their replicas by it.
+
+    Attributes:
+        exchange: This worker's part of the exchange.
     """
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
         ask = calls_of(worker.id, worker.peers, worker.roles.call, run)
-        self._exchange = ShardedWorker(worker.id, ask, self.slots, lambda shard: worker.on_shard(Shard(*shard, run)))
-        worker.roles.play(run, EXCHANGE, self._exchange, of=REPLICA)
-        worker.roles.play(run, COPIES, self._exchange.copies, of=REPLICA)
+        self.exchange = ShardedWorker(worker.id, ask, self.slots, lambda shard: worker.on_shard(Shard(*shard, run)))
+        worker.roles.play(run, EXCHANGE, self.exchange, of=REPLICA)
+        worker.roles.play(run, COPIES, self.exchange.copies, of=REPLICA)
         self._own = type(app).train.__module__ != "ddlf.app"  # a user's train may change its arguments and its result
 
     # -- verbs of the master ------------------------------------------------------------------------------------------
@@ -44,22 +47,22 @@ class ShardedReplica(HoldingReplica):
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """Train a slot, like ``Replica``. Fetch its generation of weights first, except in ``ddlf check``."""
         if "generation" in task["weights"]:
-            task = (await self._exchange.begin(Task.from_message(task), self._model.like)).to_message()
+            task = (await self.exchange.begin(Task.from_message(task), self._model.like)).to_message()
         return await super().train(task)
 
     async def measure(self, task: dict[str, Any]) -> Any:
         """Measure moving statistics with a generation's weights. Keep them here; return their fault, or None."""
         asked, like = Task.from_message(task), self._model.like
-        await self._exchange.have(**asked.weights, like=like)
-        weights = self._exchange.weights(asked.weights["generation"])
+        await self.exchange.have(**asked.weights, like=like)
+        weights = self.exchange.weights(asked.weights["generation"])
         found = await super().measure({**task, "weights": whole(weights)})
         names = [weight.path for weight in self.app.model.weights]
-        return self._exchange.measured(asked, found, moving(self.app.model), names)
+        return self.exchange.measured(asked, found, moving(self.app.model), names)
 
     @concurrent
     async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
         """Return groups of a slot's state, like ``Replica``, also from a backup."""
-        left = self._exchange.copies.state(slot, number)
+        left = self.exchange.copies.state(slot, number)
         return {name: left[name] for name in groups if name in left}
 
     async def close(self) -> None:
@@ -72,7 +75,7 @@ class ShardedReplica(HoldingReplica):
             return await super()._weights_of(which)
         try:  # with a codec, ``exact`` names the workers that have parts of the exact weights
             exact, generation = which["exact"], which["generation"]
-            return await self._exchange.exact(generation, exact) if exact else self._exchange.weights(generation)
+            return await self.exchange.exact(generation, exact) if exact else self.exchange.weights(generation)
         except Unreached:
             return None
 
@@ -82,10 +85,8 @@ class ShardedReplica(HoldingReplica):
         """Train a slot, like ``Replica``. Keep the update here, and return its fault, or None, in the reply."""
         if "generation" not in task.weights:
             return super().carry(task)
-        weights = whole(self._exchange.weights(task.weights["generation"]), copy=self._own)
+        weights = whole(self.exchange.weights(task.weights["generation"]), copy=self._own)
         reply = super().carry(dataclasses.replace(task, weights=weights))
         names = [weight.path for weight in self.app.model.weights]
         tensors = exchanged(task, self._model.like, self._model.lossless)
-        return dataclasses.replace(
-            reply, update=self._exchange.sent(task, reply.update, names, tensors, copy=self._own)
-        )
+        return dataclasses.replace(reply, update=self.exchange.sent(task, reply.update, names, tensors, copy=self._own))
