@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.data import datasets
+from ddlf.data.trees import first_array, leaves, tree_map
 from ddlf.errors import ConfigError, DatasetError, NotationError
 from ddlf.extras.text.language.graph import Shape, inputs_of
 from ddlf.extras.text.language.model import Model
@@ -378,7 +379,8 @@ class _DataFitter:
         lengths = {
             name: len(array)
             for key in ("x", "y", "w")
-            for name, array in _leaves(f"{key}_{part}".rstrip("_"), data.get(f"{key}_{part}"))
+            if (whole := data.get(f"{key}_{part}")) is not None
+            for name, array in leaves(whole, f"{key}_{part}".rstrip("_"))
         }
         if len(set(lengths.values())) > 1:
             rows = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
@@ -395,7 +397,7 @@ class _DataFitter:
             return
         _hold_out(data, "train", "test", TEST_EVERY)
         self.notes.append("every fifth sample is for the test")
-        if not len(next(_leaves("", data["x_train"]))[1]):
+        if not len(first_array(data["x_train"])):
             raise self._error("has one sample", "training needs more")
 
     def _error(self, problem: str, hint: str = "") -> DatasetError:
@@ -408,13 +410,6 @@ def _same_sizes(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return same or (int(np.prod(shape)) == int(np.prod(wanted)) and 1 in (len(shape), len(wanted)))
 
 
-def _leaves(name: str, data: Any) -> Iterator[tuple[str, Array]]:
-    if isinstance(data, dict):
-        yield from data.items()
-    elif data is not None:
-        yield name, data
-
-
 def _hold_out(data: dict[str, Any], part: str, target: str, every: int) -> None:
     for letter in "xyw":
         if (whole := data.get(f"{letter}_{part}")) is not None:
@@ -422,14 +417,9 @@ def _hold_out(data: dict[str, Any], part: str, target: str, every: int) -> None:
 
 
 def held_out(data: Any, every: int) -> tuple[Any, Any]:
-    """Hold out every ``every``-th sample of an array, or of arrays by name.
-
-    Return the remaining and held-out samples.
-    """
-    if isinstance(data, dict):
-        split = {name: held_out(array, every) for name, array in data.items()}
-        return {name: kept for name, (kept, _) in split.items()}, {name: out for name, (_, out) in split.items()}
-    return data[np.arange(len(data)) % every != 0], data[::every]
+    """Hold out every ``every``-th sample of a tree of arrays. Return the remaining and the held-out samples."""
+    kept = tree_map(lambda array: array[np.arange(len(array)) % every != 0], data)
+    return kept, tree_map(lambda array: array[::every], data)
 
 
 # -- arrays of a program ---------------------------------------------------------------------------------------------------
