@@ -107,11 +107,6 @@ def test_cuts_at_random_places_change_nothing(cuts, seed):
     assert got == sent
 
 
-def test_a_thousand_frames_in_one_segment_all_come_out():
-    sent = [frame(b"%d" % number, id=number) for number in range(1000)]
-    assert feed(FrameDecoder(LIMITS), wire(*sent), 10**9) == sent
-
-
 def test_the_header_may_have_its_full_size():
     sent = [frame(name="n" * (MAX_HEADER_BYTES - 8)), frame(b"after")]
     assert PREFIX.unpack_from(wire(sent[0]))[0] == MAX_HEADER_BYTES

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import ConfigError, ConnectError, ExecutorCrashed, ListenError, WorkerLost
+from ddlf.errors import ConfigError, ConnectError, ExecutorCrashed, WorkerLost
 from ddlf.rpc.dial import dial
 from ddlf.rpc.handshake import Role
 from ddlf.testing.network import FaultProxy
@@ -28,16 +28,6 @@ from tests.processes import end_of, is_listening
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # -- starting and ending ------------------------------------------------------------------------------------------------
-
-
-async def test_two_daemons_on_one_port_are_impossible(running, tmp_path):
-    with pytest.raises(ListenError, match=f"port {running.port} on 127.0.0.1 is in use"):
-        Daemon(Options("127.0.0.1", running.port, (TOKEN,), tmp_path))
-
-
-async def test_an_address_of_another_machine_is_refused(tmp_path):
-    with pytest.raises(ListenError, match=r"192\.0\.2\.1 is not an address of this machine"):
-        Daemon(Options("192.0.2.1", 0, (TOKEN,), tmp_path))
 
 
 async def test_a_state_folder_that_cannot_be_used_is_named(tmp_path, own_folders):
@@ -289,19 +279,6 @@ async def test_a_daemon_that_is_killed_takes_its_executor_along_and_the_master_i
 def loop_for_ever():
     while True:
         pass
-
-
-async def test_a_worker_that_is_frozen_is_noticed(start_worker, token_file):
-    process = start_worker()
-    async with Cluster(["127.0.0.1"], [process.port], token_file=token_file, dead_after_s=0.5) as cluster:
-        waiting = asyncio.ensure_future(cluster.workers[0].run_method(loop_for_ever))
-        await cluster.ping()
-        process.process.send_signal(signal.SIGSTOP)
-        with pytest.raises(WorkerLost, match=r"no heartbeat for 0\.5 s"):
-            await asyncio.wait_for(waiting, PATIENCE_S)
-        process.process.send_signal(signal.SIGCONT)
-        await cluster.connect()
-        assert await cluster.run_method(add, a=1, b=2) == [3]
 
 
 async def test_persistent_methods_are_there_after_a_restart_on_the_same_port(start_worker, token_file, tmp_path):
