@@ -83,7 +83,8 @@ class Codec(Named, ABC):
         return {name: array[low:high] if array.size == prod(shape) else array for name, array in payload.items()}
 
     def decode_part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Float32s:
-        """Return the values of a part of the tensor, shape (high - low,). ``part`` made the payload, from the same arguments.
+        """Return the values of a part of the tensor, shape (high - low,). ``part`` made the payload, from the same
+        arguments.
 
         Raises:
             ConfigError: The payload does not belong to such a part.
@@ -146,7 +147,7 @@ def array_of(payload: Payload, key: str, dtype: npt.DTypeLike, size: int) -> Ten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float32(Codec):
-    """Send the values as they are: exact, 4 bytes per value."""
+    """Send the values unchanged. This is exact, and takes 4 bytes per value."""
 
     by_value: ClassVar[bool] = True
 
@@ -198,7 +199,8 @@ class Float16(Codec):
 
 
 def _half_unit(largest: float) -> Float32s:
-    """Return the power of two, shape (1,), that scales the largest magnitude to 2**14 .. 2**15, as far as float32 allows."""
+    """Return the power of two, shape (1,), that scales the largest magnitude to 2**14 .. 2**15, as far as float32
+    allows."""
     exponent = frexp(largest)[1] - 15 if isfinite(largest) and largest else 0
     return np.array([2.0 ** max(exponent, -126)], np.float32)
 
@@ -389,7 +391,7 @@ def _values(steps: Tensor, scales: Tensor, block: int | None) -> Float32s:
     values = np.empty(steps.size, np.float32)
     for part, row in _rows(steps.size, block):
         by_row = (len(scales[row]), -1)
-        with np.errstate(over="ignore"):  # becomes infinite, beyond `largest` only
+        with np.errstate(over="ignore"):  # only values beyond `largest` become infinite
             np.multiply(steps[part].reshape(by_row), scales[row, np.newaxis], out=values[part].reshape(by_row))
     return values
 
@@ -488,7 +490,8 @@ def _largest(values: Float32s, sent: int) -> npt.NDArray[np.intp]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerSGD(Codec):
-    """Send each matrix as a product of two thin ones, by one step of power iteration. Error feedback adds the loss later.
+    """Send each matrix as a product of two thin ones, by one step of power iteration. Error feedback adds the loss
+    later.
 
     ``M`` is the tensor as a matrix (last axis: columns), and ``Q`` the previous ``Q`` of this slot, random at first::
 
@@ -527,7 +530,7 @@ class PowerSGD(Codec):
             return {"values": tensor.reshape(-1)}
         matrix = np.ascontiguousarray(tensor).reshape(rows, columns)
         start = _orthonormal(_begun(last, (columns, self.rank))).astype(np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinities come out as such
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity stay NaN and infinity
             left = _orthonormal(matrix @ start).astype(np.float32)
             right = matrix.T @ left
         return {"left": left.reshape(-1), "right": np.ascontiguousarray(right).reshape(-1)}
@@ -554,8 +557,8 @@ def _product(payload: Payload, columns: int, rank: int, low: int, high: int) -> 
     begin, end = low // columns, -(-high // columns)
     left = array_of(payload, "left", np.float32, (end - begin) * rank).reshape(-1, rank)
     right = array_of(payload, "right", np.float32, columns * rank).reshape(columns, rank)
-    # Not by a product of matrices, whose last bits depend on the machine: sender and receiver must get the same.
-    with np.errstate(over="ignore", invalid="ignore"):  # of a payload that was made up
+    # Do not use a product of matrices, whose last bits depend on the machine: sender and receiver need equal bits.
+    with np.errstate(over="ignore", invalid="ignore"):  # the payload may be forged
         decoded = np.multiply.outer(left[:, 0], right[:, 0])
         for k in range(1, rank):
             decoded += np.multiply.outer(left[:, k], right[:, k])
@@ -572,7 +575,8 @@ def _sides(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _begun(last: Tensor | None, shape: tuple[int, int]) -> Tensor:
-    """Return the first ``Q`` of an iteration. Missing columns and zeros become random, because zeros would stay zeros."""
+    """Return the first ``Q`` of an iteration. Missing columns and zeros become random, because zeros would stay
+    zeros."""
     chance = np.random.default_rng(0).standard_normal(shape)
     if last is None or last.size != chance.size:
         return chance

@@ -1,4 +1,5 @@
-"""Apply a codec to a model's tensors on their way over the network. Encoding runs in the sender, decoding in the receiver.
+"""Apply a codec to a model's tensors on their way over the network. Encoding runs in the sender, decoding in the
+receiver.
 
 ``encode_update`` is for updates and whole weights, ``encode_delta`` for changes of the weights since a worker last
 received them. Both return dicts, lists, texts and arrays only, so their results can be sent directly.
@@ -125,9 +126,9 @@ def encode_delta(
 ) -> tuple[EncodedUpdate, list[Tensor]]:
     """Encode the weights as their difference to a worker's weights.
 
-    The master keeps, per worker, exactly what that worker holds after decoding (``held``), and passes it as the next
-    ``base``. A loss of the codec is then part of the next difference. It does not add up, so error feedback is not
-    needed.
+    For each worker, the master keeps the exact weights that the worker has after decoding (``held``), and passes them
+    as the next ``base``. A loss of the codec is then part of the next difference. It does not add up, so error feedback
+    is not needed.
 
     Args:
         new: The weights that the worker should have, one array per tensor.

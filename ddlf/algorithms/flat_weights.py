@@ -22,7 +22,7 @@ from ddlf.errors import ConfigError
 Row = np.ndarray[Any, Any]
 """float32, shape (values,)."""
 Slice = tuple[int, int]
-"""A part of a row: the first value and the one behind the last."""
+"""A part of a row: the index of its first value, and the index after its last value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def cut_by_layer(sizes: Sequence[int], layers: Sequence[str], shards: int) -> li
     chosen = [0]
     for shard in range(1, shards):
         before = bisect_right(last, chosen[-1])
-        free = last[before : len(last) - (shards - shard)]  # each that follows needs one, too
+        free = last[before : len(last) - (shards - shard)]  # each of the remaining shards needs a layer, too
         chosen.append(min(free, key=lambda end: abs(end - last[-1] * shard / shards)))
     return list(pairwise([*chosen, last[-1]]))
 

@@ -26,7 +26,7 @@ from ddlf.algorithms.weights import Tensor
 from ddlf.errors import ConfigError
 
 Control = list[Tensor | None]
-"""A control variate of a slot, or the mean of all. None stands for an untrained tensor."""
+"""The control variate of a slot, or the mean over all slots. None stands for an untrained tensor."""
 
 
 class LocalRule(Protocol):

@@ -14,10 +14,10 @@ Each rule is a value whose ``start`` gives the merge of one round, which takes u
 |---|---|---|
 | ``mean`` | the mean of each coordinate, weighted by samples | honest workers |
 | ``median`` | the median of each coordinate, each slot counts once | fewer than half of the slots are bad |
-| ``trimmed:0.2`` | the mean of each coordinate without the 20% largest and the 20% smallest | fewer than 20% are bad; closer to the mean |
-| ``krum:1,keep=3`` | the mean of the 3 updates nearest to the others | 1 may be bad |
+| ``trimmed:0.2`` | the mean of each coordinate without the 20% largest and 20% smallest | fewer than 20% are bad |
+| ``krum:1,keep=3`` | the mean of the 3 updates nearest to the others | at most 1 slot is bad |
 | ``geometric`` | the point with the least sum of distances to all updates | fewer than half of the samples are bad |
-| ``clipped:1`` | the mean of updates that are no longer than the median | few are too long |
+| ``clipped:1`` | the mean, with long updates shortened to the median length | a few updates are too long |
 """
 
 from abc import ABC, abstractmethod
@@ -123,8 +123,9 @@ class Merge(ABC):
 class RunningMerge(Merge):
     """The weighted mean, summed while updates arrive.
 
-    Updates are summed in slot order, never in arrival order: one that arrives early waits (by reference, without a
-    copy) until all lower slots have been added. So the result has the same bits whichever worker was fast, and most of
+    Updates are summed in slot order, never in arrival order: an update that arrives early waits (by reference, without
+    a copy) until all lower slots have been added. So the result has the same bits whichever worker was fast, and most
+    of
     the work is already done when the last update arrives. Per tensor, with ``a`` in float64::
 
         a <- n_0 * g_0;  a <- a + n_1 * g_1;  ...;  mean = float32(a / (n_0 + n_1 + ...))
@@ -428,7 +429,8 @@ class Krum(WholeRule):
 
     def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
         """Return 1 for the ``keep`` updates with the lowest scores; lower slots win ties."""
-        nearest = np.sort(found, axis=1)[:, 1 : 1 + max(1, len(found) - self.bad - 2)]  # not its own, 0
+        # without the distance to itself, which is 0
+        nearest = np.sort(found, axis=1)[:, 1 : 1 + max(1, len(found) - self.bad - 2)]
         best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.keep]
         weights = np.zeros(len(found))
         weights[best] = 1
@@ -479,7 +481,7 @@ class GeometricMedian(WholeRule):
         weights = counts
         for _ in range(self.steps):
             shares = weights / weights.sum()
-            towards = found @ shares  # of each update; what the shares are apart from each other is then taken off
+            towards = found @ shares  # the squared distance to v is this mean minus half of the mean over all pairs
             distances = np.sqrt(np.maximum(towards - shares @ towards / 2, 0))
             weights = counts / np.maximum(self.smoothing, distances)
         return weights, float(weights.sum())

@@ -11,8 +11,8 @@ The state is a list of arrays, so that a checkpoint can store it. An outer optim
 |---|---|
 | ``subtract``, ``fedavg`` | the merged update |
 | ``nesterov``, ``diloco``, ``fedavgm`` | a velocity of merged updates |
-| ``fedadagrad``, ``fedadam``, ``fedyogi`` | of each weight, by the size of its updates |
-| ``streaming`` | that of ``diloco``, a fragment of the weights in each round |
+| ``fedadagrad``, ``fedadam``, ``fedyogi`` | the update of each weight, divided by the size of its updates |
+| ``streaming`` | the step of ``diloco``, for one fragment of the weights in each round |
 
 Only trainable tensors go through a rule. The others (BatchNorm's moving mean and variance) become ``w - g``, which is
 the plain mean of the workers' values: with momentum or another step size a variance could turn negative. Tensors of
@@ -425,7 +425,7 @@ class Streaming(Named):
         trainable: Sequence[bool],
         tensors: Sequence[int] | None = None,
     ) -> tuple[State, list[Tensor]]:
-        """Do the same as other outer optimizers.
+        """Return the state and the weights after one round, like other outer optimizers.
 
         ``tensors`` are the numbers of the exchanged tensors; others stay as they are.
         """

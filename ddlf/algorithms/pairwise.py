@@ -54,7 +54,7 @@ def distances_in(rows: Sequence[Tensor]) -> Vector:
         apart = wide[a] - wide[b]
         found[a, b] = found[b, a] = np.square(
             apart, out=apart
-        ).sum()  # no product of BLAS, which depends on the threads
+        ).sum()  # do not use a product of BLAS, whose bits depend on the number of threads
     return found
 
 
@@ -65,7 +65,8 @@ def cosines_in(rows: Sequence[Tensor], norms: Sequence[float]) -> Vector:
         rows: The values of this block in each update.
         norms: Length of each whole update.
     """
-    scaled = np.stack(rows) / np.asarray(norms)[:, np.newaxis]  # before the product, where large values would overflow
+    # divide before the product, because large values would overflow
+    scaled = np.stack(rows) / np.asarray(norms)[:, np.newaxis]
     return np.asarray(scaled @ scaled.T)
 
 

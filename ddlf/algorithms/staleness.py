@@ -103,7 +103,7 @@ class Hinge(Named):
         if not (isfinite(self.a) and self.a > 0):
             raise ConfigError(f"a must be finite and > 0, got {self.a}")
         if self.b < 0:
-            raise ConfigError(f"b must be 0 merges or more, got {self.b}")
+            raise ConfigError(f"b must be at least 0 merges, got {self.b}")
 
     def __call__(self, tau: int) -> float:
         _check(tau)
@@ -113,7 +113,7 @@ class Hinge(Named):
 def _check(tau: int) -> None:
     """Refuse a negative staleness, which would give a factor above 1. It means that versions were confused."""
     if tau < 0:
-        raise ConfigError(f"staleness must be 0 applied merges or more, got {tau}")
+        raise ConfigError(f"staleness must be at least 0 merges, got {tau}")
 
 
 STALENESS: Family[Staleness] = Family(

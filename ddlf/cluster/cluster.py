@@ -538,7 +538,7 @@ class Cluster(Group):
         tls_cert: File with a certificate to show to workers that demand one.
         tls_key: File with the private key of ``tls_cert``.
         insecure_plaintext: Encrypt nothing, for workers that were started with ``--insecure-plaintext``.
-        heartbeat_s: Seconds between two signs of life, in both directions; by default an eighth of ``dead_after_s``.
+        heartbeat_s: Seconds between two heartbeats, in both directions; by default an eighth of ``dead_after_s``.
         suspect_after_s: Seconds of silence that make a worker's ``state`` ``"suspect"``; by default half of
             ``dead_after_s``.
         dead_after_s: Seconds of silence; 4 by default. After them the master gives up a worker, and another master may

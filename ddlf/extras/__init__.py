@@ -1,8 +1,9 @@
 """Optional parts: models as text, the adviser, export, stabilisers. They plug into the core, which never imports them.
 
-Each part is a package with an ``EXTRA`` in its ``__init__``. A package from outside brings one through the entry point group
-``ddlf.extras``. The core calls ``hooks("save_model")`` and gets that hook of every part that is installed. Parts do not import each other
-either; they ask ``hooks``, too. A part may be deleted: the core then works without it, and refuses the settings that need it.
+Each part is a package with an ``EXTRA`` in its ``__init__``. Another package can provide a part through the entry point
+group ``ddlf.extras``. For example, the core calls ``hooks("save_model")``, and gets this hook of every installed part.
+Parts do not import each other either. They use ``hooks``, too. A part may be deleted: the core then works without it,
+and refuses the settings that need it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BUILT_IN = ("text", "advice", "export", "stabilisers")
 """The parts in the folder of this file."""
 GROUP = "ddlf.extras"
 OPTIONAL_SETTINGS = ("notation", "schedule", "clip", "multipliers", "advice")
-"""The settings that the core declares, and a part implements."""
+"""The settings that the core declares and an optional part implements."""
 
 
 class AdviceReport(Protocol):

@@ -1,4 +1,5 @@
-"""A cluster whose workers can be harmed singly. Runs on the master. ``local`` and ``in_process`` start the workers."""
+"""A cluster with methods that cause faults in single workers. Runs on the master. ``local`` and ``in_process`` start
+the workers."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Part = Literal["executor", "daemon", "both"]
 
 
 class Machine(ABC):
-    """One worker, with methods that harm it.
+    """One worker, with methods that cause faults in it.
 
     Args:
         number: Number of the worker, from 1.
@@ -88,23 +89,22 @@ class Machine(ABC):
 
 
 class Harmable(Protocol):
-    """A launcher whose workers can be harmed."""
+    """A launcher with a ``Machine`` for each worker, to cause faults."""
 
     machines: Sequence[Machine]
 
 
 class FaultyCluster(Cluster):
-    """A ``Cluster`` of workers on this machine that can be harmed singly.
+    """A ``Cluster`` of workers on this machine, with methods that cause faults in single workers.
 
     Make it with ``local_cluster`` or ``in_process_cluster``.
 
     Args:
-        launcher: Starts and ends the workers. Its ``machines`` harm them.
+        launcher: Starts and ends the workers. Its ``machines`` cause faults.
         options: Arguments of ``Cluster``.
 
     Attributes:
-        one_thing_at_a_time: Whether a worker that computes also stops all others from answering, because they share a
-            thread.
+        one_thing_at_a_time: Whether no other worker can answer while one computes, because all workers share a thread.
     """
 
     one_thing_at_a_time = False

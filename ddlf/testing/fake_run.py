@@ -119,7 +119,8 @@ class FakeRun(IApp):
         self.events.append(event)
 
     def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
-        """Train like ``IApp.train``. The model's own update is returned, because a difference would be rounded."""
+        """Train like ``IApp.train``. Return the update that the model itself computes, because a difference of weights
+        would be rounded."""
         self.model.set_weights(weights)
         metrics = self.replica.fit(worker_epochs, batch_size, list(self.worker_callbacks))
         return self.model.update, metrics
@@ -239,7 +240,7 @@ class FakeWorker:
         self.leave()
         own: FakeRun = object.__new__(type(app))
         vars(own).update(vars(app))
-        vars(own).pop("run_context", None)  # a worker's model never receives the master's weights on its own
+        vars(own).pop("run_context", None)  # a worker's model receives the master's weights only in tasks
         self.model = own.model = model_of(app)
         self.model.steps = lambda *given: self.fit(*given)
         self.model.measures = lambda *given: self.measure(*given)
@@ -490,9 +491,10 @@ async def _crew_of(
 
 
 class Turns:
-    """Decides whose update arrives next.
+    """Decides which slot's update arrives next.
 
-    It is the first slot of the remaining order, as soon as all remaining slots that are not too far ahead wait.
+    The next slot is the first one of the remaining order. Its turn comes when all remaining slots wait, except slots
+    that are too far ahead.
     """
 
     def __init__(self, order: Sequence[int], bound: int | None, measured: int = 0) -> None:

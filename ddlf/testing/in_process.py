@@ -70,7 +70,8 @@ def in_process_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float
 
 
 class OwnClasses:
-    """An ``unpickle`` for one of several receivers in the sender's process. Like a process, each gets its own classes.
+    """Unpickles objects for one of several receivers in the sender's process. Each receiver gets its own classes, as a
+    separate process would.
 
     Otherwise cloudpickle would recognise classes that it has pickled, and set arriving methods on the sender's class.
     """
@@ -123,14 +124,14 @@ class InProcessExecutor(ExecutorProcess):
         self._killed = asyncio.Event()
         self._sockets: list[socket.socket] = []
         self._serving = set()
-        # Like a process, the executor gets its own view of the page, and keeps its own memory of it.
+        # The executor gets its own view of the page, as a separate process would.
         self._executor = Executor(
             self._session_dir,
             self._persist_dir,
             Activity(self._activity_fd),
             load=OwnClasses(),
             kind=InProcessWorker,
-            free=lambda: None,  # the shared process collects garbage often enough
+            free=lambda: None,  # the garbage collection of the shared process is sufficient
         )
         self._executor.peers.dialling = Dialling(
             self._options.tokens, self._options.max_message_bytes, self._options.security or TOKEN_ONLY
@@ -219,7 +220,7 @@ class InProcessMachine(Machine):
     def kill(self, part: Part = "executor") -> bool:
         """Kill the executor. Other parts cannot be killed."""
         if part != "executor":
-            self._refuse("killed as a daemon")
+            self._refuse("killed together with its daemon")
         return self._daemon.process.kill()
 
     async def restart(self) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import psutil
 
 PERIOD_S = 0.05
-"""Period of pausing a slowed worker. It is shorter than any timeout, and longer than the system's time slices."""
+"""A slowed worker pauses once in this period, in seconds. It is shorter than any timeout, and longer than the system's
+time slices."""
 PORT_TAKEN_S = (0.2, 0.5, 1.0, 2.0)
 """Pauses before the port of a dead worker is tried again. Another program's outgoing connection may use it briefly."""
 
@@ -70,7 +71,7 @@ class ProcessMachine(Machine):
     def _parts(self, part: Part) -> Iterator[psutil.Process]:
         if part not in ("executor", "daemon", "both"):
             raise ConfigError(f"part must be 'executor', 'daemon' or 'both', got {part!r}")
-        for name in ("executor", "daemon"):  # the daemon last, because it watches its executor
+        for name in ("executor", "daemon"):  # pause the daemon last, because it watches its executor
             process = getattr(self, name) if part in (name, "both") else None
             if process is not None:
                 yield process
@@ -197,7 +198,7 @@ class ProcessWorkers(Local):
 
 def _check_psutil() -> None:
     if importlib.util.find_spec("psutil") is None:
-        raise ConfigError("harming processes needs psutil", hint="pip install ddlf[testing]")
+        raise ConfigError("faults of processes need psutil, which is not installed", hint="pip install ddlf[testing]")
 
 
 def _process(pid: int) -> psutil.Process | None:

@@ -30,10 +30,11 @@ DIRECTIONS: tuple[Direction, Direction] = ("to_worker", "to_master")
 KINDS: tuple[Kind, Kind] = ("control", "data")
 READ_BYTES = 256 * 1024
 QUEUE_BYTES = 1024 * 1024
-"""Bytes of each direction that the proxy buffers. Then the sender has to wait, as on a congested network."""
+"""Maximum bytes in the buffer of each direction. If the buffer is full, the sender has to wait, as on a congested
+network."""
 TICK_S = 0.02
 LINGER_0 = struct.pack("ii", 1, 0)
-"""Makes the kernel end a connection with RST instead of FIN."""
+"""The value of the socket option SO_LINGER that makes the kernel end a connection with RST instead of FIN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +272,8 @@ class _Way:
         self._proxy, self._connection, self._direction = proxy, connection, direction
         self._source, self._target, self._chance = source, target, chance
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[tuple[float, float, bytes | End]] = deque()  # time of arrival, share of the jitter, content
+        # the time of arrival, the random share of the jitter, and the bytes
+        self._queue: deque[tuple[float, float, bytes | End]] = deque()
         self._queued = self._sent = 0
         self._moved = asyncio.Event()
         self._last = NONE

@@ -37,7 +37,7 @@ WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
     "scale": lambda array: array * 1000,
     "flip": np.negative,
 }
-"""How each kind changes the arrays of an update."""
+"""The function for each kind of wrong update. It changes one array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,8 +266,8 @@ class KillShard(PlannedFault):
     """Kill the present owner of a shard of the weights, like ``kill -9``.
 
     Args:
-        shard: Number of the shard, from 1. Owners are sorted by the position of their first shard, and only that one
-            counts.
+        shard: Number of the shard, from 1. Owners are sorted by the position of their first shard, and only the first
+            shard of each owner counts.
         at_round: Number of the round, from 1.
         worker: The fault happens when this worker gets its slot of the round.
         after: Delay, as a fraction of the duration of that worker's last slot.
@@ -470,7 +470,7 @@ class FaultPlan:
         cluster = app.cluster
         if not isinstance(cluster, FaultyCluster):
             raise ConfigError(
-                "faults need workers that can be harmed",
+                "faults need a cluster for tests",
                 hint="make the cluster with local_cluster or in_process_cluster",
             )
         await cluster.connect()
@@ -544,7 +544,7 @@ class Injection:
         await fault.act(self._cluster)
 
     async def end(self) -> None:
-        """Undo all present faults: continue, heal and speed up workers, and restart the ones that were to return.
+        """Undo all present faults: continue, heal and speed up workers, and restart workers with a planned restart.
 
         Raises:
             Exception: A fault could not be caused, and raised this error.

@@ -261,5 +261,5 @@ async def test_shard_that_was_handed_on_refuses_everything():
     one = Server.made(facts())
     await one.shut()
     for asked in (one.fetch(0, 1), one.push(0, 1, 0, 0, 0, np.ones(4, "f4"), NONE), one.begin([0], 1, 0), one.safe(0)):
-        with pytest.raises(AppMissing, match="this shard is another worker's by now"):
+        with pytest.raises(AppMissing, match="this shard now belongs to another worker"):
             await asked

@@ -358,7 +358,7 @@ class _OfTheCluster(_Section):
     connect_timeout_s: float = Field(
         default=10.0, gt=0, allow_inf_nan=False, description="Seconds to try to reach all workers."
     )
-    heartbeat_s: Seconds | None = Field(default=None, description="Seconds between two signs of life; 0.5 by default.")
+    heartbeat_s: Seconds | None = Field(default=None, description="Seconds between two heartbeats; 0.5 by default.")
     suspect_after_s: Seconds | None = Field(
         default=None, description="Seconds of silence until a worker is suspect; 2 by default."
     )

@@ -88,7 +88,7 @@ async def advise(
     await have_keras()
     with doing("create_model"):
         await build(app)
-    sources.text = text_of(app)  # now the text has the lines of the layers
+    sources.text = text_of(app)  # only now does the text have the line numbers of the layers
     try:
         check_test(app)
     except AppError:
@@ -103,19 +103,20 @@ async def advise(
     if level != "quick":
         seen["near"] = near_duplicates(getattr(app, "x_train", None), getattr(app, "x_test", None))
         seen["related"] = _related(app, facts)
-        if "train" in facts.own:  # before other trials replace the optimizer
+        if "train" in facts.own:  # do this before other trials replace the optimizer
             seen["own_train"] = trained_by_own(app)
         seen |= seen_in_a_batch(app, facts)
         if level == "cluster":
             seen["step_s"] = seconds_of_a_step(app, app.batch_size)
     skipped: tuple[str, ...] = ()
     cluster = cluster or app.cluster
-    if pickled is not None and "data" not in seen and cluster is not None:  # workers load the samples in the same order
+    # this works because workers load the samples in the same order
+    if pickled is not None and "data" not in seen and cluster is not None:
         doubts = await wrong_labels(cluster, pickled, facts)
         skipped = doubts.pop("skipped", ())
         seen |= doubts
     report = check_facts(replace(facts, seen=seen), sources, ignores, LEVELS[: LEVELS.index(level) + 1])
-    if taken:  # the changes apply to arrays, which the app lacks
+    if taken:  # the changes are for arrays, but this app has none
         report = replace(report, advice=tuple(replace(one, edits=()) for one in report.advice))
     return replace(report, skipped=skipped)
 

@@ -19,7 +19,7 @@ from ddlf.extras.advice.facts import ArrayFacts, LabelFacts, SampleFacts, Shared
 SAMPLED = 5_000
 """Maximum number of samples to examine feature by feature, chosen by a fixed seed."""
 VALUES = 1 << 20
-"""Maximum number of values to examine, of one sample at least."""
+"""Maximum number of values to examine. At least one sample is examined."""
 PIECE = 1 << 22
 """Values to examine at once: 16 MB of float32."""
 COMPARED_BYTES = 1 << 28
@@ -35,16 +35,19 @@ OVERLAPPING = 1_000
 """Number of windows of another part to search for in training."""
 LEAST_STEPS = 4
 IN_ORDER, MOST_IN_ORDER = 3, 500
-"""Minimum number of classes whose order along a feature is no chance, and maximum number of features."""
+"""Minimum number of classes in order along a feature for a finding, because fewer may be in order by chance; and
+maximum number of features to examine."""
 MOSTLY = 0.9
-"""A feature has no scale if this share of samples has the same value, such as a rare word or a picture's corner."""
+"""If this share of samples has the same value of a feature, such as a rare word or a picture's corner, its scale does
+not count."""
 SIDE = 8
 """Width and height of a thumbnail in pixels."""
 LEAST_SIDE = 16
 ALIKE_COSINE = 0.9
 """Two thumbnails may be the same picture if the cosine of their mean-free pixels is above this number."""
 NEARER = 0.5
-"""Maximum distance of the nearest picture, as a share of the second nearest. Simple pictures, such as digits, have many similar ones."""
+"""Maximum distance of the nearest picture, as a share of the second nearest. Simple pictures, such as digits, have many
+similar ones."""
 PICTURES_AT_ONCE = 256
 MOST_PICTURES = 200_000
 NEAR_SHOWN = 10
@@ -375,8 +378,9 @@ def _correlations(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> A
 def near_duplicates(x: Any, other: Any) -> dict[str, Any] | None:
     """Return near duplicates of training pictures in another part; None if the arrays are not pictures.
 
-    Thumbnails of 8 x 8 pixels are compared after their means are subtracted. A picture of the other part is a near duplicate of the nearest
-    training picture if their cosine is above 0.9 and their distance at most half of the distance to the second nearest.
+    Thumbnails of 8 x 8 pixels are compared after their means are subtracted. A picture of the other part is a near
+    duplicate of the nearest training picture if their cosine is above 0.9 and their distance at most half of the
+    distance to the second nearest.
 
     Args:
         x: Training pictures, of shape (n, height, width, channels).

@@ -38,7 +38,7 @@ ROWS = 128
 TIMED = 6
 """Number of timed steps, if there are enough samples."""
 MIXED = 2e-5
-"""Relative change of a layer's outputs that rounding cannot explain."""
+"""Minimum relative change of a layer's outputs that rounding cannot explain."""
 BY_HEART = 16
 """Number of samples to memorize."""
 LADDER = ((0.001, 60), (0.01, 100), (0.1, 100))
@@ -54,13 +54,14 @@ NO_SLOPE = "No gradients provided for any variable"
 SECONDS = 15.0
 """Maximum seconds of the steps; beyond it, there is no result."""
 UNLINKED = 1e-5
-"""Relative change of a loss that rounding can explain."""
+"""Maximum relative change of a loss that rounding can explain."""
 RANDOM = DROPOUT | {"GaussianNoise"}
 log = logging.getLogger(__name__)
 OWN_BATCHES = 4
 """Number of batches for the trial of the user's ``train``."""
 MOVED = 0.5
-"""An update started from other weights if it covers more than this share of the distance to them."""
+"""If an update covers more than this share of the distance to other weights, training started from these other
+weights."""
 log = logging.getLogger(__name__)
 REPEAT_STEPS, REPEAT_SECONDS = 300, 10.0
 """Maximum number of steps and seconds to repeat."""
@@ -84,8 +85,8 @@ def seen_in_a_batch(app: App, facts: AppFacts) -> dict[str, Any]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a rule reports weights without a gradient
                 seen |= look(model, rows, facts)
-        except Exception as error:  # a failed trial of the user's own layers is no finding
-            log.info("%s was not looked at: %s", look.__name__, error)
+        except Exception as error:  # a failed trial of the user's own layers does not count as a finding
+            log.info("%s was not checked: %s", look.__name__, error)
             if NO_SLOPE in str(error):
                 seen["slopes"] = False
             elif "fails" not in seen and (why := first_error(model, rows)):
@@ -315,7 +316,7 @@ def learnt(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]
     began, seen = time.monotonic(), dict[str, Any]()
     with _without_chance(model):
         first, least = math.nan, math.inf
-        model.compile(keras.optimizers.Adam(), **compiled)  # once, because tracing a step takes longest
+        model.compile(keras.optimizers.Adam(), **compiled)  # only once, because tracing a step takes most of the time
         model.optimizer.build(model.trainable_variables)
         fresh = read_optimizer(model)
         for rate, steps in LADDER:
@@ -385,7 +386,8 @@ def first_error(model: Any, rows: tuple[Any, ...]) -> str:
 
 
 def _fitted(model: Any, some: tuple[Any, ...], steps: int = 1) -> None:
-    """Train on one batch with ``fit``, because ``train_on_batch`` would pass an additional None to the user's train_step."""
+    """Train on one batch with ``fit``, because ``train_on_batch`` would pass an additional None to the user's
+    train_step."""
     x, y, w = (*some, None, None)[:3]
     model.fit(x, y, sample_weight=w, batch_size=BY_HEART, epochs=steps, shuffle=False, verbose=0)
 
@@ -489,7 +491,7 @@ def trained_by_own(app: App) -> str:
         if more < 1e-3 * less:
             return "the update of train is weights after minus weights before: subtracted, as it is, it leads away from what was learnt"
         if _reads_others(app, start, size):
-            return "train learns from samples that are not those of self.indices: each slot trains on them, and they count several times"
+            return "train uses samples that are not in self.indices: every slot trains on these samples, so they count several times"
     except Exception as error:  # train may need a worker
         log.info("the app's own train was not tried: %s", error)
     finally:
@@ -534,7 +536,7 @@ def not_finite_advice(app: App) -> Advised | None:
         return None
     try:
         found = _first_not_finite(app)
-    except Exception as error:  # a failed trial of the user's own layers is no finding
+    except Exception as error:  # a failed trial of the user's own layers does not count as a finding
         log.info("where NaN begins was not found: %s", error)
         return None
     if found is None:
@@ -591,12 +593,12 @@ def _chosen(part: Any, numbers: Any) -> Any:
 def _culprit(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str, tuple[str, str]] | None:
     """Return the first non-finite value in a step with a non-finite loss, or in the previous step's gradients."""
     weights, rows = before[-1]
-    after = f"in step {step} of the same once more"
+    after = f"in step {step} of a repetition of the run"
     if all(np.isfinite(one).all() for one in weights):
         model.set_weights(weights)
         if name := first_not_finite(model, rows[0]):
             return f"the first output that is not finite is that of {name!r}, {after}", ("layer", name)
-        return f"all outputs are finite, and the loss of them is not, {after}", ("loss", "")
+        return f"all outputs are finite, but their loss is not, {after}", ("loss", "")
     if len(before) < 2:
         return None
     weights, rows = before[0]
@@ -606,4 +608,4 @@ def _culprit(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str,
     if not bad:
         return None
     layer, weight = bad[-1].path.split("/")[-2:]  # backpropagation reaches the last bad weight first
-    return f"outputs and loss are finite, and the gradient of '{layer}/{weight}' is not, {after}", ("layer", layer)
+    return f"outputs and loss are finite, but the gradient of '{layer}/{weight}' is not, {after}", ("layer", layer)

@@ -241,7 +241,8 @@ def _setting(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit
 
 
 def _is_said_elsewhere(name: str, sources: UserSources, facts: AppFacts) -> bool:
-    """Return whether something overrides a setting of the class, such as cluster.yaml. A change then has no effect."""
+    """Return whether something, such as cluster.yaml, overrides a setting of the class, so that a change of the class
+    has no effect."""
     if name not in facts.settings:
         return False
     given = sources.value(name) if sources.setting(name) is not None else None

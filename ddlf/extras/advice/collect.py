@@ -1,4 +1,5 @@
-"""Collects the facts of an app's data, model and settings. Trains, draws and changes nothing. Runs on the master."""
+"""Collects the facts of an app's data, model and settings. Does not train, draw random numbers or change the app. Runs
+on the master."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def twin(app: App) -> Any:
 
 
 async def load(app: App) -> None:
-    """Let the app load its data, unless it has some. The data is not checked."""
+    """Let the app load its data, unless it has data already. Do not check the data."""
     from ddlf.data import parts
 
     if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
@@ -177,7 +178,7 @@ def _refused(app: App, model: Any) -> tuple[str, ...]:
         if model is not None:
             check(app)
     except AppError as error:
-        return (f"{error.message}, so that no run begins" + (f": {error.hint}" if error.hint else ""),)
+        return (f"{error.message}, so a run cannot begin" + (f": {error.hint}" if error.hint else ""),)
     return ()
 
 

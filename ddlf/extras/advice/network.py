@@ -117,7 +117,7 @@ KINDS = {
     "transpose": "Transpose",
 }
 OF_TWO = {"add": "Add", "sub": "Subtract", "mul": "Multiply", "max": "Maximum"}
-"""With another layer."""
+"""Operators that combine a layer with another layer."""
 LEARNED = ("Dense", "Conv2D", "Conv2DTranspose")
 
 

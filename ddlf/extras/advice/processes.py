@@ -135,8 +135,8 @@ def is_of_this_machine(path: str, script: str) -> bool:
 async def wrong_labels(cluster: Cluster, pickled: bytes, facts: AppFacts) -> dict[str, Any]:
     """Find labels that are probably wrong (confident learning, Northcutt et al., arXiv:1911.00068).
 
-    The samples are divided into 5 folds, stratified by class. For each fold, a worker trains the app's model on the other four for as many
-    epochs as the app sets, and predicts it. cleanlab compares the predictions with the labels.
+    The samples are divided into 5 folds, stratified by class. For each fold, a worker trains the app's model on the
+    other four for as many epochs as the app sets, and predicts it. cleanlab compares the predictions with the labels.
 
     Args:
         cluster: A cluster, which need not be connected.
@@ -158,7 +158,7 @@ async def wrong_labels(cluster: Cluster, pickled: bytes, facts: AppFacts) -> dic
         await cluster.connect(modules=("keras",))
         found = await cluster.map(partial(held_out, pickled), range(FOLDS))
     except DDLFError as error:
-        return {"skipped": (f"wrong labels were not looked for: {error.message}",)}
+        return {"skipped": (f"wrong labels were not searched: {error.message}",)}
     finally:
         if is_new:
             await cluster.close()
@@ -249,7 +249,7 @@ def _shares(values: np.ndarray[Any, Any], head: OutputFacts) -> np.ndarray[Any, 
 def _compared(labels: np.ndarray[Any, Any], shares: np.ndarray[Any, Any]) -> dict[str, Any]:
     from cleanlab.filter import find_label_issues
 
-    how = "low_self_confidence"  # finds most of 2 % flipped labels, with fewest false alarms
+    how = "low_self_confidence"  # this method finds most labels if 2 % are flipped, with the fewest false alarms
     found = find_label_issues(labels, shares, filter_by=how, return_indices_ranked_by="self_confidence", n_jobs=1)
     likely = shares.argmax(axis=1)
     return {

@@ -1,4 +1,5 @@
-"""``ddlf export`` and ``ddlf model compare``: write a model for other programs, and compare the results with Keras. No cluster is needed."""
+"""``ddlf export`` and ``ddlf model compare``: write a model for other programs, and compare the results with Keras. No
+cluster is needed."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def compare_backends(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"there is one backend of Keras, {BACKENDS[backends[0]]}, and nothing to compare it with"
             if backends
-            else "Keras has no backend here",
+            else "no backend of Keras is installed",
             hint=to_install(lacking[:1]),
         )
     with tempfile.TemporaryDirectory(prefix="ddlf-export-") as name:
@@ -98,7 +99,7 @@ def _named(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in BACKENDS:
-            raise ConfigError(f"there is no backend {name!r}", hint=f"there are: {', '.join(BACKENDS)}")
+            raise ConfigError(f"there is no backend {name!r}", hint=f"the backends are: {', '.join(BACKENDS)}")
         if name not in installed_backends():
             raise ConfigError(f"{BACKENDS[name]} is not installed", hint=to_install([name.replace("flow", "flow-cpu")]))
     return list(dict.fromkeys(names))
@@ -130,7 +131,9 @@ def _wrote(written: Exported) -> str:
 
 def _told(row: Row, tolerance: float) -> str:
     if row.lacking:
-        return _line(row.what, row.by, "", (), size(row.bytes), f"not run: it is not installed; {row.lacking}")
+        return _line(
+            row.what, row.by, "", (), size(row.bytes), f"not run: this program is not installed; {row.lacking}"
+        )
     if row.refused is not None:
         return _line(row.what, row.by, "", (), "", str(row.refused))
     far = "reference" if row.difference is None else f"{row.difference:.1e}"
@@ -148,8 +151,8 @@ def _line(what: str, by: str, far: str, times: Sequence[str], bytes: str, note: 
 def _first(layers: LayerComparison, reference: str, tolerance: float) -> str:
     pair = f"{BACKENDS[reference]} and {BACKENDS[layers.backend]}"
     if not layers.first:
-        return f"layers    {pair} agree in all {layers.count} that both have, within {layers.before:.1e}"
-    before = f"those before it agree within {layers.before:.1e}"
+        return f"layers    {pair} agree in all {layers.count} common layers, within {layers.before:.1e}"
+    before = f"earlier layers agree within {layers.before:.1e}"
     return f"layers    {pair} first differ in {layers.first!r}, by {layers.difference:.1e} (more than {tolerance:g}); {before}"
 
 

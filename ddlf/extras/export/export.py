@@ -65,7 +65,7 @@ def plan(
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file", hint="name a folder with --out")
-    there_is = folder if folder.exists() else folder.absolute().parent  # created with the first file
+    there_is = folder if folder.exists() else folder.absolute().parent  # the folder is created with the first file
     if not there_is.is_dir():
         raise ConfigError(f"there is no folder {there_is}", hint="make it first, or name another with --out")
     if not os.access(there_is, os.W_OK | os.X_OK):
@@ -75,7 +75,7 @@ def plan(
         if item.name == "onnx" and source.half is not None:
             layer, policy = source.half
             raise ConfigError(
-                f"ONNX is written of models in float32, and the layer {layer!r} of {source.path} computes in {policy}",
+                f"ONNX files need models in float32, but the layer {layer!r} of {source.path} computes in {policy}",
                 hint="make the model without keras.config.set_dtype_policy, and give it the same weights",
             )
         wanted = ExportTarget(item, writer_of(item, backend), tuple(folder / name for name in item.files(source.stem)))
@@ -86,7 +86,7 @@ def plan(
             )
         result.append(wanted)
     if not installed_backends():
-        raise ConfigError("Keras has no backend here", hint=to_install(["tensorflow-cpu"]))
+        raise ConfigError("no backend of Keras is installed", hint=to_install(["tensorflow-cpu"]))
     return result
 
 
@@ -110,7 +110,7 @@ def loadable(source: ExportSource, steps: StepRunner, backend: str) -> Iterator[
     target = steps.folder / f"{source.stem}.keras"
     made = steps.do("build", backend, do="build", model=str(source.path), target=str(target))
     if isinstance(made, Refused):
-        raise ConfigError(f"no model can be made of {source.path}: {made}")
+        raise ConfigError(f"no model can be made from {source.path}: {made}")
     yield target
 
 

@@ -147,14 +147,14 @@ def read(text: str) -> list[Format]:
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise ConfigError("--to names no format", hint=f"there are: {', '.join(FORMATS)}")
+        raise ConfigError("--to names no format", hint=f"the formats are: {', '.join(FORMATS)}")
     for name in names:
         if name not in FORMATS:
             meant = [item.name for item in ALL if name.lower() in item.also]
             near = meant or difflib.get_close_matches(name.lower(), FORMATS, 1)
             raise ConfigError(
                 f"there is no format {name!r}",
-                hint=f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(FORMATS)}",
+                hint=f"did you mean {near[0]!r}?" if near else f"the formats are: {', '.join(FORMATS)}",
             )
     return [FORMATS[name] for name in dict.fromkeys(names)]
 

@@ -20,9 +20,9 @@ from ddlf.extras.export.source import find
 
 SEED = 0
 FREE = 16
-"""The length of an axis without a fixed size in made-up inputs."""
+"""The length of an axis without a fixed size in generated inputs."""
 WHOLE = 10
-"""Made-up whole numbers are below this limit, if no layer defines another one."""
+"""Generated whole numbers are below this limit, if no layer defines another limit."""
 COUNTS = ("input_dim", "num_tokens", "num_bins")
 """Attributes of Keras layers with the number of whole numbers that the layer accepts."""
 
@@ -92,11 +92,11 @@ def load(path: Path, code: Path | None) -> Any:
     """
     importlib.import_module("ddlf.extras.text.conversion.operator")  # registers the layers that texts use
     own = own_layers(code) if code is not None else {}
-    for name in find(path, code).own:  # layers that were registered when the file was written
+    for name in find(path, code).own:  # packages that may have registered layers of this file
         if (short := name.rpartition(">")[2]) in own:
             own.setdefault(name, own[short])
     try:
-        with zipfile.ZipFile(path):  # a clearer error than Keras's, which only says that the file does not exist
+        with zipfile.ZipFile(path):  # This error is clearer than Keras's, which only says that the file does not exist.
             pass
         return keras.saving.load_model(path, custom_objects=own, compile=False)
     except Exception as error:
@@ -137,7 +137,7 @@ def _inputs(model: Any, path: Path) -> Any:
     """Return the inputs of a model in Keras's structure of shapes.
 
     Raises:
-        ConfigError: Nobody knows yet.
+        ConfigError: The shapes of the inputs are unknown, because the model was never built.
     """
     if isinstance(model, keras.Sequential) and model.built and model.inputs:
         return model.inputs[0]
@@ -146,13 +146,13 @@ def _inputs(model: Any, path: Path) -> Any:
     known = getattr(model, "_build_shapes_dict", None)
     if not model.built or not known:
         raise ConfigError(
-            f"{path} was never built: nobody knows what shape it takes",
+            f"the model in {path} was never built, so the shape of its input is unknown",
             hint="give it a keras.Input, or call it once with data, and save it again",
         )
     if len(known) > 1 or not all(isinstance(item, int | None) for item in next(iter(known.values()))):
         raise ConfigError(
             f"{path} is a subclass of keras.Model that takes several arguments",
-            hint="give it one, or make it of keras.Input and layers",
+            hint="give it a single argument, or build the model from keras.Input and layers",
         )
     shape = next(iter(known.values()))
     return keras.KerasTensor((None, *shape[1:]), dtype=model.input_dtype, name="input_0")
@@ -185,7 +185,7 @@ def made(loaded: Loaded, batch: int) -> list[Any]:
         shape = [batch, *(size or FREE for size in spec.shape[1:])]
         if spec.dtype in ("string", "object"):
             raise ConfigError(
-                f"the input {spec.name!r} takes text, and no text can be made up", hint="leave --verify out"
+                f"the input {spec.name!r} takes text, and DDLF cannot generate texts", hint="leave --verify out"
             )
         if "int" in spec.dtype:
             result.append(random.integers(0, most, shape).astype(spec.dtype))
@@ -254,7 +254,7 @@ def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
         for number, leaf in enumerate(leaves):
             try:
                 result[name if len(leaves) == 1 else f"{name}, output {number}"] = keras.ops.convert_to_numpy(leaf)
-            except Exception:  # the output is a tracer: each backend raises another error
+            except Exception:  # the output is a tracer, for which each backend raises another error
                 continue
         return outputs
 
@@ -297,7 +297,8 @@ def write(loaded: Loaded, format: Format, folder: Path, stem: str, batch: int | 
 
 
 def _free(loaded: Loaded) -> Any:
-    """Return the sizes that torch leaves open: the batch, with one name in all inputs, and axes without a fixed size."""
+    """Return the sizes that torch leaves open: the batch, with one name in all inputs, and axes without a fixed
+    size."""
     import torch
 
     batch = torch.export.Dim("batch")

@@ -159,14 +159,14 @@ RUNTIMES: dict[str, Callable[[Path, dict[str, Any]], Run]] = {
 
 
 def packed(layout: Any, flat: Sequence[Any]) -> Any:
-    """Return a list of values in a structure that has their numbers."""
+    """Return values in a structure whose leaves are their indices in the list."""
     if isinstance(layout, dict):
         return {key: packed(value, flat) for key, value in layout.items()}
     return [packed(item, flat) for item in layout] if isinstance(layout, list) else flat[layout]
 
 
 def unpacked(layout: Any, result: Any) -> list[Any]:
-    """The inverse of ``packed``."""
+    """Return a structure of values as a list. This is the inverse of ``packed``."""
     flat: dict[int, Any] = {}
 
     def take(layout: Any, result: Any) -> None:

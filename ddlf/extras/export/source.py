@@ -85,7 +85,7 @@ def find(path: Path, code: Path | None) -> ExportSource:
 
 
 def _written(path: Path, stem: str) -> ExportSource:
-    """What a text tells."""
+    """Return the facts of a model text."""
     own, half = provided("layers_of_text", str(path))(path)
     return ExportSource(path, stem, own, half)
 
@@ -112,14 +112,14 @@ def _saved(path: Path, stem: str) -> ExportSource:
         with zipfile.ZipFile(path) as file:
             config = json.loads(file.read("config.json"))
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-        raise ConfigError(f"{path} is no .keras file: {error}", hint="save the model again") from error
+        raise ConfigError(f"{path} is not a .keras file: {error}", hint="save the model again") from error
     own: dict[str, None] = {}
     half = None
     for item in _objects(config):
         if item.get("class_name") == "Lambda" and _of_keras(item):
             raise ConfigError(
-                f"{path} has a Lambda, the layer {item['config'].get('name')!r}: to load it would run code of the file",
-                hint="write it as a layer of your own, registered with keras.saving.register_keras_serializable",
+                f"{path} has a Lambda, the layer {item['config'].get('name')!r}: loading it would run code from the file",
+                hint="write it as your own layer, registered with keras.saving.register_keras_serializable",
             )
         if not _of_keras(item):
             own[str(item.get("registered_name") or item["class_name"])] = None
@@ -130,7 +130,8 @@ def _saved(path: Path, stem: str) -> ExportSource:
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:
-    """All that has a class in what Keras has written of a model, outer ones first; not of its optimizer, losses and metrics, which are not loaded."""
+    """Yield each object of a serialized model that has a class, outer objects first. Leave out the optimizer, losses
+    and metrics, which are not loaded."""
     if isinstance(config, dict):
         if "class_name" in config and isinstance(config.get("config"), dict):
             yield config
@@ -143,7 +144,7 @@ def _objects(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _of_keras(each: dict[str, Any]) -> bool:
-    """Whether Keras or this package has the class: then loading it needs no file of the user's."""
+    """Return whether the class belongs to Keras or this package, so that loading it needs no file of the user."""
     module = str(each.get("module") or "")
     if module == "builtins":
         return True

@@ -1,7 +1,8 @@
 """The steps of an export. Each runs in its own process, because Keras has one backend per process.
 
-``StepRunner`` starts ``python -m ddlf.extras.export.steps FOLDER/NAME.json``. The file contains the job. The process writes its results beside the
-file: ``NAME.done.json``, and arrays as ``NAME.BATCH.npz``. Only that process imports Keras.
+``StepRunner`` starts ``python -m ddlf.extras.export.steps FOLDER/NAME.json``. The file contains the job. The process
+writes its results beside the file: ``NAME.done.json``, and arrays as ``NAME.BATCH.npz``. Only that process imports
+Keras.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ MATTERS = (
 )
 """Patterns of the relevant sentence in an error, and its reported form: OpenVINO, onnxruntime, IREE, onnx, Keras."""
 NOBODY = ("numpy", "absl", "google", "optree")
-"""Packages that report errors of another package."""
+"""Packages that only report errors of other packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class StepRunner:
 def _ended(code: int, log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     how = f"it ended with {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"
-    return f"{how}; its last words: {lines[-1][:300]}" if lines else how
+    return f"{how}; its last line of output: {lines[-1][:300]}" if lines else how
 
 
 # -- in the process of a step ----------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ def _write(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
 
 
 def _keras(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
-    """Run a model by Keras; the first to do so makes the inputs for all others."""
+    """Run a model in Keras. The first such run generates the inputs for all later runs."""
     from ddlf.extras.export.keras_model import each_layer, given, made
 
     loaded = _loaded(job)
@@ -191,7 +192,7 @@ def _keras(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
 
 
 def _run(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
-    """Run what was written."""
+    """Run an exported model."""
     from ddlf.extras.export.runtimes import RUNTIMES
 
     facts = job["facts"] | {"code": job["code"]}
@@ -219,7 +220,8 @@ def _inputs_of(folder: Path, batch: int) -> Path:
 
 def _save(path: Path, arrays: Sequence[Any]) -> None:
     result = [np.asarray(array) for array in arrays]
-    usual = [item.astype("float32") if item.dtype.kind == "V" else item for item in result]  # .npz has no bfloat16
+    # .npz files cannot store bfloat16
+    usual = [item.astype("float32") if item.dtype.kind == "V" else item for item in result]
     named: dict[str, Any] = {str(number): array for number, array in enumerate(usual)}
     np.savez(path, **named)
 

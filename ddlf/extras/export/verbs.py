@@ -18,21 +18,23 @@ def _export_options(parser: Parser) -> None:
         *("--backend",),
         choices=("tensorflow", "jax", "torch"),
         metavar="NAME",
-        help="backend of Keras (default: the usual one of each format)",
+        help="backend of Keras (default: the first suitable backend of each format)",
     )
-    parser.add("--batch", type=number(1), metavar="N", help="stablehlo only: fixed batch size (default: any)")
+    parser.add("--batch", type=number(1), metavar="N", help="stablehlo only: fixed batch size (default: variable)")
     parser.add("--verify", action="store_true", help="run the written models and compare them with Keras")
 
 
 def _compare_options(parser: Parser) -> None:
     _add_model(parser)
-    parser.add("--backends", metavar="A,B", help="backends, the reference first (default: the installed ones of Keras)")
+    parser.add(
+        "--backends", metavar="A,B", help="backends, the reference first (default: all installed backends of Keras)"
+    )
 
 
 def _add_model(parser: Parser) -> None:
     parser.add("model", type=Path, help="a .keras file, a model as text (.nnm), or the folder of a run")
     parser.add(
-        "--layers", dest="code", type=Path, metavar="FILE", help="Python file to run first, which has your own layers"
+        "--layers", dest="code", type=Path, metavar="FILE", help="Python file with your own layers, to run first"
     )
     parser.add("--inputs", type=Path, metavar="FILE", help=".npz with an array for each input (default: random inputs)")
     parser.add(

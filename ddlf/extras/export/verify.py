@@ -16,7 +16,7 @@ from ddlf.extras.export.formats import BACKENDS, DISTRIBUTIONS, absent, to_insta
 from ddlf.extras.export.steps import Refused, StepRunner
 
 BATCHES = (1, 7, 64)
-"""Batch sizes: a single request, a number without a special role, and many samples."""
+"""Batch sizes: a single sample, an odd number of samples, and many samples."""
 TOLERANCE = 1e-5
 """The default of the maximum difference between outputs and Keras's."""
 

@@ -1,4 +1,5 @@
-"""An optimizer that clips each unit's gradient by its weights. Runs wherever a model is; ``ddlf/algorithms/clipping.py`` has the formula."""
+"""An optimizer that clips each unit's gradient by its weights. Runs wherever a model is;
+``ddlf/algorithms/clipping.py`` has the formula."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class AGC(Wrapper):
         named = [layers[-1]] if self.last is None else self.last
         if missing := [name for name in named if not any(_is_in(layer, name) for layer in layers)]:
             raise ConfigError(
-                f"AGC is not to clip {missing[0]!r}, but the model trains no such layer", hint="give the layer's name"
+                f"last names {missing[0]!r}, but the model trains no such layer", hint="give the layer's name"
             )
         self._free = {
             self._var_key(one)

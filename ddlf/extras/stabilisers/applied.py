@@ -47,7 +47,7 @@ def stabilised(model: Any, schedule: Any, clip: Any, multipliers: Any = None) ->
         before, now = (", ".join(f"{name}={one.get(name)!r}" for name in given) for one in (there, wanted))
         raise ConfigError(
             f"the model's optimizer has {before}, and now they are {now}",
-            hint="make a new app, whose model is compiled anew",
+            hint="make a new app, so that its model is compiled again",
         )
     if model.optimizer is None:
         name, rule = next(iter(wanted.items()))
@@ -59,7 +59,7 @@ def stabilised(model: Any, schedule: Any, clip: Any, multipliers: Any = None) ->
     if "multipliers" in wanted:
         _multiply(model, wanted["multipliers"])
     vars(model)[MARK] = wanted
-    model.train_function = None  # Keras may have built one for the previous optimizer
+    model.train_function = None  # Keras may have built a training function for the previous optimizer
 
 
 def _follow(optimizer: Any, rule: str | None) -> None:
@@ -68,7 +68,7 @@ def _follow(optimizer: Any, rule: str | None) -> None:
     rate: Any = getattr(optimizer, "_learning_rate", None)
     if not hasattr(rate, "assign") or hasattr(optimizer, "optimizers"):
         raise AppError(
-            f"schedule={rule!r} says how the learning rate goes, and the model's optimizer follows a schedule of its own",
+            f"schedule={rule!r} sets the learning rate, but the model's optimizer already has its own schedule",
             hint="compile the model with a number as its learning rate, or leave schedule out",
         )
     optimizer.learning_rate = RunSchedule(float(str(rate.numpy())), str(SCHEDULE.read(str(rule))))
@@ -111,12 +111,13 @@ def _multiply(model: Any, rule: str) -> None:
 
     _around(model, made)
     for one in chain(model.optimizer):
-        if isinstance(one, Multipliers):  # refuse a name that is no layer before training begins
+        if isinstance(one, Multipliers):  # refuse an unknown layer name before training begins
             one.begin(list(model.trainable_variables))
 
 
 def _around(model: Any, made: Callable[[Any], Any]) -> None:
-    """Put an optimizer around that of a model; inside of one that scales the loss, since it is to see gradients without the scale."""
+    """Wrap the optimizer of a model. A loss scaling optimizer stays outermost, so that the wrapper gets gradients
+    without the scale."""
     import keras
 
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):

@@ -124,7 +124,7 @@ class Unfreezing(Wrapper):
         super().__init__(inner_optimizer, name)
         self.stages = [{str(key): float(one) for key, one in stage.items()} for stage in stages]
         if not self.stages:
-            raise ConfigError("there is no stage", hint="Unfreezing.of(model, optimizer, (0.75, 0.5, 0))")
+            raise ConfigError("stages is empty", hint="Unfreezing.of(model, optimizer, (0.75, 0.5, 0))")
         self.steps = steps
         self.held: Any = None
 
@@ -162,7 +162,7 @@ class Unfreezing(Wrapper):
             step, steps = keras.ops.cast(made, "float32") + 1, self.steps
         else:
             raise ConfigError(
-                "Unfreezing goes by parts of the run, and plain Keras does not say how many steps it has",
+                "Unfreezing needs the number of steps of the run, which plain Keras does not tell it",
                 hint="Unfreezing.of(..., steps=epochs * ceil(samples / batch_size)), or train with DDLF",
             )
         parts = len(self.stages)

@@ -34,15 +34,16 @@ class Masked(keras.losses.Loss):  # type: ignore[misc]
         super().__init__(name=name, reduction="sum_over_batch_size")
         self.loss, self.ignore = keras.losses.get(loss), ignore
         if self.loss is None or isinstance(self.loss, Masked):
-            raise ConfigError("Masked is around a loss of Keras", hint="Masked('mse')")
+            raise ConfigError("Masked needs a loss of Keras", hint="Masked('mse')")
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """The mean, as Keras asks for it.
+        """Return the mean loss over the unmasked entries.
 
         Args:
             y_true: Labels, shape (batch, ...).
             y_pred: Outputs.
-            sample_weight: Shape (batch,) or one that fits the entries: it multiplies losses, and not their count.
+            sample_weight: Weights of shape (batch,) or of the entries' shape. They multiply the losses, but do not
+                change the count.
         """
         ops = keras.ops
         y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)

@@ -56,7 +56,7 @@ class Multipliers(Wrapper):
             )
         self._by_key = {self._var_key(one): factor_of(one.path, self.factors) for one in variables}
         if not any(self._by_key.values()):
-            raise ConfigError("all weights are frozen: nothing is left to train", hint="leave one factor above 0")
+            raise ConfigError("all weights are frozen, so there is no weight to train", hint="leave one factor above 0")
 
     def stepped(self, variables: list[Any]) -> list[Any]:
         """Implement ``Wrapper.stepped``."""
@@ -120,7 +120,8 @@ def with_factors_of(model: Any, optimizer: Any) -> Any:
 
 
 def with_factors(optimizer: Any, factors: Mapping[str, float]) -> Any:
-    """Return the optimizer with these factors, unless it has some. A loss scaling optimizer stays outermost."""
+    """Return the optimizer with these factors, unless it already has factors. A loss scaling optimizer stays
+    outermost."""
     if not factors or any(isinstance(one, Multipliers) for one in chain(optimizer)):
         return optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

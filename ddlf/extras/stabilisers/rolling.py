@@ -76,12 +76,12 @@ class RollingClip(Wrapper):
         factor = self.rule.factor(norm, most, keras.ops)
         self.norms.assign(keras.ops.stack([mean, spread]))
         self.count.assign_add(1)
-        # TensorFlow needs all of them to be created in this branch.
+        # TensorFlow requires that this branch creates all of its tensors.
         factors = [1.0 if is_spared(v) else factor for v in variables]
         self.inner_optimizer.apply([scaled(g, f) for g, f in zip(gradients, factors, strict=True)], variables)
 
     def _norm(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
-        """G, of all gradients together."""
+        """Return G, the norm of all gradients together."""
         squares = [
             keras.ops.sum(keras.ops.square(keras.ops.cast(dense(g), "float32")))
             for g, v in zip(gradients, variables, strict=True)

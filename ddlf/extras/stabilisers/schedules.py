@@ -61,7 +61,7 @@ class RunSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         self.held, self._planned = None, (steps, self.warm(steps, epochs))
 
     def __call__(self, step: Any) -> Any:
-        """The rate, where the optimizer has made so many steps before."""
+        """Return the learning rate after this number of steps."""
         if self.held is not None:
             step, steps, warm = read_position(self.held, step)
         else:
@@ -74,7 +74,7 @@ class RunSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
             return self._planned
         if self.steps is None:
             raise ConfigError(
-                f"the schedule {str(self.rule)!r} is in fractions of the run, and plain Keras does not say how many steps it has",
+                f"the schedule {str(self.rule)!r} needs the number of steps of the run, which plain Keras does not tell it",
                 hint="RunSchedule(..., steps=epochs * ceil(samples / batch_size)), or train with DDLF",
             )
         epochs = self.epochs or self.steps  # the number of epochs that the warm-up share refers to

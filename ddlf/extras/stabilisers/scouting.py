@@ -12,7 +12,8 @@ import numpy as np
 from ddlf.errors import ConfigError
 
 EFFICIENT = 1.345
-"""delta over the spread. Without outliers, this Huber loss is 95 % as efficient as squared errors (Huber 1964)."""
+"""delta of the Huber loss, divided by the spread. Without outliers, this loss is 95 % as efficient as squared errors
+(Huber 1964)."""
 NORMAL = 1.4826
 """Standard deviation of normally distributed numbers, divided by their median absolute deviation."""
 GAMMA = 2.0
@@ -28,7 +29,7 @@ def spread(errors: Any) -> float:
     found = np.asarray(errors, np.float64).reshape(-1)
     found = found[np.isfinite(found)]
     if not found.size:
-        raise ConfigError("there are no finite errors to take the spread of")
+        raise ConfigError("there are no finite errors, so they have no spread")
     return float(NORMAL * np.median(np.abs(found - np.median(found))))
 
 
@@ -65,7 +66,7 @@ def counts(labels: Any) -> np.ndarray[Any, Any]:
         return np.asarray(found.sum(axis=0))
     found = found.reshape(-1)
     if not found.size or (found != found.astype(np.int64)).any() or found.min() < 0:
-        raise ConfigError("labels must be numbers of classes from 0, or rows with a 1", hint="use numbers as 0, 1, 2")
+        raise ConfigError("labels must be class numbers from 0, or one-hot rows", hint="use numbers such as 0, 1, 2")
     return np.bincount(found.astype(np.int64))
 
 
@@ -84,7 +85,7 @@ def focal_alpha(labels: Any) -> list[float]:
     """
     found = counts(labels)
     if (found > 0).sum() < 2:
-        raise ConfigError("there is one class only, so there is nothing to weigh", hint="look at the labels")
+        raise ConfigError("the labels have only one class, so there are no classes to weigh", hint="check the labels")
     return [float(one) for one in (1 - found / found.sum()) / (len(found) - 1)]
 
 
@@ -101,7 +102,7 @@ def focal(labels: Any, gamma: float = GAMMA) -> Any:
         return keras.losses.CategoricalFocalCrossentropy(alpha=alpha, gamma=gamma)
     if len(alpha) > 2:
         raise ConfigError(
-            "Keras's focal loss takes rows with a 1, and these are numbers of classes",
+            "Keras's focal loss takes one-hot rows, but these labels are class numbers",
             hint="y_train = keras.utils.to_categorical(y_train)",
         )
     return keras.losses.BinaryFocalCrossentropy(apply_class_balancing=True, alpha=alpha[1], gamma=gamma)

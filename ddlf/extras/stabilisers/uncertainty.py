@@ -53,7 +53,8 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         self.output_names = sorted(named) if isinstance(named, Mapping) else list(model.output_names)
         if len(self.output_names) < 2:
             raise ConfigError(
-                f"{model.name!r} has one output, and uncertainty weighs several losses", hint="compile it as it is"
+                f"{model.name!r} has one output, and uncertainty weighs several losses",
+                hint="compile the model without Uncertain",
             )
         self.first = None if first is None else {name: float(first.get(name, 0)) for name in self.output_names}
         if self.first is not None and not (
@@ -61,7 +62,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         ):
             raise ConfigError(
                 f"first needs a loss above 0 for each of {', '.join(self.output_names)}, got {first!r}",
-                hint="what the losses are before training",
+                hint="give the losses before training",
             )
         self.log_variances = self.add_weight(shape=(len(self.output_names),), initializer="zeros", name=SPARED)
         if self.first is not None:
@@ -88,7 +89,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         self.losses_of = [keras.losses.get(one) for one in given]
         if len(given) != len(self.output_names) or None in self.losses_of:
             raise ConfigError(
-                f"{len(self.output_names)} outputs need as many losses, got {loss!r}",
+                f"{len(self.output_names)} outputs need {len(self.output_names)} losses, got {loss!r}",
                 hint=f"loss={{{', '.join(f'{one!r}: ...' for one in self.output_names)}}}",
             )
         super().compile(optimizer=with_factors_of(self.inner, optimizer), loss=loss, **kwargs)

@@ -124,7 +124,7 @@ def format(options: argparse.Namespace) -> int:
         if before == after:
             continue
         if options.check:
-            print(f"{path} has another form; write it with: ddlf model format {path}")
+            print(f"{path} is not in the standard form; write it with: ddlf model format {path}")
             code = 1
         else:
             write_whole(path, after)
@@ -235,7 +235,7 @@ def convert(options: argparse.Namespace) -> int:
     if kinds[0] == kinds[1]:
         raise ConfigError(
             f"{source} and {target} are both {kinds[0]}",
-            hint="`ddlf model format` writes a text in its one form" if kinds[0] == "a text" else "copy the file",
+            hint="`ddlf model format` writes a text in its standard form" if kinds[0] == "a text" else "copy the file",
         )
     if target.exists():
         raise ConfigError(f"{target} exists", hint="name a new file, or delete it first")
@@ -262,7 +262,7 @@ def convert(options: argparse.Namespace) -> int:
     if target.suffix == KERAS and "ddlf>" in str(made.get_config()):
         print("load      keras.saving.load_model, after: import ddlf.extras.text.conversion.operator")
     if source.suffix == KERAS and made.compiled:
-        print("note      what it is compiled with (optimizer, loss, metrics) is not in there")
+        print("note      the text does not contain the optimizer, the loss and the metrics")
     return 0
 
 

@@ -90,7 +90,9 @@ class PeerFiles:
                 try:
                     piece = self._asked(number, name, begin, min(PIECE_BYTES, nbytes - begin))
                 except Closed:
-                    raise DatasetError(f"reading {self._place} was ended", hint="read it again") from None
+                    raise DatasetError(
+                        f"the read of {self._place} was interrupted", hint="read the files again"
+                    ) from None
                 except DDLFError as error:
                     why = error.message.partition("\n")[0]
                     break

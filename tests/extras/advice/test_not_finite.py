@@ -57,8 +57,8 @@ def in_a_gradient():
     [
         (in_an_output, "the first output that is not finite is that of 'logs', in step 1"),
         (by_large_steps, "the first output that is not finite is that of"),
-        (in_a_loss, "all outputs are finite, and the loss of them is not"),
-        (in_a_gradient, "outputs and loss are finite, and the gradient of 'flat/"),
+        (in_a_loss, "all outputs are finite, but their loss is not"),
+        (in_a_gradient, "outputs and loss are finite, but the gradient of 'flat/"),
     ],
 )
 def test_a_nan_is_told_with_where_it_begins_and_weights_stay(make, sentence):

@@ -81,7 +81,7 @@ def of_a_gradient(app, weights):
         (right, ""),
         (of_mine, ""),
         (never_given, "from the weights that the model has"),
-        (of_all, "samples that are not those of self.indices"),
+        (of_all, "samples that are not in self.indices"),
         (goes_on, "goes on from the weights that the model has"),
         (turned, "after minus weights before"),
         (of_a_worker, ""),

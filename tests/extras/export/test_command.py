@@ -64,7 +64,7 @@ def here(tmp_path, monkeypatch, capsys):
         ("export digits.nnm --to litert --backend jaxx", "did you mean 'jax'?"),
         (
             "model compare digits.nnm --backends jax,flax",
-            "there is no backend 'flax'; there are: tensorflow, jax, torch",
+            "there is no backend 'flax'; the backends are: tensorflow, jax, torch",
         ),
         (
             "model compare digits.nnm --backends jax",
@@ -113,17 +113,17 @@ def test_row_names_the_runtime_or_the_refusing_package():
     assert lines[1][3].split() == ["3.0e-07", "0.1", "ms", "1", "ms", "10", "ms", "21.0", "kB"]
     assert lines[2][3].endswith("differs by more than 1e-05, at batch 64")
     assert lines[3] == ["litert", "LiteRT", "2.1", "LiteRT refuses: it has no FlexTensorListReserve"]
-    assert lines[4][2:] == ["not", "run: it is not installed; python -m pip install 'ddlf[export]'"]
+    assert lines[4][2:] == ["not", "run: this program is not installed; python -m pip install 'ddlf[export]'"]
 
 
 def test_compare_prints_the_first_different_layer():
     same, other = LayerComparison("jax", 12, before=2e-7), LayerComparison("jax", 12, "lstm", 0.003, 2e-7)
     assert (
         export._first(same, "tensorflow", 1e-5)
-        == "layers    TensorFlow and JAX agree in all 12 that both have, within 2.0e-07"
+        == "layers    TensorFlow and JAX agree in all 12 common layers, within 2.0e-07"
     )
     assert export._first(other, "tensorflow", 1e-5) == (
-        "layers    TensorFlow and JAX first differ in 'lstm', by 3.0e-03 (more than 1e-05); those before it agree within 2.0e-07"
+        "layers    TensorFlow and JAX first differ in 'lstm', by 3.0e-03 (more than 1e-05); earlier layers agree within 2.0e-07"
     )
 
 

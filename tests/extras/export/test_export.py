@@ -45,7 +45,7 @@ def test_plan_refuses_a_missing_folder(source, tmp_path):
 def test_plan_refuses_16_bits_only_for_onnx(source, tmp_path):
     mixed = ExportSource(source.path, "a", half=("dense", "mixed_float16"))
     assert refused(mixed, [FORMATS["litert"], FORMATS["onnx"]], tmp_path).startswith(
-        f"ONNX is written of models in float32, and the layer 'dense' of {tmp_path}/a.keras computes in mixed_float16; "
+        f"ONNX files need models in float32, but the layer 'dense' of {tmp_path}/a.keras computes in mixed_float16; "
     )
     assert plan(mixed, [FORMATS["litert"]], tmp_path)
 

@@ -28,8 +28,8 @@ def test_read_keeps_the_order_of_formats():
         ("tflite", "there is no format 'tflite'; did you mean 'litert'?"),
         ("TensorFlow", "there is no format 'TensorFlow'; did you mean 'saved_model'?"),
         ("pytorch", "there is no format 'pytorch'; did you mean 'torch'?"),
-        ("zzz", "there is no format 'zzz'; there are: saved_model, onnx, litert, openvino, torch, stablehlo"),
-        (" , ", "--to names no format; there are: saved_model, onnx, litert, openvino, torch, stablehlo"),
+        ("zzz", "there is no format 'zzz'; the formats are: saved_model, onnx, litert, openvino, torch, stablehlo"),
+        (" , ", "--to names no format; the formats are: saved_model, onnx, litert, openvino, torch, stablehlo"),
     ],
 )
 def test_read_refuses_an_unknown_format_with_a_suggestion(text, sentence):

@@ -54,7 +54,9 @@ def test_find_refuses_other_paths_with_a_sentence(saved, tmp_path):
     (tmp_path / "empty.keras").touch()
     assert said(tmp_path / "empty.keras") == "empty.keras is empty"
     (tmp_path / "text.keras").write_text("text")
-    assert said(tmp_path / "text.keras") == "text.keras is no .keras file: File is not a zip file; save the model again"
+    assert (
+        said(tmp_path / "text.keras") == "text.keras is not a .keras file: File is not a zip file; save the model again"
+    )
     (tmp_path / "old.h5").write_text("text")
     assert said(tmp_path / "old.h5") == (
         "old.h5 is neither a .keras file nor a .nnm text; load it in Keras, and save it as old.keras"
@@ -94,8 +96,8 @@ def test_find_knows_layers_of_keras_and_ddlf(saved):
 
 def test_find_refuses_a_lambda_by_name(saved):
     assert said(saved(layer("Lambda", name="twice"))) == (
-        "model.keras has a Lambda, the layer 'twice': to load it would run code of the file; "
-        "write it as a layer of your own, registered with keras.saving.register_keras_serializable"
+        "model.keras has a Lambda, the layer 'twice': loading it would run code from the file; "
+        "write it as your own layer, registered with keras.saving.register_keras_serializable"
     )
 
 

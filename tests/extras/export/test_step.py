@@ -79,7 +79,7 @@ def test_step_raises_errors_of_the_user(steps):
 def test_dead_step_is_refused_with_its_last_line(steps):
     code = 'import os, signal; os.write(2, b"all is lost\\n"); os.kill(os.getpid(), signal.SIGKILL)'
     found = steps(code).do("a", "jax")
-    assert found == Refused("its process", "it ended with SIGKILL; its last words: all is lost")
+    assert found == Refused("its process", "it ended with SIGKILL; its last line of output: all is lost")
 
 
 def test_step_arrays_keep_their_order(steps, tmp_path):

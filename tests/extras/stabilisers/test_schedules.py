@@ -111,7 +111,7 @@ async def test_with_gradients_averaged_every_step_the_master_goes_to_the_end(two
 @pytest.mark.asyncio(loop_scope="session")
 async def test_what_says_the_rate_already_is_refused(two_workers):
     with pytest.raises(
-        AppError, match=r"schedule='cosine.*' says how the learning rate goes, and .* follows a schedule"
+        AppError, match=r"schedule='cosine.*' sets the learning rate, but .* already has its own schedule"
     ):
         await app(two_workers, Own, schedule="cosine").train_model()
 
@@ -133,9 +133,7 @@ def test_a_fit_has_the_rates_of_the_formula_and_is_saved():
 def test_plain_keras_that_does_not_say_how_long_it_trains_is_told_so():
     from ddlf.extras.stabilisers import RunSchedule
 
-    with pytest.raises(
-        ConfigError, match=r"plain Keras does not say how many steps it has; RunSchedule\(\.\.\., steps="
-    ):
+    with pytest.raises(ConfigError, match=r"which plain Keras does not tell it; RunSchedule\(\.\.\., steps="):
         RunSchedule(0.1)(0)
 
 

@@ -32,7 +32,7 @@ def test_every_class_weighs_as_much_as_every_other():
     assert sum(focal_alpha(np.array([0, 1, 1, 2]))) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("labels", "sentence"), [([0.5, 1], "must be numbers of classes"), ([1, 1], "one class only")])
+@pytest.mark.parametrize(("labels", "sentence"), [([0.5, 1], "must be class numbers"), ([1, 1], "only one class")])
 def test_what_are_no_classes_is_refused(labels, sentence):
     with pytest.raises(ConfigError, match=sentence):
         focal_alpha(np.array(labels))

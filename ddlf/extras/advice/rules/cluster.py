@@ -27,7 +27,7 @@ def _slots(facts: AppFacts) -> int:
 
 @rule("C06", "W", "a schedule planned for one process", level="cluster")
 def _one_process(facts: AppFacts) -> Iterator[Finding]:
-    """Each of K slots makes 1/K of the steps, so the learning rate stays high until the end.
+    """Each of K slots makes only 1/K of the steps, so the learning rate stays high until the end.
 
     Fix: Divide decay_steps by the number of slots: epochs * samples // (slots * batch_size).
     Source: docs/architecture.md: of n samples a slot makes n / (slots * batch_size) steps an epoch
@@ -46,23 +46,24 @@ def _one_process(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("C07", "I", "an optimizer that is reset in each round", level="cluster")
 def _restarted(facts: AppFacts) -> Iterator[Finding]:
-    """The averages of the gradients that such an optimizer divides by are noise when they are of one round only.
+    """Such an optimizer divides by averages of the gradients. The averages of a single round are mostly noise.
 
-    Fix: Take optimizer_state='kept', or an optimizer without such averages, as SGD.
+    Fix: Set optimizer_state='kept', or use an optimizer without such averages, such as SGD.
     Source: docs/reference/settings.md, optimizer_state
     """
     if facts.settings.get("optimizer_state") != "fresh" or facts.optimizer is None:
         return
     if facts.optimizer.keeps == 2:
         yield Finding(
-            f"optimizer_state is 'fresh', and {facts.optimizer.kind} forgets in each round what it has measured",
+            f"optimizer_state is 'fresh', and {facts.optimizer.kind} loses its averages of the gradients in each round",
             ("setting", "optimizer_state"),
         )
 
 
 @rule("C08", "W", "few batches per slot", level="cluster")
 def _few_batches(facts: AppFacts) -> Iterator[Finding]:
-    """An exchange takes as long after two batches as after two hundred, so these rounds are mostly communication.
+    """An exchange takes the same time after two batches as after two hundred, so these rounds consist mostly of
+    communication.
 
     Fix: Use a smaller batch_size, fewer slots, or several worker_epochs per round.
     Source: measured: docs/explanation/performance.md
@@ -78,7 +79,7 @@ def _few_batches(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("C09", "W", "batch normalization of small batches", level="cluster")
 def _small_batches(facts: AppFacts) -> Iterator[Finding]:
-    """Mean and variance of a few samples are noise, and each slot has its own.
+    """The mean and the variance of a few samples are mostly noise, and each slot computes its own.
 
     Fix: Take batches of 32 or more, or GroupNormalization.
     Source: Wu and He, arXiv:1803.08494; arXiv:1910.00189
@@ -96,7 +97,8 @@ def _small_batches(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("C10", "W", "worker callbacks that stop or slow training", level="cluster")
 def _callbacks(facts: AppFacts) -> Iterator[Finding]:
-    """A worker sees only its own samples, so it stops, saves or slows down when others do not.
+    """A worker sees only its own samples, so its callbacks stop training, save or change the learning rate at other
+    times than those on other workers.
 
     Fix: Move them to callbacks, which run on the master with the merged metrics.
     Source: docs/howto/train.md, Keras's callbacks
@@ -109,7 +111,7 @@ def _left_behind(facts: AppFacts) -> Iterator[Finding]:
     """Only the model's weights and the optimizer of compile move with a slot. Other state differs between workers or is
     lost.
 
-    Fix: Use one optimizer, that of compile, and keep lasting state in float weights.
+    Fix: Use only the optimizer of compile, and keep lasting state in weights of a float type.
     Source: docs/howto/train.md, State that is not a weight
     """
     yield from (Finding(sentence, ("method", "create_model")) for sentence in facts.left_behind)
@@ -117,9 +119,9 @@ def _left_behind(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("C11", "I", "optimizer state on the network", level="cluster")
 def _heavy(facts: AppFacts) -> Iterator[Finding]:
-    """The optimizer state of a slot is sent back with each update.
+    """Each slot sends its optimizer state back with each update.
 
-    Fix: Take optimizer_state='stays', which leaves it on its worker, or SGD with momentum.
+    Fix: Set optimizer_state='stays', which leaves the state on its worker, or use SGD with momentum.
     Source: docs/reference/settings.md, optimizer_state
     """
     parameters = sum(one.parameters for one in facts.layers)
@@ -141,7 +143,7 @@ def _heavy(facts: AppFacts) -> Iterator[Finding]:
 def _does_not_pay(facts: AppFacts) -> Iterator[Finding]:
     """Sending the weights takes longer than the workers save in computing.
 
-    Fix: Let rounds be longer (worker_epochs), take codec='int8' or optimizer_state='stays', or train it on one machine.
+    Fix: Make rounds longer (worker_epochs), set codec='int8' or optimizer_state='stays', or train on one machine.
     Source: measured: docs/explanation/performance.md
     """
     step_s, slots, settings = facts.seen.get("step_s"), _slots(facts), facts.settings
@@ -162,7 +164,8 @@ def _does_not_pay(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("C16", "W", "slots merged only once", level="cluster")
 def _meets_once(facts: AppFacts) -> Iterator[Finding]:
-    """The mean of weights that were trained apart for long is a bad model: matching units are at different positions.
+    """The mean of weights that were trained separately for a long time is a bad model: equivalent units are at
+    different positions.
 
     Fix: Use rounds of one or a few epochs: worker_epochs=1.
     Source: McMahan et al., arXiv:1602.05629; Singh and Jaggi, arXiv:1910.05653
@@ -180,14 +183,14 @@ def _meets_once(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("C13", "E", "a train method with a wrong update", level="batch")
 def _own_train(facts: AppFacts) -> Iterator[Finding]:
-    """An own train must return the weights before minus those after training on the slot's samples. Any other update is
-    wrong.
+    """Your own train must return the weights before training minus the weights after training on the slot's samples.
+    Any other update is wrong.
 
     Fix: Begin with self.model.set_weights(weights), and return [before - after, ...] in the order of model.weights.
     Source: docs/howto/train.md, Your own local training
     """
     if sentence := facts.seen.get("own_train"):
-        fix = "take samples of this slot alone: self.x_train[self.indices]" if "self.indices" in sentence else ""
+        fix = "use only the samples of this slot: self.x_train[self.indices]" if "self.indices" in sentence else ""
         yield Finding(sentence, ("method", "train"), fix=fix)
 
 
@@ -197,7 +200,7 @@ def _observed(facts: AppFacts, name: str, subject: tuple[str, str]) -> Iterator[
 
 @rule("C01", "E", "data that differs between processes", level="cluster")
 def _different_data(facts: AppFacts) -> Iterator[Finding]:
-    """A slot is a list of sample numbers. If a number is a different sample on a worker, the slot trains on wrong data.
+    """A slot is a list of sample numbers. If a number means another sample on a worker, the slot trains on wrong data.
 
     Fix: Give each random choice in load_dataset a fixed seed, and sort what you read from a folder or a set.
     Source: measured: DatasetMismatch

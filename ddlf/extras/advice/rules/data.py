@@ -11,7 +11,7 @@ from ddlf.extras.advice.rule import Change, Finding, plural, rule
 from ddlf.extras.advice.rules.labels import DISTANCES
 
 UNSCALED = 20.0
-"""Root mean square of a feature above which a model without normalization learns badly.
+"""A model without normalization learns badly if a feature has a larger root mean square than this.
 
 Pixels up to 255 have about 100.
 """
@@ -21,29 +21,28 @@ MAJORITY = 0.9
 LARGE_TARGETS = 100.0
 MANY_FEATURES = 5_000
 FAR = 20.0
-"""Size of targets that every usual run can reach."""
+"""Targets up to this size can be reached in every usual run."""
 ADAPTIVE = ("Adam", "AdamW", "Nadam", "Adamax", "RMSprop", "Lion")
 BOUNDED_BY_1 = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "softmax")
 NOTHING = 0.005
-"""Smallest root mean square of the largest feature. Smaller inputs have less effect than biases."""
+"""Minimum root mean square of the largest feature. Smaller inputs have less effect than biases."""
 OTHER = 4.0
 """Largest acceptable ratio of the scales of two parts of the data."""
 ENOUGH_SAMPLES = 30
 """Smallest number of samples in a part whose scale is compared."""
 NO_ARRAY = f"Turn it into an array of numbers in load_dataset; {ONE_BY_ONE}."
 SHARED_SHARE, SHARED_COUNT = 0.01, 2
-"""Largest share and number of samples of another part that are in training by chance."""
+"""Maximum share and number of samples of another part that may be in training by chance."""
 DEVIATIONS, LARGE_SHARE = 3, 0.05
 """Standard deviations above the duplicates expected by chance, and the share that is a leak in any case."""
 FEW, EACH = 20, 10
 """A data set up to the first size is a toy. Each class should have the second number of samples."""
 TURNED, HANDFUL = 3, 50
-"""Largest ratio of another part's size to training. With the second number of samples, a larger one may be intended."""
+"""Maximum ratio of another part's size to the size of training, and number of training samples above which a larger
+ratio may be intended."""
 CONTRADICTING = 0.01
 FEW_WRONG, WRONG = 3, (0.005, 0.01)
-"""The number and share of likely wrong labels that are reported, and the share that gives a warning.
-
-Models err, too.
+"""Minimum number and share of probably wrong labels for a finding, and minimum share for a warning. Models err, too.
 """
 OVERLAPPING, LEAST_OVERLAPPING = 0.1, 10
 """Largest share of a part's windows that overlap training, and their number. A few overlap where the series is cut."""
@@ -54,7 +53,7 @@ second, they say much; a test lower than training by the third is no chance.
 OFTENER = 3.0
 """Integer samples are shared by more than chance if they are this many times as frequent as duplicates in training."""
 NEAR_DUPLICATES = 0.01
-"""Share of test pictures with a near duplicate in training that is more than chance."""
+"""Minimum share of test pictures with a near duplicate in training for a finding. A smaller share may be chance."""
 
 
 @rule("D01", "E", "NaN or infinite values")
@@ -84,14 +83,14 @@ def _not_finite(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _some(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers)) or "none that was looked at"
+    return ", ".join(map(str, numbers)) or "none of the examined ones"
 
 
 @rule("D02", "E", "text or objects instead of numbers")
 def _no_numbers(facts: AppFacts) -> Iterator[Finding]:
-    """Layers multiply numbers; text and Python objects have none.
+    """Layers multiply numbers, so they cannot use text or Python objects.
 
-    Fix: Turn them into numbers in load_dataset, as labels with numpy.unique(y, return_inverse=True)[1].
+    Fix: Convert them to numbers in load_dataset, for example labels with numpy.unique(y, return_inverse=True)[1].
     Source: UMLAUT, doi:10.1145/3411764.3445538
     """
     for array in facts.arrays:
@@ -141,8 +140,8 @@ def _unscaled(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("D21", "W", "inputs close to 0")
 def _nearly_nothing(facts: AppFacts) -> Iterator[Finding]:
-    """Initial weights assume inputs of about 1. With tiny inputs the model first learns the average, and everything else
-    slowly.
+    """Initial weights assume inputs of about 1. With tiny inputs the model first learns the average, and learns
+    everything else slowly.
 
     Fix: Check whether the data is scaled twice, or divide by the standard deviation.
     Source: LeCun et al., Efficient BackProp, 1998
@@ -158,7 +157,7 @@ def _nearly_nothing(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("D19", "W", "test data on a different scale")
 def _other_scale(facts: AppFacts) -> Iterator[Finding]:
-    """The model has never seen such inputs, so the measured values say nothing about it.
+    """The model was not trained on inputs of this scale, so the test does not measure its quality.
 
     Fix: Scale every part with the mean and deviation of the training part.
     Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
@@ -272,8 +271,8 @@ def _one_class(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("D12", "W", "large targets")
 def _large_targets(facts: AppFacts) -> Iterator[Finding]:
-    """Squared errors of large targets give gradients that overshoot, up to NaN. Adam has bounded steps and needs very many
-    of them.
+    """Squared errors of large targets give gradients that overshoot, up to NaN. Adam has bounded steps and needs very
+    many of them.
 
     Fix: Subtract the mean of the targets and divide by their standard deviation, or learn their logarithm.
     Source: WebNNM, 2026
@@ -346,9 +345,9 @@ def _are_tokens(facts: AppFacts, array: ArrayFacts) -> bool:
 
 @rule("D15", "I", "constant features")
 def _constant(facts: AppFacts) -> Iterator[Finding]:
-    """They carry no information, and division by their standard deviation gives NaN.
+    """Constant features carry no information, and a division by their standard deviation gives NaN.
 
-    Fix: Drop them: x[:, x.std(axis=0) > 0].
+    Fix: Remove these features: x[:, x.std(axis=0) > 0].
     Source: measured: scikit-learn's digits have 3, MNIST has 67
     """
     for array in facts.of("x", "train"):
@@ -361,9 +360,9 @@ def _constant(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("D16", "I", "very many features without a penalty")
 def _many_features(facts: AppFacts) -> Iterator[Finding]:
-    """With more features than samples a model finds some that fit by chance.
+    """If there are more features than samples, some features fit the labels by chance.
 
-    Fix: Give the first layer kernel_regularizer='l1', so that what does not help goes to 0.
+    Fix: Give the first layer kernel_regularizer='l1', so that the weights of useless features go to 0.
     Source: WebNNM, 2026
     """
     if any(one.penalty for one in facts.layers):
@@ -435,7 +434,7 @@ def _doubled(facts: AppFacts) -> Iterator[Finding]:
             f"the training batches have {rows.distinct:,} different samples of {rows.looked:,}",
             ("data", "x_train"),
             severity="W",
-            fix="look at __getitem__: batch number i is to be of the samples from i * batch_size on",
+            fix="check __getitem__: batch number i must contain the samples from i * batch_size on",
         )
         return
     if _is_trivial(facts) or not rows.doubled or _is_counted(facts):
@@ -450,10 +449,10 @@ def _doubled(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("D07", "W", "equal samples with different labels")
 def _contradicting(facts: AppFacts) -> Iterator[Finding]:
-    """No model can be right on both; what it learns from one, the other undoes.
+    """No model can be right for both samples, and each one undoes the training on the other.
 
-    Fix: Check how you match labels with samples. Typical causes are an index off by one and a file that was shuffled
-    alone.
+    Fix: Check how you match labels with samples. Typical causes are an index that is off by one, and a file that was
+        shuffled without the other.
     Source: UMLAUT, doi:10.1145/3411764.3445538; Northcutt et al., arXiv:1911.00068
     """
     rows = facts.rows
@@ -484,15 +483,15 @@ def _leaks(facts: AppFacts) -> Iterator[Finding]:
             f"feature {feature} of {name} alone follows the target (correlation {alike:.4f})",
             ("data", name),
             severity="I",
-            fix="ask whether it is known when the model is to be used, or is made of the target",
+            fix="check whether this feature is known when you use the model, or is computed from the target",
         )
 
 
 @rule("D09", "I", "samples sorted by label")
 def _sorted(facts: AppFacts) -> Iterator[Finding]:
-    """DDLF mixes the samples, but a split by position or your own loop would miss classes.
+    """DDLF shuffles the samples, but a split by position or your own training loop would miss classes.
 
-    Fix: Shuffle once, with a fixed seed, before data is split.
+    Fix: Shuffle the samples once, with a fixed seed, before you split them.
     Source: measured: iris and wine are sorted by class
     """
     for array in facts.of("y", "train"):
@@ -511,7 +510,7 @@ def _sorted(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("D23", "W", "test windows that overlap training windows")
 def _overlapping(facts: AppFacts) -> Iterator[Finding]:
-    """When windows are shuffled before the split, training has seen nearly every step of the test.
+    """If windows are shuffled before the split, nearly every time step of the test is also in training.
 
     Fix: Split the series by time first, then make windows of each part.
     Source: Kaufman et al., Leakage in Data Mining, KDD 2011, doi:10.1145/2020408.2020496
@@ -526,9 +525,9 @@ def _overlapping(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("D24", "W", "labels unrelated to their samples", level="batch")
 def _unrelated(facts: AppFacts) -> Iterator[Finding]:
-    """When samples or labels were shuffled alone, or an index is off, the model can only memorize.
+    """If samples or labels were shuffled separately, or an index is wrong, the model can only memorize.
 
-    Fix: Look at some samples with their labels. Shuffle both with the same permutation, or not at all.
+    Fix: Check some samples with their labels. Shuffle samples and labels with the same permutation, or not at all.
     Source: Humbatova et al., arXiv:1910.11015; Ojala and Garriga, Permutation Tests for Studying Classifier
     Performance, JMLR 2010
     """
@@ -549,7 +548,7 @@ def _unrelated(facts: AppFacts) -> Iterator[Finding]:
         yield Finding(
             f"in x_train, {what.format(theirs, f'{others:,}')}, but predict {mine}",
             ("data", theirs),
-            fix="look whether x_test and y_test were shuffled apart, or their classes have other numbers than in training",
+            fix="check whether x_test and y_test were shuffled separately, or their classes have other numbers than in training",
         )
 
 
@@ -568,7 +567,8 @@ def is_of_classes(facts: AppFacts, array: ArrayFacts) -> bool:
 
 @rule("D10", "W", "a class missing from training or test")
 def _missing(facts: AppFacts) -> Iterator[Finding]:
-    """The model cannot learn a class without training samples, and the test does not measure a class without test samples.
+    """The model cannot learn a class without training samples, and the test does not measure a class without test
+    samples.
 
     Fix: Shuffle before the data is split, or split each class by itself (train_test_split(..., stratify=y)).
     Source: UMLAUT, doi:10.1145/3411764.3445538
@@ -601,7 +601,7 @@ def first(numbers: list[int]) -> str:
 
 @rule("D22", "W", "few samples of each class")
 def _few_samples(facts: AppFacts) -> Iterator[Finding]:
-    """The model memorizes a handful of samples, which say little about others.
+    """The model memorizes so few samples, and learns little about other samples.
 
     Fix: Check whether load_dataset drops most of the data. Otherwise use more data, augmentation or a pretrained model.
     Source: Humbatova et al., DeepCrime, ISSTA 2021, doi:10.1145/3460319.3464825: training data removed
@@ -619,7 +619,7 @@ def _few_samples(facts: AppFacts) -> Iterator[Finding]:
             yield Finding(
                 f"there are {facts.samples:,} samples for training, and {other.shape[0]:,} in x_{part}",
                 ("data", "x_train"),
-                fix="look whether the split has exchanged them: the larger part is for training",
+                fix="check whether the split has exchanged the parts: the larger part is for training",
             )
 
 
@@ -627,7 +627,7 @@ def _few_samples(facts: AppFacts) -> Iterator[Finding]:
 def _doubted(facts: AppFacts) -> Iterator[Finding]:
     """A wrong training label teaches a mistake, and a wrong test label counts a right prediction as wrong.
 
-    Fix: Look at these samples, and correct or drop the wrong ones. --format json lists all of them.
+    Fix: Check these samples, and correct or remove the wrong labels. --format json lists all samples.
     Source: Northcutt et al., Confident Learning, arXiv:1911.00068; cleanlab
     """
     found = facts.seen.get("doubted")
@@ -644,10 +644,10 @@ def _doubted(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("D17", "W", "near-duplicate images in training and test", level="batch")
 def _near(facts: AppFacts) -> Iterator[Finding]:
-    """The model memorizes an image that was cropped, shifted or saved again like the image itself, so the measured
-    accuracy is too high.
+    """The model has memorized the training image, and recognizes a cropped, shifted or recompressed copy of it. So the
+    measured accuracy is too high.
 
-    Fix: Remove them from the test, or keep all versions of an image on one side of the split.
+    Fix: Remove the copies from the test, or keep all versions of an image in the same part.
     Source: Barz and Denzler, Do we train on test data?, arXiv:1902.00423: 3.3 % of CIFAR-10's test
     """
     found = facts.seen.get("near")

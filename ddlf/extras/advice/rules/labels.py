@@ -41,7 +41,7 @@ NO_PROBABILITY = (
     "exponential",
 )
 CLOSE = 0.02
-"""Targets may exceed the output's range by this share of their own range."""
+"""Targets may exceed the output's range by this share of the targets' own range."""
 OF_CLASSES = (
     "accuracy",
     "acc",
@@ -53,9 +53,11 @@ OF_CLASSES = (
 MANY_CLASSES = 1_000
 ENOUGH_LABELS = 50
 ENDLESS = 100.0
-"""A loss below minus this multiple of the first loss has no minimum. No likelihood falls so far in so few steps."""
+"""A loss counts as unbounded if it falls below minus this multiple of the first loss. No likelihood falls so far in so
+few steps."""
 AGAINST = -0.2
-"""Steps that reduce a correct loss never leave outputs with a lower correlation with labels."""
+"""A correlation of outputs and labels below this number shows a wrong loss: steps that reduce a correct loss never lead
+to it."""
 LOSSES_APART = 10.0
 
 
@@ -117,7 +119,8 @@ def _of_one(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("L02", "E", "logits and probabilities confused")
 def _logits(facts: AppFacts) -> Iterator[Finding]:
-    """The logarithm of a value that is no probability is NaN or meaningless; a softmax of a softmax is nearly flat.
+    """The logarithm of a value that is not a probability is NaN or meaningless, and a softmax of a softmax is nearly
+    flat.
 
     Fix: Match the output to the loss: probabilities, or logits (no activation) with from_logits=True.
     Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538; Islam et al., arXiv:1906.01388; measured: Keras
@@ -198,7 +201,7 @@ def _out_of_reach(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("L09", "W", "sigmoid with a single-label loss")
 def _each_alone(facts: AppFacts) -> Iterator[Finding]:
-    """All units can be near 1 at the same time, and the loss does not penalize it.
+    """All units can be near 1 at the same time, and the loss does not penalize this.
 
     Fix: Use a softmax if each sample has one class, or binary_crossentropy if it may have several.
     Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538
@@ -220,9 +223,9 @@ def _each_alone(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("L19", "E", "softmax over the wrong axis")
 def _other_axis(facts: AppFacts) -> Iterator[Finding]:
-    """Positions or samples compete with each other, and the values at one position are not class probabilities.
+    """The softmax normalizes over positions or samples, so the values at one position are not class probabilities.
 
-    Fix: Omit axis: the default, the last axis, is that of the classes.
+    Fix: Leave axis out. The default is the last axis, which has the classes.
     Source: measured: Keras 3.15 trains it without a word
     """
     for head in facts.heads:
@@ -241,9 +244,10 @@ def _other_axis(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("L03", "E", "labels that the loss cannot take")
 def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
-    """A class without a unit or a probability above 1 is invalid: the loss becomes negative or NaN, or the step fails.
+    """A class without an output unit, or a probability above 1, is invalid: the loss becomes negative or NaN, or the
+    step fails.
 
-    Fix: Bring labels into the range of the loss in load_dataset.
+    Fix: Convert labels to the range of the loss in load_dataset.
     Source: measured: Keras 3.15 trains it without a word: labels of 0 and 255 reach a loss of -209,919
     """
     for head, array, labels in targets(facts):
@@ -251,7 +255,7 @@ def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
             yield Finding(
                 f"{array.name} has fractions, from {array.low:g} to {array.high:g}, and the loss takes numbers of classes",
                 ("data", array.name),
-                fix="leave labels as whole numbers: they are not scaled with the inputs",
+                fix="keep labels as whole numbers: do not scale them like inputs",
             )
         elif head.loss == "sce" and labels.kind != "one_hot" and head.units > 1:
             if array.low < 0 or array.high >= head.units:
@@ -308,9 +312,9 @@ def _squeezed(
 
 @rule("L04", "E", "labels and output of different shapes")
 def _broadcast(facts: AppFacts) -> Iterator[Finding]:
-    """Broadcasting compares each output with the wrong target, or the run fails.
+    """NumPy-style broadcasting compares outputs with the wrong targets, or the run fails.
 
-    Fix: Give the last layer the shape of a label, or labels that of the output.
+    Fix: Give the last layer the shape of a label, or give labels the shape of the output.
     Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538; Humbatova et al., Taxonomy of Real Faults,
     arXiv:1910.11015
     """
@@ -332,7 +336,7 @@ def _broadcast(facts: AppFacts) -> Iterator[Finding]:
             f"a sample of {array.name} has the shape {array.sample}, {said(head, facts)} {head.shape}: one {how}",
             ("loss", head.name) if changes else ("data", array.name),
             changes=changes,
-            fix="numbers of classes are for sparse_categorical_crossentropy" if changes else "",
+            fix="for numbers of classes use sparse_categorical_crossentropy" if changes else "",
         )
 
 
@@ -377,7 +381,7 @@ def _rows_for_numbers(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("L08", "E", "targets that do not sum to 1")
 def _no_distribution(facts: AppFacts) -> Iterator[Finding]:
-    """When rows do not sum to 1, divergence and cross-entropy are not smallest at the right answer.
+    """If rows do not sum to 1, divergence and cross-entropy do not have their minimum at the right answer.
 
     Fix: Divide each row by its sum.
     Source: WebNNM, 2026
@@ -388,7 +392,7 @@ def _no_distribution(facts: AppFacts) -> Iterator[Finding]:
                 f"{array.name} has one number for each sample, and the loss compares probabilities that sum to 1",
                 ("loss", head.name),
                 changes=(Change("loss", "mse", head.loss),) if head.activation == "linear" else (),
-                fix="of numbers take a distance, as mse",
+                fix="for numbers use a distance, such as mse",
             )
         if (
             head.loss not in ("kld", "cce", "bce")
@@ -413,13 +417,13 @@ def _no_distribution(facts: AppFacts) -> Iterator[Finding]:
                 f"{sums}, and the loss compares probabilities that sum to 1",
                 ("loss", head.name),
                 changes=tuple(changes),
-                fix="of several labels a sample: a sigmoid, and binary_crossentropy" if many else "",
+                fix="for several labels in a sample use a sigmoid, and binary_crossentropy" if many else "",
             )
 
 
 @rule("L10", "W", "binary cross-entropy for single-label classes")
 def _exclusive(facts: AppFacts) -> Iterator[Finding]:
-    """With many classes nearly every target is 0, which makes the loss small and its gradients weak.
+    """With many classes nearly all targets are 0, so the loss and its gradients are small.
 
     Fix: Take a softmax and categorical_crossentropy.
     Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538; WebNNM, 2026
@@ -447,8 +451,8 @@ def _exclusive(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("L11", "W", "a regression loss for classes")
 def _distance_of_classes(facts: AppFacts) -> Iterator[Finding]:
-    """When an output is confidently wrong, a squared error has almost no gradient through a softmax or sigmoid. Training
-    is slow.
+    """When an output is confidently wrong, a squared error has almost no gradient through a softmax or sigmoid.
+    Training is slow.
 
     Fix: Take a softmax and categorical_crossentropy.
     Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538; Golik et al., Interspeech 2013
@@ -532,7 +536,7 @@ def _threshold_out_of_range(facts: AppFacts) -> Iterator[Finding]:
                     f"the metric {name!r} counts outputs above {cut:g} as positive, and a {head.activation} is "
                     + ("always" if cut <= 0 else "never"),
                     ("metric", head.name),
-                    fix=f"give {name} no threshold: it is 0.5 then",
+                    fix=f"leave the threshold of {name} out: its default is 0.5",
                 )
 
 
@@ -567,7 +571,7 @@ def _copied(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("L14", "I", "long one-hot rows")
 def _long_rows(facts: AppFacts) -> Iterator[Finding]:
-    """Rows of so many classes take memory and time, and say no more than a number.
+    """Rows for so many classes take memory and time, and contain no more information than a number.
 
     Fix: Give labels as numbers, with sparse_categorical_crossentropy.
     Source: WebNNM, 2026
@@ -582,7 +586,7 @@ def _long_rows(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("L16", "E", "a loss without a minimum", level="batch")
 def _endless(facts: AppFacts) -> Iterator[Finding]:
-    """The loss has no smallest value, so outputs grow to infinity, away from the targets.
+    """The loss has no minimum, so outputs grow to infinity, away from the targets.
 
     Fix: Check the sign of the loss and the order of its arguments. Minimize a distance; maximize a likelihood.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
@@ -594,7 +598,7 @@ def _endless(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("L21", "E", "a loss that rewards wrong predictions", level="batch")
 def _away(facts: AppFacts) -> Iterator[Finding]:
-    """A smaller loss means more wrong predictions: it does not measure the distance to the labels.
+    """A smaller loss means more wrong predictions, so the loss does not measure the distance to the labels.
 
     Fix: Check the sign of the loss and the order of its arguments. Keras passes labels first, then outputs.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019

@@ -20,21 +20,24 @@ PASSING = frozenset(
     | {"BatchNormalization", "LayerNormalization", "Dropout", "SpatialDropout2D", "Rescaling", "Normalization", "ZeroPadding2D"}
     | {"Add", "Concatenate", "Average", "Multiply", "Subtract", "Maximum", "Dense", "Reshape", "Flatten"}
 )  # fmt: skip
-"""Layers that do not mix positions of a picture, unless the positions were flattened."""
+"""Layers that do not mix the positions of a picture, unless an earlier layer has flattened them."""
 Field = tuple[float, float, bool]
 """Receptive field in pixels along a side, pixels between neighbours, and whether positions were merged."""
 JOINING = frozenset({"Add", "Concatenate", "Average", "Multiply", "Subtract", "Maximum"})
 DROPPED = 0.8
 PENALTY, PENALIZED = 0.1, 0.5
-"""A penalty above this factor, or above this share of the first loss, outweighs correct predictions."""
+"""If a penalty has a larger factor than this, or is a larger share of the first loss, it outweighs correct
+predictions."""
 FEW_WORDS = 10
 READS_QUANTITIES = frozenset({"LSTM", "GRU", "SimpleRNN", "Bidirectional", "Conv1D", "Dense"})
 SPREADS = (0.02, 5.0)
-"""Acceptable range of the output's scale: initial standard deviation times the root of fan-in. 1 to 1.4 is right."""
+"""Acceptable range of the output's scale, which is the initial standard deviation times the root of the fan-in. 1 to
+1.4 is ideal."""
 PADDED = 0.3
 PIERCED = 0.05
 LEFT_OF_FIRST, REVERSED_MOMENTUM = 0.2, 0.3
-"""Largest share of the initial moving mean at the end, and the momentum below which it was probably meant reversed."""
+"""Maximum share of the initial moving mean at the end of the run; and minimum momentum, because a smaller one was
+probably meant in PyTorch's sense."""
 ONE_TOKEN = 0.4
 KEEPS_LINES = frozenset(
     {
@@ -55,11 +58,12 @@ POOLING = frozenset(
     | {f"UpSampling{n}D" for n in (1, 2, 3)}
 )
 DEEP = 20
-"""Number of successive layers with weights that cannot learn without normalization or skips. VGG19 has 19."""
+"""This number of successive layers with weights cannot learn without normalization or skip connections. VGG19 has
+19."""
 WIDE = 8
-"""Only after the last convolution may pooling reduce this number of positions along a side to one."""
+"""Before the last convolution, pooling must not reduce this number of positions along a side to one."""
 SATURATING = {"sigmoid": 4, "hard_sigmoid": 4, "tanh": 9, "softsign": 9}
-"""With this number of successive activations, the first layer gets no gradient."""
+"""With this number of successive saturating activations, the first layer gets almost no gradient."""
 MIXED, FUTURE = 1e-3, 1e-3
 DEAD, SATURATED = 0.6, 0.4
 SPREAD = 1e4
@@ -132,12 +136,12 @@ def hidden(facts: AppFacts) -> list[LayerFacts]:
 
 @rule("M01", "E", "equal initial weights")
 def _equal_weights(facts: AppFacts) -> Iterator[Finding]:
-    """Units that start equal get equal gradients and stay equal. The layer is worth one unit.
+    """Units that start with equal weights get equal gradients and stay equal. So the layer works like a single unit.
 
     Fix: Omit kernel_initializer, or use a random one.
     Source: Nikanjam et al., NeuraLint, arXiv:2105.08095
     """
-    # Zeros are intended where they leave another path unchanged: a branch of a sum, the variance of a code.
+    # Zeros are intended if they leave another path unchanged, such as a branch of a sum or the variance of a code.
     joined = any(one.kind in JOINING or len(one.reads) > 1 for one in facts.layers)
     for layer in hidden(facts):
         size = max((n or 0 for n in layer.shape[-1:]), default=0)
@@ -168,7 +172,7 @@ def _nothing_trained(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M11", "W", "a frozen last layer")
 def _frozen_head(facts: AppFacts) -> Iterator[Finding]:
-    """Its random weights never change, and all earlier layers must adapt to them.
+    """The random weights of the last layer never change, and all earlier layers must adapt to them.
 
     Fix: Freeze the pretrained layers, and train the new one.
     Source: Humbatova et al., arXiv:1910.11015
@@ -194,7 +198,7 @@ def _frozen_head(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M12", "E", "tokens outside the embedding")
 def _unknown_tokens(facts: AppFacts) -> Iterator[Finding]:
-    """There is no row for them: TensorFlow ends the run on a processor, and reads zeros without a word on a graphics card.
+    """The embedding has no row for these tokens. TensorFlow ends the run on a CPU, and silently reads zeros on a GPU.
 
     Fix: Give Embedding input_dim = largest number + 1.
     Source: Humbatova et al., arXiv:1910.11015
@@ -244,7 +248,7 @@ def _unmasked(facts: AppFacts) -> Iterator[Finding]:
 def _masked_words(facts: AppFacts) -> Iterator[Finding]:
     """With mask_zero=True the layer skips every 0, so the model never sees a word with that number.
 
-    Fix: Count tokens from 1, and keep 0 for padding; input_dim is one more then.
+    Fix: Number tokens from 1, and keep 0 for the padding. Increase input_dim by one.
     Source: Keras, Embedding: mask_zero
     """
     for layer in facts.layers:
@@ -259,7 +263,7 @@ def _masked_words(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M32", "I", "frozen layers with random weights")
 def _frozen_as_drawn(facts: AppFacts) -> Iterator[Finding]:
-    """Their output is a random mixture that training cannot improve.
+    """The output of these layers is a random mixture of their inputs, which training cannot improve.
 
     Fix: Load weights before you freeze them, or set trainable=True.
     Source: Humbatova et al., arXiv:1910.11015; Keras, guide on transfer learning
@@ -276,11 +280,11 @@ def _frozen_as_drawn(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M33", "I", "moving statistics that do not follow, or too fast")
 def _slow_norm(facts: AppFacts) -> Iterator[Finding]:
-    """Outside of training the moving mean and variance are used: where they are not those of the data, a good model
-    measures badly.
+    """Outside of training, the layer uses the moving mean and variance. If these differ from the mean and variance of
+    the data, a good model gets bad results.
 
-    Fix: Take a momentum of 0.9 to 0.99 in the sense of Keras, where that is the share of what was before (0.1 of
-    PyTorch is 0.9).
+    Fix: Use a momentum of 0.9 to 0.99. In Keras, momentum is the share of the old value. A momentum of 0.1 in PyTorch
+        is 0.9 in Keras.
     Source: Keras, BatchNormalization
     """
     steps = facts.steps_of(facts.slots)
@@ -305,10 +309,10 @@ def _slow_norm(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("D25", "W", "one token dominates")
 def _unknown_words(facts: AppFacts) -> Iterator[Finding]:
-    """Where most words are the token of unknown ones the text says hardly anything: the vocabulary is too small, or is
-    that of another text.
+    """If most words become the token for unknown words, the text has hardly any information. The vocabulary is too
+    small, or belongs to another text.
 
-    Fix: Count words in the training texts, and give the vocabulary room for nearly all of them.
+    Fix: Count the words of the training texts, and make the vocabulary large enough for nearly all of them.
     Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
     """
     embedded = {one.before for one in facts.layers if one.kind == "Embedding"}
@@ -322,9 +326,9 @@ def _unknown_words(facts: AppFacts) -> Iterator[Finding]:
                 )
 
 
-@rule("M14", "W", "nearly all is dropped")
+@rule("M14", "W", "dropout of nearly all inputs")
 def _much_dropped(facts: AppFacts) -> Iterator[Finding]:
-    """Only noise remains of the signal, and the next layer learns almost nothing.
+    """Dropout leaves mostly noise, and the next layer learns almost nothing.
 
     Fix: Use rates of 0.1 to 0.5.
     Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538
@@ -361,9 +365,9 @@ def _punished(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M36", "W", "token numbers used as quantities")
 def _words_as_numbers(facts: AppFacts) -> Iterator[Finding]:
-    """The number of a word says nothing of what it means: 70 is not ten times 7, and nothing lies between two words.
+    """The number of a word has no relation to its meaning: word 70 is not ten times word 7.
 
-    Fix: Start with an Embedding.
+    Fix: Begin the model with an Embedding layer.
     Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
     """
     known = {one.name for one in facts.layers}
@@ -392,22 +396,23 @@ def _words_as_numbers(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M38", "W", "a Normalization that was never adapted")
 def _not_adapted(facts: AppFacts) -> Iterator[Finding]:
-    """It passes on what comes in, so that inputs are not scaled, though the layer is there.
+    """The layer returns its inputs unchanged, so the inputs are not scaled.
 
-    Fix: Call its adapt(x_train) in create_model, or give it mean and variance.
+    Fix: Call the layer's method adapt(x_train) in create_model, or set its mean and variance.
     Source: Keras, Normalization
     """
     known = {one.name for one in facts.layers}
-    for layer in facts.layers:  # after another layer, which may scale, it may wait for trained weights
+    # Behind another layer, which may scale, it may be intended, for example before trained weights are loaded.
+    for layer in facts.layers:
         if layer.kind == "Normalization" and layer.untouched and not known & set(layer.reads):
             yield Finding(f"{layer.name!r} has mean 0 and variance 1: it was never adapted", ("layer", layer.name))
 
 
 @rule("M16", "W", "initial weights on an unusual scale")
 def _start(facts: AppFacts) -> Iterator[Finding]:
-    """Signals grow or fade with each layer, and gradients with them.
+    """Signals become larger or smaller with each layer, and so do gradients.
 
-    Fix: Leave kernel_initializer out, or take he_normal before relu.
+    Fix: Leave kernel_initializer out, or use he_normal before relu.
     Source: He et al., arXiv:1502.01852; WebNNM, 2026
     """
     for layer in hidden(facts):
@@ -429,13 +434,14 @@ def _start(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M17", "E", "samples of a shape that the model does not take")
 def _other_shape(facts: AppFacts) -> Iterator[Finding]:
-    """Keras refuses them in the first step, which on a cluster is on a worker.
+    """Keras refuses such samples in the first step. On a cluster, this error happens on a worker.
 
     Fix: Give keras.Input the shape of a sample.
     Source: Humbatova et al., arXiv:1910.11015
     """
     arrays = list(facts.of("x", "train"))
-    if len(arrays) != 1 or len(facts.inputs) != 1 or facts.own & {"step", "train"}:  # their shapes may differ
+    # the shapes of these inputs may differ
+    if len(arrays) != 1 or len(facts.inputs) != 1 or facts.own & {"step", "train"}:
         return
     (array,), (_, wanted, _) = arrays, facts.inputs[0]
     given = array.sample
@@ -467,9 +473,9 @@ def _longest(facts: AppFacts, counts: Callable[[LayerFacts], bool], breaks: Call
 
 @rule("M02", "W", "layers without an activation between them")
 def _linear(facts: AppFacts) -> Iterator[Finding]:
-    """Two linear layers in a row can do no more than one.
+    """Two successive linear layers can compute no more than one linear layer.
 
-    Fix: Give the first one an activation, as relu.
+    Fix: Give the first layer an activation, such as relu.
     Source: Nikanjam et al., NeuraLint, arXiv:2105.08095
     """
     pairs = list(_pairs(facts))
@@ -526,9 +532,9 @@ def _all_linear(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M03", "W", "a deep model without normalization or skip connections")
 def _deep(facts: AppFacts) -> Iterator[Finding]:
-    """Gradients become smaller or larger with each layer, until the first ones stand still or burst.
+    """Gradients become smaller or larger with each layer, so the first layers do not learn, or their gradients explode.
 
-    Fix: Add BatchNormalization or LayerNormalization behind layers, or skips around them.
+    Fix: Add BatchNormalization or LayerNormalization after layers, or add skip connections.
     Source: WebNNM, 2026; He et al., arXiv:1512.03385
     """
     if any(one.kind in NORMALIZING or one.kind in JOINING for one in facts.layers) or any(
@@ -545,9 +551,9 @@ def _deep(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M04", "W", "saturating activations in a row")
 def _saturating(facts: AppFacts) -> Iterator[Finding]:
-    """A sigmoid passes on a quarter of a gradient at best: behind some of them nothing is left.
+    """A sigmoid passes on at most a quarter of a gradient, so almost no gradient passes through several of them.
 
-    Fix: Take relu, gelu or selu in hidden layers, or normalize between them.
+    Fix: Use relu, gelu or selu in hidden layers, or normalize between them.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
     """
     for activation, most in SATURATING.items():
@@ -562,16 +568,16 @@ def _saturating(facts: AppFacts) -> Iterator[Finding]:
                 f"{len(row)} layers with {activation} in a row, from {row[0]!r} to {row[-1]!r}",
                 ("layer", row[0]),
                 changes=tuple(Change("argument", "relu", name, "activation") for name in row if len(row) <= DEEP),
-                fix="" if len(row) <= DEEP else "take fewer layers, or relu with normalization and skips",
+                fix="" if len(row) <= DEEP else "use fewer layers, or relu with normalization and skip connections",
             )
             return
 
 
 @rule("M05", "W", "dropout before batch normalization")
 def _dropout_before_norm(facts: AppFacts) -> Iterator[Finding]:
-    """Dropout changes the variance in training only, and the normalization is then wrong by that in use.
+    """Dropout changes the variance only in training, so the normalization uses a wrong variance outside of training.
 
-    Fix: Put dropout behind the last normalization.
+    Fix: Put dropout after the last normalization.
     Source: Li et al., Understanding the Disharmony, arXiv:1801.05134
     """
     for layer in facts.layers:
@@ -591,7 +597,7 @@ def _dropout_before_norm(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M06", "W", "dropout after the output")
 def _dropout_at_the_end(facts: AppFacts) -> Iterator[Finding]:
-    """The loss compares outputs that dropout set to 0 with the labels.
+    """Dropout sets some outputs to 0, and the loss compares these zeros with the labels.
 
     Fix: Remove it, or move it before the last layer.
     Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538
@@ -612,9 +618,9 @@ def _dropout_at_the_end(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M07", "W", "softmax in a hidden layer")
 def _inner_softmax(facts: AppFacts) -> Iterator[Finding]:
-    """A softmax keeps all units but one near 0, with almost no gradient.
+    """A softmax keeps all units except one near 0, with almost no gradient.
 
-    Fix: Take relu in hidden layers.
+    Fix: Use relu in hidden layers.
     Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538
     """
     for layer in [*hidden(facts), *(one for one in facts.layers if one.kind in ("Softmax", "Activation"))]:
@@ -636,8 +642,8 @@ def _inner_softmax(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M08", "W", "an activation before the softmax")
 def _activation_before_softmax(facts: AppFacts) -> Iterator[Finding]:
-    """Logits that cannot be negative, or not large, cannot say that something is certain; units of a relu that are at 0
-    stay there.
+    """If logits cannot be negative or large, the softmax cannot give probabilities near 0 or 1. Units of a relu that
+    are at 0 stay at 0.
 
     Fix: Leave the layer before the softmax without an activation.
     Source: Nikanjam et al., NeuraLint, arXiv:2105.08095
@@ -656,7 +662,8 @@ def _activation_before_softmax(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M09", "I", "a bias before batch normalization")
 def _bias_before_norm(facts: AppFacts) -> Iterator[Finding]:
-    """The normalization takes the mean off, and the bias with it; it only costs.
+    """The normalization subtracts the mean, which removes the bias. So the bias has no effect, but costs time and
+    memory.
 
     Fix: Give the layer use_bias=False.
     Source: Ioffe and Szegedy, arXiv:1502.03167
@@ -683,9 +690,9 @@ def _bias_before_norm(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M31", "W", "a layer of one unit in the middle")
 def _one_wide(facts: AppFacts) -> Iterator[Finding]:
-    """All that is behind it learns from one number, in which several classes lie on a line.
+    """All later layers get a single number for each sample, which can hardly separate several classes.
 
-    Fix: Give it more units.
+    Fix: Give this layer more units.
     Source: Humbatova et al., arXiv:1910.11015: suboptimal number of neurons
     """
     for layer in hidden(facts):
@@ -701,11 +708,11 @@ def _one_wide(facts: AppFacts) -> Iterator[Finding]:
             )
 
 
-@rule("M19", "W", "pooling that leaves one place")
+@rule("M19", "W", "pooling to a single position")
 def _one_pixel(facts: AppFacts) -> Iterator[Finding]:
-    """Where something is in the picture is gone before the convolutions that could use it.
+    """This pooling removes all positions in the picture, although later convolutions need them.
 
-    Fix: Pool by 2, and all at once only behind the last convolution.
+    Fix: Pool by 2. Pool over all positions only after the last convolution.
     Source: Humbatova et al., arXiv:1910.11015: wrong filter and pooling sizes
     """
     for layer in facts.layers:
@@ -722,9 +729,9 @@ def _one_pixel(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M20", "E", "NaN in the first batch", level="batch")
 def _nan_in_first_batch(facts: AppFacts) -> Iterator[Finding]:
-    """A NaN stays NaN, and so does everything computed from it.
+    """Every value that is computed from a NaN is NaN, too.
 
-    Fix: Look at what goes into that layer: a logarithm or a root of 0, a division by 0, float16.
+    Fix: Check the inputs of that layer. Typical causes are a logarithm or a root of 0, a division by 0, and float16.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
     """
     if where := facts.seen.get("nan"):
@@ -742,9 +749,9 @@ def _nan_in_first_batch(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M34", "E", "the first step fails", level="batch")
 def _fails(facts: AppFacts) -> Iterator[Finding]:
-    """The run fails, too: on a cluster, after all machines have loaded their data.
+    """A run would fail with the same error, on a cluster only after all machines have loaded their data.
 
-    Fix: Look at the shapes and types of what goes into the layer, the loss or the metric that is named.
+    Fix: Check the shapes and types of the inputs of the layer, the loss or the metric that the error names.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
     """
     if why := facts.seen.get("fails"):
@@ -761,10 +768,9 @@ def _has_a_floor(facts: AppFacts) -> bool:
 
 @rule("M21", "E", "the model cannot overfit one batch", level="batch")
 def _by_heart(facts: AppFacts) -> Iterator[Finding]:
-    """A model that cannot learn 16 samples, without dropout and augmentation, cannot learn thousands.
+    """If a model cannot learn 16 samples without dropout and augmentation, it cannot learn thousands.
 
-    Fix: Look for a loss that does not fit the output, activations that cut gradients, and labels that are not those of
-    the samples.
+    Fix: Look for a loss that does not fit the output, activations that block gradients, and labels of other samples.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
     """
     if (
@@ -783,10 +789,10 @@ def _by_heart(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M22", "E", "samples influence each other", level="batch")
 def _mixed(facts: AppFacts) -> Iterator[Finding]:
-    """A reshape, a softmax or a sum over the first axis mixes samples, and what comes out depends on who else is in the
-    batch.
+    """A reshape, a softmax or a sum over the first axis mixes samples, so the output of a sample depends on the other
+    samples of its batch.
 
-    Fix: Leave the first axis alone: name the axes of reshape, softmax, mean and transpose.
+    Fix: Do not change the first axis: name the axes of reshape, softmax, mean and transpose.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
     """
     share = facts.seen.get("mixed", 0.0)
@@ -803,7 +809,7 @@ def _mixed(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M23", "E", "the model sees the future", level="batch")
 def _future(facts: AppFacts) -> Iterator[Finding]:
-    """The target is among the inputs. The training loss falls to 0, and the model learns nothing useful.
+    """The inputs contain the target. The training loss falls to 0, but the model learns nothing useful.
 
     Fix: Mask later positions: use_causal_mask=True, padding='causal'.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
@@ -813,15 +819,16 @@ def _future(facts: AppFacts) -> Iterator[Finding]:
         yield Finding(
             f"labels are the inputs shifted by one position, and outputs of the first half change by {share:.2%} with inputs of the second half",
             ("method", "create_model"),
-            fix="mask what comes later: use_causal_mask=True, padding='causal', no Bidirectional",
+            fix="mask later positions: use_causal_mask=True, padding='causal', no Bidirectional",
         )
 
 
 @rule("M24", "E", "weights without a gradient", level="batch")
 def _still(facts: AppFacts) -> Iterator[Finding]:
-    """The loss does not depend on them, or what lies between has no slope: they stay what they were.
+    """The loss does not depend on these weights, or a function between them and the loss has a gradient of 0. So these
+    weights never change.
 
-    Fix: Look for stop_gradient, argmax, round or casts to whole numbers behind that layer, and for dead units.
+    Fix: Look for stop_gradient, argmax, round or casts to whole numbers after that layer, and for dead units.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; Karpathy, A Recipe for Training
     Neural Networks, 2019
     """
@@ -832,13 +839,13 @@ def _still(facts: AppFacts) -> Iterator[Finding]:
             f"in some steps of the model's train_step {plural(len(unmoved), 'trained weight')} {'stays' if len(unmoved) == 1 else 'stay'} the same, "
             f"while others move: {', '.join(unmoved[:3])}" + (", ..." if len(unmoved) > 3 else ""),
             ("method", "create_model"),
-            fix="take gradients of all trainable variables, and apply them to all",
+            fix="compute the gradients of all trainable variables, and apply all of them",
         )
     if facts.seen.get("slopes") is False:
         yield Finding(
             "the loss has no gradient for any weight",
             ("loss", ""),
-            fix="look for comparisons, argmax, round, casts and NumPy in the loss: none of them has a slope",
+            fix="look for comparisons, argmax, round, casts and NumPy in the loss: these operations have no gradient",
         )
         return
     still = list(facts.seen.get("still", ()))
@@ -855,9 +862,9 @@ def _still(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M25", "W", "gradients that vanish or explode", level="batch")
 def _norms(facts: AppFacts) -> Iterator[Finding]:
-    """One learning rate is for all layers: some stand still while others jump.
+    """All layers share one learning rate, so some layers hardly change while others take too long steps.
 
-    Fix: Normalize between layers, add skips, take relu and he_normal.
+    Fix: Normalize between layers, add skip connections, use relu and he_normal.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; WebNNM, 2026
     """
     norms = facts.seen.get("gradients") or {}
@@ -884,21 +891,21 @@ def _units(facts: AppFacts, name: str, most: float, what: str) -> Iterator[Findi
 
 @rule("M26", "W", "dead units", level="batch")
 def _dead(facts: AppFacts) -> Iterator[Finding]:
-    """A relu that is 0 for all samples has no gradient and stays 0.
+    """A relu unit that is 0 for all samples has no gradient, and stays 0.
 
-    Fix: Scale inputs, take he_normal, a smaller learning rate, or leaky_relu.
+    Fix: Scale inputs, use he_normal, a smaller learning rate, or leaky_relu.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; WebNNM, 2026
     """
     if any(one.kind == "BatchNormalization" for one in facts.layers):
-        return  # before training, its statistics fit no batch
+        return  # before training, the moving statistics of this layer fit no batch
     yield from _units(facts, "dead", DEAD, "is 0 for all samples of a batch")
 
 
 @rule("M27", "W", "saturated units", level="batch")
 def _saturated(facts: AppFacts) -> Iterator[Finding]:
-    """At its ends a sigmoid or a tanh has no slope, and gradients end there.
+    """Near its limits a sigmoid or a tanh is flat, so it blocks gradients.
 
-    Fix: Scale inputs and first weights, normalize before the activation, or take relu.
+    Fix: Scale inputs and initial weights, normalize before the activation, or use relu.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; WebNNM, 2026
     """
     yield from _units(facts, "saturated", SATURATED, "is saturated")
@@ -906,9 +913,9 @@ def _saturated(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M28", "W", "a high initial loss", level="batch")
 def _first_loss(facts: AppFacts) -> Iterator[Finding]:
-    """The model starts with confident wrong predictions, and its first steps only undo them.
+    """The model starts with confident wrong predictions, and its first steps only correct them.
 
-    Fix: Scale inputs and first weights, and look whether the loss takes what the output is.
+    Fix: Scale inputs and initial weights, and check whether the loss fits the output.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019; Zhang et al., UMLAUT, CHI 2021,
     doi:10.1145/3411764.3445538
     """
@@ -924,9 +931,9 @@ def _first_loss(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M29", "W", "an input that changes nothing", level="batch")
 def _ignored(facts: AppFacts) -> Iterator[Finding]:
-    """Its information is lost in the model, for example by a multiplication with 0 or a slice.
+    """The model loses the information of this input, for example by a multiplication with 0 or a slice.
 
-    Fix: Check how the model uses it.
+    Fix: Check how the model uses this input.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
     """
     for name in facts.seen.get("ignored", ()):

@@ -19,17 +19,19 @@ from ddlf.training.context import App
 
 log = logging.getLogger(__name__)
 MOST_RECORDS = 1_000
-"""Number of newest records that the rules look at."""
+"""Maximum number of recent records that the rules use."""
 RISING, TIMES = 3, 2.0
-"""A loss diverges if it rises in this number of successive records, by this factor in all."""
+"""A loss diverges if it rises in this number of successive records, by this total factor."""
 TURNS, WINDOW, SWING = 6, 8, 0.2
-"""A loss oscillates with this number of turns in a window of records, if it swings by this share of its mean."""
+"""A loss oscillates if it changes direction this number of times in a window of this number of records, and its range
+is at least this share of its mean."""
 STUCK, LEAST = 8, 0.01
 """A loss is stuck if it falls by at most this share of the first loss in this number of records."""
 APART, WORSE = 4, 1.1
 """A model overfits if validation gets worse by this factor over this number of records, while training improves."""
 STALE, LEAST_UPDATES = 2.0, 3
-"""Updates of a slot are stale if they are older than this number of merges per slot, over this number of updates.
+"""Updates of a slot are too stale if their mean age over this number of updates is more than this number of merges per
+slot.
 
 The mean age over all slots is at most K - 1.
 """
@@ -37,7 +39,7 @@ The mean age over all slots is at most K - 1.
 
 @rule("R01", "E", "NaN", level="run")
 def not_finite(facts: AppFacts) -> Iterator[Finding]:
-    """A weight that has become NaN stays NaN.
+    """After a weight has become NaN, it stays NaN.
 
     Fix: Use a smaller learning rate or clip gradients (clipnorm=1.0), and look for NaN in the data with ddlf advise.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
@@ -67,7 +69,7 @@ def _diverging(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("R03", "W", "oscillating", level="run")
 def _oscillating(facts: AppFacts) -> Iterator[Finding]:
-    """Steps jump from one side of the minimum to the other.
+    """Each step jumps from one side of the minimum to the other.
 
     Fix: Use a third of the learning rate, or larger batches.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
@@ -87,7 +89,7 @@ def _oscillating(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("R04", "W", "stuck", level="run")
 def _stuck(facts: AppFacts) -> Iterator[Finding]:
-    """A model that has not started to learn after so many rounds rarely does so later.
+    """If a model has not started to learn after so many rounds, it rarely starts later.
 
     Fix: Run ddlf advise, which checks whether the model can learn one batch. Then try 10 times the learning rate.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
@@ -104,7 +106,7 @@ def _stuck(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("R05", "W", "overfitting", level="run")
 def _overfitting(facts: AppFacts) -> Iterator[Finding]:
-    """From here on the model memorizes samples and gets worse on others.
+    """Since this round the model memorizes training samples, and gets worse on other samples.
 
     Fix: Put EarlyStopping('val_loss', patience=3, restore_best_weights=True) into callbacks; or add dropout or
     augmentation.
@@ -122,14 +124,14 @@ def _overfitting(facts: AppFacts) -> Iterator[Finding]:
     worse = all(a[1] < b[1] and a[0] >= b[0] for a, b in itertools.pairwise(last))
     if worse and last[-1][1] > WORSE * best[1] > 0:
         yield Finding(
-            f"val_loss was least, {best[1]:.4g}, after round {best[2]}, and is {last[-1][1]:.4g} while the loss falls",
+            f"val_loss was lowest, {best[1]:.4g}, after round {best[2]}, and is {last[-1][1]:.4g} while the loss falls",
             ("setting", "callbacks"),
         )
 
 
 @rule("R06", "W", "stale updates", level="run")
 def _stale(facts: AppFacts) -> Iterator[Finding]:
-    """An update computed for old weights points to where the minimum was.
+    """An update that was computed with old weights does not point to the minimum any more.
 
     Fix: Set max_staleness, or staleness='polynomial:0.5', which gives old updates less weight.
     Source: Zhang et al., Staleness-aware Async-SGD, arXiv:1511.05950

@@ -9,7 +9,7 @@ from ddlf.extras.advice.facts import DROPOUT, AppFacts, LayerFacts
 from ddlf.extras.advice.rule import Change, Finding, plural, rule
 
 MUCH = 0.8
-"""Largest acceptable share of the memory for a step."""
+"""Maximum share of the memory for a step."""
 RATES = {
     "SGD": (1e-5, 1.0, 0.01),
     "Adam": (1e-6, 0.02, 0.001),
@@ -24,16 +24,18 @@ RATES = {
 }
 """Usual learning rates of an optimizer: the smallest, the largest, and a first choice."""
 MOMENTUM = 4.0
-"""Largest multiple of the usual maximum rate for rate / (1 - momentum).
+"""Maximum of rate / (1 - momentum), as a multiple of the usual maximum rate.
 
 A momentum of 0.9 makes steps 10 times as long.
 """
 TOY, TOYS = 20, 5
-"""With fewer different samples, a problem is a toy, like XOR. It may use this multiple of the usual maximum rate."""
+"""With fewer different samples, a problem counts as a toy problem, like XOR. Its rate may be this multiple of the usual
+maximum."""
 LONG = 0.99
-"""With a larger momentum, the steps of hundreds of batches ago still have an effect."""
+"""With a larger momentum than this, gradients from hundreds of batches ago still have an effect."""
 WAYS = {"SGD": 2.0, "Adam": 0.01, "AdamW": 0.01, "Nadam": 0.01, "Adamax": 0.01, "RMSprop": 0.01}
-"""Smallest rate * steps that moves weights noticeably. It limits their distance in Adam. In SGD, gradients scale it."""
+"""Minimum of rate * steps that changes weights noticeably. In Adam, this product limits the distance that a weight can
+move. In SGD, the gradients scale it."""
 CLIP = 0.01
 DECAY = 0.3
 LONGER = 1.5
@@ -57,11 +59,11 @@ AUGMENTING = (
 
 @rule("T12", "W", "a step that does not fit into memory")
 def _much_memory(facts: AppFacts) -> Iterator[Finding]:
-    """A process that asks for more than there is gets killed in its first step, and on a worker with all that it holds.
+    """The system kills a process that needs more memory than the machine has. A worker then loses all its data.
 
-    Fix: Take a smaller batch_size, or smaller layers.
-    Source: 4 bytes for each weight, its gradient, what the optimizer keeps of it, and each output that the way back
-    needs
+    Fix: Use a smaller batch_size, or smaller layers.
+    Source: 4 bytes for each weight, each gradient, each value of optimizer state, and each output that backpropagation
+        needs
     """
     if not facts.memory or not facts.layers:
         return
@@ -86,8 +88,7 @@ def _values(layer: LayerFacts) -> int:
 
 @rule("T01", "W", "an unusual learning rate")
 def _rate(facts: AppFacts) -> Iterator[Finding]:
-    """Steps that are too long overshoot the minimum, up to NaN. With steps that are too short the run ends before the
-    model has learnt.
+    """Too long steps overshoot the minimum, up to NaN. With too short steps, the run ends before the model has learnt.
 
     Fix: Start with the usual rate, and change it by factors of 3.
     Source: Zhang et al., UMLAUT, doi:10.1145/3411764.3445538; Bengio, arXiv:1206.5533
@@ -115,7 +116,8 @@ def _rate(facts: AppFacts) -> Iterator[Finding]:
     changes: tuple[Change, ...] = (Change("rate", usual),)
     if usually and optimizer.momentum > LONG:
         changes = (Change("optimizer", 0.9, argument="momentum"),)
-    elif optimizer.kind == "SGD" and not optimizer.momentum:  # so few plain SGD steps of the usual size do not converge
+    # plain SGD does not converge in so few steps of the usual size
+    elif optimizer.kind == "SGD" and not optimizer.momentum:
         changes += (Change("optimizer", 0.9, argument="momentum"),)
     yield Finding(
         f"{what}, which is {far}: {changes[0].value:g} is usual"
@@ -130,7 +132,7 @@ def _rate(facts: AppFacts) -> Iterator[Finding]:
 def _unscaled_float16(facts: AppFacts) -> Iterator[Finding]:
     """Gradients below 0.00000006 become 0 in float16.
 
-    Fix: Set precision='mixed_float16', with which Keras scales the loss, or take mixed_bfloat16.
+    Fix: Set precision='mixed_float16', so that Keras scales the loss, or use mixed_bfloat16.
     Source: Micikevicius et al., arXiv:1710.03740
     """
     half = [one for one in facts.layers if one.precision == "float16" and one.trained]
@@ -145,7 +147,7 @@ def _unscaled_float16(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("T03", "W", "an output in float16")
 def _float16_softmax(facts: AppFacts) -> Iterator[Finding]:
-    """Exponentials and squares leave the range of float16, and the loss becomes infinite or 0.
+    """Exponentials and squares exceed the range of float16, so the loss becomes infinite or 0.
 
     Fix: Give the last layer dtype='float32'.
     Source: WebNNM, 2026; TensorFlow's guide on mixed precision
@@ -158,7 +160,7 @@ def _float16_softmax(facts: AppFacts) -> Iterator[Finding]:
             and (head.activation in ("softmax", "sigmoid") or head.loss in ("mse", "poisson"))
         ):
             yield Finding(
-                f"the output {head.name!r} is computed in float16, which ends at 65,504 and has nothing below 0.00000006",
+                f"the output {head.name!r} is computed in float16, whose values are at most 65,504 and at least 0.00000006",
                 ("layer", layer.name),
                 changes=(Change("argument", "float32", layer.name, "dtype"),),
             )
@@ -189,9 +191,9 @@ def _crowded(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("T05", "W", "a schedule that is longer than the run")
 def _long_schedule(facts: AppFacts) -> Iterator[Finding]:
-    """The learning rate never comes down, and the run ends before the part in which most is won.
+    """The learning rate stays high, and the run ends before the steps with a low rate, which improve the model most.
 
-    Fix: Count its steps from the run: batches of an epoch times epochs.
+    Fix: Set the steps of the schedule to the steps of the run: batches of an epoch times epochs.
     Source: Loshchilov and Hutter, arXiv:1608.03983
     """
     optimizer = facts.optimizer
@@ -206,9 +208,9 @@ def _long_schedule(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("T07", "W", "a schedule that ends early")
 def _ends_early(facts: AppFacts) -> Iterator[Finding]:
-    """At its end the learning rate is 0 or nearly so: all later steps change nothing.
+    """After the end of the schedule the learning rate is 0 or nearly 0, so all later steps have no effect.
 
-    Fix: Count its steps from the run: batches of an epoch times epochs, divided by the slots.
+    Fix: Set the steps of the schedule to the steps of a slot: batches of an epoch times epochs, divided by the slots.
     Source: Loshchilov and Hutter, arXiv:1608.03983
     """
     if (optimizer := facts.optimizer) is None:
@@ -224,9 +226,9 @@ def _ends_early(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("T06", "W", "few batches an epoch")
 def _few_batches(facts: AppFacts) -> Iterator[Finding]:
-    """There are as many steps as batches: with so few the run ends before it has learnt.
+    """The run makes one step for each batch. With so few steps it ends before the model has learnt.
 
-    Fix: Take a smaller batch_size, or more epochs and a larger learning rate.
+    Fix: Use a smaller batch_size, or more epochs and a larger learning rate.
     Source: Masters and Luschi, arXiv:1804.07612
     """
     size = int(facts.settings.get("batch_size", 32))
@@ -249,9 +251,10 @@ def _few_batches(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M37", "W", "batch normalization of one or two samples")
 def _tiny_batches(facts: AppFacts) -> Iterator[Finding]:
-    """Mean and variance of so few are noise, and not those with which the model predicts.
+    """The mean and the variance of so few samples are mostly noise, and differ from the values that the model uses for
+    predictions.
 
-    Fix: Take batches of 32 or more, or GroupNormalization.
+    Fix: Use batches of 32 or more, or GroupNormalization.
     Source: Wu and He, arXiv:1803.08494
     """
     size = int(facts.settings.get("batch_size", 32))
@@ -268,7 +271,7 @@ def _tiny_batches(facts: AppFacts) -> Iterator[Finding]:
 def _small_clip(facts: AppFacts) -> Iterator[Finding]:
     """With SGD a step is the gradient times the learning rate, so clipped gradients barely move the weights.
 
-    Fix: Clip at 1, or at a percentile of the gradient norms that you measure.
+    Fix: Set the limit to 1, or to a percentile of the gradient norms that you measure.
     Source: Pascanu et al., arXiv:1211.5063
     """
     if (
@@ -277,14 +280,14 @@ def _small_clip(facts: AppFacts) -> Iterator[Finding]:
         and facts.optimizer.clip < CLIP
         and facts.optimizer.kind == "SGD"
     ):
-        yield Finding(f"gradients are cut at {facts.optimizer.clip:g}", ("optimizer", "clip"))
+        yield Finding(f"gradients are clipped at {facts.optimizer.clip:g}", ("optimizer", "clip"))
 
 
 @rule("T10", "W", "a weight decay that is too large")
 def _large_decay(facts: AppFacts) -> Iterator[Finding]:
-    """Weights are pulled to 0 faster than samples can move them.
+    """The decay moves weights to 0 faster than training can change them.
 
-    Fix: Take 0.0001 to 0.1.
+    Fix: Use a weight decay of 0.0001 to 0.1.
     Source: Loshchilov and Hutter, arXiv:1711.05101
     """
     optimizer = facts.optimizer
@@ -318,7 +321,7 @@ def _class_weights(facts: AppFacts) -> tuple[Mapping[int, float], dict[int, int]
 
 @rule("T11", "W", "class weights for missing classes")
 def _missing_classes(facts: AppFacts) -> Iterator[Finding]:
-    """The intended class keeps the weight 1.
+    """No sample has this class number, so the class that you mean keeps the weight 1.
 
     Fix: Use the class numbers of y_train, from 0.
     Source: Keras, Model.fit
@@ -333,7 +336,7 @@ def _missing_classes(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("T13", "W", "reversed class weights")
 def _reversed_weights(facts: AppFacts) -> Iterator[Finding]:
-    """The frequent class counts even more, and the model does not learn the rare one.
+    """The frequent class gets even more weight, so the model does not learn the rare class.
 
     Fix: Give classes with fewer samples larger weights.
     Source: Keras, Model.fit; Lin et al., Focal Loss, arXiv:1708.02002

@@ -206,7 +206,7 @@ class _Building:
             return None
         flat = keras.tree.flatten(made)
         if not flat or not all(isinstance(array, keras.KerasTensor) for array in flat):
-            self.problems.add(node.call, f"{node.operator} gives no tensor")
+            self.problems.add(node.call, f"{node.operator} returns no tensor")
             return None
         self._learned(number, flat[0])
         return flat[0] if len(flat) == 1 else flat
@@ -305,7 +305,7 @@ class _Building:
             first not in (None, two) for first, two in zip(wanted, result, strict=True)
         ):
             self.problems.add(
-                at, f"{what}: the text says {shown(tuple(wanted))}, and Keras gives {shown(tuple(made.shape[1:]))}"
+                at, f"{what}: the text says {shown(tuple(wanted))}, but Keras gives {shown(tuple(made.shape[1:]))}"
             )
 
     def _know(self, number: int, shape: tuple[int | None, ...]) -> None:

@@ -54,7 +54,7 @@ def describe(model: Any) -> str:
         CannotBeWritten: A text cannot contain a part of the model, which the error names.
     """
     with as_installed(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a lambda gives a warning, and is refused later
+        warnings.simplefilter("ignore")  # Keras warns about a lambda here; DDLF refuses it later
         entry = _serialized(model)
         ways = [_Way(), _Way(short=False)]
         if OPERATOR_LAYER in str(entry):
@@ -76,7 +76,7 @@ class CannotComeBack(CannotBeWritten):
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """In which way a model is written.
+    """The options for writing a model.
 
     Attributes:
         short: Whether to leave out arguments that Keras adds itself.
@@ -503,8 +503,8 @@ class Chains(list[list[Unit]]):
         Args:
             units: The units that return a tensor.
             outputs: The output tensors.
-            cut: Where chains are cut that need not be: nowhere, where several come together, and around layers that are called again. The
-                last has an order always, that of the calls as they were made.
+            cut: Where to cut chains additionally: nowhere, at nodes with several inputs, or around layers with several
+                calls. With the last value there is always an order: the original order of the calls.
         """
         uses = Counter(key for unit in units.values() for key in unit.reads)
         uses.update(outputs)

@@ -464,7 +464,7 @@ def lstm(into: list[Any], operands: list[Any], options: Options) -> Any:
 
     def step(state: Any, x: Any) -> tuple[Any, Any]:
         state = ops.concatenate(_lstm_step(x, ops.split(state, 2, axis=-1), operands, options), axis=-1)
-        return state, state  # both are the state: TensorFlow's scan needs equal structures
+        return state, state  # return the state twice, because TensorFlow's scan needs equal structures
 
     begin = _begin(into[0], operands)
     made = _over_time(into[0], step, ops.concatenate([begin, begin], axis=-1), options)

@@ -242,7 +242,7 @@ class Writer:
             try:
                 wrong = differing(args)
             except REFUSED as error:
-                wrong = left  # perhaps another argument is needed
+                wrong = left  # try again with another argument
                 if not left:
                     raise CannotBeWritten(f"{what} ({name}) cannot be made from its config: {error}") from error
             if not wrong:

@@ -126,7 +126,8 @@ def load(path: Path) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
         raise ConfigError(
-            f"{path} is cut or no safetensors file: {error}", hint="copy it again, or save the weights again"
+            f"{path} is truncated, or is not a safetensors file: {error}",
+            hint="copy it again, or save the weights again",
         ) from error
     return _text(facts, path), {
         name: np.frombuffer(item["data"], _dtype(item["dtype"], path)).reshape(item["shape"]) for name, item in result
@@ -155,8 +156,8 @@ def fill(model: Any, tensors: dict[str, Any], path: Path) -> None:
         path: The file, for errors.
 
     Raises:
-        ConfigError: The weights belong to another model, or the file has a tensor too many. The model is then
-            unchanged.
+        ConfigError: The weights belong to another model, or the file has an additional tensor. In this case the model
+            is unchanged.
     """
     wanted = variables(model)
     for name, item in wanted.items():
@@ -180,7 +181,7 @@ def fill(model: Any, tensors: dict[str, Any], path: Path) -> None:
 
 
 def check_text(model: Model, text: str, path: Path) -> None:
-    """Compare a model's text with the one that weights were saved with; comments and form do not count.
+    """Compare a model's text with the one that weights were saved with; comments and layout do not count.
 
     Raises:
         ConfigError: The text has changed since.
@@ -192,7 +193,7 @@ def check_text(model: Model, text: str, path: Path) -> None:
     if not same:
         raise ConfigError(
             f"{model.file} was changed since its weights were saved to {path}",
-            hint=f"`ddlf model diff {model.file} {path}` says what; take the text that the weights have, or train again",
+            hint=f"`ddlf model diff {model.file} {path}` shows the differences; use the text in the file with the weights, or train again",
         )
 
 

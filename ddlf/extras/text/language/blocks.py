@@ -87,7 +87,7 @@ def sizes(
         problems.add(value.at, f"{key} must be a list of sizes{meant or ', such as [28, 28]'}")
         return None
     if not value.values and not empty:
-        problems.add(value.at, f"{key} has a shape without a size, such as [10] has one")
+        problems.add(value.at, f"{key} has an empty shape; write sizes, such as [10]")
         return None
     for item in value.values:
         number = item.value if isinstance(item, Number) else None
@@ -154,7 +154,7 @@ class Blocks(dict[str, Block]):
             self.problems.add(statement.property.at, f"'{name}:{property_}' has no value")
             return
         if len(block.statements) == 1 and (name in OPERATORS or is_keras(name)):
-            whose = "an operator" if name in OPERATORS else "a layer of Keras, as each name with a capital"
+            whose = "an operator" if name in OPERATORS else "a layer of Keras, like each name with a capital letter"
             self.problems.add(statement.at, f"a block cannot be called {name!r}, which is {whose}")
         if name != TRAIN:
             self._value(block, property_, statement)

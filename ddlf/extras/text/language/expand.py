@@ -122,7 +122,7 @@ class _Expansion:
             self.problems.add(at, f"{block.name!r} begins at its own end: {', '.join([*self.open, block.name])}")
             return None
         if len(self.open) > MAX_NESTED:
-            self.problems.add(at, f"more than {MAX_NESTED} blocks begin each at the end of the next")
+            self.problems.add(at, f"more than {MAX_NESTED} blocks begin each at the end of another block")
             return None
         self.open.append(block.name)
         current = self._start(block)
@@ -291,7 +291,8 @@ class _Expansion:
         if block is None or name in OPERATORS or not block.calls or depth > MAX_NESTED:
             return False
         if (name, key) not in self.accepting:
-            self.accepting[name, key] = False  # until this is known, so that a macro may call itself
+            # assume this until it is known, so that the search ends if a macro calls itself
+            self.accepting[name, key] = False
             self.accepting[name, key] = self._binds(block.calls[-1].name, key) or any(
                 call.name == key or self._accepts(call.name, key, depth + 1) for call in block.calls
             )
@@ -350,7 +351,8 @@ class _Expansion:
     def _inputs(
         self, call: Call, own: dict[str, Arg], current: int, scope: Scope, *, keras: bool
     ) -> tuple[Call | None, tuple[int, ...]] | None:
-        """Return the arguments of a layer's call, if the text has them, and the nodes that it reads; None after a problem."""
+        """Return the arguments of a layer's call, if the text has them, and the nodes that it reads; None after a
+        problem."""
         name = call.name
         if keras and "call" in own:
             if "to" in own:
@@ -478,7 +480,8 @@ class _Expansion:
         return None
 
     def _given(self, arg: Arg, current: int, scope: Scope) -> tuple[Call, list[int]] | None:
-        """Return the value of ``call=with(...)``, with tensors for words, and the nodes that it reads; None after a problem."""
+        """Return the value of ``call=with(...)``, with tensors for words, and the nodes that it reads; None after a
+        problem."""
         call = arg.value
         if not isinstance(call, Call) or call.name != "with":
             self.problems.add(arg.value.at, "call= takes the arguments of the call, such as call=with(it, mask=other)")

@@ -400,7 +400,7 @@ class Server:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise AppMissing("this shard is another worker's by now")
+            raise AppMissing("this shard now belongs to another worker")
 
     def _alive(self, replica: int, life: int) -> Last:
         self._check_open()

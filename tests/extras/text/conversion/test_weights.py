@@ -70,7 +70,7 @@ def test_load_refuses_a_truncated_file_or_missing_text(tmp_path):
     whole = path.read_bytes()
     for size in (0, 5, 100, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(ConfigError, match="is cut or no safetensors file"):
+        with pytest.raises(ConfigError, match="is truncated, or is not a safetensors file"):
             weights.load(path)
     from safetensors.numpy import save_file
 
