@@ -268,25 +268,6 @@ class WholeRule(Named, ABC):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """A rule for ranges of updates with known weights.
-
-    Args:
-        weights: Weight of each slot.
-        divisor: Divisor of the weighted sum.
-    """
-
-    weights: Sequence[float]
-    divisor: float
-
-    least: ClassVar[int] = 1
-    useful: ClassVar[int] = 1
-
-    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
-        return WholeMerge(slots, like, names, weigh=lambda updates, counts: (np.array(self.weights), self.divisor))
-
-
 class WholeMerge(Merge):
     """Base of rules that weigh whole updates. All updates are kept until ``result``.
 

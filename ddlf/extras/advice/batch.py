@@ -27,9 +27,9 @@ from ddlf.extras.advice.facts import DROPOUT, AppFacts
 from ddlf.extras.advice.network import graph_of, has_own_train_step, layers_of
 from ddlf.extras.advice.rules.run import not_finite
 from ddlf.training.context import App
-from ddlf.training.exchanges.gradient.step import Gradients
 from ddlf.training.slot.build import first_rows
 from ddlf.training.slot.feed import keras_type
+from ddlf.training.slot.gradients import Gradients
 from ddlf.training.slot.optimizers import read_optimizer, write_optimizer, write_rates
 
 log = logging.getLogger(__name__)

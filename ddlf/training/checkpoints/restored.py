@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,6 @@ def place_of(slices: Slices, number: int) -> dict[str, Any]:
         "file": {name: file[name] for name in ("name", "bytes", "sha256")},
         "of": slices.of,
     }
-
-
-def numbers_of(slices: Slices, groups: Collection[str]) -> list[int]:
-    """Return the numbers, from 0, of the slices with parts of some groups of arrays."""
-    return [
-        number
-        for number, file in enumerate(slices.files)
-        if any(name.partition(" ")[0] in groups for name in file["arrays"])
-    ]
 
 
 def found_at(place: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -6,11 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from ddlf.algorithms.weights import Tensor
 from ddlf.training.checkpoints.contents import Checkpoint
-from ddlf.training.checkpoints.slices import part_name
 from ddlf.training.slot.task import HELD, OPTIMIZER, RESIDUAL, SlotState
 
 KEPT, SLOTS = "state_", "slots_"
@@ -60,22 +56,3 @@ def as_of_now(arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[dict
     if "records" in facts:
         facts["records"] = [{**record, "recomputed": record["lost"]} for record in facts["records"]]
     return arrays, facts
-
-
-def left_parts(slot: int, state: SlotState) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a slot's state as arrays of a checkpoint slice, and the ``lengths`` of its groups."""
-    arrays = {
-        part_name(f"slots_{name}", 0, f"slot {slot:04d} {i:04d}"): np.asarray(array)
-        for name, group in state.items()
-        for i, array in enumerate(group)
-        if array is not None
-    }
-    return arrays, {"lengths": {name: len(group) for name, group in state.items()}}
-
-
-def left_of(slot: int, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]) -> SlotState:
-    """Return a slot's state from arrays that ``left_parts`` made."""
-    return {
-        name: [arrays.get(part_name(f"slots_{name}", 0, f"slot {slot:04d} {i:04d}")) for i in range(length)]
-        for name, length in lengths.items()
-    }

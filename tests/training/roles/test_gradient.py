@@ -11,7 +11,8 @@ import pytest
 from ddlf.algorithms.merge import Mean, merged
 from ddlf.algorithms.partition import equal_sizes, partition
 from ddlf.errors import AppError, ConfigError
-from ddlf.training.exchanges.gradient.step import Gradients, Step, check_model
+from ddlf.training.exchanges.gradient.step import Step, check_model
+from ddlf.training.slot.gradients import Gradients
 from ddlf.training.slot.optimizers import final_weights, read_optimizer
 from tests.training.models import Blobs, blobs, distance
 

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from ddlf.algorithms.weights import Weights
 from ddlf.training.context import App
-from ddlf.training.exchanges.gradient.step import Gradients
 from ddlf.training.slot.build import describe_optimizer
+from ddlf.training.slot.gradients import Gradients
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.replica import Replica
 

@@ -13,9 +13,8 @@ from ddlf.algorithms.flat_weights import Slice
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import AppMissing
 from ddlf.training.checkpoints.slices import write_if_seen
-from ddlf.training.checkpoints.stored import left_of, left_parts
 from ddlf.training.exchanges.sharded.pairs import limited
-from ddlf.training.exchanges.sharded.plan import write
+from ddlf.training.exchanges.sharded.plan import left_of, left_parts, write
 from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, size_of, take
 from ddlf.training.slot.task import KeptStates, SlotState, Task
 from ddlf.worker.calls import offered

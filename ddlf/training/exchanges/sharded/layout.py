@@ -13,12 +13,11 @@ from ddlf.algorithms.flat_weights import Slice, cut
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Slices
-from ddlf.training.checkpoints.stored import left_parts
 from ddlf.training.crew.recovery import LOSS
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.copies import arrays_of, empty_of
 from ddlf.training.exchanges.sharded.means import MeanPlan
-from ddlf.training.exchanges.sharded.plan import parts_of
+from ddlf.training.exchanges.sharded.plan import left_parts, parts_of
 from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, put, within
 from ddlf.training.exchanges.sharded.states import ShardedStates
 from ddlf.training.run import Run

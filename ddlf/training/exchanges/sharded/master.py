@@ -29,15 +29,13 @@ from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ConfigError, DDLFError
 from ddlf.events import Warned
-from ddlf.training.checkpoints.restored import numbers_of
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Slices
-from ddlf.training.checkpoints.stored import left_of
 from ddlf.training.crew.recovery import LOSS, first_line
 from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.layout import HeldWeights, Layout, means_of
 from ddlf.training.exchanges.sharded.means import MeanPlan
-from ddlf.training.exchanges.sharded.plan import Plan
+from ddlf.training.exchanges.sharded.plan import Plan, left_of, numbers_of
 from ddlf.training.exchanges.sharded.ranges import PIECE
 from ddlf.training.exchanges.sharded.states import ShardedStates
 from ddlf.training.exchanges.sharded.updates import Gone, Together, measured, verdicts, weighed

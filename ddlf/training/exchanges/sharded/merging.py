@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ddlf.algorithms.codec import peak_of
 from ddlf.algorithms.encoding import EncodedUpdate
 from ddlf.algorithms.flat_weights import Slice, cut, overlapped
-from ddlf.algorithms.merge import MERGE, Weighed
+from ddlf.algorithms.merge import MERGE, Merge, WholeMerge
 from ddlf.algorithms.outer import OUTER
-from ddlf.algorithms.weights import Weights, fault
+from ddlf.algorithms.weights import Tensor, Weights, fault
 from ddlf.errors import AppMissing
 from ddlf.training.exchanges.sharded.pairs import Sent, decoded, limited
 from ddlf.training.exchanges.sharded.plan import Generation, Plan, State, Unfit, codec_of, write
@@ -25,6 +26,25 @@ from ddlf.training.exchanges.sharded.ranges import crossed, moved, pieces, put, 
 
 Ask = Callable[..., Awaitable[Any]]
 """Calls a verb of the exchange on a worker, which may be this one, by number, verb and arguments. Raises Unreached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A rule for ranges of updates with known weights.
+
+    Args:
+        weights: Weight of each slot.
+        divisor: Divisor of the weighted sum.
+    """
+
+    weights: Sequence[float]
+    divisor: float
+
+    least: ClassVar[int] = 1
+    useful: ClassVar[int] = 1
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return WholeMerge(slots, like, names, weigh=lambda updates, counts: (np.array(self.weights), self.divisor))
 
 
 class Merging:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -16,8 +16,9 @@ from ddlf.algorithms.encoding import SAME, EncodedUpdate, decode_update, encode_
 from ddlf.algorithms.flat_weights import Slice, overlapped
 from ddlf.algorithms.weights import Fault, Tensor, Weights
 from ddlf.errors import AppMissing, BadUpdate, ConfigError
-from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, assembled, part_name, slice_name
+from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Slices, assembled, part_name, slice_name
 from ddlf.training.exchanges.sharded.ranges import decode_slice, moved, put, size_of, take
+from ddlf.training.slot.task import SlotState
 from ddlf.worker.peers import Unreached
 
 EXCHANGE = "exchange"
@@ -292,3 +293,31 @@ def parts_of(
         for group, state in enumerate(kept):
             found[part_name(OUTER, low, f"{group * len(like) + i:04d}")] = state[place]
     return found
+
+
+def left_parts(slot: int, state: SlotState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return a slot's state as arrays of a checkpoint slice, and the ``lengths`` of its groups."""
+    arrays = {
+        part_name(f"slots_{name}", 0, f"slot {slot:04d} {i:04d}"): np.asarray(array)
+        for name, group in state.items()
+        for i, array in enumerate(group)
+        if array is not None
+    }
+    return arrays, {"lengths": {name: len(group) for name, group in state.items()}}
+
+
+def left_of(slot: int, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]) -> SlotState:
+    """Return a slot's state from arrays that ``left_parts`` made."""
+    return {
+        name: [arrays.get(part_name(f"slots_{name}", 0, f"slot {slot:04d} {i:04d}")) for i in range(length)]
+        for name, length in lengths.items()
+    }
+
+
+def numbers_of(slices: Slices, groups: Collection[str]) -> list[int]:
+    """Return the numbers, from 0, of the slices with parts of some groups of arrays."""
+    return [
+        number
+        for number, file in enumerate(slices.files)
+        if any(name.partition(" ")[0] in groups for name in file["arrays"])
+    ]

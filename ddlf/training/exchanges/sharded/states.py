@@ -18,10 +18,9 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import CheckpointError
 from ddlf.training.checkpoints.restoring import Restoring
 from ddlf.training.checkpoints.slices import Slices
-from ddlf.training.checkpoints.stored import left_of, left_parts
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS
-from ddlf.training.exchanges.sharded.plan import EXCHANGE
+from ddlf.training.exchanges.sharded.plan import EXCHANGE, left_of, left_parts
 from ddlf.training.exchanges.states import LeftBy, SlotStates
 from ddlf.training.slot.parts import Kept
 from ddlf.training.slot.task import Reply, SlotState, Task

@@ -31,12 +31,21 @@ from ddlf.algorithms.weights import Weights, fault
 from ddlf.errors import AppMissing, DDLFError
 from ddlf.training.checkpoints.restored import Restored
 from ddlf.training.checkpoints.slices import write_if_seen
-from ddlf.training.checkpoints.stored import left_parts
 from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies
 from ddlf.training.exchanges.sharded.means import Mean, MeanPlan, averaging, begins_with, bring, mean_in, shapes
 from ddlf.training.exchanges.sharded.merging import Merging, fetch, update_of
 from ddlf.training.exchanges.sharded.pairs import Pairs, all_of, limited, sums
-from ddlf.training.exchanges.sharded.plan import COPIES, EXCHANGE, Generation, Plan, State, parts_of, told, write
+from ddlf.training.exchanges.sharded.plan import (
+    COPIES,
+    EXCHANGE,
+    Generation,
+    Plan,
+    State,
+    left_parts,
+    parts_of,
+    told,
+    write,
+)
 from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, size_of, take, take_encoded, within
 from ddlf.training.slot.parts import travelling
 from ddlf.training.slot.task import KeptStates, SlotState, Task

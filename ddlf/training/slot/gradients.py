@@ -1,0 +1,125 @@
+"""The gradients of batches: ``Gradients``. Runs in the executor, and on the master for advice.
+
+A model runs its own training step, with an optimizer that stores the gradients and changes no weight. So losses, sample
+weights, regularization, metrics, moving statistics, and a user's ``compute_loss`` or ``train_step`` work as in ``fit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.weights import Weights, difference
+from ddlf.data.trees import tree_map
+from ddlf.errors import AppError
+from ddlf.training.evaluation.metrics import scalars
+
+
+class Gradients:
+    """A worker's model whose training step stores the gradients of its batch.
+
+    Args:
+        model: Compiled and built model. Its optimizer is replaced.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        model.optimizer = self._keeper = _keeper()
+        self._keeper.build(model.trainable_variables)
+        model.train_function = None  # it may have been compiled for the other optimizer
+        kept = {id(weight): kept for weight, kept in zip(model.trainable_variables, self._keeper.kept, strict=True)}
+        self._kept = [kept.get(id(weight)) for weight in model.weights]
+        self._is_first = True  # check only the first batch: a layer that changes weights does so in each batch
+
+    def of(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
+        """Return the gradients of a batch, for a model with these weights.
+
+        Args:
+            batch: The batch as ``fit`` receives it: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
+            weights: One array for each of ``model.weights``.
+
+        Returns:
+            The gradient of each trained weight, and before minus after for the other weights; and Keras's metrics of
+            the batch.
+
+        Raises:
+            AppError: The model's own ``train_step`` did not give all gradients to the optimizer exactly once; or a
+                layer changes a trained weight.
+        """
+        import keras
+
+        model, read = self._model, keras.ops.convert_to_numpy
+        model.set_weights(weights)
+        self._keeper.iterations.assign(0)
+        metrics = scalars(self._train(batch))
+        if type(model).train_step is not keras.Model.train_step:
+            self._check_step(weights)
+        elif self._is_first and (changed := self._changed(weights)):
+            raise AppError(
+                f"a layer of the model changes {changed[0]} when it is called, but with exchange='gradient' only the optimizer's step is merged",
+                hint="use exchange='star'",
+            )
+        self._is_first = False
+        update: Weights = []
+        for weight, kept, before in zip(model.weights, self._kept, weights, strict=True):
+            update += [read(kept)] if kept is not None else difference([before], [read(weight)])
+        return update, metrics
+
+    def _train(self, batch: tuple[Any, ...]) -> Any:
+        """Run Keras's training step on a batch. Return its metrics."""
+        import keras
+
+        model = self._model
+        if keras.backend.backend() != "tensorflow" or model.run_eagerly:
+            return model.train_on_batch(*batch, return_dict=True)
+        if model.train_function is None:
+            import tensorflow as tf
+
+            # Compile for any number of samples. Keras would compile for the size of the first batch, with other bits.
+            # A result must not depend on the earlier work of this worker.
+            spec = tree_map(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), batch)
+            compiled = tf.function(model.train_step, input_signature=[spec], jit_compile=model.jit_compile)
+            model.train_function = lambda batches: compiled(next(batches))
+        model.reset_metrics()
+        return model.train_function(iter([batch]))
+
+    def _changed(self, weights: Weights) -> list[str]:
+        """Return paths of trained weights that the model changed by itself. Weights with a constraint may change."""
+        import keras
+
+        return [
+            weight.path
+            for weight, kept, before in zip(self._model.weights, self._kept, weights, strict=True)
+            if kept is not None
+            and weight.constraint is None
+            and not np.array_equal(before, keras.ops.convert_to_numpy(weight), equal_nan=True)
+        ]
+
+    def _check_step(self, weights: Weights) -> None:
+        steps, changed = int(self._keeper.iterations), self._changed(weights)
+        if steps != 1 or changed:
+            what = f"changed {changed[0]} by itself" if changed else f"gave gradients to the optimizer {steps} times"
+            raise AppError(
+                f"{type(self._model).__name__}.train_step {what}, but exchange='gradient' needs all of a batch's gradients, once",
+                hint="end it with one self.optimizer.apply_gradients(...), or use exchange='star'",
+            )
+
+
+def _keeper() -> Any:
+    """Return a Keras optimizer that stores the gradients it receives, in ``kept``, and changes no weight."""
+    import keras
+
+    class Keeper(keras.optimizers.Optimizer):  # type: ignore[misc]
+        def build(self, variables: Sequence[Any]) -> None:
+            if not self.built:
+                super().build(variables)
+                self.kept = self.add_optimizer_variables(variables, "gradient")
+
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            kept = self.kept[self._get_variable_index(variable)]
+            self.assign(kept, keras.ops.zeros(kept.shape, kept.dtype))
+            self.assign_add(kept, gradient)  # an embedding's gradient has only the used rows, some of them twice
+
+    return Keeper(learning_rate=0.0, name="keeper")
