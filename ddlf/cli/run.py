@@ -401,14 +401,20 @@ def resumed_from(options: argparse.Namespace) -> str | None:
     runs = runs_folder(options)
     hint = "--checkpoint-every N writes them into the run's folder"
     if name == "last":
-        newest = next((path for path in folder.runs_in(runs) if (path / folder.CHECKPOINTS).is_dir()), None)
+        newest = next((found for run in folder.runs_in(runs) if (found := _checkpoints(run)) is not None), None)
         if newest is None:
             raise ConfigError(f"no run in {str(runs)!r} has checkpoints", hint=hint)
-        return str(newest / folder.CHECKPOINTS)
+        return str(newest)
     try:
-        newest = Path(name) if Path(name).exists() else folder.find(runs, name)
+        run = Path(name) if Path(name).exists() else folder.find(runs, name)
     except ConfigError:
         return name  # not a run: a missing folder is refused later
-    if not (newest / folder.CHECKPOINTS).is_dir():
-        raise ConfigError(f"the run {newest.name} has no checkpoints", hint=hint)
-    return str(newest / folder.CHECKPOINTS)
+    if (newest := _checkpoints(run)) is None:
+        raise ConfigError(f"the run {run.name} has no checkpoints", hint=hint)
+    return str(newest)
+
+
+def _checkpoints(run: Path) -> Path | None:
+    """Return the existing folder with a run's checkpoints: in the run's folder, or where its summary says."""
+    places = (run / folder.CHECKPOINTS, *folder.checkpoints_of(run))
+    return next((place for place in places if place.is_dir()), None)

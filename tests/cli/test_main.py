@@ -560,6 +560,6 @@ def test_advise_uses_the_settings_of_a_run(capfd, tmp_path, monkeypatch):
     (tmp_path / "app.py").write_text("import ddlf\n\n\nclass App(ddlf.IApp):\n    pass\n")
     (tmp_path / "cluster.yaml").write_text("workers: [127.0.0.1:9000]\nrun: {slots: 2, partition: dirichlet}\n")
     assert here("advise", "app.py") == 2
-    assert "cluster.yaml:2:17: unknown key 'partition'" in capfd.readouterr().err
+    assert "cluster.yaml:2:17: partition is not a setting for this file" in capfd.readouterr().err
     assert here("advise", "app.py", "--explain", "L02") == 2
     assert "app.py has no effect with --explain" in capfd.readouterr().err

@@ -135,6 +135,14 @@ def test_resume_takes_the_name_of_a_run(out):
     with pytest.raises(ConfigError, match=r"the run \d+-\d+-short has no checkpoints; --checkpoint-every"):
         resumed_from(options("--resume", "short"))
     assert resumed_from(options("--resume", str(folder.find(out, "long")))) == wanted
+    elsewhere = out.parent / "ck"  # with --checkpoint ck
+    (elsewhere / "round-000002").mkdir(parents=True)
+    folder.write_json(
+        folder.find(out, "short") / folder.SUMMARY,
+        {"checkpoints": str(elsewhere / "round-000002")},
+    )
+    for name in ("short", "last"):
+        assert resumed_from(options("--resume", name)) == str(elsewhere.resolve())
     assert resumed_from(options("--resume", "auto")) == "auto"
     assert resumed_from(options("--resume", "elsewhere")) == "elsewhere"
     assert resumed_from(options()) is None

@@ -685,6 +685,10 @@ def _unknown_key(where: Where) -> str:
     key = str(where[-1])
     if key == "token":
         return "token must not be stored in this file, use token_file in security"
+    if where[0] == "run" and key in declared():
+        setting = declared()[key]
+        flag = f"--{(setting.option or key).replace('_', '-')}" if setting.flag is not None else f"-p {key}=VALUE"
+        return f"{key} is not a setting for this file: set it in the app, or with {flag}"
     section = ClusterConfig if len(where) == 1 else _SECTIONS[where[0]]
     known = list(section.model_fields)
     if similar := difflib.get_close_matches(key, known, n=1):

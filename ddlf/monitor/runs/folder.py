@@ -255,7 +255,7 @@ def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str], dict[Path,
     runs = runs_in(out)
     going_on = [path for path in runs[keep:] if read_state(path).state == "running"]
     stay.update(dict.fromkeys(going_on, "it is still running"))
-    used = {home: path.name for path in (*runs[:keep], *going_on) for home in _checkpoints_of(path)}
+    used = {home: path.name for path in (*runs[:keep], *going_on) for home in checkpoints_of(path)}
     for path in runs[keep:]:
         if path in stay:
             continue
@@ -273,7 +273,7 @@ def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str], dict[Path,
     return removed, stay, failed
 
 
-def _checkpoints_of(path: Path) -> list[Path]:
+def checkpoints_of(path: Path) -> list[Path]:
     """Return the folders of a run's checkpoints, or, while it has none, of the checkpoints that it resumed from."""
     found = read_json(path / SUMMARY)
     before = found.get("goes_on_from", {}).get("checkpoints")

@@ -45,8 +45,8 @@ async def browser():
         yield browser
 
 
-@pytest.mark.parametrize(("width", "height", "theme"), [(390, 844, "dark"), (1920, 1080, "light")])
-async def test_charts_grow_during_a_run_on_a_phone_and_on_a_wide_screen(browser, width, height, theme):
+@pytest.mark.parametrize(("width", "height", "theme"), [(390, 844, "dark"), (1200, 900, "dark"), (1920, 1080, "light")])
+async def test_charts_grow_during_a_run_on_phones_and_wider_screens(browser, width, height, theme):
     async with Dashboard(look, port=0) as dashboard:
         tell(dashboard, beginning(at=time.time() - 12))
         async with opened(browser, dashboard.url, width=width, height=height, color_scheme=theme) as page:
@@ -61,6 +61,11 @@ async def test_charts_grow_during_a_run_on_a_phone_and_on_a_wide_screen(browser,
             assert await page.locator(".worker").count() == 4
             sizes = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
             assert sizes[0] <= sizes[1], "it is wider than the screen"
+            tiles = await page.evaluate(
+                "[...document.querySelectorAll('.tiles > div')].map(t => [t.scrollWidth, t.clientWidth])"
+            )
+            assert tiles
+            assert all(content <= tile for content, tile in tiles), "a value is wider than its tile"
             assert await page.evaluate("document.documentElement.dataset.theme") == theme
             assert page.hosts == {f"127.0.0.1:{dashboard.port}"}
             assert page.wrong == []
