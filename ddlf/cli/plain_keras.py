@@ -31,7 +31,7 @@ from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.opening import crew_of
 from ddlf.training.exchanges.carrier import Carrier, StarWeights
 from ddlf.training.exchanges.states import SlotStates
-from ddlf.training.refusals import check_spec
+from ddlf.training.refusals import check_app, check_backend, check_spec
 from ddlf.training.registry import spec_of
 from ddlf.training.roles import have_keras
 from ddlf.training.slot.build import describe_optimizer, describe_weights, set_precision
@@ -39,7 +39,6 @@ from ddlf.training.slot.keras_model import KerasModel, keeps_a_seed
 from ddlf.training.slot.optimizers import no_final_averages
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.spec import RunSpec
-from ddlf.training.start import check_app, check_backend
 
 Update = Callable[[int], Awaitable[Weights]]
 """Trains again from the start on a number of batches, and returns the update."""

@@ -1,4 +1,4 @@
-"""The combinations of settings that a run refuses, each with a sentence and a hint.
+"""The settings, apps and machines that a run refuses, each with a sentence and a hint.
 
 Runs on the master; does not import Keras. A row is ``Refusal(applies, sentence, hint)``. The rows are checked in order
 before anything starts. Rows that depend on the workers, slots, files or model are checked once these are known.
@@ -7,10 +7,16 @@ Strategies and exchanges add their own rows.
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from functools import cache
 from math import ceil
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,11 +29,14 @@ from ddlf.algorithms.reading_order import MAX_GLOBAL, NEAR, Global
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import AppError, ConfigError
 from ddlf.monitor.runs.folder import is_wanted
+from ddlf.settings.setting import SYNONYMS
+from ddlf.training.registry import SETTINGS
 from ddlf.training.samples.parts import LEAST_SHARE
 from ddlf.training.spec import Refusal, RunSpec
 
 if TYPE_CHECKING:
     from ddlf.data.data_set import DataSet
+    from ddlf.training.context import App
 
 USUAL_SHUFFLE = "window:8"
 """Mixes as well as a global shuffle if the files are mixed already, and reads each file once: docs/howto/big_data.md"""
@@ -132,7 +141,7 @@ def _bare(metric: str) -> str:
 
 def _is_misspelt(metric: str, usual: str) -> bool:
     """Return whether the name of a metric has a typing error, rather than more letters like ``inaccuracy``."""
-    return usual not in metric and bool(get_close_matches(_bare(metric), [usual], 1, 0.84))
+    return usual not in metric and bool(get_close_matches(_bare(metric), [usual], 1, SIMILAR))
 
 
 def _unused(spec: RunSpec) -> Iterator[Refusal]:
@@ -391,3 +400,106 @@ def check_evaluation(spec: RunSpec, *, validates: bool) -> None:
         "set evaluate_every=1, or validation data (x_val)",
     )
     check([row])
+
+
+# -- the app and the machine -------------------------------------------------------------------------------------------
+
+BACKENDS = ("tensorflow", "jax", "torch")
+SIMILAR = 0.84
+"""Similarity above which a name counts as misspelt: one letter of eight is wrong."""
+
+
+def check_app(app: App) -> None:
+    """Refuse an app with a misspelt setting, or with a method that has wrong arguments.
+
+    Raises:
+        ConfigError: An attribute looks like a misspelt setting.
+        AppError: A method has the wrong arguments.
+    """
+    base = next(cls for cls in type(app).__mro__ if cls.__module__ == "ddlf.app")
+    _check_misspelt(app, base)
+    _check_train(app)
+
+
+def _check_misspelt(app: App, base: type) -> None:
+    own = {
+        name: value for cls in reversed(type(app).__mro__) if issubclass(cls, base) for name, value in vars(cls).items()
+    }
+    for name, value in {**own, **vars(app)}.items():
+        if (
+            name.startswith("_")
+            or hasattr(base, name)
+            or name in SETTINGS
+            or callable(value)
+            or isinstance(value, property)
+        ):
+            continue
+        near = _settings_like(name)
+        # An attribute of another type, or one that the app's own methods read, is not a misspelt setting.
+        if near and _alike(value, SETTINGS[near[0]].default) and not _is_read(type(app), base, name):
+            raise ConfigError(
+                f"{type(app).__name__}.{name} is not a setting, so it would have no effect; did you mean {near[0]}?",
+                hint=f"rename the attribute if you did not mean {near[0]}",
+            )
+
+
+@cache
+def _settings_like(name: str) -> list[str]:
+    if name in SYNONYMS:
+        return [SYNONYMS[name]]
+    return get_close_matches(name, [known for known in SETTINGS if known != "callbacks"], 1, SIMILAR)
+
+
+def _alike(value: Any, setting: Any) -> bool:
+    return setting is None or type(value) is type(setting)
+
+
+def _is_read(cls: type, base: type, name: str) -> bool:
+    functions = [vars(part).values() for part in cls.__mro__ if issubclass(part, base) and part is not base]
+    codes = [function.__code__ for values in functions for function in values if inspect.isfunction(function)]
+    while codes:
+        code = codes.pop()
+        if name in code.co_names or name in code.co_consts:
+            return True
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return False
+
+
+def _check_train(app: App) -> None:
+    try:
+        inspect.signature(app.train).bind([], 1, 1)
+    except TypeError:
+        raise AppError(
+            f"{type(app).__name__}.train cannot be called with its arguments",
+            hint="write train(self, weights, worker_epochs, batch_size)",
+        ) from None
+
+
+def check_backend() -> None:
+    """Refuse a Keras backend that cannot train here.
+
+    Raises:
+        ConfigError: The backend cannot train here. The error lists the backends that can.
+    """
+    name = os.environ.get("KERAS_BACKEND")
+    if name and name not in BACKENDS:
+        near = get_close_matches(name, BACKENDS, 1)
+        guess = f", did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"KERAS_BACKEND must be one of {', '.join(BACKENDS)}, got {name!r}{guess}")
+    if not _is_installed("keras"):
+        raise ConfigError(
+            "keras, which trains the models, is not installed", hint="install it: pip install keras tensorflow"
+        )
+    if not name:
+        home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
+        name = None if (home / "keras.json").is_file() else "tensorflow"  # the file may name another backend
+    if name and not _is_installed(name):
+        others = [other for other in BACKENDS if _is_installed(other)]
+        raise ConfigError(
+            f"{name}, which Keras would use here, is not installed",
+            hint=f"set KERAS_BACKEND={others[0]}, which is installed" if others else f"install it: pip install {name}",
+        )
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

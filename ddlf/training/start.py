@@ -7,18 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
-import importlib.util
-import inspect
 import json
-import os
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from pkgutil import resolve_name
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -27,10 +20,9 @@ from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.rate_decay import Never
 from ddlf.algorithms.weights import digest, is_float_type
 from ddlf.data.parts import has
-from ddlf.errors import AppError, BadUpdate, ConfigError, LeaseError
+from ddlf.errors import AppError, BadUpdate, LeaseError
 from ddlf.events import ExchangeChosen, How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.events.record import History
-from ddlf.settings.setting import SYNONYMS
 from ddlf.training.callbacks.checks import warnings
 from ddlf.training.callbacks.master import Callbacks
 from ddlf.training.checkpoints.resume import begin, check_folders
@@ -45,7 +37,9 @@ from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.exchanges.recalibration import norms_of
 from ddlf.training.progress import local
 from ddlf.training.refusals import (
+    check_app,
     check_averages,
+    check_backend,
     check_effect,
     check_evaluation,
     check_rounds,
@@ -54,7 +48,7 @@ from ddlf.training.refusals import (
     check_takeover,
     check_workers,
 )
-from ddlf.training.registry import SETTINGS, spec_of
+from ddlf.training.registry import spec_of
 from ddlf.training.roles import REPLICA
 from ddlf.training.run import Ended, Facts, Reporter, Run
 from ddlf.training.samples.files import Nearby, files_of, settled
@@ -360,104 +354,3 @@ async def _run(
     introduces = not weights_out.stays
     nearby = Nearby(app, facts.files, crew, app.cluster, introduces=introduces) if on_disks else None
     return Run(facts, app.cluster, crew, progress, carrier, nearby, MetricMerge(app), reporter, keeper)
-
-
-TRAINING = ("tensorflow", "jax", "torch")
-SIMILAR = 0.84
-"""Similarity above which a name counts as a misspelt setting: one letter of eight is wrong."""
-
-
-def check_app(app: App) -> None:
-    """Refuse an app with a misspelt setting, or with a method that has wrong arguments.
-
-    Raises:
-        ConfigError: An attribute looks like a misspelt setting.
-        AppError: A method has the wrong arguments.
-    """
-    base = next(cls for cls in type(app).__mro__ if cls.__module__ == "ddlf.app")
-    _check_misspelt(app, base)
-    _check_train(app)
-
-
-def _check_misspelt(app: App, base: type) -> None:
-    own = {
-        name: value for cls in reversed(type(app).__mro__) if issubclass(cls, base) for name, value in vars(cls).items()
-    }
-    for name, value in {**own, **vars(app)}.items():
-        if (
-            name.startswith("_")
-            or hasattr(base, name)
-            or name in SETTINGS
-            or callable(value)
-            or isinstance(value, property)
-        ):
-            continue
-        near = _settings_like(name)
-        # An attribute of another type, or one that the app's own methods read, is not a misspelt setting.
-        if near and _alike(value, SETTINGS[near[0]].default) and not _is_read(type(app), base, name):
-            raise ConfigError(
-                f"{type(app).__name__}.{name} is not a setting, so it would have no effect; did you mean {near[0]}?",
-                hint=f"rename the attribute if you did not mean {near[0]}",
-            )
-
-
-@cache
-def _settings_like(name: str) -> list[str]:
-    if name in SYNONYMS:
-        return [SYNONYMS[name]]
-    return difflib.get_close_matches(name, [known for known in SETTINGS if known != "callbacks"], 1, SIMILAR)
-
-
-def _alike(value: Any, setting: Any) -> bool:
-    return setting is None or type(value) is type(setting)
-
-
-def _is_read(cls: type, base: type, name: str) -> bool:
-    functions = [vars(part).values() for part in cls.__mro__ if issubclass(part, base) and part is not base]
-    codes = [function.__code__ for values in functions for function in values if inspect.isfunction(function)]
-    while codes:
-        code = codes.pop()
-        if name in code.co_names or name in code.co_consts:
-            return True
-        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-    return False
-
-
-def _check_train(app: App) -> None:
-    try:
-        inspect.signature(app.train).bind([], 1, 1)
-    except TypeError:
-        raise AppError(
-            f"{type(app).__name__}.train cannot be called with its arguments",
-            hint="write train(self, weights, worker_epochs, batch_size)",
-        ) from None
-
-
-def check_backend() -> None:
-    """Refuse a Keras backend that cannot train here.
-
-    Raises:
-        ConfigError: The backend cannot train here. The error lists the backends that can.
-    """
-    name = os.environ.get("KERAS_BACKEND")
-    if name and name not in TRAINING:
-        near = difflib.get_close_matches(name, TRAINING, 1)
-        guess = f", did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"KERAS_BACKEND must be one of {', '.join(TRAINING)}, got {name!r}{guess}")
-    if not _is_installed("keras"):
-        raise ConfigError(
-            "keras, which trains the models, is not installed", hint="install it: pip install keras tensorflow"
-        )
-    if not name:
-        home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
-        name = None if (home / "keras.json").is_file() else "tensorflow"  # the file may name another backend
-    if name and not _is_installed(name):
-        others = [other for other in TRAINING if _is_installed(other)]
-        raise ConfigError(
-            f"{name}, which Keras would use here, is not installed",
-            hint=f"set KERAS_BACKEND={others[0]}, which is installed" if others else f"install it: pip install {name}",
-        )
-
-
-def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None

@@ -251,7 +251,10 @@ MISTAKES = [
     # Keys
     (ONE + "run: {batchsize: 3}\n", "2:7: unknown key 'batchsize', did you mean 'batch_size'"),
     (ONE + "run: {codec: int8}\n", "2:7: codec is not a setting for this file: set it in the app, or with --codec"),
-    (ONE + "run: {checkpoint_keep: 2}\n", "2:7: checkpoint_keep is not a setting for this file: set it in the app, or with -p checkpoint_keep=VALUE"),
+    (
+        ONE + "run: {checkpoint_keep: 2}\n",
+        "2:7: checkpoint_keep is not a setting for this file: set it in the app, or with -p checkpoint_keep=VALUE",
+    ),
     (ONE + "seed: 3\n", "2:1: unknown key 'seed', it belongs in 'run'"),
     ("workers: [{host: a, prt: 1}]\n", "1:21: unknown key 'prt', did you mean 'port'"),
     (ONE + "zzz: 3\n", "2:1: unknown key 'zzz', known here: version, name, workers, launcher, security, run"),

@@ -7,9 +7,9 @@ import ddlf
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 from ddlf.training.checkpoints.resume import check_same_model
 from ddlf.training.evaluation.master import check_path
-from ddlf.training.refusals import check_effect
+from ddlf.training.refusals import check_backend, check_effect
 from ddlf.training.registry import spec_of
-from ddlf.training.start import check, check_backend
+from ddlf.training.start import check
 
 
 class Plain(ddlf.IApp):
