@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
 
 Then = Callable[[Any, argparse.Namespace, StopRequest], Coroutine[Any, Any, int]]
+TASK_VARIABLES = ("SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""One of them is set in a task of Slurm or MPI."""
 ASK_AGAIN_S = 1.0
 """Between two tries to get workers that another run uses, on average."""
 
@@ -51,6 +53,16 @@ ASK_AGAIN_S = 1.0
 def run_file(options: argparse.Namespace) -> int:
     """Run the app in a file; return the exit code."""
     path: Path = options.app
+    if options.launcher:
+        from ddlf.cluster.launch.launcher import installed
+
+        launcher = options.launched = installed(options.launcher)
+        if not launcher.leads:
+            return launcher.follow()
+    elif any(name in os.environ for name in TASK_VARIABLES):
+        from ddlf.cluster.launch.ranks import check_one_task
+
+        check_one_task()
 
     def find() -> Any:
         if _will_train_here(path, options):
@@ -334,7 +346,8 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     if options.launcher:
         from ddlf.cluster.launch.launcher import installed
 
-        cluster = Cluster(installed(options.launcher), token_file=options.token_file, **more)
+        launcher = getattr(options, "launched", None) or installed(options.launcher)
+        cluster = Cluster(launcher, token_file=options.token_file, **more)
         return cluster, f"--launcher {options.launcher} ({_workers(cluster.N)})"
     if options.listen:
         from ddlf.cluster.launch.gate import Joined

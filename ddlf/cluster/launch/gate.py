@@ -28,7 +28,7 @@ from ddlf.rpc.join import ANY_PLACE, OFFER, OPENING, Greeting, Offer, Verdict
 from ddlf.rpc.listen import HTTP_ANSWER, REFUSAL_DELAY_S, accepted, close_if_cancelled, listening_socket
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import is_loopback
-from ddlf.rpc.tokens import find_tokens, loopback_tokens
+from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
 
 log = logging.getLogger(__name__)
 
@@ -283,6 +283,7 @@ class Joined(Launcher):
         host: The address that the master listens on. With a token the default is all addresses, else only loopback.
         port: The port; 0 for any free one.
         token_file: The argument of ``Cluster``.
+        tokens: The secret of this run, instead of the file's.
         start_timeout_s: Seconds to wait for all workers.
 
     Raises:
@@ -296,13 +297,14 @@ class Joined(Launcher):
         port: int = 9100,
         *,
         token_file: str | Path | None = None,
+        tokens: Tokens | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
             raise ConfigError(f"the number of workers must be 1-1024, got {n!r}")
         if isinstance(start_timeout_s, bool) or not start_timeout_s > 0:
             raise ConfigError(f"start_timeout_s must be a number of seconds above 0, got {start_timeout_s!r}")
-        tokens = find_tokens(token_file)
+        tokens = tokens or find_tokens(token_file)
         self.host = host or (ANY_HOST if tokens else LOOPBACK_HOST)
         if tokens is None and not (self.host == "localhost" or _is_address_of_this_machine_only(self.host)):
             raise ConfigError(

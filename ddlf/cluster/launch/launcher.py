@@ -6,7 +6,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from ddlf.errors import ConfigError
@@ -14,6 +14,8 @@ from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
 
 GROUP = "ddlf.launchers"
 """Group of entry points of other packages. Each makes a ``Launcher`` from a text, which may be empty."""
+OWN = {"slurm": "ddlf.cluster.launch.ranks:make_slurm", "mpi": "ddlf.cluster.launch.ranks:make_mpi"}
+"""DDLF's own launchers, as entry points."""
 LOOPBACK = "loopback"
 
 Address = tuple[str, int]
@@ -58,6 +60,15 @@ class Launcher(ABC):
             ConnectError: The worker did not start, or ``stop`` was called.
         """
         return self.addresses[index]
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the master. An engine may start the same command several times, for workers, too."""
+        return True
+
+    def follow(self) -> int:
+        """Do the work of a process that does not lead. Return its exit code."""
+        raise NotImplementedError
 
     def way(self, index: int) -> Way | None:
         """Return how to get a connection to one worker; None to dial its address."""
@@ -114,22 +125,19 @@ class Given(Launcher):
 
 
 def installed(text: str) -> Launcher:
-    """Return a launcher that another package provides.
+    """Return a launcher of DDLF or of another package.
 
     Args:
         text: ``"NAME"``, or ``"NAME:TEXT"`` with a text for the launcher, as in ``"slurm:nodes=4"``.
 
     Raises:
-        ConfigError: No installed package has a launcher of this name, or its entry point returns another object.
+        ConfigError: There is no launcher of this name, its entry point returns another object, or it cannot be used here.
     """
     name, _, rest = text.partition(":")
-    launchers = {entry.name: entry for entry in entry_points(group=GROUP)}
+    own = {name: EntryPoint(name, where, GROUP) for name, where in OWN.items()}
+    launchers = {entry.name: entry for entry in entry_points(group=GROUP)} | own
     if name not in launchers:
-        hint = (
-            f"installed launchers: {', '.join(sorted(launchers))}"
-            if launchers
-            else "install the package that provides it"
-        )
+        hint = f"there are: {', '.join(sorted(launchers))}; other packages can bring more"
         raise ConfigError(f"there is no launcher {name!r}", hint=hint)
     launcher = launchers[name].load()(rest)
     if not isinstance(launcher, Launcher):

@@ -180,7 +180,7 @@ def test_an_installed_package_brings_launchers(package):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("heard:3", "there is no launcher 'heard'; installed launchers: herd, wrong"),
+        ("heard:3", "there is no launcher 'heard'; there are: herd, mpi, slurm, wrong"),
         ("wrong:x", "builtins:str makes a str"),
     ],
 )
@@ -190,7 +190,9 @@ def test_what_is_no_launcher_is_refused(package, text, sentence):
 
 
 def test_without_such_a_package_there_is_none():
-    with pytest.raises(ConfigError, match="there is no launcher 'ray'; install the package that provides it"):
+    with pytest.raises(
+        ConfigError, match="there is no launcher 'ray'; there are: mpi, slurm; other packages can bring more"
+    ):
         installed("ray:workers=16")
 
 

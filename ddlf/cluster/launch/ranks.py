@@ -1,0 +1,283 @@
+"""Tasks that an engine starts together, each with a rank: ``srun ddlf run app.py --launcher slurm``, or ``mpirun``.
+
+All tasks run the same command. The task with rank 0 is the master. Every task, also that one, has a worker at the place
+of its rank, which joins the master. The tasks meet by a file in the working folder, which they share. The file has the
+master's addresses and a token of this run, and only its owner can read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlf.cluster.launch.gate import START_TIMEOUT_S, Joined
+from ddlf.cluster.launch.launcher import Address
+from ddlf.errors import ConfigError, ConnectError
+from ddlf.rpc.tokens import Tokens, new_token
+from ddlf.worker.machine import addresses_of
+from ddlf.worker.process import child_environment
+
+LOOK_S = 0.1
+"""Seconds between two looks at the file and at the worker's process."""
+LEFT_S = 30
+"""Seconds that a worker tries to find its master again, if the master was killed."""
+STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """One task of a job.
+
+    Args:
+        engine: Name of the engine.
+        rank: Rank of this task, from 0.
+        size: Number of tasks.
+        job: A text that no other job on this cluster has.
+    """
+
+    engine: str
+    rank: int
+    size: int
+    job: str
+
+
+def slurm(environment: Mapping[str, str] = os.environ) -> Ranks:
+    """Return this task of ``srun``.
+
+    A batch script and the shell of ``salloc`` have a job, too, but are no tasks. Only a task has a step.
+
+    Raises:
+        ConfigError: This process is not a task of Slurm.
+    """
+    if "SLURM_STEP_ID" not in environment:
+        where = (
+            "this is the script of a job, not a task" if "SLURM_JOB_ID" in environment else "this is no job of Slurm"
+        )
+        raise ConfigError(
+            f"--launcher slurm: {where}", hint="start it with: srun --ntasks 4 ddlf run app.py --launcher slurm"
+        )
+    job = ".".join(environment.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+    return Ranks(
+        "slurm", int(environment["SLURM_PROCID"]), _size(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), job
+    )
+
+
+def mpi(environment: Mapping[str, str] = os.environ) -> Ranks:
+    """Return this task of ``mpirun``. Only its environment is used, so no MPI library is needed.
+
+    Raises:
+        ConfigError: This process was not started by ``mpirun`` of Open MPI or MPICH.
+    """
+    if "OMPI_COMM_WORLD_RANK" in environment:
+        job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
+        return Ranks("mpi", int(environment["OMPI_COMM_WORLD_RANK"]), int(environment["OMPI_COMM_WORLD_SIZE"]), job)
+    if "PMI_RANK" in environment:
+        job = environment.get("PMI_JOBID") or environment.get("HYDRA_JOBID") or "mpich"
+        return Ranks("mpi", int(environment["PMI_RANK"]), int(environment["PMI_SIZE"]), job)
+    raise ConfigError(
+        "--launcher mpi: mpirun did not start this process", hint="mpirun -n 4 ddlf run app.py --launcher mpi"
+    )
+
+
+def _size(environment: Mapping[str, str], *names: str) -> int:
+    return next((int(environment[name]) for name in names if name in environment), 1)
+
+
+class Ranked(Joined):
+    """The workers of all tasks of one job.
+
+    Args:
+        ranks: This task.
+        folder: A folder that all tasks share.
+        start_timeout_s: Seconds to wait for all workers, and for the master.
+    """
+
+    def __init__(self, ranks: Ranks, folder: Path | None = None, start_timeout_s: float = START_TIMEOUT_S) -> None:
+        self.ranks = ranks
+        name = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in ranks.job)
+        self._file = (folder or Path.cwd()) / f".ddlf-{ranks.engine}-{name}.json"
+        token = new_token().encode()
+        super().__init__(
+            ranks.size,
+            "0.0.0.0",
+            0,
+            tokens=Tokens((token,), source="a token of this run"),
+            start_timeout_s=start_timeout_s,
+        )
+        self._own: Supervisor | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this task is the master."""
+        return self.ranks.rank == 0
+
+    def follow(self) -> int:
+        """Run the worker of a task that does not lead, until the master has ended. Return the exit code.
+
+        Raises:
+            ConnectError: The master did not begin in time.
+        """
+        deadline = time.monotonic() + self._start_timeout_s
+        while (meeting := self._meeting()) is None:
+            if time.monotonic() > deadline:
+                raise ConnectError(
+                    f"rank {self.ranks.rank} found no file {self._file} within {self._start_timeout_s:g} s",
+                    hint="begin all tasks in a folder that they share",
+                )
+            time.sleep(LOOK_S)
+        supervisor = Supervisor(*meeting, self.ranks.rank)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: supervisor.stop())
+        return supervisor.run(is_over=lambda: not self._file.exists())
+
+    def _meeting(self) -> tuple[str, bytes] | None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            meeting = json.loads(self._file.read_text())
+            return ",".join(meeting["gates"]), meeting["token"].encode()
+        return None
+
+    async def start(self, modules: Sequence[str] = ()) -> list[Address]:
+        """Open the gate, write the file, start this task's own worker, and wait for all workers."""
+        if self._own is None:
+            gate = self.open()
+            hosts = [f"[{host}]" if ":" in host else host for host in addresses_of("0.0.0.0")]
+            gates = [f"{host}:{gate.port}" for host in hosts]
+            self._write({"gates": gates, "token": self.tokens.primary.decode()})
+            self._own = Supervisor(f"127.0.0.1:{gate.port}", self.tokens.primary, 0)
+            threading.Thread(target=self._own.run, name="ddlf-rank", daemon=True).start()
+        return await super().start(modules)
+
+    def _write(self, meeting: dict[str, object]) -> None:
+        """Write the file so that it appears complete."""
+        descriptor, name = tempfile.mkstemp(dir=self._file.parent, prefix=f"{self._file.name}.")  # mode 0600
+        with open(descriptor, "w") as file:
+            json.dump(meeting, file)
+        os.replace(name, self._file)
+
+    async def stop(self) -> None:
+        """Remove the file, so that all workers end, and end this task's own."""
+        own, self._own = self._own, None
+        if own is not None:
+            self._file.unlink(missing_ok=True)
+            await asyncio.to_thread(own.stop)
+        await super().stop()
+
+
+class Supervisor:
+    """Keeps the worker of one place running. A worker that is killed is started again.
+
+    Args:
+        gates: The master's addresses, with commas.
+        token: The token of this run.
+        place: The worker's place.
+    """
+
+    def __init__(self, gates: str, token: bytes, place: int) -> None:
+        self._command = [
+            *(sys.executable, "-m", "ddlf.cli.worker", "--join", gates, "--place", str(place)),
+            *("--join-for", str(LEFT_S), "--exit-with-parent", "--quiet"),
+        ]
+        self._token = token
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Start a worker."""
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, env=child_environment(), start_new_session=True
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(self._token + b"\n")
+        self._process.stdin.flush()
+
+    def run(self, is_over: Callable[[], bool] = lambda: False) -> int:
+        """Keep a worker running until the run is over. Return the exit code for the task."""
+        self.start()
+        assert self._process is not None
+        while not self._is_stopped:
+            code = self._process.poll()
+            if is_over():
+                self.stop()
+                return 0
+            if code is not None and code >= 0:
+                self.stop()
+                return code  # it ended by itself, and has said why
+            if code is not None:
+                self._close_stdin()
+                self.start()
+            time.sleep(LOOK_S)
+        return 0
+
+    def stop(self) -> None:
+        """End the worker and wait for it. Safe to call again."""
+        self._is_stopped = True
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._close_stdin()
+
+    def _close_stdin(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+def check_one_task(environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse to run the same program in several tasks that do not know each other.
+
+    Raises:
+        ConfigError: This process is one of several tasks of Slurm or MPI.
+    """
+    for engine, read in (("slurm", slurm), ("mpi", mpi)):
+        try:
+            ranks = read(environment)
+        except ConfigError:
+            continue
+        if ranks.size > 1:
+            raise ConfigError(
+                f"this is task {ranks.rank} of {ranks.size}, and each would train alone",
+                hint=f"add --launcher {engine}, or start one task",
+            )
+
+
+def make_slurm(text: str) -> Ranked:
+    """Return the launcher of ``--launcher slurm``."""
+    return Ranked(slurm(), start_timeout_s=start_timeout(text))
+
+
+def make_mpi(text: str) -> Ranked:
+    """Return the launcher of ``--launcher mpi``."""
+    return Ranked(mpi(), start_timeout_s=start_timeout(text))
+
+
+def start_timeout(text: str) -> float:
+    """Read ``start_timeout=SECONDS``, the only option."""
+    if not text:
+        return START_TIMEOUT_S
+    name, _, value = text.partition("=")
+    if name != "start_timeout":
+        raise ConfigError(f"the launcher has no option {name!r}", hint="it has: start_timeout=SECONDS")
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ConfigError(f"start_timeout must be a number of seconds above 0, got {value!r}")
+    return seconds

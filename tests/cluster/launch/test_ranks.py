@@ -1,0 +1,180 @@
+"""Tasks that srun or mpirun start together: who leads, how the others find it, and what is left at the end."""
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddlf.cli.options import add_options
+from ddlf.cli.parsing import Parser
+from ddlf.cluster.launch.gate import START_TIMEOUT_S
+from ddlf.cluster.launch.launcher import installed
+from ddlf.cluster.launch.ranks import Ranked, Ranks, Supervisor, check_one_task, mpi, slurm, start_timeout
+from ddlf.errors import ConfigError, ConnectError
+from tests.patience import PATIENCE_S
+
+TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+APP = """
+def number(self):
+    return self.id
+
+async def main(cluster):
+    print("workers", await cluster.run_method(number), flush=True)
+"""
+
+
+def test_task_of_slurm_is_read_from_its_step():
+    assert slurm({**TASK, "SLURM_PROCID": "2"}) == Ranks("slurm", 2, 3, "7.0.0")
+    assert slurm({**TASK, "SLURM_PROCID": "2", "SLURM_RESTART_COUNT": "4"}).job == "7.0.4"
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [({}, "this is no job of Slurm"), ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "the script of a job, not a task")],
+)
+def test_process_that_is_no_task_of_slurm_is_told_how_to_start(environment, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        slurm(environment)
+    assert caught.value.hint == "start it with: srun --ntasks 4 ddlf run app.py --launcher slurm"
+
+
+def test_task_of_both_kinds_of_mpi_is_read_from_the_environment():
+    openmpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "prterun-pc-17@1"}
+    assert mpi(openmpi) == Ranks("mpi", 1, 4, "prterun-pc-17@1")
+    assert mpi({"PMI_RANK": "3", "PMI_SIZE": "4"}) == Ranks("mpi", 3, 4, "mpich")
+    with pytest.raises(ConfigError, match="mpirun did not start this process"):
+        mpi({})
+
+
+def test_option_of_the_launcher_is_checked(monkeypatch):
+    for name, value in {**TASK, "SLURM_PROCID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert installed("slurm:start_timeout=20")._start_timeout_s == 20
+    with pytest.raises(ConfigError, match="the launcher has no option 'nodes'; it has: start_timeout=SECONDS"):
+        installed("slurm:nodes=4")
+    for wrong in ("start_timeout", "start_timeout=", "start_timeout=-1", "start_timeout=soon"):
+        with pytest.raises(ConfigError, match="must be a number of seconds above 0"):
+            installed(f"slurm:{wrong}")
+
+
+def test_task_without_a_master_ends_after_the_timeout(tmp_path):
+    launcher = Ranked(Ranks("slurm", 1, 2, "7.0.0"), tmp_path, start_timeout_s=0.2)
+    with pytest.raises(ConnectError, match=r"rank 1 found no file .*\.ddlf-slurm-7\.0\.0\.json within 0\.2 s"):
+        launcher.follow()
+
+
+@contextlib.contextmanager
+def tasks(folder, count, *arguments, **environment):
+    """Run the app in so many processes with the environment of srun."""
+    (folder / "app.py").write_text(APP)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ddlf", "run", "app.py", "--launcher", "slurm:start_timeout=60", *arguments],
+            cwd=folder,
+            env={**os.environ, **TASK, "SLURM_STEP_NUM_TASKS": str(count), "SLURM_PROCID": str(rank), **environment},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in reversed(range(count))
+    ]
+    try:
+        yield started[::-1]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def test_all_tasks_run_one_program_and_leave_nothing(tmp_path):
+    with tasks(tmp_path, 3) as (leader, *others):
+        output, _ = leader.communicate(timeout=PATIENCE_S)
+        assert "workers [1, 2, 3]" in output
+        assert leader.returncode == 0
+        for process in others:
+            process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []
+
+
+def test_several_tasks_without_a_launcher_are_refused(tmp_path):
+    (tmp_path / "app.py").write_text(APP)
+    environment = {**os.environ, **TASK, "SLURM_PROCID": "1"}
+    command = [sys.executable, "-m", "ddlf", "run", "app.py", "--local", "1"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
+    assert ended.returncode == 2
+    assert "this is task 1 of 3, and each would train alone; add --launcher slurm, or start one task" in ended.stderr
+    check_one_task({**TASK, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"})
+    check_one_task({})
+
+
+def test_page_starts_tasks_with_launchers_that_are_there():
+    page = (Path(__file__).parents[3] / "docs/howto/deploy.md").read_text()
+    commands = [shlex.split(line) for line in page.splitlines() if line.startswith(("srun", "mpirun"))]
+    assert len(commands) == 3
+    parser = Parser()
+    add_options(parser)
+    for program, _, count, ddlf, run, app, *options in commands:
+        assert (count, ddlf, run, app) == ("4", "ddlf", "run", "app.py")
+        name, _, text = parser.parse_args(options).launcher.partition(":")
+        assert {"srun": "slurm", "mpirun": "mpi"}[program] == name
+        assert start_timeout(text) in (60, START_TIMEOUT_S)
+
+
+def test_file_of_the_run_is_for_its_owner_and_the_token_is_in_no_command_line(tmp_path):
+    (tmp_path / "app.py").write_text(APP)
+    with tasks(tmp_path, 2) as (leader, follower):
+        (tmp_path / "app.py").write_text(APP.replace("print(", "input(), print("))
+        found = threading.Event()
+        while not (files := list(tmp_path.glob(".ddlf-slurm-*.json"))) and leader.poll() is None:
+            found.wait(0.01)
+        (file,) = files
+        assert file.stat().st_mode & 0o777 == 0o600
+        token = re.search(r'"token": "([^"]+)"', file.read_text())[1]
+        for process in (leader, follower):
+            with contextlib.suppress(psutil.Error):
+                family = psutil.Process(process.pid)
+                for member in [family, *family.children(recursive=True)]:
+                    with contextlib.suppress(psutil.Error):
+                        assert token not in " ".join(member.cmdline())
+                        assert token not in str(member.environ())
+
+
+def test_killed_worker_is_started_again_and_the_task_ends_with_the_run():
+    started = []
+
+    class Short(Supervisor):
+        def start(self):
+            self._command = [sys.executable, "-c", "import sys; sys.stdin.readline(); sys.stdin.read()"]
+            super().start()
+            started.append(self._process)
+
+    supervisor = Short("127.0.0.1:1", b"token", 0)
+    over = threading.Event()
+    codes = []
+    running = threading.Thread(target=lambda: codes.append(supervisor.run(over.is_set)))
+    running.start()
+    pause = threading.Event()
+    while not started:
+        pause.wait(0.01)
+    started[0].send_signal(signal.SIGKILL)
+    while len(started) < 2:
+        pause.wait(0.01)
+    over.set()
+    running.join(PATIENCE_S)
+    assert codes == [0]
+    assert all(process.poll() is not None for process in started)
+
+
+def test_worker_that_ends_by_itself_ends_its_task_with_its_code():
+    supervisor = Supervisor("127.0.0.1:1", b"token", 0)
+    supervisor._command = [sys.executable, "-c", "import sys; sys.exit(3)"]
+    assert supervisor.run() == 3
