@@ -1,7 +1,7 @@
 """Tasks that an engine starts together, each with a rank: ``srun ddlf run app.py --launcher slurm``, or ``mpirun``.
 
-All tasks run the same command. The task with rank 0 is the master. Every task, also that one, has a worker at the place
-of its rank, which joins the master. The tasks meet by a file in the working folder, which they share. The file has the
+All tasks run the same command. The task with rank 0 is the master. Every task, including the master's, has a worker at
+the place of its rank, which joins the master. The tasks meet by a file in the working folder, which they share. The file has the
 master's addresses and a token of this run, and only its owner can read it.
 """
 
@@ -55,14 +55,16 @@ class Ranks:
 def slurm(environment: Mapping[str, str] = os.environ) -> Ranks:
     """Return this task of ``srun``.
 
-    A batch script and the shell of ``salloc`` have a job, too, but are no tasks. Only a task has a step.
+    A batch script and the shell of ``salloc`` have a job, too. Only a task has a step.
 
     Raises:
         ConfigError: This process is not a task of Slurm.
     """
     if "SLURM_STEP_ID" not in environment:
         where = (
-            "this is the script of a job, not a task" if "SLURM_JOB_ID" in environment else "this is no job of Slurm"
+            "this is the script of a job, not a task"
+            if "SLURM_JOB_ID" in environment
+            else "Slurm did not start this process"
         )
         raise ConfigError(
             f"--launcher slurm: {where}", hint="start it with: srun --ntasks 4 ddlf run app.py --launcher slurm"

@@ -38,7 +38,10 @@ def test_task_of_slurm_is_read_from_its_step():
 
 @pytest.mark.parametrize(
     ("environment", "sentence"),
-    [({}, "this is no job of Slurm"), ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "the script of a job, not a task")],
+    [
+        ({}, "Slurm did not start this process"),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "the script of a job, not a task"),
+    ],
 )
 def test_process_that_is_no_task_of_slurm_is_told_how_to_start(environment, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
