@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from math import ceil
@@ -29,8 +30,8 @@ from ddlf.algorithms.reading_order import MAX_GLOBAL, NEAR, Global
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import AppError, ConfigError
 from ddlf.monitor.runs.folder import is_wanted
-from ddlf.settings.setting import SYNONYMS
-from ddlf.training.registry import SETTINGS
+from ddlf.settings.setting import SYNONYMS, Group
+from ddlf.training.registry import GROUPS, SETTINGS
 from ddlf.training.samples.parts import LEAST_SHARE
 from ddlf.training.spec import Refusal, RunSpec
 
@@ -426,6 +427,12 @@ def _check_misspelt(app: App, base: type) -> None:
         name: value for cls in reversed(type(app).__mro__) if issubclass(cls, base) for name, value in vars(cls).items()
     }
     for name, value in {**own, **vars(app)}.items():
+        if name in GROUPS and _looks_like_settings(value, GROUPS[name]) and not _is_read(type(app), base, name):
+            group = GROUPS[name].__name__
+            raise ConfigError(
+                f"{type(app).__name__}.{name} is a {type(value).__name__}, so it would have no effect: {value!r}",
+                hint=f"write {name} = ddlf.{group}(...)",
+            )
         if (
             name.startswith("_")
             or hasattr(base, name)
@@ -441,6 +448,14 @@ def _check_misspelt(app: App, base: type) -> None:
                 f"{type(app).__name__}.{name} is not a setting, so it would have no effect; did you mean {near[0]}?",
                 hint=f"rename the attribute if you did not mean {near[0]}",
             )
+
+
+def _looks_like_settings(value: Any, group: type[Group]) -> bool:
+    """Return whether a dict or a text has the settings of a group."""
+    names = {name for one in group.settings() for name in (one.field, one.name)} if is_dataclass(group) else set()
+    if isinstance(value, str) and "=" in value:
+        return value.partition("=")[0].strip() in names
+    return isinstance(value, dict) and bool(value) and set(value) <= names
 
 
 @cache

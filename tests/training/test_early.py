@@ -46,6 +46,22 @@ def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(attributes, m
         check(app, "async")
 
 
+@pytest.mark.parametrize(
+    ("attributes", "hint"),
+    [
+        (dict(data={"batch_size": 8}), "write data = ddlf.Data(...)"),
+        (dict(local="steps=3"), "write local = ddlf.Local(...)"),
+        (dict(local={"worker_steps": 3}), "write local = ddlf.Local(...)"),
+    ],
+)
+def test_settings_that_are_written_as_a_dict_or_a_text_are_refused(attributes, hint):
+    with pytest.raises(ConfigError) as refused:
+        check(made(**attributes), "sync")
+    assert "so it would have no effect" in str(refused.value)
+    assert refused.value.hint == hint
+    check(made(data={"train": 1}, local="here", name_of_it=own), "sync")
+
+
 def test_two_that_set_the_learning_rate_are_refused():
     with pytest.raises(ConfigError, match=r"schedule='cosine.* and rate_decay='plateau.*' both set the learning rate"):
         check(made(schedule="cosine", rate_decay="plateau"), "sync")
