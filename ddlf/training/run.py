@@ -17,12 +17,11 @@ import dataclasses
 import inspect
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from ddlf.algorithms.local_rules import Control, mean_control
 from ddlf.algorithms.merge import Merge
 from ddlf.algorithms.partition import sizes_by_speed, smooth_speed
 from ddlf.algorithms.reading_order import SHUFFLE, Global
@@ -44,10 +43,10 @@ from ddlf.training.evaluation.metrics import MetricMerge
 from ddlf.training.evaluation.model import evaluate
 from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
-from ddlf.training.progress import Progress, WeightsRef
+from ddlf.training.progress import Progress, WeightsRef, shapes
 from ddlf.training.samples.files import Nearby, go_over, left_out
 from ddlf.training.samples.parts import LEAST_SHARE, parts_of
-from ddlf.training.slot.task import CONTROL, Reply, Task
+from ddlf.training.slot.task import Reply, Task
 from ddlf.training.spec import RunSpec
 
 STOP_S = 2.0
@@ -409,10 +408,8 @@ class Run:
             self.began = dict.fromkeys(range(self.slots), begin)
             speeds = speeds_in(progress, number, balance, self.facts)
             parts = await self._parts.of(progress.span(number), self.slots, speeds, self.facts.batch_size)
-            control = None
-            if CONTROL in self.exchange.states.keep:
-                control = mean_control([state.get(CONTROL) for state in progress.states])
-            tasks = [self.task(slot, number, part, control) for slot, part in enumerate(parts)]
+            means = self.exchange.states.means_for_tasks(shapes(progress.weights))
+            tasks = [self.task(slot, number, part, means) for slot, part in enumerate(parts)]
             yield Round(number=number, tasks=tasks, last=number + 1 == len(progress.epochs))
 
     async def all(self, tasks: Sequence[Task], *, into: Merge | None = None) -> list[Reply]:
@@ -535,14 +532,14 @@ class Run:
         progress = self.progress
         return (await self._parts.of(progress.span(number), progress.slots_in(number), progress.parts_in(number)))[slot]
 
-    def task(self, slot: int, number: int, indices: Any, control: Control | None = None) -> Task:
+    def task(self, slot: int, number: int, indices: Any, means: Mapping[str, Any] | None = None) -> Task:
         """Return a slot's task for a round, numbered from 0, with the current global weights.
 
         Args:
             slot: The slot, from 0.
             number: The round, from 0.
             indices: The slot's part of the samples.
-            control: The mean of all control variates, if the local rule uses them.
+            means: Fields of the task with means over all slots, by name.
         """
         progress = self.progress
         return Task(
@@ -554,13 +551,13 @@ class Run:
             batch_size=self.facts.batch_size,
             seed=self.facts.seed,
             indices=indices,
-            weights=progress.weights.like if isinstance(progress.weights, WeightsRef) else progress.weights,
+            weights=shapes(progress.weights),
             version=progress.merges,
             local=self.facts.local,
-            control=control,
             apart=self.facts.apart,
             before=progress.preceding(slot, number),
             rates=progress.rates,
+            **(means or {}),
         )
 
     async def carry(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddlf.algorithms.weights import Weights, digest
 from ddlf.cluster.proxy import ProxyWorker
@@ -110,6 +110,19 @@ class SlotStates:
             self.shared = {self.averaged: mean(left, samples)}
         for slot, state in enumerate(self._known):
             self._known[slot] = state | self.shared
+
+    def means_for_tasks(self, like: Weights) -> dict[str, Any]:
+        """Return the fields of a round's tasks with the means of parts that each slot also has for itself, by name.
+
+        Args:
+            like: Arrays with the types of the weights.
+        """
+        found: dict[str, Any] = {}
+        for name, kept in self.parts.items():
+            left = [state.get(name) for state in self._known]
+            if kept.mean is not None and kept.part is not None and not kept.shared and any(left):
+                found |= kept.part.begins_with(kept.mean(left, [1] * len(left)), 0, like)
+        return found
 
     def holds(self, slot: int, weights: Weights) -> None:
         """Store the weights that a slot holds when weights travel as differences."""

@@ -633,8 +633,3 @@ def kept_parts(plan: SlotPlan) -> dict[str, Kept]:
     """Return how the slots of a run keep their parts, by name of the part."""
     found = ((part, part.kept(plan)) for part in PARTS)
     return {part.name: replace(kept, part=part) for part, kept in found if kept is not None}
-
-
-def part_of(name: str) -> type[SlotPart]:
-    """Return the class of a part."""
-    return next(part for part in PARTS if part.name == name)

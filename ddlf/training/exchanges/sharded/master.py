@@ -164,7 +164,7 @@ class Sharded:
         """
         self._together.tensors = tensors
         self._move(self._now)  # the run may have more slots now
-        return await self._run.all([dataclasses.replace(task, control=None) for task in tasks])  # workers have controls
+        return await self._run.all(tasks)
 
     async def merged(self, replies: list[Reply]) -> tuple[list[Reply], Layout]:
         """Have the workers compute the next weights from the updates of these replies.

@@ -22,7 +22,7 @@ from ddlf.training.exchanges.sharded.merging import Ask, fetch
 from ddlf.training.exchanges.sharded.pairs import limited
 from ddlf.training.exchanges.sharded.plan import Generation, Plan
 from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, put, size_of, take
-from ddlf.training.slot.parts import part_of
+from ddlf.training.slot.parts import PARTS, SlotPart
 from ddlf.training.slot.task import SlotState
 from ddlf.worker.peers import Unreached
 
@@ -208,3 +208,8 @@ def begins_with(means: SlotState, of: Mapping[str, int], like: Weights) -> dict[
     for group, slots in of.items():
         found |= part_of(group).begins_with(means[group], slots, like)
     return found
+
+
+def part_of(name: str) -> type[SlotPart]:
+    """Return the class of a part."""
+    return next(part for part in PARTS if part.name == name)

@@ -123,6 +123,10 @@ class ShardedStates(SlotStates):
     def round_over(self, replies: Sequence[Reply]) -> None:
         """Do nothing: the workers compute the means."""
 
+    def means_for_tasks(self, like: Weights) -> dict[str, Any]:
+        """Return nothing: the means are on the workers, too."""
+        return {}
+
     def mean_is(self, mean: Callable[[], Weights] | None) -> None:
         """Set how to fetch the mean of ``averaged`` from the workers; None if it cannot be fetched."""
         if not self.averaged:
