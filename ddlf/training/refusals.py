@@ -112,7 +112,7 @@ def of_settings(spec: RunSpec) -> Iterator[Refusal]:
         bool(usual),
         f"converge={str(converge)!r} looks at {converge.metric!r}, "
         f"did you mean '{converge.metric[: -len(_bare(converge.metric))]}{usual}'?",
-        "rename your metric if you did not mean it",
+        "",
     )
     folder = spec.checkpoint
     if folder.folder is None and folder.resume is None and not is_wanted(spec.output.out):
@@ -452,7 +452,8 @@ def _check_misspelt(app: App, base: type) -> None:
 
 def _looks_like_settings(value: Any, group: type[Group]) -> bool:
     """Return whether a dict or a text has the settings of a group."""
-    names = {name for one in group.settings() for name in (one.field, one.name)} if is_dataclass(group) else set()
+    settings = list(group.settings()) if is_dataclass(group) else []
+    names = {name for one in settings for name in (one.field, one.name)}
     if isinstance(value, str) and "=" in value:
         return value.partition("=")[0].strip() in names
     return isinstance(value, dict) and bool(value) and set(value) <= names
