@@ -100,7 +100,7 @@ class Portion:
     stays: bool = False
 
     windows: ClassVar[int] = 1
-    """Windows of files that are read side by side."""
+    """Number of windows of files that are read at the same time."""
 
     @property
     def samples(self) -> int:

@@ -169,12 +169,12 @@ class Comparison:
 
     Args:
         lengths: Norm of each slot's update, for the trained weights and for the others.
-        samples: By slot.
+        samples: Number of samples of each slot.
         policy: ``"reject"`` or ``"clip"``.
         limits: Limits of norm and direction.
 
     Attributes:
-        pointing: Slots whose directions are compared: none, or three and more.
+        pointing: Slots whose directions are compared: none, or at least three.
     """
 
     def __init__(

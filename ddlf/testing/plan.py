@@ -424,7 +424,7 @@ class FaultPlan:
         """
         unknown = set(kinds) - set(NAMES.values())
         if unknown:
-            raise ConfigError(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(NAMES.values())}")
+            raise ConfigError(f"unknown kind: {', '.join(sorted(unknown))}; the kinds are {', '.join(NAMES.values())}")
         if workers < 2 and any(kind.endswith("_link") for kind in kinds):
             raise ConfigError("one worker has no link to another")
         if not 0 <= faults <= workers * rounds:

@@ -103,7 +103,7 @@ class Strategy(StrategySettings):
     """How a run trains: a frozen dataclass with the settings of one strategy."""
 
     def loop(self, spec: RunSpec, step: CommonStep | None) -> Loop:
-        """Return the strategy's half on the master.
+        """Return the object that trains on the master.
 
         Args:
             spec: The spec of the run, which contains this strategy.

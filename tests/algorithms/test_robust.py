@@ -154,8 +154,8 @@ def test_rule_bounds_one_bad_update_from_its_useful_number_of_slots(text):
 @pytest.mark.parametrize(
     ("merge", "slots", "said"),
     [
-        ("median", 2, ["merge='median' of 2 slots cannot tell a bad update from a good one: it takes 3 slots or more"]),
-        ("trimmed", 4, ["merge='trimmed:beta=0.2' of 4 slots cannot tell a bad update from a good one: it takes 5 slots or more"]),
+        ("median", 2, ["merge='median' of 2 slots cannot tell a bad update from a good one: it needs at least 3 slots"]),
+        ("trimmed", 4, ["merge='trimmed:beta=0.2' of 4 slots cannot tell a bad update from a good one: it needs at least 5 slots"]),
         ("trimmed", 5, []),
         ("trimmed:0", 2, []),
         ("mean", 1, []),

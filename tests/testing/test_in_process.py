@@ -172,5 +172,5 @@ async def test_an_app_trains_asynchronously(cluster):
 
 async def test_downpour_is_refused_before_anything_begins(cluster):
     quick = app(cluster, Quick, mode="downpour")
-    with pytest.raises(ConfigError, match=r"those of in_process_cluster do one thing at a time; use local_cluster"):
+    with pytest.raises(ConfigError, match=r"workers of in_process_cluster do one thing at a time; use local_cluster"):
         await quick.train_model()

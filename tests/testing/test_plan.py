@@ -124,7 +124,7 @@ async def test_random_plan_follows_its_seed_and_can_be_replayed():
         (lambda: FaultPlan.random(1, workers=1, rounds=9, kinds=["cut_link"]), "one worker has no link to another"),
         (lambda: FaultPlan.random(1, workers=1, rounds=1, faults=2), "do not fit"),
         (lambda: FaultPlan().storage(at_round=1, error=0.6, cut=0.6), "shares must be from 0 to 1 together"),
-        (lambda: FaultPlan.random(1, workers=1, rounds=9, kinds=["kil"]), "no such kind: kil"),
+        (lambda: FaultPlan.random(1, workers=1, rounds=9, kinds=["kil"]), "unknown kind: kil"),
     ],
 )
 async def test_a_plan_that_makes_no_sense_is_refused_when_it_is_made(make, text):

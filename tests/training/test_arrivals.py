@@ -200,7 +200,7 @@ async def test_buffer_that_is_never_full_is_warned_of():
     assert not warnings(await trained(arrival="fedbuff:3", slots=3, cluster=FakeCluster(3)))
     (never,) = warnings(await trained(arrival="fedbuff:13", slots=3, cluster=FakeCluster(3)))
     assert never == (
-        "it merges when there are 13 updates, and 12 are to come: they are merged at the end only, as a small step; take a smaller size"
+        "it merges 13 updates at once, but only 12 more will come: they are merged only at the end, as a small step; use a smaller size"
     )
     (left,) = warnings(await trained(arrival="fedbuff:3", converge="target:loss,100,last=4"))
     assert left == "1 of its updates wait for others, and are not in the model: continued training merges them"

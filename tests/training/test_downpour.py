@@ -347,7 +347,7 @@ async def test_a_push_counts_once_and_an_answer_that_was_lost_is_given_again():
     assert await one.push(2, 1, 0, 0, 0, g, NONE, again=True) == (0, 0)
     assert one.received == 1
     assert await one.begin([2, 5], 7, 0) == [1, 0]
-    with pytest.raises(AppMissing, match="replica 3 is carried by another worker by now"):
+    with pytest.raises(AppMissing, match="replica 3 is now on another worker"):
         await one.push(2, 1, 0, 1, 0, g, NONE)
 
 
@@ -488,6 +488,6 @@ def test_callback_that_sets_the_learning_rate_is_warned_of():
     app = SimpleNamespace(callbacks=[type("ReduceLROnPlateau", (), {})()], checkpoint=None, resume=None)
     assert warnings_of_master(app, "sync") == []
     assert warnings_of_master(app, "downpour") == [
-        "the learning rate that ReduceLROnPlateau sets says how far a replica goes until its next fetch; "
+        "the learning rate that ReduceLROnPlateau sets applies only between two fetches of a replica; "
         "shards step at the rate of push_rule"
     ]

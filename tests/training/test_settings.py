@@ -92,7 +92,7 @@ WRONG = [
     (dict(schedule="cosin"), "unknown schedule 'cosin', did you mean 'cosine'?"),
     (dict(schedule="cosine,linear"), "schedule 'cosine,linear' is not one course behind at most one warm-up"),
     (dict(clip="roling"), "unknown clip 'roling', did you mean 'rolling'?"),
-    (dict(clip="rolling", mode="downpour"), "has no effect in Downpour training: it goes by the norms"),
+    (dict(clip="rolling", mode="downpour"), "has no effect in Downpour training: it uses the norms"),
     (dict(multipliers="freeze:0.5", mode="downpour"), "has no effect in Downpour training: push_rule decides"),
     (dict(multipliers="freeze:2"), "multipliers 'freeze:2': shares must be from 0 to 1, got 2.0"),
     (dict(multipliers="head=x"), "'head=x' is not a value of multipliers"),

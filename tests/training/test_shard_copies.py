@@ -247,7 +247,7 @@ async def test_copy_has_each_safe_push_and_continues_with_the_same_bits():
         await shard.push(0, 1, 0, 5, 2, g, NONE)
     assert one.weights.tobytes() == other.weights.tobytes()
     assert await other.resume(0, 1, 0) == {"last": [5, 5, 3], "falls": [[2, 5]]}
-    with pytest.raises(AppMissing, match="shard 1 is another worker's by now"):  # it wakes up late
+    with pytest.raises(AppMissing, match="shard 1 now belongs to another worker"):  # it wakes up late
         await ends[2].copy(1, 0, facts(received=9))
     await asyncio.gather(*(end.close() for end in ends.values()))
 

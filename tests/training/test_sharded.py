@@ -666,9 +666,9 @@ async def test_a_model_without_weights_is_refused():
             {"start": {"large": np.zeros((3000, 1000), "f4")}},
             3,
             "sharded",
-            "for 3 workers and 12 MB of weights a round",
+            "for 3 workers and 12 MB of weights the exchange of a round",
         ),
-        ({}, 3, "star", " MB of weights a round moves for about 0.000"),
+        ({}, 3, "star", " MB of weights the exchange of a round takes about 0.000"),
         ({"start": {"large": np.zeros((3000, 1000), "f4")}}, 1, "star", "for 1 worker and 12 MB"),
         (
             {"start": {"large": np.zeros((3000, 1000), "f4")}, "weights_codec": "delta:int8"},

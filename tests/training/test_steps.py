@@ -251,7 +251,7 @@ async def test_merge_is_refused_when_an_epoch_ends_with_too_few_slots(samples, r
     run = FakeRun(slots=5, worker_steps=1, batch_size=16, samples=samples, merge="krum", master_epochs=2)
     if refused:
         with pytest.raises(
-            ConfigError, match="needs 5 slots, and the last round of an epoch has 2, with one of the last"
+            ConfigError, match="needs 5 slots, but the last round of an epoch has only samples for 2 slots"
         ):
             await run.train_model()
         assert all(not worker.asked for worker in run.cluster.workers)

@@ -186,7 +186,7 @@ class Ownership:
                 raise LeaseError(
                     f"folder {self.folder} has been locked for {LOCK_WAIT_S:g} s"
                     + (f" by {who.where()}" if who else ""),
-                    hint="end that process if it is stopped, or use another folder",
+                    hint="end that process if it is suspended, or use another folder",
                 ) from None
             raise LeaseError(f"folder {self.folder} has been locked for {LOCK_WAIT_S:g} s") from None
         try:

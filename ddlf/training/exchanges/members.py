@@ -33,8 +33,8 @@ Unmet = Sequence[tuple[ProxyWorker, ProxyWorker, str]]
 NOTICED_S = 10.0
 """Time in which the master notices the loss of a worker. After it, the link from the other worker has failed."""
 HINT = (
-    "open the port between the two, or say where other workers reach it: ddlf-worker --advertise HOST:PORT; "
-    "or use exchange='star', where all goes through the master. ddlf doctor --pairs tries every pair"
+    "open the port between the two, or set its address for other workers: ddlf-worker --advertise HOST:PORT; "
+    "or use exchange='star', which sends everything through the master. ddlf doctor --pairs tries every pair"
 )
 
 

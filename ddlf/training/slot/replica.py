@@ -462,13 +462,13 @@ def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
     if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size:
         raise AppError(
             f"self.indices must be numbers of samples, got {found.dtype} of shape {found.shape}",
-            hint="choose from the indices that are there when train is called",
+            hint="choose from the indices in self.indices at the beginning of train",
         )
     if found.min() < 0 or found.max() >= samples:
         outside = found.max() if found.max() >= samples else found.min()
         raise AppError(
             f"self.indices has sample {outside}, but there are {samples:,} samples, counted from 0",
-            hint="choose from the indices that are there when train is called",
+            hint="choose from the indices in self.indices at the beginning of train",
         )
     return found
 

@@ -1,7 +1,7 @@
-"""Slots that each train in their own loop, and their replies one by one. Runs on the master; use ``arrivals``.
+"""Trains each slot in its own loop, and yields the replies one by one. Runs on the master; use ``arrivals``.
 
-Each slot has its own asyncio task. The task has a round carried, hands over the reply, and continues once the strategy
-has handled it. So the strategy handles one reply at a time while all other slots train.
+Each slot has its own asyncio task. The task sends a round to a worker, hands over the reply, and continues after the
+strategy has handled it. So the strategy handles one reply at a time while all other slots train.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def arrivals(
 
 
 MEASURED = 2
-"""Rounds of every slot before speeds are used: in its first one a worker compiles."""
+"""Number of rounds of every slot before measured speeds are used: the first round is slow, because the worker compiles
+the model."""
 
 
 class Arrivals:
@@ -88,7 +89,7 @@ class Arrivals:
         self._arrived = run.progress.version + len(run.progress.dropped)
         # With a bound of 0, all slots use the weights and the loop's state of the first task of a round.
         self._in_step: tuple[Task, dict[str, Weights]] | None = None
-        self._turned = asyncio.Event()  # the loop has handled a reply, or the run is ending
+        self._turned = asyncio.Event()  # set when the loop has handled a reply, or the run is ending
         self._begun = list(run.progress.slot_rounds)
         self._latest: dict[int, Reply] = {}  # slot -> its last accepted update, for comparisons
         self._told: dict[int, asyncio.Task[None]] = {}  # slot -> the hooks of its last commit
@@ -184,7 +185,7 @@ class Arrivals:
             run.tries[slot] = 0
             reply = await run.carry(slot, number, part, partial(self._task, slot, number, part))
             if slot in self._told:
-                await self._told.pop(slot)  # limits the records that wait for an evaluation, with their weights, to K
+                await self._told.pop(slot)  # at most K records, with their weights, may wait for an evaluation
             if run.stopping or reply.stopped:
                 return
             handled = asyncio.get_running_loop().create_future()
@@ -196,7 +197,8 @@ class Arrivals:
             number = progress.following(slot, number + 1)
 
     async def _round_begins(self, slot: int, number: int) -> None:
-        """Let new workers and new files in. The first slot that begins a round does so for all."""
+        """Let new workers join, and use new partition files. The first slot that begins a round does this for all
+        slots."""
         self._run.began[slot] = time.perf_counter()
         self._run.crew.meet_new_workers()
         self._grow()

@@ -86,5 +86,5 @@ def fastest(spec: RunSpec, workers: int, weights: int) -> tuple[Star | Sharded, 
     times = f"{star:.2g} s through the master and {sharded:.2g} s from worker to worker"
     return (
         between_workers if sharded < star and workers > 1 else through_master,
-        f"for {size} a round moves for about {times}, at 1 Gbit/s",
+        f"for {size} the exchange of a round takes about {times}, at 1 Gbit/s",
     )

@@ -62,8 +62,8 @@ class Asynchronous:
         left = sum(map(run.progress.tasks_in, rounds)) - done
         if isinstance(self.arrival, FedBuff) and self.arrival.size > left + int(run.state["buffered"][0]):
             why = (
-                f"it merges when there are {self.arrival.size} updates, and {left} are to come: they are merged at the end only, "
-                "as a small step; take a smaller size"
+                f"it merges {self.arrival.size} updates at once, but only {left} more will come: they are merged only at the end, "
+                "as a small step; use a smaller size"
             )
             run.crew.emit(Warned(about="arrival", why=why))
         async for reply in arrivals(run, self.arrival.begin, self.max_staleness, paced=self.balance == "speed"):

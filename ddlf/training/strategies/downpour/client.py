@@ -29,14 +29,15 @@ from ddlf.training.slot.task import Task
 from ddlf.worker.peers import Ask, Unreached
 
 NOTICED_S = 10.0
-"""How long to retry a server that does not answer. By then the master has noticed a lost worker, or the link failed."""
+"""Seconds for retries of a call to a server that does not answer. After this time the master has noticed a lost worker;
+otherwise only the link has failed."""
 RETRY_S = 0.2
 
 T = TypeVar("T")
 
 
 class Moved(Exception):
-    """A server has a new owner, which may lack pushes of the previous one."""
+    """A server has a new owner, which may lack pushes that the previous owner had received."""
 
 
 def name_of(shard: int, epoch: int) -> str:
@@ -46,7 +47,7 @@ def name_of(shard: int, epoch: int) -> str:
 
 @dataclass(slots=True)
 class Owners:
-    """Locations of all servers, as one worker knows them.
+    """The locations of all servers that one worker knows.
 
     Args:
         ask: Calls workers.
@@ -156,9 +157,11 @@ ON_THEIR_WAY = 2
 """Maximum number of a replica's unacknowledged pushes. The next push waits."""
 NONE = np.zeros(0, np.float32)
 HELD = 4
-"""Maximum number of a replica's unsafe pushes. Then it has the servers update their backups, and waits."""
+"""Maximum number of a replica's unsafe pushes. At this number the replica has the servers update their backups, and
+waits."""
 LARGE = 1 << 16
-"""A push with more values lets the next fetch go first, if the replica computes longer than it waits."""
+"""A push with more values than this waits for the next fetch, if the replica computes longer than it waits for
+weights."""
 
 
 @dataclass(slots=True)
@@ -186,7 +189,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class _Push:
-    """A push, as a replica keeps it until it is safe.
+    """A push that a replica keeps until it is safe.
 
     Args:
         number: Number of the push in its round, from 0.
@@ -211,7 +214,7 @@ class ModelReplica:
         round: Number of the round, from 0.
         steps: Number of its steps.
         owners: Locations of the servers.
-        cadence: When it fetches and pushes.
+        cadence: The steps at which it fetches and pushes.
         numbers: For each server, the number of the first push that it lacks. An earlier incarnation may have pushed.
         epochs: Term of each server when ``numbers`` was read.
 
@@ -376,7 +379,7 @@ class ModelReplica:
         """Let earlier fetches use the links first: the next step waits for a fetch, but no step waits for a push."""
         while self._fetching is not None and self._begun <= number and not self._fetching.done():
             await asyncio.wait({self._fetching})
-            await asyncio.sleep(0)  # the waiting step takes it and begins the next one
+            await asyncio.sleep(0)  # the waiting step uses this fetch and begins the next one
 
     async def _bring(self, shard: int) -> None:
         """Send all pushes that a server lacks, on whichever worker it is."""
@@ -408,7 +411,7 @@ class ModelReplica:
             if push.number > reached:
                 answers[shard] = None
             elif answers[shard] is None:
-                answers[shard] = at, tau  # its answer was lost; at most one push waits for an answer
+                answers[shard] = at, tau  # the answer to this push was lost; at most one push waits for an answer
         for number in range(
             reached + 1, self._forgotten
         ):  # pushes that cannot be sent again; skipped numbers lose nothing
@@ -461,7 +464,7 @@ def _read(worker: int, values: Any, part: Slice) -> Row:
         try:
             (values,) = decode_update(cast(EncodedUpdate, values), [np.broadcast_to(np.float32(0), (size,))])
         except ConfigError as error:
-            raise Unreached(worker, f"what it sent cannot be read: {error.message}") from None
+            raise Unreached(worker, f"its answer cannot be read: {error.message}") from None
     if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != ((size,), np.dtype(np.float32)):
         found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
         raise Unreached(worker, f"it sent {found} for a slice of {size:,} float32 values")
@@ -475,7 +478,7 @@ async def replicas_of(owners: Owners, task: Task, steps: Sequence[int], cadence:
         owners: Locations of the servers.
         task: The round. Its weights entry names its replicas.
         steps: Number of steps of each replica.
-        cadence: When each replica fetches and pushes.
+        cadence: The steps at which each replica fetches and pushes.
     """
     told = task.weights
     ids, life = told["replicas"], told["life"]

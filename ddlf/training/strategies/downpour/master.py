@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Training by replicas that push gradients to servers.
+    """The loop of Downpour on the master, for replicas that push gradients to servers.
 
     Args:
         how: The settings of Downpour.
@@ -78,18 +78,20 @@ class Replicas:
 
 
 WARM = 200
-"""Steps by the first replica alone before the others begin; at most half of its first round."""
+"""Steps that the first replica makes alone before the others begin, but at most half of its first round."""
 EVERY = 8
-"""Pushes between two backups of a server, or the number of replicas if it is larger."""
+"""Minimum number of pushes between two backups of a server. With more replicas than this, it is the number of
+replicas."""
 ATTEMPTS = 2
-"""Attempts to have workers evaluate weights. The first one fails if a server is handed over meanwhile."""
+"""Maximum number of attempts to have workers evaluate weights. An attempt fails if a server is handed over
+meanwhile."""
 LOOK_S = 0.25
 """Seconds between two requests for the servers' versions."""
 
 
 UNREAD = (
     "the current weights are on the workers: with mode='downpour' the master has them after a checkpoint and at the end",
-    "set checkpoint_every to have them here that often",
+    "set checkpoint_every: the master then gets the weights with each checkpoint",
 )
 
 
@@ -123,8 +125,8 @@ class Serving:
         self._replicas = how.replicas or run.slots
         if self._replicas > run.slots and run.facts.files is not None and not run.facts.files.on_disk:
             raise ConfigError(
-                f"replicas={self._replicas} on {run.slots} slots read in turn from several places, and {run.facts.files} is made in order",
-                hint="leave out replicas: then each slot is one; or make partition files: ddlf data split",
+                f"replicas={self._replicas} on {run.slots} slots read in turn from several places, but {run.facts.files} can only be read in order",
+                hint="leave out replicas, so that each slot has one replica; or make partition files: ddlf data split",
             )
         self._layers = [name.rpartition("/")[0] or name for name in run.facts.names] if how.cut == "layers" else None
         if how.shards:
@@ -171,7 +173,7 @@ class Serving:
                 found = await self._placement.versions()
                 await self._placement.balance()
             except ClusterTooSmall:
-                return  # the crew reports it
+                return  # the crew reports this loss
             for replica, at in self._placement.reached.items():
                 if at != before.get(replica):
                     self._run.crew.progressed(replica % self._run.slots)
@@ -415,12 +417,12 @@ class Serving:
         await self._placement.versions()
         raise ConnectError(
             f"worker {worker} does not reach the shards of worker {told['peer']}: {told['why']}",
-            hint="check the network between the two workers, or say where that one is reached: ddlf-worker --advertise HOST:PORT",
+            hint="check the network between the two workers, or set the address of that worker: ddlf-worker --advertise HOST:PORT",
         )
 
 
 STATE, META = "push", "shards"
-"""Groups of the run's state: the rows of the push rules; and the numbers of each server."""
+"""Names of two groups of the run's state: the state of the push rules, and the counters of each server."""
 
 
 def facts_of_meta(meta: Weights, shard: int) -> dict[str, Any]:

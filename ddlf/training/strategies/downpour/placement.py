@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from ddlf.training.strategies.downpour.settings import DownpourSettings
 
 TELL_S = 1.0
-"""How long to wait for all workers to receive new locations. A worker that hangs receives them when it continues."""
+"""Seconds to wait until all workers have received new locations. A worker that hangs receives them when it
+continues."""
 HAND_ON_S = 30.0
 """Time limit for a worker to hand a server on."""
 
@@ -145,7 +146,7 @@ class Placement:
                 if self.owners[shard] != most:
                     return
                 if await self._hand_on(shard, alive[most], least, alive[least]):
-                    why = "is there for them" if others else "had fewer"
+                    why = "was set aside for shards" if others else "had fewer"
                     self._warn(f"{self._called([shard])} went from worker {most[0]} to worker {least[0]}, which {why}")
                 await self._arrange()
 
@@ -329,7 +330,7 @@ class Placement:
             return True
         self._epochs[shard] = epoch + 1
         if not await self._take_over(shard, owner, worker, whole=True):
-            self._epochs[shard] = epoch  # the owner is lost, too, which is noticed later; its backups stay valid
+            self._epochs[shard] = epoch  # the owner is lost, too; the loss is noticed later, and the backups stay valid
         return False
 
     async def _arrange(self) -> None:

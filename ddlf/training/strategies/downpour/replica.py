@@ -45,7 +45,7 @@ class Stopped(Exception):
 
 @dataclass(slots=True)
 class _Kept:
-    """The saved state of a replica while the model runs another replica: its values, and its unpushed gradients."""
+    """The saved state of a replica while the model trains another replica: its weights, and its unpushed gradients."""
 
     weights: Row | None
     rest: Row
@@ -148,7 +148,7 @@ class Turns:
             return False
         try:
             self._after(model)
-        except BaseException as error:  # raised after fit: within it the model is incomplete with JAX
+        except BaseException as error:  # raise this error after fit: during fit, the model is incomplete with JAX
             self._error = error
             return False
         return self.fault is None
@@ -166,7 +166,7 @@ class Turns:
         if (made := self._stepper.steps - self._begun) != len(self._order):
             raise AppError(
                 f"the model's optimizer has made {made} of {len(self._order)} steps, and Downpour needs the gradients of each batch",
-                hint="train with replica.fit(1, batch_size); an own train_step ends with one self.optimizer.apply_gradients(...)",
+                hint="train with replica.fit(1, batch_size); your own train_step must end with one self.optimizer.apply_gradients(...)",
             )
 
         async def all_pushed() -> None:
@@ -205,7 +205,7 @@ class Turns:
         if following != place:
             model()
             if self._step == self._alone:
-                self._due.append(one.pushed)  # the other replicas begin with its results
+                self._due.append(one.pushed)  # the other replicas begin with the results of the first one
             self._leave(place)
             self._become(following)
         elif one.done < one.left and cadence.takes(one.done):
@@ -460,7 +460,7 @@ class DownpourReplica(HoldingReplica):
         assert turns is not None  # ``carry`` sets them before it calls train
         if self.app.indices is not task.indices or (epochs, batch_size) != (1, task.batch_size) or self._fed:
             raise AppError(
-                f"{type(self.app).__name__}.train is to call replica.fit(1, batch_size) once in Downpour, with the samples that it was given",
+                f"{type(self.app).__name__}.train must call replica.fit(1, batch_size) exactly once in Downpour, with the given samples",
                 hint="leave out train, or train in mode 'async'",
             )
         order = turns.samples(task.indices, batch_size)
@@ -533,14 +533,15 @@ class Stepper:
         model.optimizer = _around(model.optimizer, self._optimizer)
         model.optimizer.build(model.trainable_variables)
         self._position = RunPosition.of(model.optimizer)
-        model.train_function = None  # it may have been compiled for the other optimizer
+        model.train_function = None  # the step may have been compiled for the other optimizer
         kept = {id(w): kept for w, kept in zip(model.trainable_variables, self._optimizer.unpushed, strict=True)}
         variables = [model.weights[place] for place in self.rows.trained]
         self._trained = _Variables(variables)
         self._rest = _Variables([model.weights[place] for place in self.rows.rest])
         self._unpushed = _Variables([kept[id(weight)] for weight in variables])
         self._zeros: list[Any] = []
-        if self.rows.sizes[0] <= SMALL and keras.backend.backend() == "tensorflow":  # a large model needs the memory
+        # free the memory, because the model may be large
+        if self.rows.sizes[0] <= SMALL and keras.backend.backend() == "tensorflow":
             self._zeros = [keras.ops.convert_to_tensor(array) for array in self._zero()]
 
     def begin(self, steps: int) -> None:
@@ -651,7 +652,7 @@ def _assign_in_tensorflow(variable: Any, array: Any) -> None:
 
 AROUND = {
     "RollingClip": (
-        "it goes by the norms that it has seen, and the replicas of a worker step with one optimizer in turn",
+        "it uses the norms of earlier gradients, but the replicas of a worker share one optimizer",
         "clip='agc', global_clipnorm of the optimizer, or update_policy='reject', which leaves out pushes with NaN or infinite values",
     ),
     "Multipliers": (
@@ -702,7 +703,7 @@ def check_optimizer(optimizer: Any) -> None:
         if found:
             raise ConfigError(
                 f"mode='downpour' does not support {what}: replicas take plain steps, and the rule of the shards decides",
-                hint="compile the model without, or train in mode 'sync' or 'async'",
+                hint="compile the model without it, or train in mode 'sync' or 'async'",
             )
 
 

@@ -96,7 +96,7 @@ class Server:
     rows: Callable[[], Rows] | None = None
     _with: frozenset[tuple[int, int]] = frozenset()  # the holders that have a backup
     _wanted: int = 0  # number of pushes that a caller waits for to be safe
-    _lent: bool = False  # whether a message may refer to the values, so that the next step has to copy them
+    _lent: bool = False  # whether a message may still contain the values, so that the next step has to copy them
     _encoded: tuple[int, Any] | None = None  # version, and its encoded weights
     _lent_state: bool = False  # the same for the rule's state
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -381,7 +381,7 @@ class Server:
         stepping = asyncio.ensure_future(asyncio.to_thread(self._step, *push))
         try:
             await asyncio.shield(stepping)
-        except asyncio.CancelledError:  # the sender is gone, but the push counts, and for the whole server
+        except asyncio.CancelledError:  # the sender has gone, but the push still counts for the whole server
             await asyncio.wait([stepping])
             raise
 
@@ -406,7 +406,7 @@ class Server:
         self._check_open()
         last = self.last.get(replica, Last(life))
         if life < last.life:
-            raise AppMissing(f"replica {replica + 1} is carried by another worker by now")
+            raise AppMissing(f"replica {replica + 1} is now on another worker")
         return last
 
     def _check(self, replica: int, number: int, read: Any, gradient: Any, rest: Any) -> None:
@@ -469,7 +469,7 @@ class ServerCopies:
         """
         known, before = self._copies.get(shard, (0, {"received": 0}))
         if epoch < max(known, self._epochs.get(shard, 0)):
-            raise AppMissing(f"shard {shard + 1} is another worker's by now")
+            raise AppMissing(f"shard {shard + 1} now belongs to another worker")
         if (known, before["received"]) <= (epoch, facts["received"]):
             self._copies[shard] = epoch, facts
 

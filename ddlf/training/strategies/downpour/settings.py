@@ -25,18 +25,16 @@ class DownpourSettings(Strategy):
     about: ClassVar[str] = "as gradients pushed to servers on the workers"
     encodes_small: ClassVar[bool] = True  # a shard is one row of values
     keeps_optimizer: ClassVar[bool] = False
-    about_rates: ClassVar[str] = (
-        "says how far a replica goes until its next fetch; shards step at the rate of push_rule"
-    )
+    about_rates: ClassVar[str] = "applies only between two fetches of a replica; shards step at the rate of push_rule"
     role: ClassVar[str] = "ddlf.training.strategies.downpour.replica:DownpourReplica"
     unused: ClassVar[dict[str, str]] = {
         "worker_epochs": "a round is one epoch of a replica, or worker_steps of it",
         "exchange": "replicas push to servers and fetch from them",
-        "codec": "gradients travel as they are",
-        "optimizer_state": "what the compiled optimizer keeps is not used, and push_rule has a state of its own",
+        "codec": "gradients are sent without a codec",
+        "optimizer_state": "Downpour does not use the state of the compiled optimizer; push_rule has its own state",
         "local_rule": "replicas begin with new weights every n_fetch steps",
         "balance": "replicas train at their own pace",
-        "rate_decay": "push_rule says how far a push goes",
+        "rate_decay": "push_rule determines the effect of a push",
         "multipliers": "push_rule decides how far a gradient moves each weight; freeze layers by layer.trainable = False",
     }
 
@@ -150,7 +148,7 @@ class DownpourSettings(Strategy):
         weights = spec.exchange.weights_codec
         yield Refusal(
             str(spec.local.clip).startswith("rolling"),
-            f"clip={str(spec.local.clip)!r} has no effect in Downpour training: it goes by the norms that it has seen, "
+            f"clip={str(spec.local.clip)!r} has no effect in Downpour training: it uses the norms of earlier gradients, "
             "and the replicas of a worker step with one optimizer in turn; agc does not",
             "leave clip at None, or train in mode 'sync'",
         )
@@ -166,7 +164,7 @@ class DownpourSettings(Strategy):
         )
         yield Refusal(
             spec.exchange.update_policy == "clip",
-            "update_policy='clip' compares updates of whole rounds, and Downpour has none",
+            "update_policy='clip' compares updates of whole rounds, but Downpour has no rounds of all slots",
             "use 'stop', or 'reject' to leave out NaN and infinite values",
         )
 
@@ -176,7 +174,7 @@ class DownpourSettings(Strategy):
         yield Refusal(
             replicas < slots,
             f"replicas={replicas} are fewer than the {slots} slots that carry them",
-            f"set slots={replicas}, or leave replicas out: then each slot is one",
+            f"set slots={replicas}, or leave replicas out: then each slot has one replica",
         )
         yield Refusal(
             0 < replicas < (self.softsync or 0),
@@ -197,7 +195,7 @@ class DownpourSettings(Strategy):
         there = f"there {'are' if workers > 1 else 'is'} {workers}"
         yield Refusal(
             one_at_a_time,
-            "mode='downpour' needs workers that answer while others compute, and those of in_process_cluster do one thing at a time",
+            "mode='downpour' needs workers that answer while others compute, but workers of in_process_cluster do one thing at a time",
             "use local_cluster",
         )
         yield Refusal(

@@ -64,18 +64,18 @@ class Sync(Strategy):
         if slots >= useful:
             return ""
         said = f"merge={str(self.merge)!r} of {slots} slot{'s' * (slots > 1)}"
-        return f"{said} cannot tell a bad update from a good one: it takes {useful} slots or more"
+        return f"{said} cannot tell a bad update from a good one: it needs at least {useful} slots"
 
     def slot_refusals(self, slots: int, fewest: int) -> Iterator[Refusal]:
         """Yield refusals of too few slots for the merge."""
         least = self.merge.least
         yield Refusal(
             0 < slots < least,
-            f"merge={str(self.merge)!r} needs {least} slots to find a bad update among the others, and there are {slots}",
-            f"set slots={least}, which any number of workers can carry, or take another merge, such as 'median'",
+            f"merge={str(self.merge)!r} needs {least} slots to find a bad update among the others, but there are {slots}",
+            f"set slots={least}, which any number of workers can carry, or use another merge, such as 'median'",
         )
         yield Refusal(
             0 < fewest < least,
-            f"merge={str(self.merge)!r} needs {least} slots, and the last round of an epoch has {fewest}, with one of the last samples each",
-            "choose another worker_steps or batch_size, so that more samples are left, or none",
+            f"merge={str(self.merge)!r} needs {least} slots, but the last round of an epoch has only samples for {fewest} slots",
+            "choose another worker_steps or batch_size, so that the last round has more samples, or none",
         )
