@@ -522,6 +522,20 @@ if hasattr(os, "register_at_fork"):
 
 CONNECT_TIMEOUT_S = 10.0
 BUSY_RETRY_S = 0.1
+KEEP_OPEN_S = 20.0
+"""Seconds between two frames without effect on a data connection. NATs and proxies forget connections that are idle for
+a minute or more, and a slot may compute for longer.
+"""
+
+
+async def _keep_open(stream: Connection) -> None:
+    while True:
+        await asyncio.sleep(KEEP_OPEN_S)
+        if stream.closed:
+            return
+        with contextlib.suppress(ConnectionError):
+            stream.send(Kind.CANCEL, 0, "", [])  # no request has this number
+
 
 T = TypeVar("T")
 
@@ -761,6 +775,7 @@ class Link:
             data.stream.close()  # Otherwise the next request would use an executor with an incomplete session.
             raise
         self.worker_events.connected(self.address, self.facts)
+        self.spawn(_keep_open(data.stream))
         return data
 
     def _check_python(self) -> None:

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from ddlf.cluster import link
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.launch import gate as gate_module
 from ddlf.cluster.launch.gate import Joined
@@ -348,6 +349,66 @@ def test_number_of_workers_is_checked(n):
 def test_gate_for_other_machines_needs_a_token():
     with pytest.raises(ConfigError, match=r"refusing to listen on 0\.0\.0\.0 without a token"):
         Joined(1, "0.0.0.0")
+
+
+class ForgetfulProxy:
+    """Forwards connections to a port, and ends each one that is idle for some time."""
+
+    def __init__(self, port: int, idle_s: float) -> None:
+        self._port = port
+        self._idle_s = idle_s
+        self._heard: dict[asyncio.StreamWriter, float] = {}
+        self.ended = 0
+
+    async def __aenter__(self) -> int:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self._server.sockets[0].getsockname()[1]
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader, writer) -> None:
+        with contextlib.suppress(OSError):
+            there = await asyncio.open_connection("127.0.0.1", self._port)
+            carrying = [
+                asyncio.ensure_future(self._carry(reader, there[1], writer)),
+                asyncio.ensure_future(self._carry(there[0], writer, writer)),
+            ]
+            self._heard[writer] = time.monotonic()
+            while not any(task.done() for task in carrying):
+                await asyncio.wait(carrying, timeout=self._idle_s / 4, return_when=asyncio.FIRST_COMPLETED)
+                if time.monotonic() - self._heard[writer] > self._idle_s:
+                    self.ended += 1
+                    break
+            for task in carrying:
+                task.cancel()
+            for end in (writer, there[1]):
+                end.close()
+
+    async def _carry(self, source, sink, key) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(2**16):
+                self._heard[key] = time.monotonic()
+                sink.write(data)
+                await sink.drain()
+
+
+async def hold(seconds):
+    await asyncio.sleep(seconds)
+    return "held"
+
+
+async def test_long_call_ends_well_through_a_proxy_that_forgets_idle_connections(fleet, token, monkeypatch):
+    monkeypatch.setattr(link, "KEEP_OPEN_S", 0.1)
+    launcher = joined(1, token)
+    proxy = ForgetfulProxy(launcher.gate.port, idle_s=1.0)
+    async with proxy as fleet.port:
+        fleet.join(0)
+        async with connected(launcher, heartbeat_s=0.1, dead_after_s=60) as cluster:
+            assert await cluster.run_method(hold, seconds=3) == ["held"]
+            assert proxy.ended > 0, "the connection that waits is idle"
+            fleet.daemons[0].process.kill()
+            assert await cluster.options(idempotent=True).run_method(double, x=4) == [8]
 
 
 # -- real processes -----------------------------------------------------------------------------------------------------
