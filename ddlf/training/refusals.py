@@ -30,7 +30,7 @@ from ddlf.algorithms.reading_order import MAX_GLOBAL, NEAR, Global
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import AppError, ConfigError
 from ddlf.monitor.runs.folder import is_wanted
-from ddlf.settings.setting import SYNONYMS, Group
+from ddlf.settings.setting import SYNONYMS, Group, Setting
 from ddlf.training.registry import GROUPS, SETTINGS
 from ddlf.training.samples.parts import LEAST_SHARE
 from ddlf.training.spec import Refusal, RunSpec
@@ -452,7 +452,7 @@ def _check_misspelt(app: App, base: type) -> None:
 
 def _looks_like_settings(value: Any, group: type[Group]) -> bool:
     """Return whether a dict or a text has the settings of a group."""
-    settings = list(group.settings()) if is_dataclass(group) else []
+    settings: list[Setting[Any, Any]] = list(group.settings()) if is_dataclass(group) else []
     names = {name for one in settings for name in (one.field, one.name)}
     if isinstance(value, str) and "=" in value:
         return value.partition("=")[0].strip() in names
