@@ -1,8 +1,8 @@
 """The training run that a strategy's loop works with: ``Run``. Runs on the master.
 
 The loop sends tasks to slots and commits new weights. It sees tasks and replies, never workers. The run does the rest
-for every loop alike: it chooses workers, replaces lost, slow or distrusted ones, counts samples, records, stores,
-evaluates and displays.
+for every loop alike: it chooses workers, replaces lost, slow or distrusted workers, counts samples, writes records and
+checkpoints, evaluates and displays.
 
 With the update policy ``"stop"``, each update is merged when it arrives, and an unusable one ends the run. The other
 policies compare all updates of a round. Another worker recomputes a rejected update, and gives the right bits if the
@@ -133,7 +133,7 @@ class SlotLoops(Protocol):
         """Make the slots of a commit wait for its checkpoint and its hooks."""
 
     def turn(self) -> None:
-        """Let slots that wait look again whether they may begin."""
+        """Wake all waiting slots, so that they check again whether they may begin."""
 
     async def close(self) -> None:
         """Cancel all slots and wait until they have ended."""
@@ -173,7 +173,7 @@ class Reporter:
         self._can_converge = bool(self._rule.metric)
         self._validates = has(app, "val")
         self._callbacks = callbacks
-        self._turn = asyncio.Lock()  # fair: first come, first served
+        self._turn = asyncio.Lock()  # a fair lock: the first caller gets it first
         self._tasks: set[asyncio.Task[bool]] = set()
         self.is_testing = False
         self.converged = False
@@ -428,8 +428,8 @@ class Run:
         """
         carrying = [asyncio.ensure_future(self.again(task)) for task in tasks]
         try:
-            # Everything here happens while the workers compute.
-            if self._reporting is not None and await self._reporting:  # waits for the evaluation of the round before
+            # The following code runs while the workers compute.
+            if self._reporting is not None and await self._reporting:  # wait for the evaluation of the previous round
                 self.stopping = True
                 raise Ended
             if self.progress.round + 1 < len(self.progress.epochs):
@@ -844,7 +844,7 @@ def check_weights(run: Run, weights: Weights | WeightsRef, replies: Sequence[Rep
     Raises:
         BadUpdate: Names the round, the tensor and the number of wrong values.
     """
-    if isinstance(weights, WeightsRef) or weights is run.progress.weights:  # the workers have checked remote weights
+    if isinstance(weights, WeightsRef) or weights is run.progress.weights:  # weights on the workers were checked there
         return
     if (found := fault(weights, 1, weights, run.facts.names)) is not None:
         raise unfit(found, replies[0].task.round)

@@ -65,7 +65,8 @@ class Crew:
         self._wait_s = wait_s
         self._schedule = Schedule(backups=backups)
         self._workers: dict[int, ProxyWorker] = {}
-        self._opened: dict[int, int] = {}  # how often each worker received the app; each time it loses its slot states
+        # how often each worker received the app; a worker loses its slot states each time
+        self._opened: dict[int, int] = {}
         self._holds: dict[int, tuple[int, int]] = {}  # slot -> (worker that carried it last, its number of openings)
         self._wanted: dict[int, tuple[Work, asyncio.Future[Any], int, bool]] = {}
         self._distrusted: Counter[int] = Counter()
@@ -179,7 +180,7 @@ class Crew:
         return len(self._schedule.workers)
 
     def others_than(self, workers: frozenset[int]) -> bool:
-        """Return whether there is any worker besides these."""
+        """Return whether there is a worker besides these workers."""
         return bool(self._schedule.workers - workers)
 
     def member(self, worker: int) -> tuple[ProxyWorker, int] | None:
@@ -345,11 +346,11 @@ class Crew:
         self.changed()
 
     def put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
-        """Continue without a worker. If none is left, its error is the reason why the run ends."""
+        """Continue without a worker. If no worker is left, this worker's error is the reason why the run ends."""
         self._settle(worker)
         self._schedule.apply(Lost(worker.id))
         if isinstance(error, LeaseError):
-            self.end(error)  # another master has the lease now: this one must stop
+            self.end(error)  # another master has the lease now, so this master must stop
             return
         self._gone.append(error)
         self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker.id, why=str(error)))
@@ -401,4 +402,5 @@ class Crew:
         return {"slot": slot + 1, "round": self._wanted[slot][2] + 1}
 
     def _tell_gone(self, event: events.WorkerGone) -> None:
-        (self.emit if self._begun else self._held_back.append)(event)  # if all fail, one error replaces the events
+        # if all workers fail, one error replaces the events
+        (self.emit if self._begun else self._held_back.append)(event)

@@ -63,11 +63,11 @@ class Ways:
 
     @offered
     async def take(self, data: Any) -> None:
-        """Receive data, and ignore them."""
+        """Receive data, and ignore it."""
 
     @offered
     async def give(self, size: int) -> Any:
-        """Return this many bytes. The first call allocates them, before the measured calls."""
+        """Return ``size`` bytes. The first call allocates them, before the measured calls."""
         if len(self._held) != size:
             self._held = np.ones(size, np.uint8)
         return self._held

@@ -36,7 +36,7 @@ from ddlf.training.slot.build import describe_weights, fresh_names, ready_model
 from ddlf.training.slot.replica import Replica, no_exit
 
 ASKED_S = 10.0
-"""How long the master delays its own loading until workers confirm that they have the app, in seconds."""
+"""Maximum seconds that the master delays its own loading, until workers confirm that they have the app."""
 TOLD = ("importing", "loading", "building")
 """The phases that a worker reports while it loads."""
 CLOSE_S = 30.0
@@ -109,7 +109,7 @@ class Opening:
             await worker.call(self._role, "open", self._replica, self.app, self.run, pickle=self._pickle)
             wanted = self.wanted if self.content.done() else None
             asking = asyncio.ensure_future(self._load(worker, wanted, phases))
-            await asyncio.sleep(0)  # lets the request be sent
+            await asyncio.sleep(0)  # let the event loop send the request
         finally:
             self._asked.add(worker.id)
             self._news.set()
@@ -125,7 +125,7 @@ class Opening:
             _check_models(self.app, {worker.id: facts})
             _check_data(self.app.run_context.content, {worker.id: facts})
         self.opened[worker.id] = facts
-        if self.checked:  # before that, the master may not have its data
+        if self.checked:  # before this point, the master may not have its data
             self.app.run_context.local_files[worker.id] = held(facts["here"], files_of(self.app))
 
     async def _use_threads(self, worker: ProxyWorker) -> None:
@@ -268,7 +268,8 @@ async def crew_of(
             ) as crew,
             hooked(app, crew.end),
         ):
-            app.run_context.name = opening.run  # only now: if another run of this app was active, the crew has failed
+            # do this only now: if another run of this app was active, the crew has failed
+            app.run_context.name = opening.run
             seed = app.seed if seed is None else seed
             await _both(opening.here(seed), crew.ready())
             samples = opening.check()
@@ -278,12 +279,12 @@ async def crew_of(
                     stack.enter_context(watch)
                 yield crew, samples
     finally:
-        opening.content.cancel()  # it will never be set
+        opening.content.cancel()  # nobody will set this future any more
         opening.close(app.cluster.workers)
         try:
             await asyncio.gather(*(worker.flush() for worker in app.cluster.workers))
         finally:
-            stop_hearing()  # only now: the last lines of output belong to this run
+            stop_hearing()  # do this only now, because the last lines of output belong to this run
 
 
 async def _both(here: Coroutine[Any, Any, None], there: Coroutine[Any, Any, None]) -> None:
@@ -321,7 +322,7 @@ async def _load(app: App) -> None:
 
 
 async def _make(app: App, method: Callable[[], Any]) -> None:
-    """Call a user's method that sets attributes, and note which ones: they need not travel to the workers."""
+    """Call a user's method that sets attributes, and record these attributes, which need not travel to the workers."""
     before, nothing = dict(vars(app)), object()
     try:
         with no_exit(getattr(method, "__name__", "load_dataset")):
@@ -332,7 +333,8 @@ async def _make(app: App, method: Callable[[], Any]) -> None:
             value, old = vars(app)[name], before.get(name, nothing)
             if old is not value:
                 known = made.get(name)
-                if known is not None and known[0] is old:  # set twice: keep the value from before the first time
+                # the attribute was set twice: keep the value from before the first time
+                if known is not None and known[0] is old:
                     made[name] = (value, *known[1:])
                 else:
                     made[name] = (value,) if old is nothing else (value, old)
@@ -373,7 +375,8 @@ def _tell(app: App, opened: dict[int, dict[str, Any]], seconds: float) -> None:
 
 
 def _check_models(app: App, opened: dict[int, dict[str, Any]]) -> None:
-    mine = [tuple(row[1:]) for row in describe_weights(vars(app)["model"])]  # app.model would fetch remote weights
+    # do not use app.model, which would fetch remote weights
+    mine = [tuple(row[1:]) for row in describe_weights(vars(app)["model"])]
     for number, facts in opened.items():
         theirs, text = facts["weights"], getattr(vars(app)["model"], "notation", None)
         if text is not None and facts["text"] != text.digest:

@@ -23,7 +23,8 @@ from ddlf.errors import (
 log = logging.getLogger(__name__)
 
 MAX_OPENINGS = 3
-"""A worker leaves the run at this number of failed openings in a row, or of lost apps without carrying a slot."""
+"""A worker leaves the run after this number of failed openings in a row, or if it has lost the app this number of times
+without carrying a slot."""
 RETRY_S = (0.2, 10.0)
 """First and longest pause, in seconds, between attempts to bring back a worker whose executor keeps ending."""
 LOSS = (WorkerLost, ExecutorCrashed, ConnectError, AppMissing)
@@ -128,7 +129,7 @@ class Recovery:
                     opening = asyncio.ensure_future(self._open_worker(worker))
                     self.openings.add(opening)
                     opening.add_done_callback(self._over)
-                    self._host.changed()  # so that the crew waits for a worker that loads its data
+                    self._host.changed()  # the crew then waits for a worker that loads its data
                     await asyncio.shield(opening)
                     break
                 except LeaseError:

@@ -65,7 +65,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker is gone; ``crashed`` if its executor ended, which the slot may have caused."""
+    """A worker is lost. ``crashed`` means that its executor ended, which the slot may have caused."""
 
     worker: int
     crashed: bool = False
@@ -147,7 +147,7 @@ class Schedule:
         return frozenset(self._free) | frozenset(self._running)
 
     def apply(self, event: Event) -> bool:
-        """Process an event. An event that does not fit, such as a second report of a loss, changes nothing.
+        """Process an event. An event that does not fit the state, such as a second report of a loss, has no effect.
 
         Returns:
             For ``Finished``, whether its result counts: it is the first one for a slot without a result.

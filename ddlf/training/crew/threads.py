@@ -51,7 +51,7 @@ def _recorded(app: App, fresh: bool) -> int | None:
     if app.resume is not None:
         target, source = checkpoint_folders(app)
         folder = source or target
-        assert folder is not None  # or resume="auto" would have been refused
+        assert folder is not None  # otherwise resume="auto" would have been refused
         for path in [folder] if is_checkpoint(folder) else CheckpointFolder(folder).paths():
             with contextlib.suppress(CheckpointError):
                 recorded: int | None = read_manifest(path).facts.get("settings", {}).get("threads")

@@ -62,7 +62,7 @@ def measured(model: Any, weights: Weights, batches: Iterable[tuple[Any, int]]) -
     sums, samples = [np.zeros(weights[place].shape) for place in places], 0
     try:
         for layer in layers:
-            layer.momentum = 0.0  # so that a layer has the statistics of the last batch only
+            layer.momentum = 0.0  # with this momentum, a layer has the statistics of the last batch only
         for inputs, count in batches:
             model(inputs, training=True)
             samples += count

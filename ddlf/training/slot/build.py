@@ -39,7 +39,7 @@ def fresh_names() -> Iterator[None]:
     finally:
         if before is not None:
             made = global_state.get_global_attribute("object_name_uids") or {}
-            for prefix, count in made.items():  # later objects get none of these names
+            for prefix, count in made.items():  # so that later objects get other names
                 before[prefix] = max(before[prefix], count)
             global_state.set_global_attribute("object_name_uids", before)
 
@@ -66,7 +66,7 @@ def ready_model(app: App) -> Any:
             f"the model {model.name!r} is not compiled",
             hint="end create_model with self.model.compile(optimizer, loss)",
         )
-    if _lacks_a_loss(model) and (has(app, "test") or not has_own_train(app)):  # a test needs the loss
+    if _lacks_a_loss(model) and (has(app, "test") or not has_own_train(app)):  # an evaluation needs the loss
         raise AppError(
             f"the model {model.name!r} is compiled without a loss",
             hint='give it a loss: self.model.compile(optimizer, "categorical_crossentropy"), or another one',
@@ -82,7 +82,7 @@ def ready_model(app: App) -> Any:
     if not (model.built and all(layer.built for layer in model.layers)) and has(app, "train"):
         try:
             model(sample(first_rows(app, "train"))[0])
-        except NotImplementedError:  # no call method, for example in a model that trains other models
+        except NotImplementedError:  # the model has no call method, for example because it trains other models
             pass
         except Exception as error:
             raise AppError(

@@ -56,7 +56,7 @@ def make_feed(data: Any, batch_size: int) -> Feed:
     import keras
 
     made = TensorFlowFeed if keras.backend.backend() == "tensorflow" else ArrayFeed
-    return made(data, min(batch_size, 2**31))  # enough for any pass, and TensorFlow's integers end at 2**63
+    return made(data, min(batch_size, 2**31))  # more than any pass has, but within TensorFlow's integers of 64 bits
 
 
 class TensorFlowFeed:
@@ -175,15 +175,16 @@ class FileFeed:
         assert place is not None
         self.data: DataSet = place
         self._memory = memory_of(app)
-        if part != "train" and "replica" in vars(app):  # training is paused, and its files use the other half
+        if part != "train" and "replica" in vars(app):  # training, which is paused, uses the other half for its files
             self._memory = max(self._memory // 2, min(self._memory, LEAST_BATCHES * batch_size * place.row_bytes))
         self._skips = part == "train" and getattr(app, "on_bad", "stop") == "skip"
         self.skipped: dict[int, int] = {}
         self._order: Portion | Turned | None = None
         self._stream: SampleStream | None = None
-        self._last: SampleStream | None = None  # the next pass may use files that it has in memory
+        self._last: SampleStream | None = None  # the next pass may use the files that this pass has in memory
         self.error: Exception | None = None
-        self._told: tuple[float, list[int]] = 0.0, []  # seconds of waiting, and files, of completed passes
+        # seconds of waiting in completed passes, and the files that they opened
+        self._told: tuple[float, list[int]] = 0.0, []
         self._tensorflow = keras.backend.backend() == "tensorflow"
         self.dataset: Any = None
         self._batches: Any = self._pipeline() if self._tensorflow else None
@@ -366,7 +367,8 @@ class TrainingSamples:
             # TensorFlow copies arrays into tensors. Keep views of these instead, so that the data is in memory once.
             for name, data in zip(("x_train", "y_train"), feed.data, strict=False):
                 one = self._found.get(name, "")
-                if getattr(self._app, name) is self._held.get(one):  # not if create_model has replaced it
+                # do not replace the data if create_model has replaced it
+                if getattr(self._app, name) is self._held.get(one):
                     self._held[one] = data
                     setattr(self._app, name, data)
             self._feed = batch_size, feed

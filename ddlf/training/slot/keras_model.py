@@ -58,7 +58,8 @@ def use_fast_steps(model: Any, callbacks: Sequence[Any], chosen: int) -> None:
     steps = STEPS_PER_EXECUTION if fast else chosen
     if model.steps_per_execution != steps:
         model.steps_per_execution = steps
-        model.train_function = model.test_function = model.predict_function = None  # compiled for the other number
+        # the step was compiled for the other number
+        model.train_function = model.test_function = model.predict_function = None
 
 
 class KerasModel:
@@ -101,7 +102,7 @@ class KerasModel:
         self._step_keeps_a_seed = False
 
     def stepped_by_another(self) -> None:
-        """Note that the model's optimizer was replaced."""
+        """Record that the model's optimizer was replaced."""
         self._fresh = read_optimizer(self._app.model)
 
     def steps_at_once(self, steps: int) -> int:
@@ -132,7 +133,7 @@ class KerasModel:
         """
         model = self._app.model
         self._told = {}
-        in_model, self._slot = self._slot, None  # unknown until this round has ended
+        in_model, self._slot = self._slot, None  # the slot of this state is unknown until this round has ended
         if self.gradient is None and (task.state is not None or task.shared or in_model != task.slot):
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
         if self._position is not None and (steps := task.place) is not None:
@@ -284,7 +285,7 @@ class KerasRule:
         self._noted, self._stepped = self._steps(), {}
 
     def note(self) -> None:
-        """Note that the learning rate may change after this call."""
+        """Count the steps so far under the current learning rate, because the rate may change after this call."""
         if type(self._rule) is not Plain and self._rule.steers:
             now, rate = self._steps(), float(np.asarray(self._optimizer.learning_rate))
             self._stepped[rate] = self._stepped.get(rate, 0) + now - self._noted
@@ -424,7 +425,7 @@ def set_seed(seed: int) -> None:
 
     names = context().list_function_names()
     for name in names - _functions.keys():
-        with contextlib.suppress(errors.NotFoundError):  # another thread has just released it
+        with contextlib.suppress(errors.NotFoundError):  # another thread has just released this function
             _functions[name] = any(map(draws, context().get_function_def(name).node_def))
     if any(map(_functions.get, names)):
         keras.utils.set_random_seed(seed)
@@ -466,7 +467,7 @@ def keeps_a_seed(model: Any) -> bool:
     for cell in getattr(getattr(model, "train_function", None), "__closure__", None) or ():
         try:
             compiled: list[Any] = getattr(cell.cell_contents, "_list_all_concrete_functions", list)()
-        except ValueError:  # an empty cell
+        except ValueError:  # an empty closure cell
             continue
         for concrete in compiled:
             graph = concrete.graph.as_graph_def()

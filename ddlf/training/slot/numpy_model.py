@@ -77,11 +77,11 @@ class NumpyModel:
         return self._layers
 
     def get_weights(self) -> Weights:
-        """Return copies, as Keras does."""
+        """Return copies of the weights, as Keras does."""
         return [array.copy() for array in self._arrays]
 
     def set_weights(self, arrays: Weights) -> None:
-        """Take copies, as Keras does."""
+        """Set the weights to copies of these arrays, as Keras does."""
         self._arrays = [np.array(array) for array in arrays]
 
     # -- TrainableModel -----------------------------------------------------------------------------------------------

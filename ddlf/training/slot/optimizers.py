@@ -122,7 +122,8 @@ def final_weights(model: Any, weights: Weights, optimizers: Sequence[Weights | N
 
 
 HELD_PATH = "ddlf_held"
-"""Part of the paths of optimizer variables that each round sets again. They are not part of the state."""
+"""Part of the paths of some optimizer variables. Each round sets these variables again, so they do not belong to the
+state."""
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
@@ -148,7 +149,7 @@ def unwrapped(model: Any) -> Any:
 def restarts(optimizer: Any) -> bool:
     """Return whether the learning rate is a Keras schedule that restarts together with its optimizer."""
     rate = getattr(innermost(optimizer), "_learning_rate", None)
-    if not callable(rate):  # a number or a variable; runs without Keras must not import it here
+    if not callable(rate):  # a number or a variable; runs without Keras must not import Keras here
         return False
     import keras
 
@@ -240,7 +241,8 @@ def continue_schedule(optimizer: Any) -> None:
 
 
 def _continued(schedule: Any) -> Any:
-    """Return a schedule that is called with the slot's step in the run, instead of the optimizer's step in the round."""
+    """Return a schedule that is called with the slot's step in the run, instead of the optimizer's step in the
+    round."""
     import keras
 
     class ContinuedSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]

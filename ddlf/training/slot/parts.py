@@ -35,7 +35,7 @@ from ddlf.training.slot.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, 
 from ddlf.training.spec import RunSpec
 
 Left = list[Any]
-"""The arrays that a part leaves after a round; None for a tensor without a value."""
+"""The arrays that a part keeps after a round; None for a tensor without a value."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class SlotPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Where a part is between two rounds, and how the master uses it.
+    """The place of a part between two rounds, and its use on the master.
 
     A part always stays on the worker that left it. If it does not come back, the master fetches it when another worker
     needs it, for a checkpoint, and at the end of the run.
@@ -430,7 +430,7 @@ def send_update(
     sent = [update[i] for i in chosen]
     groups = len(residual or ()) // max(
         len(update), 1
-    )  # arrays per tensor: a residual, and for some codecs a start value
+    )  # number of arrays for each tensor: a residual, and for some codecs a start value
     places = [group * len(update) + i for group in range(groups) for i in chosen]
     owed = [residual[place] for place in places] if residual else None
     encoded, left = encode_update(codec_named(name), sent, [lossless[i] for i in chosen], owed)
@@ -466,9 +466,9 @@ def exchanged(task: Task, like: Weights, lossless: Sequence[bool]) -> list[int] 
 class OwnFragments(SlotPart):
     """Streaming: the slot's own weights, followed by the number of the round that left them.
 
-    A round exchanges one fragment of the weights; ``ddlf.algorithms.outer`` has the rule. A task has the last round that
-    merged each fragment, and the fragments that come back from its round. From this, master and workers compute the
-    tensors that travel.
+    A round exchanges one fragment of the weights; ``ddlf.algorithms.outer`` has the rule. A task has the last round
+    that merged each fragment, and the fragments that come back from its round. From this, master and workers compute
+    the tensors that travel.
     """
 
     name = OWN
@@ -497,7 +497,7 @@ class OwnFragments(SlotPart):
             return update, []
         round.tensors = exchanged(task, weights, round.exact)
         floats = [is_float(w) for w in weights]
-        # The difference is exactly zero if the slot began with the global values: then the update is unchanged.
+        # This difference is exactly zero if the slot began with the global values, so the update then stays unchanged.
         behind = [
             np.asarray(u + (w - b), w.dtype) if f else u
             for w, b, u, f in zip(weights, begun, update, floats, strict=True)
@@ -574,7 +574,8 @@ class Controls(SlotPart):
         return weights
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
-        """Compute the new control variate. A round that was ended early keeps the old one, since it may have no step."""
+        """Compute the new control variate. A round that was ended early keeps the old one, since it may have no
+        step."""
         if round.trains and not round.stopped:
             self._control = self._rule.left(update)
         return update, self._control or [None] * len(update)

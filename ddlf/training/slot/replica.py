@@ -122,7 +122,7 @@ class Replica:
         try:
             return await asyncio.shield(computing)
         except asyncio.CancelledError:
-            gone.append(True)  # in case the thread has not started it
+            gone.append(True)  # in case the thread has not started the work
             self._stop()
             await asyncio.wait([computing])
             raise
@@ -148,7 +148,7 @@ class Replica:
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
             begin: The first sample.
-            end: The sample behind the last one.
+            end: The index after the last sample.
             content: The fingerprints that the data here must have.
 
         Returns:
@@ -390,7 +390,8 @@ def call(function: Any, *args: Any) -> Any:
     Raises:
         AppError: The method called ``sys.exit``.
     """
-    with no_exit(getattr(function, "__name__", type(function).__name__)):  # any callable can be set in its place
+    # a user may replace the method by any callable
+    with no_exit(getattr(function, "__name__", type(function).__name__)):
         result = function(*args)
         return asyncio.run(awaited(result)) if inspect.isawaitable(result) else result
 
@@ -440,7 +441,7 @@ def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple
             f"{type(app).__name__}.train returned {len(arrays)} arrays for {len(weights)} weights",
             hint="return weights before minus weights after, one array for each of model.weights",
         )
-    # NumPy computes much in float64. The update has the type of the weight, which could not hold more anyway.
+    # NumPy often computes in float64. The update gets the type of the weight, which cannot hold more digits anyway.
     pairs = zip(arrays, weights, strict=True)
     return [a.astype(w.dtype) if is_float(a) and is_float(w) else a for a, w in pairs], told
 

@@ -59,7 +59,7 @@ class Task:
         seed: Seed of the run.
         indices: Numbers of the slot's samples, shape (n_j,), or its portion of the partition files.
         weights: The weights to begin with; in a message, the result of ``StarWeights.encode``.
-        version: Number of merges that led to these weights.
+        version: Number of merges in these weights.
         codec: Name of the codec of the update.
         rates: For each local epoch, the learning rates of the optimizer, or of each of several optimizers. Empty if
             no callback on the master has set them.
@@ -157,7 +157,7 @@ class Reply:
         stopped: Whether it was ended early.
         state: Groups of state that the task asked for.
         worker: Number of the worker that carried it.
-        elapsed_s: Seconds from sending to having the update, on the master's clock.
+        elapsed_s: Seconds from sending the task to receiving the update, on the master's clock.
         bytes_out: Bytes sent for it.
         bytes_back: Bytes received for it.
         pushed: The result of a Downpour round; None otherwise. ``pushes`` and ``fetches`` have the form of
@@ -305,7 +305,8 @@ class KeptStates:
     """
 
     def __init__(self) -> None:
-        self._left: dict[int, dict[int, SlotState]] = {}  # slot -> round, from 0, that left it -> groups
+        # slot -> number of its round, from 0 -> groups of the state after that round
+        self._left: dict[int, dict[int, SlotState]] = {}
 
     def begin(self, task: Task) -> SlotState:
         """Return the state that a slot's round begins with.

@@ -214,7 +214,7 @@ class ModelReplica:
         round: Number of the round, from 0.
         steps: Number of its steps.
         owners: Locations of the servers.
-        cadence: The steps at which it fetches and pushes.
+        cadence: Decides before each step whether it fetches or pushes.
         numbers: For each server, the number of the first push that it lacks. An earlier incarnation may have pushed.
         epochs: Term of each server when ``numbers`` was read.
 
@@ -478,7 +478,7 @@ async def replicas_of(owners: Owners, task: Task, steps: Sequence[int], cadence:
         owners: Locations of the servers.
         task: The round. Its weights entry names its replicas.
         steps: Number of steps of each replica.
-        cadence: The steps at which each replica fetches and pushes.
+        cadence: Decides before each step whether a replica fetches or pushes.
     """
     told = task.weights
     ids, life = told["replicas"], told["life"]
