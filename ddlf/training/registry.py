@@ -151,12 +151,7 @@ _EXCHANGE: Setting[str, str] = Setting(
     FILE | FACT,
     flat="exchange",
 )
-"""With ``sharded`` each worker merges one slice of all updates and sends it to the other workers. The result has the
-same bits as with ``star``, but no data of the size of the model passes through the master in a round; the master
-receives the model for checkpoints and after the last round. ``auto`` chooses one of the two by the amount of data
-that a round moves, and says why. With ``gradient`` the master averages the gradients over the samples and takes one
-step with the model's own optimizer, as one process with K times the batch size would. Each step costs an exchange,
-which local training avoids. All but ``star`` are for synchronous training."""
+"""All but ``star`` are for synchronous training."""
 
 GROUPS: dict[str, type[Group]] = {
     "mode": StrategySettings,

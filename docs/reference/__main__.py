@@ -61,6 +61,8 @@ def settings() -> str:
             text = more.get(own) or more.get(f".{one.field.upper()}", "")
             texts[one.name] = texts.get(one.name) or text
     texts |= {name: more[f"._{name.upper()}"] for name in ("mode", "exchange")}
+    kinds = [f"``{name}``: {' '.join(inspect.getdoc(kind).split())}" for name, kind in registry.EXCHANGES.items()]
+    texts["exchange"] = "\n\n".join([texts["exchange"], *kinds])
     sections = [
         "\n".join([f"## {title.capitalize()}\n", *(_setting(name, texts[name]) for name in names)])
         for title, names in GROUPS.items()

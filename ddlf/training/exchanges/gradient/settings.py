@@ -28,7 +28,10 @@ OF_LOCAL_TRAINING = (
 
 @dataclass(frozen=True)
 class Gradient(Exchange):
-    """The gradient of one batch goes to the master, which makes one common step."""
+    """The master averages the gradients of one batch over the samples and takes one step with the model's optimizer.
+
+    So does one process with K times the batch size. Each step costs an exchange, which local training avoids.
+    """
 
     name: ClassVar[str] = "gradient"
     strategies: ClassVar[tuple[str, ...]] = ("sync",)

@@ -23,7 +23,7 @@ AGREED_S = 0.05
 
 @dataclass(frozen=True)
 class Auto(Exchange):
-    """``Star`` or ``Sharded``, whichever is likely to be faster."""
+    """Star or sharded, whichever is likely to be faster. A line of the output says which one, and why."""
 
     name: ClassVar[str] = "auto"
     strategies: ClassVar[tuple[str, ...]] = ("sync",)
@@ -32,31 +32,20 @@ class Auto(Exchange):
     same_bits_as: ClassVar[str] = Sharded.same_bits_as
 
     async def chosen(self, app: App, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
-        """Return the faster exchange, if the workers can reach each other, and the reason."""
-        return await _chosen(app, crew, spec)
+        """Return the faster exchange, or star if two workers cannot reach each other; and the reason."""
+        from ddlf.training.crew.recovery import LOSS
+        from ddlf.training.exchanges.members import cannot_reach
 
-
-async def _chosen(app: App, crew: Crew, spec: RunSpec) -> tuple[Star | Sharded, str]:
-    """Return the faster exchange, or ``Star`` if two workers cannot reach each other; and the reason.
-
-    Args:
-        app: The user's ``IApp``, prepared.
-        crew: Workers.
-        spec: The run.
-    """
-    from ddlf.training.crew.recovery import LOSS
-    from ddlf.training.exchanges.members import cannot_reach
-
-    exchange, why = fastest(spec, app.cluster.N, sum(w.nbytes for w in app.model.get_weights()))
-    if isinstance(exchange, Sharded):
-        present = [worker for worker in app.cluster.workers if crew.member(worker.id) is not None]
-        try:
-            unmet = await app.cluster.introduced(present, app.run_context.name)
-        except LOSS:
-            unmet = []  # a lost worker is introduced when it is back
-        for one, other, reason in unmet:
-            return Star.of_flat(spec.exchange.flat()), f"{cannot_reach(one, other)}: {reason}"
-    return exchange, why
+        exchange, why = fastest(spec, app.cluster.N, sum(w.nbytes for w in app.model.get_weights()))
+        if isinstance(exchange, Sharded):
+            present = [worker for worker in app.cluster.workers if crew.member(worker.id) is not None]
+            try:
+                unmet = await app.cluster.introduced(present, app.run_context.name)
+            except LOSS:
+                unmet = []  # a lost worker is introduced when it is back
+            for one, other, reason in unmet:
+                return Star.of_flat(spec.exchange.flat()), f"{cannot_reach(one, other)}: {reason}"
+        return exchange, why
 
 
 def fastest(spec: RunSpec, workers: int, weights: int) -> tuple[Star | Sharded, str]:

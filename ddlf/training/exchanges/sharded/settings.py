@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sharded(Exchange):
-    """Each worker merges a slice of all updates and gives it to the others."""
+    """Each worker merges a slice of all updates and gives it to the others.
+
+    The result has the same bits as with ``star``, but no data of the size of the model passes through the master in a
+    round. The master receives the model for checkpoints and after the last round.
+    """
 
     name: ClassVar[str] = "sharded"
     strategies: ClassVar[tuple[str, ...]] = ("sync",)
