@@ -57,7 +57,7 @@ def joined(findings: Iterable[Problem]) -> list[Problem]:
 def of_error(error: DDLFError, where: str) -> Problem:
     """Return the finding for an error of the questions to a worker."""
     do = error.hint or (
-        "mend that, and look again" if isinstance(error, ConfigError) else "check the worker's terminal"
+        "correct it, and run this command again" if isinstance(error, ConfigError) else "check the worker's terminal"
     )
     return Problem("error", (where,), error.message, do, error.exit_code)
 

@@ -174,7 +174,7 @@ def _of_pydataset(name: str, data: Any) -> Generated:
 
 
 def _of_batches(name: str, batches: int, read: Read, *, in_order: bool) -> Generated:
-    """Return a data set of numbered batches. All have the size of the first one, except the last one."""
+    """Return a data set of numbered batches. All batches except the last one have the size of the first batch."""
     if not 0 < batches <= MOST_BATCHES:
         raise DatasetError(f"{name} has {batches:,} batches", hint=f"1 to {MOST_BATCHES:,} can be used")
     first, last = read(0), read(batches - 1)

@@ -48,7 +48,8 @@ class Table:
         for number, line in lines:
             if len(line) != len(head):
                 raise DatasetError(
-                    f"line {number:,} of {path} has {len(line)} values, but there are {len(head)} names", hint="mend it"
+                    f"line {number:,} of {path} has {len(line)} values, but there are {len(head)} names",
+                    hint="correct this line",
                 )
             self.samples += 1
             wide = wide or any(self._is_wide(text, number) for place, text in enumerate(line) if place != self._label)

@@ -29,7 +29,8 @@ BY_EPOCHS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "TerminateOnNaN": (lambda one: True, ""),  # a NaN loss of one batch makes the epoch's mean NaN, too
 }
-"""Keras's own callbacks that observe batches: a test whether one can work without, and a hint if it cannot."""
+"""Keras's own callbacks that observe batches. Each has a test whether the callback works without batches, and a hint if
+it does not."""
 SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
 
 
