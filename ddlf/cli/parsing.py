@@ -76,7 +76,6 @@ class Parser(argparse.ArgumentParser):
     }
     SYNONYMS: Mapping[str, str] = {
         **{f"--{other}": f"--{name.replace('_', '-')}" for other, name in SYNONYMS.items()},
-        "--workers": "--local",
         "--num-workers": "--local",
         "--output": "--save",
         "--async": "--mode async",

@@ -224,7 +224,12 @@ def test_help_is_a_command_too(here):
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("--epochs", "--master-epochs"), ("--workers=3", "--local"), ("--batch", "--batch-size"), ("--slotz", "--slots")],
+    [
+        ("--epochs", "--master-epochs"),
+        ("--num-workers=3", "--local"),
+        ("--batch", "--batch-size"),
+        ("--slotz", "--slots"),
+    ],
 )
 def test_option_names_of_other_programs_are_understood(here, given, meant):
     assert f"did you mean {meant}?" in here("run", "a.py", given, "3").stderr
