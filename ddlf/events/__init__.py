@@ -192,7 +192,7 @@ class ExchangeChosen(Event):
     """``exchange="auto"`` has chosen an exchange.
 
     Args:
-        exchange: ``"star"`` or ``"sharded"``.
+        exchange: The name of the chosen exchange.
         why: The reason.
     """
 
