@@ -13,7 +13,7 @@ from ddlf.cli import doctor as module
 from ddlf.cli.doctor import doctor, examine
 from ddlf.cli.main import parse
 from ddlf.rpc.dial import dial
-from ddlf.rpc.handshake import MAGIC, PREAMBLE, Role
+from ddlf.rpc.handshake import MAGIC, PREAMBLE, VERSION, Role
 from ddlf.rpc.tokens import new_token
 from ddlf.testing.in_process import InProcessDaemon
 from ddlf.testing.network import Fault, FaultProxy
@@ -176,7 +176,8 @@ async def test_doctor_reports_a_readable_token(tmp_path, free_port):
 async def test_doctor_reports_another_protocol():
     async with speaking(PREAMBLE.pack(MAGIC, 9, 0, Role.CONTROL, 0)) as port:
         (finding,) = await findings(port)
-    assert "the other side speaks protocol 9.0, this side 1.0" in finding.what
+    this_side = ".".join(map(str, VERSION))
+    assert f"the other side speaks protocol 9.0, this side {this_side}" in finding.what
     assert finding.do == "install the same version of ddlf on both"
     assert finding.exit_code == 4
 
@@ -283,9 +284,9 @@ async def test_doctor_names_slow_workers(daemons, monkeypatch):
         if f"          waiting for worker 2 (127.0.0.1:{daemons[1].port})" == line:
             named.set()
 
-    named, reach = asyncio.Event(), dial.__globals__["_reach"]
+    named, reach = asyncio.Event(), dial.__globals__["connect_to"]
     monkeypatch.setattr(module, "LONG_S", 0.3)
-    monkeypatch.setitem(dial.__globals__, "_reach", slow)
+    monkeypatch.setitem(dial.__globals__, "connect_to", slow)
     report = await examine(options(*(daemon.port for daemon in daemons)), say)
     assert report.findings == []
     assert named.is_set()
@@ -303,8 +304,8 @@ async def test_doctor_waits_once_for_all_dead_workers(daemons, monkeypatch):
         await asyncio.wait_for(all_dialled.wait(), PATIENCE_S)  # none waits for another one's end
         raise module.ConnectError("does not answer within 5 s", hint="check the address")
 
-    all_dialled, reach = asyncio.Event(), dial.__globals__["_reach"]
-    monkeypatch.setitem(dial.__globals__, "_reach", silence)
+    all_dialled, reach = asyncio.Event(), dial.__globals__["connect_to"]
+    monkeypatch.setitem(dial.__globals__, "connect_to", silence)
     ports = [daemons[0].port, 1, 2, 3, 4, 5]
     (finding,) = await findings(*ports)
     assert sorted(dialled) == sorted(ports)
