@@ -196,10 +196,12 @@ def _run(options: argparse.Namespace) -> int:
             "No token: only masters on this machine can connect. For others: 'ddlf token new' on one machine, copy the "
             "token as it says, start again"
         )
-    return asyncio.run(_serve(settings, ready, options.exit_with_parent))
+    return asyncio.run(_serve(settings, ready, say, options.exit_with_parent))
 
 
-async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_parent: bool) -> int:
+async def _serve(
+    settings: Options, ready: Callable[[Daemon], None], say: Callable[[str], None], exit_with_parent: bool
+) -> int:
     from ddlf.worker.daemon import Daemon
 
     loop = asyncio.get_running_loop()
@@ -215,7 +217,7 @@ async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_p
     # Handle signals first: from here on every end is clean, and leaves no folder behind.
     for number_ in STOPPING:
         loop.add_signal_handler(number_, stop, number_)
-    daemon = Daemon(settings, log=lambda line: print(f"ddlf-worker: {line}", file=sys.stderr, flush=True))
+    daemon = Daemon(settings, log=lambda line: print(f"ddlf-worker: {line}", file=sys.stderr, flush=True), say=say)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     if exit_with_parent:
         # A thread, because stdin may be a file or a terminal, which the event loop cannot watch everywhere. It reads the bare

@@ -10,6 +10,7 @@ have the token, before the gate keeps the connection:
 
 Then the worker waits. When the master needs a connection, it sends its hello on one that waits. From there on, both
 sides act as if the master had dialled: handshake, TLS, frames. So the worker proves its identity first, and again.
+Instead of a hello the gate may send a preamble of role JOIN: the run is over, and the worker ends.
 
 A proof is ``HMAC-SHA256(key, label + all bytes before)``. It covers place, incarnation and both nonces, so it can be
 neither altered nor replayed. The handshake uses other labels, so it accepts no proof of a greeting.
@@ -55,6 +56,11 @@ class Verdict(IntEnum):
     NO_SUCH_PLACE = 3
     REPLACED = 4
     FULL = 5
+    OVER = 6
+
+
+class RunOver(ConnectError):
+    """The gate has told the worker to end, because the run is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,14 @@ class Offer:
     incarnation: int
 
 
-def _preamble() -> bytes:
+def join_preamble() -> bytes:
+    """Return the first 8 bytes of both sides, which also tell a waiting worker that the run is over."""
     return PREAMBLE.pack(MAGIC, *VERSION, Role.JOIN, 0)
+
+
+def is_over(preamble: bytes) -> bool:
+    """Return whether the first bytes on a waiting connection say that the run is over."""
+    return len(preamble) == PREAMBLE.size and preamble[:4] == MAGIC and preamble[6] == Role.JOIN
 
 
 def _proof(key: bytes, side: str, *said: bytes) -> bytes:
@@ -90,7 +102,7 @@ class Offering:
     def __init__(self, token: bytes, mine: Offer) -> None:
         self._key = auth_key(token)
         self._mine = mine
-        self.opening = OPENING.pack(_preamble(), os.urandom(32))
+        self.opening = OPENING.pack(join_preamble(), os.urandom(32))
         self._said = b""
 
     def answer(self, reply: bytes) -> bytes:
@@ -113,7 +125,8 @@ class Offering:
             AuthError: The gate has another token, or refused this side's.
             ConnectError: The gate has no such place, or all the workers that it takes.
             LeaseError: A later worker has this place.
-            ProtocolError: The verdict is unknown.
+            RunOver: The run is over.
+        ProtocolError: The verdict is unknown.
         """
         verdict, proof = ANSWER.unpack(answer)
         if verdict == Verdict.REFUSED:
@@ -128,6 +141,8 @@ class Offering:
             raise LeaseError(f"a later worker has place {self._mine.place}")
         if verdict == Verdict.FULL:
             raise ConnectError("the master has all its workers", hint="give it more with --workers")
+        if verdict == Verdict.OVER:
+            raise RunOver("the run is over")
         if verdict != Verdict.WELCOME:
             raise ProtocolError(f"unknown verdict {verdict}")
 
@@ -161,7 +176,7 @@ class Greeting:
 
     def reply(self, opening: bytes) -> bytes:
         """Return the 40 bytes that answer the worker's opening, whose preamble the caller has checked."""
-        reply = OPENING.pack(_preamble(), os.urandom(32))
+        reply = OPENING.pack(join_preamble(), os.urandom(32))
         self._said = opening + reply
         return reply
 

@@ -359,16 +359,23 @@ class Daemon:
 
     Args:
         options: How the worker was started.
-        log: Receives each line for the person at the terminal.
+        log: Receives each line about a problem, for the person at the terminal.
+        say: Receives each other line.
 
     Attributes:
         process: The executor's process.
         left: Why the worker ended by itself: no master that it could join. None otherwise.
     """
 
-    def __init__(self, options: Options, log: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        log: Callable[[str], None] = lambda line: None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self._options = options
         self.log = log
+        self._say = say
         self._listener = None if options.port is None else listening_socket(options.host, options.port)
         self.host, self.port = "", 0
         if self._listener is not None:
@@ -495,12 +502,12 @@ class Daemon:
             self._listener.close()
 
     async def _join(self) -> None:
-        """Join masters, if this worker was started so. End the worker when no master comes."""
+        """Join masters, if this worker was started so. End the worker when no master comes, or when the run is over."""
         join = self._options.join
         if join is None:
             return
         await self.process.settled.wait()  # a master that finds this worker can use it at once
-        joining = Joining(join, self._options.tokens[0], self._greet, lambda: bool(self._controls), self.log)
+        joining = Joining(join, self._options.tokens[0], self._greet, lambda: bool(self._controls), self._say)
         self.left = await joining.run()
         self._stop.set()
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from ddlf.errors import AuthError, ConnectError, DDLFError, LeaseError
 from ddlf.rpc.dial import connect_to
-from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S
+from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE
 from ddlf.rpc.heartbeats import end_when_silent
-from ddlf.rpc.join import ANY_PLACE, Offer, offer
+from ddlf.rpc.join import ANY_PLACE, Offer, RunOver, is_over, offer
 from ddlf.rpc.stream import ready
 
 CONNECT_TIMEOUT_S = 5.0
@@ -83,20 +83,22 @@ class Joining:
         self._offer = Offer(join.place, join.incarnation)
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> DDLFError:
+    async def run(self) -> DDLFError | None:
         """Offer connections, one after the other. Return the reason when no master came for ``Join.for_s`` seconds, or
-        when a later worker has this place.
+        when a later worker has this place. Return None when the master says that the run is over.
         """
         loop = asyncio.get_running_loop()
         pause, heard, joined = FIRST_PAUSE_S, loop.time(), ""
         while True:
             try:
                 sock, address = await self._reach()
+            except RunOver:
+                return None
             except LeaseError as error:
                 return error
             except DDLFError as error:
                 if joined:
-                    self._say(f"the master at {joined} is gone; trying again for {self._join.for_s:g} s")
+                    self._say(f"left      the master at {joined} is gone; trying again for {self._join.for_s:g} s")
                 joined = ""
                 if self._is_used():
                     heard = loop.time()
@@ -107,31 +109,36 @@ class Joining:
                 pause = min(2 * pause, LONGEST_PAUSE_S)
                 continue
             if not joined:
-                self._say(f"joined {address}")
+                self._say(f"joined    {address}")
             pause, heard, joined = FIRST_PAUSE_S, loop.time(), address
-            await self._wait_until_used(sock, address)
+            if await self._wait_until_used(sock, address):
+                return None
             heard = loop.time()
 
-    async def _wait_until_used(self, sock: socket.socket, address: str) -> None:
-        """Wait for the first byte on a connection, and serve it then. Return when the next one should be offered."""
+    async def _wait_until_used(self, sock: socket.socket, address: str) -> bool:
+        """Wait for the first bytes on a connection, and serve it then. Return whether they say that the run is over."""
         try:
             end_when_silent(sock, DEAD_CONNECTION_S)
             await ready(sock, to_send=False)
-            used = bool(sock.recv(1, socket.MSG_PEEK))
+            first = sock.recv(PREAMBLE.size, socket.MSG_PEEK)
         except OSError:
-            used = False
+            first = b""
         except BaseException:
             sock.close()
             raise
-        if not used:
+        if is_over(first):
+            sock.close()
+            return True
+        if not first:
             sock.close()
             await asyncio.sleep(
                 FIRST_PAUSE_S * random.random()
             )  # however fast the gate closes it, this loop does not spin
-            return
+            return False
         task = asyncio.ensure_future(self._serve(sock, address.rpartition(":")[0]))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
+        return False
 
     async def _reach(self) -> tuple[socket.socket, str]:
         """Offer a connection at all addresses at once. Return the first one that is welcome, and its address.
@@ -186,4 +193,4 @@ class Joining:
 
 def _rank(error: DDLFError) -> int:
     """Return the order of errors: first what a gate has said, which matters more than that nobody answers."""
-    return next((rank for rank, kind in enumerate((LeaseError, AuthError)) if isinstance(error, kind)), 2)
+    return next((rank for rank, kind in enumerate((RunOver, LeaseError, AuthError)) if isinstance(error, kind)), 3)

@@ -24,7 +24,7 @@ from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, Protoco
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, PROOF_BYTES, Role, is_http, read_preamble
 from ddlf.rpc.heartbeats import end_when_silent
-from ddlf.rpc.join import ANY_PLACE, OFFER, OPENING, Greeting, Offer, Verdict
+from ddlf.rpc.join import ANY_PLACE, OFFER, OPENING, Greeting, Offer, Verdict, join_preamble
 from ddlf.rpc.listen import HTTP_ANSWER, REFUSAL_DELAY_S, accepted, close_if_cancelled, listening_socket
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import is_loopback
@@ -40,6 +40,8 @@ DEAD_CONNECTION_S = 30.0
 """Seconds without an acknowledgement; then a waiting connection is closed. The probes keep the entry of a NAT alive,
 too.
 """
+LAST_OFFERS_S = 2.0
+"""Seconds at the end for workers that have no connection waiting, because they just dial."""
 START_TIMEOUT_S = 600.0
 ANY_HOST = "0.0.0.0"
 LOOPBACK_HOST = "127.0.0.1"
@@ -92,6 +94,7 @@ class Gate:
         self._admission = Admission(log.info, lambda: 0, per_address=MOST_GREETINGS)
         self._thread = threading.Thread(target=self._run, name="ddlf-gate", daemon=True)
         self.came = asyncio.Event()
+        self._is_over = False
         self._thread.start()
 
     def _run(self) -> None:
@@ -112,11 +115,31 @@ class Gate:
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
-    def close(self) -> None:
-        """End all waiting connections, and the thread. Connections that were taken stay. Safe to call again."""
+    def close(self, *, over: bool = False) -> None:
+        """End all waiting connections, and the thread. Connections that were taken stay. Safe to call again.
+
+        Args:
+            over: Whether to tell the workers that the run is over, so that they end.
+        """
         with contextlib.suppress(RuntimeError):  # it is closed already
+            if over:
+                asyncio.run_coroutine_threadsafe(self._end_workers(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+    async def _end_workers(self) -> None:
+        """Tell each worker that the run is over, also one that offers its next connection only now."""
+        self._is_over = True
+        for place in self._places:
+            if place.waiting:
+                with contextlib.suppress(OSError):
+                    place.waiting[-1].send(join_preamble())
+                place.is_left = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_OFFERS_S):
+                while not all(place.is_left or not place.incarnation for place in self._places):
+                    self.came.clear()
+                    await self.came.wait()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the gate's loop, from any other loop.
@@ -233,6 +256,11 @@ class Gate:
 
     def _judge(self, offer: Offer) -> tuple[Verdict, int]:
         number = offer.place
+        if self._is_over:
+            for place in self._places:
+                place.is_left = place.is_left or place.incarnation == offer.incarnation
+            self.came.set()
+            return Verdict.OVER, 0
         if number == ANY_PLACE:
             own = [i for i, place in enumerate(self._places) if place.incarnation == offer.incarnation]
             free = own or [i for i, place in enumerate(self._places) if not place.incarnation]
@@ -270,7 +298,7 @@ class Gate:
         sock.close()
         with contextlib.suppress(ValueError):
             place.waiting.remove(sock)
-        place.is_left = not place.waiting
+        place.is_left = place.is_left or not place.waiting
 
 
 class Joined(Launcher):
@@ -286,9 +314,14 @@ class Joined(Launcher):
         tokens: The secret of this run, instead of the file's.
         start_timeout_s: Seconds to wait for all workers.
 
+    Attributes:
+        ends_workers: Whether the workers end with the run. Workers that a user has started wait for the next one.
+
     Raises:
         ConfigError: The number or the time is invalid, or there is no token for other machines.
     """
+
+    ends_workers = False
 
     def __init__(
         self,
@@ -369,7 +402,7 @@ class Joined(Launcher):
     async def stop(self) -> None:
         gate, self._gate = self._gate, None
         if gate is not None:
-            await asyncio.to_thread(gate.close)
+            await asyncio.to_thread(gate.close, over=self.ends_workers)
 
 
 def _is_address_of_this_machine_only(host: str) -> bool:

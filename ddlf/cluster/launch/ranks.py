@@ -105,6 +105,8 @@ class Ranked(Joined):
         start_timeout_s: Seconds to wait for all workers, and for the master.
     """
 
+    ends_workers = True
+
     def __init__(self, ranks: Ranks, folder: Path | None = None, start_timeout_s: float = START_TIMEOUT_S) -> None:
         self.ranks = ranks
         name = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in ranks.job)
@@ -168,12 +170,13 @@ class Ranked(Joined):
         os.replace(name, self._file)
 
     async def stop(self) -> None:
-        """Remove the file, so that all workers end, and end this task's own."""
+        """Tell all workers that the run is over, and remove the file, so that no task waits for it."""
         own, self._own = self._own, None
         if own is not None:
             self._file.unlink(missing_ok=True)
-            await asyncio.to_thread(own.stop)
         await super().stop()
+        if own is not None:
+            await asyncio.to_thread(own.stop)
 
 
 class Supervisor:

@@ -41,7 +41,7 @@ class Fleet:
         addresses = more.pop("addresses", (("127.0.0.1", self.port),))
         join = Join(addresses, place, **more)
         options = Options(host="127.0.0.1", port=port, tokens=(self._token,), state_dir=None, join=join)
-        daemon = InProcessDaemon(options, log=self.lines.append)
+        daemon = InProcessDaemon(options, say=self.lines.append)
         self.daemons.append(daemon)
         self.tasks.append(asyncio.create_task(daemon.run()))
         return daemon
@@ -233,6 +233,16 @@ async def test_worker_ends_when_no_master_comes(fleet):
     assert isinstance(reason, ConnectError)
     assert reason.message.startswith(f"no master at 127.0.0.1:{fleet.port} for 0.1 s: ")
     assert "start the master with --listen" in reason.hint
+
+
+async def test_workers_of_an_engine_end_with_the_run(fleet, token):
+    launcher = joined(2, token)
+    launcher.ends_workers = True
+    fleet.port = launcher.gate.port
+    daemons = [fleet.join(0), fleet.join(1)]
+    async with connected(launcher) as cluster:
+        assert await cluster.run_method(double, x=1) == [2, 2]
+    assert [await fleet.ended(daemon) for daemon in daemons] == [None, None]
 
 
 async def test_worker_does_not_end_while_a_master_uses_it(fleet, token):
@@ -459,5 +469,5 @@ async def test_worker_process_says_what_it_does_and_ends_with_the_reason(token):
         output, _ = await asyncio.to_thread(process.communicate, None, PATIENCE_S)
     assert process.returncode == 3
     assert f"joining   127.0.0.1:{port} " in output
-    assert f"ddlf-worker: joined 127.0.0.1:{port}\n" in output
+    assert f"joined    127.0.0.1:{port}\n" in output
     assert f"ddlf-worker: no master at 127.0.0.1:{port} for 1 s: 127.0.0.1:{port}: connection refused" in output
