@@ -42,7 +42,7 @@ def parser() -> Parser:
         "  ddlf-worker --port 9000  on each machine",
     )
     result.add("--port", type=number(0, 65535), help="port to listen on; 0 for any free one (default: 9000)")
-    result.add("--host", help=f"address to listen on (default: all with a token, else {LOOPBACK})")
+    result.add("--host", help=f"address to listen on (default: all addresses with a token, {LOOPBACK} without one)")
     result.add(
         "--advertise", metavar="HOST[:PORT]", help="address at which other workers reach this one (default: detected)"
     )
@@ -50,7 +50,7 @@ def parser() -> Parser:
         "--join",
         type=gates,
         metavar="HOST:PORT,...",
-        help="dial a master that waits there, instead of listening; all addresses are tried",
+        help="connect to a master that was started with --listen on this port; the worker itself then listens nowhere",
     )
     result.add(
         "--place", type=number(0, 1023), metavar="N", help="with --join: place of this worker, from 0 (default: any)"

@@ -74,17 +74,17 @@ def _setting(name: str, more: str) -> str:
     setting = SETTINGS[name]
     usual = setting.default
     values = inspect.getdoc(setting.accepts) if inspect.isfunction(setting.accepts) else str(setting.accepts)
-    facts = [f"default `{usual!r}`", values]
+    facts = [f"Default: `{usual!r}`", f"Value: {values}"]
     if setting.flag is not None:
-        facts.append(f"`{option(name)}{' ' * bool(setting.flag)}{setting.flag}`")
+        facts.append(f"Option: `{option(name)}{' ' * bool(setting.flag)}{setting.flag}`")
     if Use.FILE in setting.use:
-        facts.append("in `run:`")
+        facts.append("Can stand under `run:` in cluster.yaml")
     if Use.FACT in setting.use:
-        facts.append("compared with a checkpoint")
+        facts.append("A resumed run needs the value of its checkpoint")
     if setting.strategies:
-        facts.append(f"{' and '.join(setting.strategies)} only")
+        facts.append(f"Only for {' and '.join(setting.strategies)}")
     text = f"{setting.help[0].upper()}{setting.help[1:]}. {more}".strip().replace("``", "`")
-    return f"### {name}\n\n{text}\n\n*{'; '.join(facts)}*\n".replace("``", "`")
+    return f"### {name}\n\n{text}\n\n*{'. '.join(facts)}.*\n".replace("``", "`")
 
 
 def events() -> str:

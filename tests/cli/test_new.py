@@ -34,7 +34,7 @@ def ddlf(tmp_path, monkeypatch, capsys):
 
 def test_new_offers_every_template():
     (option,) = [each for each in new.NEW.parser("ddlf new").options if each.dest == "template"]
-    assert set(option.choices) == set(new.TEMPLATES)
+    assert set(option.offers()) == set(new.TEMPLATES)
 
 
 @pytest.mark.parametrize("name", new.TEMPLATES)

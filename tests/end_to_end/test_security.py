@@ -20,7 +20,7 @@ import pytest
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import AuthError, ConnectError
 from ddlf.rpc.dial import dial, open_socket
-from ddlf.rpc.handshake import Hello, Role
+from ddlf.rpc.handshake import HELLO, PREAMBLE, PROOF_BYTES, Hello, Role
 from ddlf.rpc.messages import Kind, Limits, dumps, encode_frame
 from ddlf.rpc.stream import receive_exactly
 from ddlf.rpc.tls import make_certificate
@@ -62,7 +62,9 @@ async def test_code_that_is_sent_without_the_token_is_never_reached(start_worker
     code, hello = b"".join(frames), Hello(role, os.urandom(32), 1000).encode()
     flag.touch()
     answers = [await say(worker.port, data) for data in (code, hello + code, hello + bytes(32) + code)]
-    assert [len(answer) for answer in answers] == [0, 97, 97]
+    # Nobody can join a worker, so it answers only with its own preamble.
+    length = PREAMBLE.size if role is Role.JOIN else HELLO.size + PROOF_BYTES + 1
+    assert [len(answer) for answer in answers] == [0, length, length]
     assert "REACHED" not in worker.output + log.read_text()
     async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
         assert await cluster.run_code("1 + 1") == [2]

@@ -139,7 +139,7 @@ def test_archive_that_unpacks_to_too_much_is_refused_unread(folder, monkeypatch)
 
 def test_archive_of_very_many_members_is_refused(folder):
     write_zip(folder / "mnist.npz", [*members(), *((f"{number}", b"") for number in range(2000))])
-    assert "has 2,004 members, but only 4 are wanted" in complaint(folder / "mnist.npz")
+    assert "has 2,004 members, but only 4 are expected" in complaint(folder / "mnist.npz")
 
 
 class Changed(Blobs):

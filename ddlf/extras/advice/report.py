@@ -178,14 +178,14 @@ def _region(edit: Edit) -> dict[str, int]:
 def explained(rule: Rule) -> str:
     """Return the explanation of a rule as a page of Markdown."""
     level = {
-        "quick": "checks settings, arrays and the built model, and trains nothing",
-        "batch": "trains a copy of the model on some batches",
-        "cluster": "finds defects that only workers show, in a second process and with several slots",
-        "run": "reads the records of a run",
+        "quick": "DDLF checks settings, arrays and the built model, and trains nothing",
+        "batch": "DDLF trains a copy of the model on some batches",
+        "cluster": "DDLF uses a second process and several slots, to find defects that one process does not have",
+        "run": "DDLF reads the records of a run",
     }[rule.level]
     return (
         f"# {rule.id}: {rule.title}\n\n"
-        f"*{SEVERITIES[rule.severity]}; {CLASSES[rule.id[0]].lower()}; level {rule.level}: {level}*\n\n"
+        f"*Severity: {SEVERITIES[rule.severity]}. Subject: {CLASSES[rule.id[0]].lower()}. Level `{rule.level}`: {level}.*\n\n"
         f"**Why**: {rule.why}\n\n**What to do**: {rule.fix}\n\n"
         f"**Source**: {rule.source}\n\n"
         f"To accept a finding, write the comment `# ddlf: ignore[{rule.id}] reason` on its line. On the line of the class, "

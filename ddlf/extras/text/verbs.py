@@ -64,7 +64,7 @@ MODEL = Command(
         "check": (
             "report mistakes",
             Command(
-                description="Report all mistakes in models as text, with file, line and column, and statements that are allowed but "
+                description="Report all mistakes in text models, with file, line and column, and statements that are allowed but "
                 "probably not intended. The exit code is 0 if there are no mistakes.",
                 examples=("ddlf model check model.nnm", "ddlf model check *.nnm"),
                 options=_check_options,
