@@ -82,13 +82,13 @@ class CheckpointFolder:
 
     @property
     def epoch(self) -> int:
-        """Term of this writer, which is higher than that of every earlier writer of the folder; 0 if not open."""
+        """Term of this writer, a number higher than that of every earlier writer of the folder; 0 if not open."""
         return self._ownership.mine.epoch if self._ownership.mine else 0
 
     # Writing
 
     def open(self, holder: str, *, takeover: bool = False) -> None:
-        """Become the only writer, and remove incomplete files of killed writers.
+        """Become the only process that writes into the folder, and remove incomplete files of killed writers.
 
         Args:
             holder: Name of this job for people, such as its command line.
@@ -114,14 +114,16 @@ class CheckpointFolder:
                 self._clean()
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
-        """Append the next records after the records of a checkpoint that was loaded from this folder."""
+        """Let the next records of rounds follow those of a checkpoint that was loaded from this folder."""
         with explained(self.path, "read"):
             if checkpoint.problem and self.journal.file.exists():
                 os.replace(self.journal.file, f"{self.journal.file}.damaged")
             self.journal.go_on_after(checkpoint.extent)
 
     def begin(self, number: int, training: str) -> slices.Slices:
-        """Begin a checkpoint after a round. Workers write its slices; ``save`` completes it.
+        """Begin a checkpoint after a round.
+
+        Workers then write its slices (files with parts of the model), and ``save`` completes it.
 
         Raises:
             CheckpointError: The folder cannot be written to.
@@ -137,7 +139,7 @@ class CheckpointFolder:
         return slices.Slices(self.path, session, temporary, self.path / name, of)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, which replaces one of the same round. After the return, it survives a power cut.
+        """Write a checkpoint to the disk. It replaces one of the same round. After the return, it survives a power cut.
 
         This blocks until the disk has finished: call it from a thread, one call at a time. Arrays must not change
         meanwhile.
@@ -184,7 +186,7 @@ class CheckpointFolder:
         return self.path / name
 
     def close(self) -> None:
-        """Release the folder for the next writer. Do nothing if another writer already has it."""
+        """Give up the right to write, so that another process may have it. Do nothing if another one already has it."""
         with explained(self.path, "close the checkpoint folder"):
             self._ownership.release()
 
@@ -203,7 +205,10 @@ class CheckpointFolder:
         sync(folder)
 
     def _put(self, temporary: Path, target: Path) -> None:
-        """Rename a written checkpoint. At each step, a checkpoint of its round exists if one existed before."""
+        """Rename a written checkpoint to its final name.
+
+        At each moment a checkpoint of its round exists, if one existed before.
+        """
         replaced = target.with_name(target.name + REPLACED)
         if target.exists():
             if replaced.exists():
@@ -213,7 +218,7 @@ class CheckpointFolder:
         sync(self.path)
 
     def _prune(self, newest: int) -> None:
-        """Remove all except the last checkpoints. A failure here is logged, and the next checkpoint tries again."""
+        """Remove all checkpoints except the last few. A failure here is logged, and the next checkpoint tries again."""
         names = [name for number, name in self._candidates() if number <= newest]
         kept = [name for name in names if not name.endswith(REPLACED)][: self.keep]
         for name in names:
@@ -229,7 +234,7 @@ class CheckpointFolder:
         shutil.rmtree(removing)
 
     def _clean(self) -> None:
-        """Remove or complete the files of killed writers."""
+        """Remove the incomplete files that killed writers have left, or complete them."""
         for name in os.listdir(self.path):
             if name.startswith((WRITING, REMOVING)):
                 shutil.rmtree(self.path / name, ignore_errors=True)
@@ -243,7 +248,10 @@ class CheckpointFolder:
         sync(self.path)
 
     def _refuse_older(self, number: int) -> None:
-        """Refuse to save before a later checkpoint: a later run would resume from the newest one instead."""
+        """Raise an error if the folder has a checkpoint of a later round than the one to be saved.
+
+        Otherwise a later run would resume from that one instead.
+        """
         for newer, name in self._candidates():
             if newer <= number:
                 return
@@ -272,7 +280,7 @@ class CheckpointFolder:
         apart: bool = False,
         known: Mapping[str, CheckpointCorrupt] = MappingProxyType({}),
     ) -> Checkpoint | None:
-        """Return the newest complete checkpoint. Report and skip damaged newer ones.
+        """Return the newest complete checkpoint. Skip damaged newer ones, and report them.
 
         Args:
             required: Whether to raise an error if there is none.
@@ -366,7 +374,7 @@ class CheckpointFolder:
         )
 
     def newest_round(self) -> int | None:
-        """Return the highest number of a checkpoint, complete or not; None if there is none. Reads names only."""
+        """Return the round of the newest checkpoint, complete or not; None if there is none. Reads names only."""
         return max((number for number, _ in self._candidates()), default=None)
 
     def paths(self) -> list[Path]:
@@ -374,7 +382,10 @@ class CheckpointFolder:
         return [self.path / name for _, name in self._candidates()]
 
     def entries(self) -> list[Entry]:
-        """Return each complete or incomplete checkpoint in the folder, newest first. Reads and checks every byte."""
+        """Return a line of information about each checkpoint, complete or not, newest first.
+
+        Reads and checks every byte.
+        """
         found = []
         for number, name in self._candidates():
             total, problem = bytes_in(self.path / name), ""
@@ -399,7 +410,10 @@ class CheckpointFolder:
                 return []
 
     def _candidates(self) -> list[tuple[int, str]]:
-        """Return number and name of every checkpoint, newest first. A replaced one comes after its replacement."""
+        """Return number and name of every checkpoint that ``newest`` may use, newest first.
+
+        A replaced checkpoint comes after its replacement.
+        """
         found = []
         for name in self._listing():
             match = ROUND.fullmatch(name.removesuffix(REPLACED))

@@ -35,7 +35,7 @@ _FILE = re.compile(_GROUP.pattern + r"\.safetensors")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """The state of a training after a round.
+    """The state of a training after a round, as a checkpoint contains it.
 
     Args:
         round: Number of completed rounds.
@@ -62,7 +62,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One line in the listing of a folder.
+    """Information about one checkpoint in a folder, for a listing.
 
     Args:
         name: Name of the checkpoint's folder.
@@ -115,7 +115,7 @@ class Manifest(BaseModel):
 
     @property
     def of(self) -> dict[str, Any]:
-        """The run and the round that every slice of the checkpoint must name."""
+        """The run and the round that every slice of the checkpoint must name, as proof that it belongs to it."""
         return {"run": self.facts.get("training", ""), "round": self.round}
 
     @property
@@ -183,7 +183,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_files(folder: Path, *, apart: bool = False) -> tuple[Manifest, dict[str, bytes]]:
-    """Return a checkpoint's manifest and files. Check every byte.
+    """Return the manifest and the files of a checkpoint, after checking every byte.
 
     Args:
         folder: Folder of the checkpoint.
@@ -206,7 +206,7 @@ def read_files(folder: Path, *, apart: bool = False) -> tuple[Manifest, dict[str
 
 
 def stored(folder: Path, manifest: Manifest, arrays: Mapping[str, Mapping[str, tensors.Array]]) -> Slices:
-    """Return the slices of a stored checkpoint, for workers to read.
+    """Return the slices of a stored checkpoint, which workers read when a run resumes.
 
     Args:
         folder: Folder of the checkpoint.
@@ -232,7 +232,7 @@ def _checked(path: Path, file: File) -> bytes:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a folder is itself a checkpoint, whatever its name."""
+    """Return whether a folder is itself a checkpoint, whatever its name, rather than a folder of checkpoints."""
     return (path / MANIFEST).exists()
 
 
@@ -267,7 +267,7 @@ def _read_file(path: Path, *, limit: int) -> bytes:
 
 
 def check(checkpoint: Checkpoint) -> None:
-    """Refuse contents that a checkpoint would not preserve.
+    """Raise an error if a checkpoint cannot store these contents exactly.
 
     Raises:
         CheckpointError: The round is negative, a group's name is not a file name, or facts are not plain JSON.

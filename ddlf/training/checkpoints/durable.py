@@ -32,7 +32,9 @@ MAX_SEALED_BYTES = 64 * 2**20  # such files are read into memory and parsed: lim
 
 
 def seal(content: dict[str, Any]) -> bytes:
-    """Encode JSON data with their SHA-256 as the last entry. The same data give the same bytes.
+    """Encode JSON data with their SHA-256 as the last entry, so that a reader notices damage.
+
+    The same data give the same bytes.
 
     Raises:
         CheckpointError: The data are not JSON, or too large.
@@ -50,7 +52,7 @@ def seal(content: dict[str, Any]) -> bytes:
 
 
 def unseal(data: bytes, file: Path) -> dict[str, Any]:
-    """Return the content of a sealed file, without the seal.
+    """Return the content of a file that ``seal`` encoded, without the SHA-256, after checking it.
 
     Args:
         data: The file's bytes.
@@ -80,12 +82,12 @@ def unseal(data: bytes, file: Path) -> dict[str, Any]:
 
 
 def _spell(content: dict[str, Any]) -> bytes:
-    """Encode JSON data. The order of entries counts as content. NaN and infinities are spelled as in JavaScript."""
+    """Encode JSON data as bytes. The order of entries matters. NaN and infinities are spelled as in JavaScript."""
     return _text(content, "\n").encode() + b"\n"
 
 
 def _text(value: Any, line: str) -> str:
-    """Return the text of ``json.dumps(value, indent=1)``, but create no reference cycles.
+    """Return the same text as ``json.dumps(value, indent=1)``, but create no reference cycles.
 
     Only the garbage collector frees reference cycles. With a checkpoint after each update it would soon examine the
     whole process, and stop all threads meanwhile.
@@ -154,18 +156,18 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return the number of bytes that this user may still write; None if the file system does not report it."""
+    """Return the number of bytes that this user may still write to the disk; None if that is unknown."""
     total, _, free = shutil.disk_usage(folder)
     return free if total else None
 
 
 @contextlib.contextmanager
 def explained(folder: Path, doing: str, *, need: int = 0) -> Iterator[None]:
-    """Turn errors of the operating system into DDLF errors with a clear message.
+    """Turn operating system errors in a ``with`` block into DDLF errors with a clear message.
 
     Args:
         folder: Folder of the operation.
-        doing: The operation, such as ``"write a checkpoint in"``.
+        doing: The operation in words, such as ``"write a checkpoint in"``.
         need: Number of bytes to write, for the sentence about a full disk.
 
     Raises:
@@ -180,7 +182,7 @@ def explained(folder: Path, doing: str, *, need: int = 0) -> Iterator[None]:
 
 
 def in_words(error: OSError, folder: Path, doing: str, *, need: int = 0) -> CheckpointError:
-    """Return the DDLF error for an error of the operating system; see ``explained``."""
+    """Return the DDLF error for an operating system error, as ``explained`` raises it."""
     what, hint = f"cannot {doing} {folder}: {error.strerror or error}", ""
     if error.errno == errno.ENOSPC:
         with contextlib.suppress(OSError):
@@ -207,7 +209,7 @@ def in_words(error: OSError, folder: Path, doing: str, *, need: int = 0) -> Chec
 
 
 def no_space(folder: Path, need: int) -> CheckpointError:
-    """Return the error for a full disk."""
+    """Return the error that says that the disk is full."""
     free = free_bytes(folder)
     facts = [f"need {size(need)}"] * bool(need) + [f"free {size(free or 0)}"] * (free is not None)
     error = CheckpointError(

@@ -1,4 +1,6 @@
-"""Records of the rounds: JSON lines in one file beside the checkpoints, which only grows. Runs on the master.
+"""The journal: a file with one line of JSON for each round, beside the checkpoints, which only grows.
+
+Runs on the master.
 
 A checkpoint refers to the first lines of the file: it stores their number, their size in bytes and their SHA-256. So
 the cost of a checkpoint does not depend on the number of rounds, and every checkpoint has its own part of the file.
@@ -29,7 +31,7 @@ JOURNAL = "records.jsonl"
 
 
 class Extent(BaseModel):
-    """The part of a journal that belongs to a checkpoint.
+    """The first lines of a journal, which belong to a checkpoint.
 
     Args:
         lines: Number of lines, at least one for each record.
@@ -45,7 +47,7 @@ class Extent(BaseModel):
 
 
 class Journal:
-    """A journal that this process writes.
+    """A journal (the file with the records of all rounds) that this process writes.
 
     Args:
         file: The file, which need not exist.
@@ -61,12 +63,12 @@ class Journal:
         self._digest = hashlib.sha256()
 
     def go_on_after(self, extent: Extent) -> None:
-        """Append the next records after an extent that was read and is undamaged."""
+        """Let the next records follow the lines that belong to a checkpoint, which were read and are undamaged."""
         data = self.file.read_bytes()[: extent.bytes] if extent.bytes else b""
         self.lines, self._bytes, self._digest = extent.lines, extent.bytes, hashlib.sha256(data)
 
     def with_lines(self, lines: list[bytes]) -> Extent:
-        """Return the extent of the journal after ``append``."""
+        """Return the extent (number, size and hash of lines) that the journal will have after ``append``."""
         digest = self._digest.copy()
         digest.update(b"".join(lines))
         return Extent(
@@ -74,7 +76,7 @@ class Journal:
         )
 
     def append(self, lines: list[bytes]) -> None:
-        """Append records. After the return, they survive a power cut.
+        """Append records of rounds to the file. After the return, they survive a power cut.
 
         On failure:
             None of the records counts, and the call may be repeated.
@@ -96,7 +98,7 @@ class Journal:
 
 
 def read(file: Path, extent: Extent) -> list[RoundRecord]:
-    """Return the records of a checkpoint.
+    """Return the records of the rounds that belong to a checkpoint.
 
     Raises:
         CheckpointCorrupt: The bytes differ from the written ones.
@@ -121,5 +123,5 @@ def read(file: Path, extent: Extent) -> list[RoundRecord]:
 
 
 def spelled(records: Iterable[RoundRecord]) -> list[bytes]:
-    """Encode records as JSON lines, each with its line end."""
+    """Encode records of rounds as JSON lines, each with its line end."""
     return [json.dumps(to_data(record)).encode() + b"\n" for record in records]

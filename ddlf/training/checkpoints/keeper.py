@@ -27,7 +27,7 @@ MAX_FAILURES = 3
 
 
 class Keeper:
-    """Takes a snapshot when a checkpoint is due, and writes it on a thread.
+    """Takes a snapshot of the training when a checkpoint is due, and writes it on a thread.
 
     Args:
         folder: The folder of checkpoints, opened for writing.
@@ -70,10 +70,10 @@ class Keeper:
         progress: Progress,
         work: Callable[[Slices], Awaitable[None]],
     ) -> Slices | None:
-        """Write the slices of the checkpoint that belongs to the next commit.
+        """Write the slices (files with parts of the model) of the checkpoint that belongs to the next commit.
 
         Args:
-            progress: The progress before this commit.
+            progress: The training's progress before this commit.
             work: Writes the slices.
 
         Returns:
@@ -134,7 +134,7 @@ class Keeper:
         return asyncio.ensure_future(self._keep(progress, states.all()))
 
     async def last(self, progress: Progress, *, again: bool = False) -> None:
-        """Write everything that is not written yet, at the end of training, and release the folder.
+        """Write everything that is not written yet, at the end of training, and let other processes use the folder.
 
         Args:
             progress: The current progress.
@@ -150,7 +150,7 @@ class Keeper:
             await asyncio.to_thread(self._folder.close)
 
     def resumed_at(self, version: int, converged: bool, records: int) -> None:
-        """Set the state and the number of records that the folder already contains."""
+        """Note what the folder already contains when a run resumes: the state after some merges, and some records."""
         self._saved = version, converged
         self._written = records
 
@@ -219,7 +219,7 @@ class Keeper:
         return {place: records[place] for place, was in self._recent.items() if records[place] is not was}
 
     async def finish(self) -> None:
-        """Wait until the current checkpoint is on the disk."""
+        """Wait until the checkpoint that is being written is on the disk."""
         writing, self._writing = self._writing, None
         if writing is None:
             return

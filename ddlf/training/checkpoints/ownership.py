@@ -30,7 +30,7 @@ LOCK_WAIT_S = 10.0
 
 
 class Owner(BaseModel):
-    """The owner of the folder, or its last owner.
+    """The session that owns a folder of checkpoints and may write there, or the last one that did.
 
     Args:
         session: Random name, new for every opening.
@@ -55,11 +55,11 @@ class Owner(BaseModel):
     closed: bool = False
 
     def where(self) -> str:
-        """Return process, machine and name for messages: ``"pid 41 on pc7 (ddlf run app.py)"``."""
+        """Return process, machine and name of the owner for messages: ``"pid 41 on pc7 (ddlf run app.py)"``."""
         return f"pid {self.pid} on {self.host}" + (f" ({self.holder})" if self.holder else "")
 
     def may_live(self) -> bool:
-        """Return whether the owner may be alive; True if this machine cannot know."""
+        """Return whether the owner's process may still run; True if this machine cannot know."""
         if self.closed:
             return False
         if self.host != this_host():
@@ -70,7 +70,7 @@ class Owner(BaseModel):
 
 
 class Ownership:
-    """The right to write into a folder.
+    """This session's right to write into a folder of checkpoints.
 
     Args:
         folder: An existing folder.
@@ -82,7 +82,7 @@ class Ownership:
         self.mine: Owner | None = None
 
     def claim(self, holder: str, *, takeover: bool = False, epoch_above: Callable[[], int] = lambda: 0) -> Owner:
-        """Become the owner.
+        """Become the owner of the folder, which alone may write there.
 
         Args:
             holder: Name of this session, for people.
@@ -121,7 +121,7 @@ class Ownership:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock, so that no other session changes the folder or takes it over meanwhile.
+        """Hold the folder's lock, so that no other session changes the folder or takes it over meanwhile.
 
         Raises:
             LeaseError: The folder has another owner.
@@ -131,8 +131,9 @@ class Ownership:
             yield
 
     def check(self) -> None:
-        """Check that this session still owns the folder. Without the lock of ``held``, the owner can change at any
-        time.
+        """Check that this session still owns the folder.
+
+        Without the lock of ``held``, the owner can change at any time.
 
         Raises:
             LeaseError: The folder has another owner.
@@ -148,7 +149,7 @@ class Ownership:
             )
 
     def release(self) -> None:
-        """Release the folder for the next owner. Do nothing if this session does not own it."""
+        """Give the folder up, so that another session can own it. Do nothing if this session does not own it."""
         if self.mine is None:
             return
         with contextlib.suppress(LeaseError), self.held():
@@ -201,7 +202,7 @@ def this_host() -> str:
 
 
 def boot() -> str | None:
-    """Return the random name of this machine's boot; None if there is none."""
+    """Return the random name of this machine's current boot, which changes with each restart; None if there is none."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return None
@@ -226,7 +227,10 @@ def is_running(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return ``/proc/PID/stat`` from the process state on. The name before it may have any characters."""
+    """Return the content of ``/proc/PID/stat`` from the process state on.
+
+    The process name before it may have any characters.
+    """
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return []

@@ -20,7 +20,7 @@ from ddlf.worker.calls import concurrent
 
 
 def place_of(slices: Slices, number: int) -> dict[str, Any]:
-    """Return the location of a slice, numbered from 0, as a message for workers."""
+    """Return a message that tells workers where to find a slice of a checkpoint. Slices are numbered from 0."""
     file = next(file for file in slices.files if file["name"] == slice_name(number))
     return {
         "folder": str(slices.root),
@@ -33,11 +33,11 @@ def place_of(slices: Slices, number: int) -> dict[str, Any]:
 
 
 def found_at(place: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Look for a slice on this machine, and read it.
+    """Look for a slice of a checkpoint on this machine, and read it.
 
     Args:
-        place: Location, from ``place_of``.
-        load: Whether to return its arrays. Otherwise only its hash is checked, without keeping it in memory.
+        place: Location of the slice, from ``place_of``.
+        load: Whether to return the slice's arrays. Otherwise only its hash is checked, without keeping it in memory.
 
     Returns:
         A dict and the slice's arrays. ``seen`` in the dict says whether the checkpoint is visible here, and ``wrong``
@@ -58,7 +58,7 @@ def found_at(place: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], d
 
 
 def raised(answer: Mapping[str, Any]) -> CheckpointCorrupt | None:
-    """Return the error that an answer of ``found_at`` reports, with the same message; None if it reports none."""
+    """Return the error that a worker's answer of ``found_at`` reports; None if it reports none."""
     if "wrong" not in answer:
         return None
     file, expected, got, text = map(str, answer["wrong"])
@@ -81,7 +81,9 @@ def _seen(place: Mapping[str, Any]) -> Path | None:
 
 
 class Restored:
-    """The checkpoint slices that one worker has received. Roles that hold weights extend this class and use the slices.
+    """The checkpoint slices that one worker has received, until it uses them.
+
+    Roles (objects that other processes can call) that hold weights extend this class.
 
     Attributes:
         restored: Arrays by slice number and ``part_name``, until ``taken`` returns them.
@@ -92,12 +94,18 @@ class Restored:
 
     @concurrent
     async def look_at(self, place: dict[str, Any]) -> dict[str, Any]:
-        """Check a slice in this worker's file system against its hash. Return ``found_at``'s answer."""
+        """Check a slice in this worker's file system against its hash.
+
+        Return the answer of ``found_at`` for the master.
+        """
         return (await asyncio.to_thread(found_at, place, load=False))[0]
 
     @concurrent
     async def read_slice(self, number: int, place: dict[str, Any]) -> dict[str, Any]:
-        """Read a slice from this worker's file system, if it is visible here. Return ``found_at``'s answer."""
+        """Read a slice from this worker's file system and keep it, if it is visible here.
+
+        Return the answer of ``found_at``.
+        """
         answer, arrays = await asyncio.to_thread(found_at, place, load=True)
         if arrays:
             self.restored[number] = arrays
@@ -105,10 +113,10 @@ class Restored:
 
     @concurrent
     async def take_slice(self, number: int, arrays: dict[str, Array]) -> None:
-        """Receive a slice from the master, which has read it because this worker cannot."""
+        """Receive a slice from the master, which has read it because this worker cannot, and keep it."""
         self.restored[number] = arrays
 
     def taken(self) -> dict[int, dict[str, Array]]:
-        """Return all received slices, and forget them."""
+        """Return all slices that this worker has received, and forget them."""
         found, self.restored = self.restored, {}
         return found

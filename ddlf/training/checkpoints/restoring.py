@@ -1,4 +1,4 @@
-"""Resumes a run from a checkpoint of slices: workers read the slices that they need, and the master reads very little.
+"""Resumes a run from a checkpoint of slices: each worker reads the slices that it needs, and the master reads little.
 
 Runs on the master. A worker that cannot see the folder receives its slices from the master. Before the run continues,
 some worker compares each slice with its hash. A checkpoint with a damaged slice is replaced by the one before, as when
@@ -28,7 +28,7 @@ from ddlf.training.progress import Progress, WeightsRef
 
 
 class Restoring:
-    """Sends slices of checkpoints to the workers of one run.
+    """Lets the workers of one run read the slices of the checkpoint that the run resumes from.
 
     Args:
         role: Name of the role on the workers that reads slices.
@@ -53,7 +53,7 @@ class Restoring:
         self.left: dict[int, tuple[dict[str, int], int]] = {}
 
     async def check(self, slices: Slices) -> None:
-        """Compare each slice with its hash, on a worker that sees it or else on the master.
+        """Compare each slice of a checkpoint with its hash, on a worker that sees it or else on the master.
 
         Raises:
             CheckpointCorrupt: A slice is missing, damaged, or of another run.
@@ -80,7 +80,7 @@ class Restoring:
             await asyncio.to_thread(slices.look_at, number)
 
     async def give(self, worker: ProxyWorker, slices: Slices, numbers: Sequence[int]) -> None:
-        """Make a worker read some slices, or send them to it.
+        """Make a worker read some slices of a checkpoint, or send them to it if it cannot.
 
         Raises:
             CheckpointCorrupt: A slice is missing, damaged, or of another run.
@@ -102,7 +102,7 @@ class Restoring:
                 await worker.call(self._role, "take_slice", number, arrays)
 
     def begin(self, checkpoint: Checkpoint) -> Progress:
-        """Return the progress in a checkpoint. Arrays in slices stay there until a worker reads them.
+        """Return the progress that a checkpoint contains. Arrays in slices stay there until a worker reads them.
 
         Args:
             checkpoint: The loaded checkpoint; without slices, all of it is in memory.
@@ -123,7 +123,7 @@ class Restoring:
         return progress
 
     def _leave(self, progress: Progress, number: int, names: Sequence[str]) -> None:
-        """Remove slot states that are in a slice from the progress, and note where they are."""
+        """Remove slot states that are in a slice from the progress in memory, and note which slice has them."""
         for name in names:
             group, _, what, slot = (*name.split(" ", 4), "", "", "")[:4]
             if not (group.startswith(SLOTS) and what == "slot"):
@@ -143,7 +143,10 @@ def names_of(checkpoint: Checkpoint) -> list[str]:
 def _like(
     listed: Sequence[tuple[str, str, Sequence[int]]], beside: Mapping[str, tensors.Array]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return arrays with these names, types and shapes: arrays in ``beside``, else arrays without memory."""
+    """Return arrays with these names, types and shapes.
+
+    An array that is in ``beside`` is returned itself. Each other one takes no memory and shows only shape and type.
+    """
     return {
         name: beside[name] if name in beside else np.broadcast_to(np.zeros((), tensors.dtype_of(kind)), tuple(shape))
         for name, kind, shape in listed

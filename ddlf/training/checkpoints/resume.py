@@ -40,7 +40,7 @@ SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
 
 
 def check_folders(app: App, fresh: bool) -> None:
-    """Check the folders of ``checkpoint`` and ``resume`` before anything starts. Reads only names.
+    """Check the folders in the settings ``checkpoint`` and ``resume`` before anything starts. Reads only names.
 
     Raises:
         ConfigError: Two settings contradict each other, or a folder is used for another run.
@@ -132,7 +132,7 @@ async def begin(
     fresh: bool,
     restoring: Restoring | None = None,
 ) -> tuple[Progress, Keeper | None, Path | None]:
-    """Find the state to continue from, and plan the run.
+    """Find the state that a run continues from, and plan the run.
 
     Args:
         app: The user's ``IApp``, prepared.
@@ -216,7 +216,7 @@ async def _found(
     *,
     required: bool,
 ) -> Checkpoint | None:
-    """Return the checkpoint to continue from, after checking every byte.
+    """Return the checkpoint that the run continues from, after every byte was checked.
 
     If workers find damage in its slices, it is added to ``known``, and another checkpoint is searched.
     """
@@ -252,7 +252,7 @@ def _find(
 
 
 def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
-    """Return the progress of the earlier training, with the model's current weights."""
+    """Return the progress of the app's earlier training in this process, with the model's current weights."""
     slots = len(before.states)
     was = {
         name: value for name, value in before.settings.items() if name in SAME_TRAINING or name.startswith("optimizer ")
@@ -288,7 +288,7 @@ def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
 async def _open(
     app: App, path: Path, progress: Progress, found: Checkpoint | None, known: dict[str, CheckpointCorrupt]
 ) -> Keeper:
-    """Become the writer of a folder, which may only have checkpoints of this training.
+    """Become the only process that writes into a folder, which may only have checkpoints of this training.
 
     Args:
         app: The user's ``IApp``.
@@ -346,7 +346,7 @@ def rules_of(spec: RunSpec) -> dict[str, Any]:
 
 
 def _known(name: str, value: Any) -> Any:
-    """Return a stored setting for comparisons. Exchanges that give the same bits count as equal."""
+    """Return a stored setting in a form for comparisons. Exchanges that give the same bits count as equal."""
     if name == "optimizer inner_optimizer" and isinstance(value, str):
         return without_numbers(value)  # older checkpoints have numbers in it
     kind = EXCHANGE.find(value) if name == "exchange" else None
@@ -354,14 +354,14 @@ def _known(name: str, value: Any) -> Any:
 
 
 def _fact(value: Any) -> Any:
-    """Return a setting's value in the form that is stored: a rule becomes its text."""
+    """Return the form in which a setting's value is stored: for example, a rule becomes its text."""
     if value is None or isinstance(value, int | float | str):
         return value
     return str(value) if isinstance(value, Named) else describe(value)
 
 
 def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a checkpoint in their current form.
+    """Return the settings of a checkpoint in the form that the current release gives them.
 
     Release 0.1 stored rules as the user gave them, and the outer optimizer in Python syntax. It also accepted settings
     without effect in the mode; these are removed.
@@ -388,7 +388,9 @@ def _is_unused(name: str, value: Any, mode: str | None) -> bool:
 
 
 def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: str) -> None:
-    """Refuse to continue a different run. Settings that an older version did not store are not compared.
+    """Raise an error if a run would continue a training that has other settings.
+
+    Settings that an older version did not store are not compared.
 
     Raises:
         CheckpointMismatch: Some settings differ. The message lists the differences.
@@ -406,7 +408,10 @@ def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: 
 
 
 def _changed_files(saved: dict[str, str], now: dict[str, str]) -> Iterator[str]:
-    """Yield a row for each source file of the training data that differs. Partition files have no such files."""
+    """Yield a row for the error message for each source file of the training data that differs.
+
+    Partition files have no source files.
+    """
     for name in sorted(saved.keys() | now.keys()) if saved and now else ():
         if saved.get(name, "").partition(" ")[0] != now.get(name, "").partition(" ")[0]:
             what = "is missing" if name not in now else "is new" if name not in saved else "was written to since"
@@ -414,7 +419,7 @@ def _changed_files(saved: dict[str, str], now: dict[str, str]) -> Iterator[str]:
 
 
 def check_same_model(stored: Mapping[str, Any], described: Sequence[Sequence[Any]]) -> None:
-    """Refuse the weights of another model, and name the first one that differs.
+    """Raise an error if a checkpoint has the weights of another model. It names the first weight that differs.
 
     Args:
         stored: The weights of a checkpoint, by number and path, such as ``"0002 dense/kernel"``.
@@ -435,6 +440,9 @@ def check_same_model(stored: Mapping[str, Any], described: Sequence[Sequence[Any
 
 
 def _rewritten(saved: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Return the files with the same size and footer as before, but another time. They may also be copies."""
+    """Return the data files with the same size and footer as before, but another modification time.
+
+    They were written again or copied, and may have other content.
+    """
     both = ((name, saved[name].partition(" ")[2], now[name].partition(" ")[2]) for name in sorted(saved.keys() & now))
     return [name for name, before, after in both if before and after and before != after]

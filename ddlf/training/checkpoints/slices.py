@@ -38,17 +38,20 @@ WEIGHTS, OUTER, PUSHED = "weights", "state_outer", "state_push"
 
 
 def slice_name(number: int) -> str:
-    """Return the file name of a slice, numbered from 0."""
+    """Return the file name of a slice of a checkpoint, numbered from 0."""
     return f"slice_{number + 1:04d}.safetensors"
 
 
 def part_name(group: str, begin: int, name: str) -> str:
-    """Return the name of a part of an array in a slice's file."""
+    """Return the name that a part of an array has in a slice's file. It says where the part belongs."""
     return f"{group} {begin} {name}"
 
 
 def is_seen(place: Mapping[str, Any]) -> bool:
-    """Return whether this machine sees the checkpoint's folder with the same writer, owned by the same user."""
+    """Return whether this machine sees the same checkpoint folder as the master.
+
+    It must name the same writer, and belong to the same user.
+    """
     folder = Path(place["folder"])
     try:
         owner = unseal((folder / OWNER).read_bytes(), folder / OWNER)
@@ -58,7 +61,7 @@ def is_seen(place: Mapping[str, Any]) -> bool:
 
 
 def write(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
-    """Write a slice. After the return, it survives a power cut. This blocks until the disk has finished.
+    """Write a slice to the disk. After the return, it survives a power cut. This blocks until the disk has finished.
 
     Args:
         place: Destination, from ``Slices.place``.
@@ -83,7 +86,10 @@ def write(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict
 
 
 def write_if_seen(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
-    """Write a slice on a worker, like ``write``. On failure return ``why``, and whether the folder is ``seen`` here."""
+    """Write a slice on a worker, like ``write``, if the worker sees the checkpoint's folder.
+
+    On failure return the reason as ``why``, and whether the folder is ``seen`` here.
+    """
     if not is_seen(place):
         return {"why": f"there is no {place['folder']} of this run here", "seen": False}
     try:
@@ -93,7 +99,7 @@ def write_if_seen(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array])
 
 
 def of_another(path: Path, of: Mapping[str, Any]) -> CheckpointCorrupt | None:
-    """Return the error for a slice that names another run or round; None if it does not."""
+    """Return the error for a slice that belongs to another run or round; None if it belongs to this one."""
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -164,7 +170,7 @@ def assembled(
 
 
 class Slices:
-    """The slices of one checkpoint, on the master.
+    """The slices (files with parts of the model) of one checkpoint, on the master.
 
     Args:
         root: Folder of the checkpoints.
@@ -196,7 +202,7 @@ class Slices:
         self._tried = 0
 
     def place(self) -> dict[str, Any]:
-        """Return a new temporary destination for a slice, in the form for the network."""
+        """Return a new temporary place for a slice, as a message that tells a worker where to write."""
         self._tried += 1
         path = self.folder / f".slice-{self._tried:04d}"
         return {"folder": str(self.root), "session": self.session, "file": str(path), "of": self.of}
@@ -253,18 +259,18 @@ class Slices:
         self.files = sorted([*self.files, {"name": name, **facts, "by": by}], key=lambda file: file["name"])
 
     def clear(self) -> None:
-        """Remove all added slices and start again, because workers have other ranges now."""
+        """Remove all slices that were written and start again, because workers have other ranges now."""
         for file in self.files:
             (self.folder / file["name"]).unlink(missing_ok=True)
         self.files = []
 
     def drop(self) -> None:
-        """Remove a checkpoint that will not be completed."""
+        """Remove the files of a checkpoint that will not be completed."""
         if self.folder != self.final:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def read(self) -> Arrays:
-        """Return the assembled arrays of all slices, from the temporary or the final folder.
+        """Return the arrays of all slices, put together again, from the temporary or the final folder.
 
         Raises:
             CheckpointCorrupt: A slice is missing or damaged.
@@ -301,7 +307,7 @@ class Slices:
 
 
 def read(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, tensors.Array]:
-    """Return the arrays of a slice's file. Check every byte.
+    """Return the arrays in a slice's file, after checking every byte.
 
     Args:
         path: The file.

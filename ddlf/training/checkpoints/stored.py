@@ -16,7 +16,7 @@ KEPT, SLOTS = "state_", "slots_"
 def with_states(
     checkpoint: Checkpoint, states: Sequence[SlotState], left: Sequence[Mapping[str, int]] = ()
 ) -> Checkpoint:
-    """Return a checkpoint with the slot states.
+    """Return a checkpoint with the slots' states added.
 
     Each part of the states has a file. The facts contain, for each slot, the number of tensors in each part.
 
@@ -43,7 +43,7 @@ def numbered(group: Sequence[Any]) -> dict[str, Any]:
 
 
 def as_of_now(arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return arrays and facts of a checkpoint of format 1 under their current names."""
+    """Return arrays and facts of a checkpoint in the old format 1 under their current names."""
     names = {"outer": KEPT + "outer", "optimizer": SLOTS + OPTIMIZER, "held": SLOTS + HELD, "lost": SLOTS + RESIDUAL}
     arrays = {names.get(name, name): group for name, group in arrays.items()}
     states: list[dict[str, int]] = [{OPTIMIZER: 0} if begun else {} for begun in facts["begun"]]

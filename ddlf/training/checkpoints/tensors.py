@@ -52,7 +52,7 @@ _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def plain(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays in the form that the format requires: contiguous and little-endian. Copy only if necessary.
+    """Return arrays in the form that safetensors files require: contiguous and little-endian. Copy only if necessary.
 
     Raises:
         CheckpointError: A name or an array cannot be stored exactly.
@@ -77,7 +77,7 @@ def _plain(name: str, array: Array) -> Array:
 
 
 def write(arrays: Mapping[str, Array], path: Path, facts: dict[str, str] | None = None) -> None:
-    """Write arrays from ``plain``, and texts about them, to a new file. It is not synced.
+    """Write arrays from ``plain``, and texts about them, to a new safetensors file. The file is not synced to the disk.
 
     Raises:
         OSError: The operating system refused.
@@ -95,7 +95,7 @@ def write(arrays: Mapping[str, Array], path: Path, facts: dict[str, str] | None 
 
 
 def read(data: bytes, path: Path) -> dict[str, Array]:
-    """Return the arrays of a file, writable, in no particular order.
+    """Return the arrays in a safetensors file, writable, in no particular order.
 
     Args:
         data: The file's bytes.
@@ -137,7 +137,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return a type by its NumPy name.
+    """Return the NumPy type with this name.
 
     Raises:
         CheckpointError: The type needs a package that is missing, or checkpoints do not support it.

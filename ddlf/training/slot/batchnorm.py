@@ -31,7 +31,10 @@ Source: Wu and He 2018, arXiv:1803.08494, figure 1.
 
 
 def moving(model: Any) -> tuple[int, ...]:
-    """Return the places in ``model.weights`` of trainable layers' moving statistics. Other statistics never move."""
+    """Return the indices in ``model.weights`` of batch normalization's moving mean and variance in trainable layers.
+
+    The statistics of other layers never change.
+    """
     theirs = {id(weight) for layer in _trained(model) for weight in layer.non_trainable_weights}
     return tuple(
         place
@@ -41,7 +44,7 @@ def moving(model: Any) -> tuple[int, ...]:
 
 
 def measured(model: Any, weights: Weights, batches: Iterable[tuple[Any, int]]) -> Weights:
-    """Return a model's moving statistics over some batches.
+    """Return the moving mean and variance that a model's batch normalization gets from some batches.
 
     Args:
         model: Keras model. The function changes its weights.
@@ -95,7 +98,7 @@ def norm_layers(model: Any) -> list[Any]:
 
 
 def batch_norms(model: Any) -> tuple[int, ...]:
-    """Return the places of batch normalization weights in ``model.weights``: moving statistics, scale and offset."""
+    """Return the indices in ``model.weights`` of all batch normalization weights: statistics, scale and offset."""
     theirs = {id(weight) for layer in norm_layers(model) for weight in layer.weights}
     return tuple(place for place, weight in enumerate(model.weights) if id(weight) in theirs)
 

@@ -95,7 +95,10 @@ def ready_model(app: App) -> Any:
 
 
 def _check_one_input(app: App, model: Any) -> None:
-    """Refuse named arrays for a Sequential model. Keras would raise its own traceback, after the workers have begun."""
+    """Raise an error if the data are named arrays and the model is Sequential.
+
+    Keras would raise its own traceback, after the workers have begun.
+    """
     import keras
 
     if isinstance(model, keras.Sequential) and model.built and has(app, "train"):
@@ -110,7 +113,7 @@ def _check_one_input(app: App, model: Any) -> None:
 
 
 def first_rows(app: App, part: str) -> tuple[Any, ...]:
-    """Return a part of an app's data in the form for ``fit``; from partition files, only the first rows."""
+    """Return the first rows of a part of an app's data, in the form for ``fit``. Arrays are returned whole."""
     if (place := place_of(app, part)) is None:
         return batches(app, part)
     if not any(place.here()):
@@ -119,7 +122,7 @@ def first_rows(app: App, part: str) -> tuple[Any, ...]:
 
 
 def _made_up_rows(app: App, part: str, place: DataSet) -> tuple[Any, ...]:
-    """Return zeros with the shapes and types of a data set's rows, in the form for ``fit``."""
+    """Return zeros with the shapes and types of a data set's rows, in the form for ``fit``, to build a model."""
     nothing = {name: np.zeros((SAMPLE_ROWS, *each.shape), each.dtype) for name, each in place.columns.items()}
     return rows(app, part, nothing)
 
@@ -137,7 +140,10 @@ def _has_own_step(model: Any) -> bool:
 
 
 def _lacks_a_loss(model: Any) -> bool:
-    """Return whether Keras has no loss in the first step. Layers of other packages may add one when called."""
+    """Return whether Keras has no loss to minimize in the first step.
+
+    Layers of other packages may add one when called.
+    """
     if getattr(model, "loss", None) is not None or _has_own_step(model) or model.losses:
         return False
     parts = list(model._flatten_layers())
@@ -148,12 +154,15 @@ def _lacks_a_loss(model: Any) -> bool:
 
 
 def is_built(model: Any) -> bool:
-    """Return whether a model has all of its weights. A model without a call method has its layers' weights."""
+    """Return whether a model has all of its weights.
+
+    A model without a call method counts as built if its layers are.
+    """
     return bool(model.built or (model.layers and all(layer.built for layer in model.layers)))
 
 
 def sample(data: Any) -> Any:
-    """Return the first rows of arrays or trees of arrays, in the form that the model receives."""
+    """Return the first rows of arrays or trees of arrays, in the form that the model receives, for a trial call."""
     import keras
 
     from ddlf.training.slot.feed import keras_type
@@ -165,7 +174,7 @@ def sample(data: Any) -> Any:
 
 
 def describe_weights(model: Any) -> list[list[Any]]:
-    """Return path, shape and type of each of ``model.weights``, to compare machines."""
+    """Return path, shape and type of each of ``model.weights``, to check that machines have the same model."""
     if not is_built(model):
         raise AppError(
             f"the model {model.name!r} is not built", hint="begin it with keras.Input(...), or call it on some samples"
@@ -174,7 +183,10 @@ def describe_weights(model: Any) -> list[list[Any]]:
 
 
 def may_count(model: Any) -> list[Any]:
-    """Return integer weights in which users' layers may count. Keras's layers count in ``adapt``, before training."""
+    """Return the integer weights in which layers written by users may count something.
+
+    Keras's own layers count only in ``adapt``, before training.
+    """
     layers = [layer for layer in model._flatten_layers() if type(layer).__module__.startswith("keras.")]
     known = {id(weight) for layer in layers for weight in layer._non_trainable_variables}
     kinds = [(weight, np.dtype(weight.dtype)) for weight in model.non_trainable_weights if id(weight) not in known]
@@ -183,7 +195,7 @@ def may_count(model: Any) -> list[Any]:
 
 
 def left_behind(model: Any) -> list[str]:
-    """Return a sentence for each part of a model's state that does not follow a slot to other workers."""
+    """Return a sentence for each part of a model's state that stays on the worker when a slot moves to another one."""
     found = [
         f"the weight {weight.path!r} is of type {weight.dtype}: counts of layers in it are lost after "
         "each round, because only floats are merged; make it a float"
@@ -201,7 +213,10 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 def describe_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Return class and configuration of a Keras optimizer, entry by entry, without the names that Keras numbers."""
+    """Return class and settings of a Keras optimizer, entry by entry, to compare machines and runs.
+
+    Names that Keras numbers are left out.
+    """
     facts: dict[str, Any] = {"optimizer": type(optimizer).__name__}
     config = {} if optimizer is None else optimizer.get_config()
     for name, value in config.items():
@@ -213,12 +228,15 @@ def describe_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def without_numbers(described: str) -> str:
-    """Return a described configuration without the numbers that Keras appends to the names of further objects."""
+    """Return a described configuration without the numbers that Keras appends to names, as in ``dense_3``."""
     return re.sub(r"('name': '\w+?)_\d+'", r"\1'", described)
 
 
 def _shortest(value: Any) -> Any:
-    """Return the shortest number with the same float32 value, such as 0.1: Keras keeps learning rates in float32."""
+    """Return the shortest number with the same float32 value, such as 0.1 for 0.10000000149.
+
+    Keras keeps learning rates in float32.
+    """
     if isinstance(value, float) and float(np.float32(value)) == value:
         return float(str(np.float32(value)))
     return value

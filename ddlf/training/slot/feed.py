@@ -31,7 +31,7 @@ from ddlf.training.slot.task import Task
 
 
 class Feed(Protocol):
-    """Batches in a settable order.
+    """Batches of samples for ``fit``, whose order can be set before each pass.
 
     Attributes:
         dataset: The ``x`` for ``fit`` or ``evaluate``.
@@ -46,7 +46,7 @@ class Feed(Protocol):
 
 
 def make_feed(data: Any, batch_size: int) -> Feed:
-    """Return the feed for the current Keras backend.
+    """Return the feed (batches in a settable order) for the current Keras backend.
 
     Args:
         data: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``, each an array or a tree of arrays. Floating-point
@@ -60,7 +60,7 @@ def make_feed(data: Any, batch_size: int) -> Feed:
 
 
 class TensorFlowFeed:
-    """A ``tf.data`` pipeline over indices in a variable."""
+    """A feed for TensorFlow: a ``tf.data`` pipeline that reads the samples' indices from a variable."""
 
     def __init__(self, data: Any, batch_size: int) -> None:
         import tensorflow as tf
@@ -102,7 +102,7 @@ class TensorFlowFeed:
 
 
 class ArrayFeed:
-    """A ``keras.utils.PyDataset`` over NumPy arrays, for JAX and PyTorch."""
+    """A feed for JAX and PyTorch: a ``keras.utils.PyDataset`` over NumPy arrays."""
 
     def __init__(self, data: Any, batch_size: int) -> None:
         import keras
@@ -138,7 +138,10 @@ def keras_type(array: np.ndarray[Any, Any]) -> str:
 
 
 def _memory_of(tensor: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a tensor's memory as an array; if the type was converted, return the original array."""
+    """Return a tensor's memory as an array, so that the original array can be freed.
+
+    If the type was converted, return the original array.
+    """
     if tensor.dtype.as_numpy_dtype != array.dtype:
         return array
     # ``tensor.numpy()`` would copy again. The buffer protocol gives a read-only view instead.
@@ -147,7 +150,7 @@ def _memory_of(tensor: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 
 
 def memory_of(app: App) -> int:
-    """Return the number of bytes for samples of partition files in memory."""
+    """Return the number of bytes of memory that an app allows for samples of partition files."""
     return count_of_bytes("data_memory", app.data_memory) or usual_memory()
 
 
@@ -192,7 +195,7 @@ class FileFeed:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def set_order(self, order: Portion | Turned) -> None:
-        """Set the order of the next pass, and begin to read it."""
+        """Set the order of the samples for the next pass, and begin to read them from the files."""
         if order is not self._order or self._stream is None or self._stream.begun:
             self._order = order
             self._begin()
@@ -217,7 +220,7 @@ class FileFeed:
             stream.close()
 
     def told(self) -> tuple[float, list[int]]:
-        """Return the seconds of waiting for samples since the last call, and the files that were opened."""
+        """Return the seconds spent waiting for samples since the last call, and the files that were opened."""
         self._put_away()
         told, self._told = self._told, (0.0, [])
         return told
@@ -238,7 +241,7 @@ class FileFeed:
         return self._stream
 
     def _bad(self, data: DataSet, order: Portion | Turned) -> dict[int, str]:
-        """Return the errors of the damaged files of a pass, by file number.
+        """Return an error for each damaged file of a pass, by the file's number.
 
         Each file is checked completely when it is first used, before any of its samples is.
         """
@@ -252,7 +255,10 @@ class FileFeed:
         self._stream = None
 
     def _pass(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the chunks of the next pass. Keras may read the first ones, and then start the pass again."""
+        """Yield the samples of the next pass in chunks.
+
+        Keras may read the first chunks, and then start the pass again.
+        """
         stream = self._stream
         if stream is None or stream.begun:
             stream = self._begin()
@@ -275,7 +281,7 @@ class FileFeed:
     # -- for Keras ----------------------------------------------------------------------------------------------------
 
     def _pipeline(self) -> Any:
-        """Return a ``tf.data`` pipeline that reads one pass of ``_pass`` each time it is iterated."""
+        """Return a ``tf.data`` pipeline that reads one pass over the samples each time it is iterated."""
         import tensorflow as tf
 
         columns = self.data.columns.items()
@@ -299,7 +305,7 @@ class FileFeed:
             return chunks.flat_map(cut).prefetch(1).with_options(options)
 
     def _dataset(self, samples: int) -> Any:
-        """Return the data set for JAX and PyTorch, which request the batches of a pass one after another."""
+        """Return the data set for JAX and PyTorch, whose ``fit`` requests the batches of a pass one after another."""
         import keras
 
         feed = self
@@ -317,29 +323,29 @@ class FileFeed:
 
 
 class Samples(Protocol):
-    """The training samples of a replica."""
+    """The interface to the training samples of a replica."""
 
     def feed(self, batch_size: int) -> Any:
-        """Return the source of batches for ``fit``."""
+        """Return the source of batches that ``fit`` reads."""
 
     def batch(self, task: Task) -> tuple[Any, ...]:
-        """Return all samples of a task as one batch."""
+        """Return all samples of a slot's task as one batch."""
 
     def batches(self, task: Task) -> Iterator[tuple[tuple[Any, ...], int]]:
-        """Yield all samples of a task batch by batch, and the number of samples in each."""
+        """Yield the samples of a slot's task batch by batch, each with the number of samples in it."""
 
     def during(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Call a ``fit`` that reads samples, and return its metrics."""
+        """Call a function that runs ``fit`` on these samples, and return its metrics."""
 
     @property
     def skipped(self) -> list[tuple[int, int]]:
-        """Damaged files that the last pass left out, from 0, and the number of samples in each."""
+        """Return the damaged files that the last pass left out, from 0, with the number of samples lost in each."""
 
     def end(self) -> None:
-        """Stop reading. Any thread may call it."""
+        """Stop reading samples. Any thread may call it."""
 
     def told(self) -> tuple[float, list[int]]:
-        """Return the seconds of waiting for files since the last call, and the files that were opened."""
+        """Return the seconds spent waiting for files since the last call, and the files that were opened."""
 
 
 class TrainingSamples:
@@ -375,14 +381,14 @@ class TrainingSamples:
         return self._feed[1]
 
     def batch(self, task: Task) -> tuple[Any, ...]:
-        """Return all samples of a task as one batch for ``fit``."""
+        """Return all samples of a slot's task as one batch in the form for ``fit``."""
         if isinstance(task.indices, Portion):
             return next(self._reading(task.batch_size).batches(task.indices))
         self._data = self._data or batches(self._app, "train")
         return gathered(self._data, task.indices)
 
     def batches(self, task: Task) -> Iterator[tuple[tuple[Any, ...], int]]:
-        """Yield all samples of a task batch by batch, and the number of samples in each."""
+        """Yield the samples of a slot's task batch by batch, each with the number of samples in it."""
         size, samples = task.batch_size, len(task.indices)
         if isinstance(task.indices, Portion):
             yield from ((batch, len(first_array(batch))) for batch in self._reading(size).batches(task.indices))
@@ -398,7 +404,9 @@ class TrainingSamples:
         return self._files
 
     def during(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Call a ``fit`` that reads samples, and return its metrics; empty if it was stopped while waiting.
+        """Call a function that runs ``fit`` on these samples, and return its metrics.
+
+        The metrics are empty if the run was stopped while ``fit`` waited for files.
 
         Raises:
             Exception: The original error of reading files, even if Keras has wrapped it.
@@ -417,25 +425,25 @@ class TrainingSamples:
 
     @property
     def skipped(self) -> list[tuple[int, int]]:
-        """Damaged files that the last pass left out, from 0, and the number of samples in each."""
+        """Return the damaged files that the last pass left out, from 0, with the number of samples lost in each."""
         return [] if self._files is None else sorted(self._files.skipped.items())
 
     def end(self) -> None:
-        """Stop reading. Any thread may call it."""
+        """Stop reading samples. Any thread may call it."""
         if self._files is not None:
             self._files.end()
 
     def told(self) -> tuple[float, list[int]]:
-        """Return the seconds of waiting for files since the last call, and the files that were opened."""
+        """Return the seconds spent waiting for files since the last call, and the files that were opened."""
         return (0.0, []) if self._files is None else self._files.told()
 
 
 def in_order(indices: Any, again: tuple[int, ...]) -> Any:
-    """Return the samples of a round in the order of a later local epoch.
+    """Return a slot's samples of a round in the new order that a later local epoch uses.
 
     Args:
         indices: The ``indices`` of the task.
-        again: Seed of the order.
+        again: Seed of the new order.
     """
     if isinstance(indices, Portion):
         return indices.of(again)

@@ -18,7 +18,7 @@ from ddlf.training.evaluation.metrics import scalars
 
 
 class Gradients:
-    """A worker's model whose training step stores the gradients of its batch.
+    """Computes the gradients of batches by a model's own training step, without changing its weights.
 
     Args:
         model: Compiled and built model. Its optimizer is replaced.
@@ -68,7 +68,7 @@ class Gradients:
         return update, metrics
 
     def _train(self, batch: tuple[Any, ...]) -> Any:
-        """Run Keras's training step on a batch. Return its metrics."""
+        """Run Keras's training step on a batch, which stores the gradients. Return the metrics of the batch."""
         import keras
 
         model = self._model
@@ -86,7 +86,10 @@ class Gradients:
         return model.train_function(iter([batch]))
 
     def _changed(self, weights: Weights) -> list[str]:
-        """Return paths of trained weights that the model changed by itself. Weights with a constraint may change."""
+        """Return paths of trained weights that the model changed by itself in the step.
+
+        Weights with a constraint may change.
+        """
         import keras
 
         return [

@@ -43,7 +43,10 @@ STEPS_PER_EXECUTION = 16
 
 
 def use_fast_steps(model: Any, callbacks: Sequence[Any], chosen: int) -> None:
-    """Run several batches per call of the compiled function, if the user chose no number and no callback sees batches.
+    """Let Keras run several batches in one call of the compiled training step, which is faster for small models.
+
+    Do so only if the user chose no number, no callback looks at single batches, and the backend is TensorFlow.
+    TensorFlow handles a shorter last group of batches and gives the same bits.
 
     Only with TensorFlow, which handles a shorter last group of batches and gives the same bits.
 
@@ -102,11 +105,11 @@ class KerasModel:
         self._step_keeps_a_seed = False
 
     def stepped_by_another(self) -> None:
-        """Record that the model's optimizer was replaced."""
+        """Note that another object, such as a Downpour stepper, has replaced the model's optimizer."""
         self._fresh = read_optimizer(self._app.model)
 
     def steps_at_once(self, steps: int) -> int:
-        """Request a number of batches per call of the compiled step; return the number that the backend supports."""
+        """Ask for a number of batches per call of the compiled step; return the number that the backend supports."""
         import keras
 
         self._by_steps = keras.backend.backend() == "tensorflow"
@@ -114,7 +117,7 @@ class KerasModel:
         return int(self._steps)
 
     def facts(self) -> dict[str, Any]:
-        """Return facts about the model, for comparing nodes."""
+        """Return facts about the model, which the master compares between machines."""
         import keras
 
         return {
@@ -170,7 +173,7 @@ class KerasModel:
         end_batch: Callable[[int, int, Any], bool],
         begun: Callable[[], None],
     ) -> dict[str, float]:
-        """Run ``Model.fit``.
+        """Train the model on the feed's batches with ``Model.fit``.
 
         Args:
             data: The ``x`` for ``fit``.
@@ -219,18 +222,24 @@ class KerasModel:
         return dict(self._told)
 
     def entries(self, task: Task) -> int:
-        """Return how many label entries of a round count, at least 1; 0 if the loss ignores no entries."""
+        """Return how many label entries of a round count in the loss, at least 1; 0 if the loss ignores no entries."""
         if self._entries is None:
             self._entries = entries_of(self._app)
         return max(int(self._entries[task.indices].sum()), 1) if len(self._entries) else 0
 
     def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
-        """Return the moving statistics for these weights over some batches. ``slot/batchnorm.py`` has the method."""
+        """Return the moving statistics of batch normalization for these weights over some batches.
+
+        ``slot/batchnorm.py`` describes the method.
+        """
         reseed(self._app.model, (task.seed, task.round, task.slot))
         return measured(self._app.model, weights, ((batch[0], count) for batch, count in batches))
 
     def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """Return the counts behind this round's metrics, for the metrics that ``fit`` reported."""
+        """Return the sums and counts from which Keras computed a round's metrics.
+
+        The master adds those of all slots, and computes the metrics of the round.
+        """
         if not self._told:
             return NOTHING_COUNTED
         if self._names is None:
@@ -240,7 +249,7 @@ class KerasModel:
 
 
 class KerasRule:
-    """The local rule of a run, inside the optimizer of a worker's model.
+    """Applies the local rule of a run (a change to the slots' gradients) inside the optimizer of a worker's model.
 
     It works with every way of training, since all of them use the optimizer's gradients: ``fit``, the user's own
     ``train_step`` or loop. Values that change from round to round are variables of the optimizer. So no function is
@@ -261,7 +270,7 @@ class KerasRule:
         self._stepped: dict[float, int] = {}  # learning rate -> steps of this round with it
 
     def begin(self, name: str, weights: Weights, control: Control | None, mean: Control | None) -> None:
-        """Begin a round.
+        """Set the values that the local rule uses in the next round.
 
         Args:
             name: The rule as text.
@@ -285,7 +294,7 @@ class KerasRule:
         self._noted, self._stepped = self._steps(), {}
 
     def note(self) -> None:
-        """Count the steps so far under the current learning rate, because the rate may change after this call."""
+        """Count the steps made so far under the current learning rate, because the rate may change after this call."""
         if type(self._rule) is not Plain and self._rule.steers:
             now, rate = self._steps(), float(np.asarray(self._optimizer.learning_rate))
             self._stepped[rate] = self._stepped.get(rate, 0) + now - self._noted
@@ -328,7 +337,7 @@ class KerasRule:
         return int(np.asarray(self._optimizer._iterations))
 
     def _install(self) -> None:
-        """Install the correction of gradients into the optimizer."""
+        """Make the optimizer correct each gradient by the local rule before its step."""
         import keras
 
         optimizer, rule = self._optimizer, self._rule
@@ -375,7 +384,7 @@ def entries_of(app: App) -> np.ndarray[Any, Any]:
 
 
 def masked_loss(model: Any) -> Any:
-    """Return the loss of a model if it ignores entries; None otherwise.
+    """Return the loss of a model if it ignores some label entries (class ``Masked``); None otherwise.
 
     Raises:
         ConfigError: The model has several outputs. Each would need its own merge.
@@ -437,7 +446,7 @@ def set_seed(seed: int) -> None:
 
 
 def draws(node: Any) -> bool:
-    """Return whether an operation of a TensorFlow graph keeps a seed."""
+    """Return whether an operation in a TensorFlow graph draws random numbers and keeps its own seed."""
     return bool(node.op.startswith(FROM_TRACING))
 
 

@@ -13,10 +13,10 @@ Gradient = Callable[[tuple[Any, ...], Weights], tuple[Weights, dict[str, float]]
 
 
 class LocalRuleSteps(Protocol):
-    """The local rule of a round, applied in a model's steps."""
+    """Applies the local rule of a round (a change to the slots' gradients) in the steps of a model."""
 
     def begin(self, name: str, weights: Weights, control: Control | None, mean: Control | None) -> None:
-        """Begin a round.
+        """Set the values that the local rule uses in the next round.
 
         Args:
             name: The rule as text.
@@ -26,7 +26,7 @@ class LocalRuleSteps(Protocol):
         """
 
     def note(self) -> None:
-        """Note that the learning rate may change after this call."""
+        """Note that the learning rate may change after this call, since some rules depend on it."""
 
     def left(self, update: Weights) -> Control | None:
         """Return the slot's control variate after its round; None if the rule has none.
@@ -57,7 +57,7 @@ class TrainableModel(Protocol):
     def rule(self) -> LocalRuleSteps: ...
 
     def begin(self, task: Task, optimizer: Weights | None) -> None:
-        """Prepare a slot's round: optimizer, learning rates and random numbers, but not the weights.
+        """Prepare a slot's round: set optimizer, learning rates and random numbers, but not the weights.
 
         Args:
             task: The round.
@@ -76,7 +76,7 @@ class TrainableModel(Protocol):
         end_batch: Callable[[int, int, Any], bool],
         begun: Callable[[], None],
     ) -> dict[str, float]:
-        """Train from the weights that are set.
+        """Train the model on the feed's batches, from the weights that are set.
 
         Args:
             data: Dataset of a feed.
@@ -91,7 +91,7 @@ class TrainableModel(Protocol):
         """
 
     def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
-        """Compute the moving statistics of layers that normalize by batches.
+        """Compute the moving statistics of batch normalization layers for given weights.
 
         Args:
             task: The round whose samples are used.
@@ -100,7 +100,7 @@ class TrainableModel(Protocol):
         """
 
     def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """Return the counts behind the metrics of this round, as ``metrics.read_state`` does."""
+        """Return the sums and counts behind the metrics of this round, as ``metrics.read_state`` does."""
 
     def entries(self, task: Task) -> int:
-        """Return how many label entries of a round count, at least 1; 0 if the loss ignores no entries."""
+        """Return how many label entries of a round count in the loss, at least 1; 0 if the loss ignores no entries."""

@@ -140,7 +140,7 @@ class NumpyModel:
     # -- training -----------------------------------------------------------------------------------------------------
 
     def measure(self, task: Task, weights: Weights) -> Weights:
-        """Return the moving statistics ``s + learning_rate * (mean(samples) / n + |mean of the first weight|)``.
+        """Return made-up moving statistics ``s + learning_rate * (mean(samples) / n + |mean of the first weight|)``.
 
         Here ``s`` are the statistics before, and ``samples`` the numbers of the task's samples.
         """
@@ -148,7 +148,7 @@ class NumpyModel:
         return [np.asarray(weights[place] + self.learning_rate * found, weights[place].dtype) for place in moving(self)]
 
     def samples_of(self, task: Task) -> Any:
-        """Return the numbers of a task's samples."""
+        """Return the numbers of the samples that a task trains on."""
         if not isinstance(task.indices, Portion):
             return task.indices
         assert self._sizes is not None
@@ -200,7 +200,7 @@ class NumpyModel:
 
 
 class NumpyRule:
-    """The local rule of a round, in the steps of a ``NumpyModel``."""
+    """Applies the local rule of a round to the update of a ``NumpyModel``."""
 
     def __init__(self, model: NumpyModel) -> None:
         self._model = model
@@ -210,7 +210,7 @@ class NumpyRule:
         self._control = control
 
     def steps(self, weights: Weights, update: Weights) -> Weights:
-        """Return the update of a round with the step of the rule."""
+        """Return the update of a round, with the additional step of the local rule."""
         update, self._control = self._model.corrected(self._model._task, weights, update, self._control)
         return update
 

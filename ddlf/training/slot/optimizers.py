@@ -25,7 +25,7 @@ def read_optimizer(model: Any) -> Weights:
 
 
 def write_optimizer(model: Any, state: Weights) -> None:
-    """Set state from ``read_optimizer`` of an equal model.
+    """Set the optimizer's state to the one that ``read_optimizer`` returned for an equal model.
 
     Raises:
         AppError: The optimizer differs.
@@ -54,7 +54,10 @@ def other_optimizers(model: Any) -> list[str]:
 
 
 def rate_variables(model: Any) -> list[Any]:
-    """Return the variables with learning rates, one for each optimizer of the model. Schedules have none."""
+    """Return the Keras variables of the learning rates, one for each optimizer of the model.
+
+    An optimizer with a schedule has no such variable.
+    """
     return _rates_of(model.optimizer)
 
 
@@ -67,14 +70,14 @@ def _rates_of(optimizer: Any) -> list[Any]:
 
 
 def read_rates(model: Any) -> list[float]:
-    """Return the learning rates of a model's optimizer."""
+    """Return the current learning rates of a model's optimizers."""
     import keras
 
     return [float(keras.ops.convert_to_numpy(rate)) for rate in rate_variables(model)]
 
 
 def write_rates(model: Any, rates: Sequence[float]) -> None:
-    """Set learning rates from ``read_rates`` of an equal model."""
+    """Set the learning rates to those that ``read_rates`` returned for an equal model."""
     for variable, rate in zip(rate_variables(model), rates, strict=True):
         variable.assign(rate)
 
@@ -86,7 +89,10 @@ def keeps_averages(model: Any) -> bool:
 
 @contextlib.contextmanager
 def no_final_averages(model: Any) -> Iterator[None]:
-    """Keep ``fit`` from replacing the weights by their averages, because a round is not the end of training."""
+    """Keep ``fit`` from replacing the weights by their averages at its end.
+
+    A round is not the end of training.
+    """
     if not keeps_averages(model):
         yield
         return
@@ -127,7 +133,7 @@ state."""
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer and its inner ones, outermost first.
+    """Yield an optimizer and the optimizers that it wraps, outermost first.
 
     Keras's ``LossScaleOptimizer`` and the wrappers of ``ddlf.extras`` have an inner optimizer.
     """
@@ -137,17 +143,17 @@ def chain(optimizer: Any) -> Iterator[Any]:
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the optimizer that steps the weights; None for None."""
+    """Return the optimizer inside all wrappers, which steps the weights; None for None."""
     return [None, *chain(optimizer)][-1]
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the user's model. A wrapper that weighs its losses has it in ``wrapped_model``."""
+    """Return the user's model, if this one is a wrapper around it that weighs its losses."""
     return getattr(model, "wrapped_model", model)
 
 
 def restarts(optimizer: Any) -> bool:
-    """Return whether the learning rate is a Keras schedule that restarts together with its optimizer."""
+    """Return whether the learning rate follows a Keras schedule, which starts again whenever its optimizer does."""
     rate = getattr(innermost(optimizer), "_learning_rate", None)
     if not callable(rate):  # a number or a variable; runs without Keras must not import Keras here
         return False
@@ -158,7 +164,7 @@ def restarts(optimizer: Any) -> bool:
 
 
 class Steps(NamedTuple):
-    """The steps that a slot's optimizer makes, as the run is planned.
+    """How far a slot's optimizer is in the run, in numbers of steps, as the run is planned.
 
     Args:
         before: Steps before a round.
@@ -174,7 +180,7 @@ class Steps(NamedTuple):
 
 
 def followers(optimizer: Any) -> list[Any]:
-    """Return the parts of an optimizer that follow the run: its schedule, and optimizers around it.
+    """Return the parts of an optimizer that must know how far the run is: its schedule, and optimizers around it.
 
     Such a part sets ``follows_the_run``. It reads the position from ``held``. ``plan(steps, epochs)`` gives it a fixed
     number of steps instead. A schedule with a warm-up has ``warm(total, epochs)``, which returns the warm-up's steps.
@@ -184,7 +190,7 @@ def followers(optimizer: Any) -> list[Any]:
 
 
 class RunPosition:
-    """The position of a slot in its run, for every part of an optimizer that follows it.
+    """How far a slot is in its run. Schedules and other parts of an optimizer that follow the run read it.
 
     It is a variable of the slot's optimizer. A round sets the variable when it begins, so the step is not compiled
     again. JAX passes the variable to the step like all others. The variable is not part of the optimizer's state: the
@@ -203,7 +209,7 @@ class RunPosition:
 
     @classmethod
     def of(cls, optimizer: Any) -> RunPosition | None:
-        """Return the position for an optimizer; None if no part of it follows the run."""
+        """Return a position for an optimizer; None if no part of the optimizer depends on how far the run is."""
         return cls(optimizer, parts) if optimizer is not None and (parts := followers(optimizer)) else None
 
     def set(self, steps: Steps, made: int | None = None) -> None:
@@ -222,7 +228,10 @@ class RunPosition:
 
 
 def read_position(held: Any, iterations: Any) -> tuple[Any, Any, Any]:
-    """Return the step, from 1, S, and the warm-up's steps, as floats, from the variable and the optimizer's steps."""
+    """Return how far the run is, for a schedule: the step, from 1, of S steps, S, and the steps of the warm-up.
+
+    It computes these floats from the position's variable and the optimizer's own steps in this round.
+    """
     import keras
 
     start, before, stretch, total, warm = (held[number] for number in range(5))
@@ -241,8 +250,10 @@ def continue_schedule(optimizer: Any) -> None:
 
 
 def _continued(schedule: Any) -> Any:
-    """Return a schedule that is called with the slot's step in the run, instead of the optimizer's step in the
-    round."""
+    """Return a schedule that is called with the slot's step in the run.
+
+    The original one would be called with the optimizer's step in the round.
+    """
     import keras
 
     class ContinuedSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]

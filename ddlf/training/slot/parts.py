@@ -40,7 +40,7 @@ Left = list[Any]
 
 @dataclass(slots=True)
 class SlotRound:
-    """One round of a slot on its worker.
+    """One round of a slot while a worker trains it.
 
     Args:
         task: The round.
@@ -94,7 +94,7 @@ class SlotPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The place of a part between two rounds, and its use on the master.
+    """Where a part of a slot's state is between two rounds, and how the master uses it.
 
     A part always stays on the worker that left it. If it does not come back, the master fetches it when another worker
     needs it, for a checkpoint, and at the end of the run.
@@ -118,7 +118,9 @@ class Kept:
 
 
 class SlotPart:
-    """One part of a slot's state. To add one, write a subclass, and list it in ``PARTS``.
+    """The interface of one part of a slot's state, such as the optimizer's variables.
+
+    To add a part, write a subclass, and list it in ``PARTS``.
 
     Args:
         app: The app on this worker.
@@ -126,10 +128,10 @@ class SlotPart:
 
     Attributes:
         name: Name of the part in tasks, replies and checkpoints.
-        travels: Whether it travels. False if the master can compute it itself.
+        travels: Whether it travels between master and workers. False if the master can compute it itself.
         finite: Whether its arrays must be finite.
-        kept_with: The setting that makes slots keep it, and the beginning of its value. ``BackupAndRestore`` is refused
-            with it, since it stores only weights and optimizer.
+        kept_with: The setting that makes slots keep this part, and the beginning of the setting's value.
+            ``BackupAndRestore`` is refused with it, since it stores only weights and optimizer.
     """
 
     name: ClassVar[str]
@@ -142,7 +144,7 @@ class SlotPart:
     # -- on the worker ------------------------------------------------------------------------------------------------
 
     def is_needed(self, task: Task, state: SlotState) -> bool:
-        """Return whether the part has something to do in a round; otherwise the round does not call it.
+        """Return whether this part has something to do in a round. Otherwise the round does not call it.
 
         The answer may depend on the run, and on the names in ``state``, but not on the round.
 
@@ -153,7 +155,7 @@ class SlotPart:
         return self.name in task.keep or self.name in state
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
-        """Begin a round, in the order of the list.
+        """Let this part prepare a round of training. Parts are called in the order of the list.
 
         Args:
             round: The round.
@@ -166,7 +168,7 @@ class SlotPart:
         return weights
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
-        """End a round, in the reverse order of the list.
+        """Let this part finish a round of training. Parts are called in the reverse order of the list.
 
         Args:
             round: The round.
@@ -178,10 +180,10 @@ class SlotPart:
         return update, None
 
     def fit_begins(self) -> Callable[[], None] | None:
-        """Prepare a call of ``fit``. The returned function is called after ``on_train_begin`` of all callbacks."""
+        """Prepare a call of ``fit``. Return a function to be called after ``on_train_begin`` of all callbacks."""
 
     def epoch_begins(self) -> None:
-        """Prepare an epoch, before its learning rate is set."""
+        """Prepare an epoch. This is called before the epoch's learning rate is set."""
 
     # -- on the master ------------------------------------------------------------------------------------------------
 
@@ -203,7 +205,7 @@ class SlotPart:
 
     @classmethod
     def begins_with(cls, mean: Left, slots: int, like: Weights) -> dict[str, Any]:
-        """Return the fields of a task that begins with the mean of this part, by name.
+        """Return the entries that a task needs to begin with the mean of this part over all slots, by name.
 
         Args:
             mean: The mean, or the sum over the slots.
@@ -214,7 +216,7 @@ class SlotPart:
 
     @classmethod
     def check(cls, left: Left, like: Weights, worker: str) -> None:
-        """Check the arrays that came back from a worker.
+        """Check the arrays of this part that came back from a worker.
 
         Args:
             left: The arrays.
@@ -227,7 +229,7 @@ class SlotPart:
 
 
 class OptimizerState(SlotPart):
-    """Variables of the model's optimizer, in Keras's order: iterations, learning rate, momenta.
+    """The part with the variables of the model's optimizer, in Keras's order: iterations, learning rate, momenta.
 
     With ``optimizer_state="averaged"``, all slots begin a round with the mean of the states after the last round.
     """
@@ -247,7 +249,7 @@ class OptimizerState(SlotPart):
 
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
-        """Return how slots keep the optimizer's state.
+        """Return how the slots of a run keep the optimizer's state between rounds; None if they do not.
 
         Return None with the gradient exchange, whose optimizer is on the master, and in Downpour, whose replicas have
         another optimizer.
@@ -282,7 +284,7 @@ def keeps_little(optimizer: Mapping[str, Any]) -> bool:
 
 
 class WorkerCallbacks(SlotPart):
-    """The attributes of the slot's ``worker_callbacks``.
+    """The part with the attributes of the slot's ``worker_callbacks``, which move with the slot.
 
     Raises:
         AppError: ``fit`` cannot call a callback, or an attribute of one cannot move with the slot.
@@ -313,7 +315,7 @@ class WorkerCallbacks(SlotPart):
 
 
 class ReceivedWeights(SlotPart):
-    """The global weights of the round.
+    """The part with the global weights that the slot received for its round.
 
     The next weights may come as a difference to them. The master knows them, so they never travel.
     """
@@ -342,7 +344,7 @@ class ReceivedWeights(SlotPart):
 
 
 class Residual(SlotPart):
-    """The residual: the sum of the codec's errors in the slot's updates so far, for each tensor.
+    """The part with the residual: the sum of the codec's errors in the slot's updates so far, for each tensor.
 
     It is added to the next update (error feedback).
     """
@@ -361,7 +363,10 @@ class Residual(SlotPart):
         return weights
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
-        """Encode the update for the network. After a change to an exact codec, the old residual is sent in full."""
+        """Encode the update for the network.
+
+        If the codec is exact now and was not before, the old residual is sent in full.
+        """
         round.encoded, residual, round.codec_error = send_update(
             round.task.codec, update, round.exact, self._residual, round.tensors
         )
@@ -373,7 +378,7 @@ class Residual(SlotPart):
 
 
 def read_weights(message: dict[str, Any], held: Weights | None, like: Weights) -> Weights:
-    """Return the weights in a message for a slot, which has whole weights or a difference to the last ones.
+    """Return the weights in a message, which are whole or a difference to the weights that the slot received last.
 
     Args:
         message: The result of ``StarWeights.encode``.
@@ -391,7 +396,7 @@ def read_weights(message: dict[str, Any], held: Weights | None, like: Weights) -
 
 
 def whole(weights: Weights, *, copy: bool = False) -> dict[str, Any]:
-    """Return local weights in the form that ``read_weights`` accepts.
+    """Return local weights in the form of a message with whole weights, which ``read_weights`` accepts.
 
     Args:
         weights: The weights.
@@ -402,7 +407,7 @@ def whole(weights: Weights, *, copy: bool = False) -> dict[str, Any]:
 
 
 def travelling(update: Any) -> Any:
-    """Return an encoded update without zeros, since frozen tensors do not travel. Other values pass unchanged."""
+    """Return an encoded update without tensors that are all zero, such as frozen ones, which need not travel."""
     return without_zeros(update) if isinstance(update, dict) and "payloads" in update else update  # type: ignore[arg-type]
 
 
@@ -413,7 +418,7 @@ def send_update(
     residual: Left | None,
     tensors: Sequence[int] | None = None,
 ) -> tuple[EncodedUpdate, Left, float]:
-    """Encode an update for the network.
+    """Encode a slot's update for the network, and return what the codec lost.
 
     Args:
         name: Name of the codec.
@@ -457,14 +462,14 @@ def changed(task: Task, since: int, like: Weights, lossless: Sequence[bool]) -> 
 
 
 def exchanged(task: Task, like: Weights, lossless: Sequence[bool]) -> list[int] | None:
-    """Return the numbers of the tensors whose updates come back; None for all."""
+    """Return the numbers of the tensors whose updates come back to the master; None for all."""
     if not task.merged:
         return None
     return tensors_of(task.wanted, like, [not exact for exact in lossless], len(task.merged))
 
 
 class OwnFragments(SlotPart):
-    """Streaming: the slot's own weights, followed by the number of the round that left them.
+    """The part for streaming: the slot's own weights, and the number of the round that left them.
 
     A round exchanges one fragment of the weights; ``ddlf.algorithms.outer`` has the rule. A task has the last round
     that merged each fragment, and the fragments that come back from its round. From this, master and workers compute
@@ -515,7 +520,7 @@ class OwnFragments(SlotPart):
 
 
 class LocalBatchNorm(SlotPart):
-    """The slot's own values of the batch normalization weights (``batchnorm="local"``); None for each other weight.
+    """The part with the slot's own batch normalization weights (``batchnorm="local"``); None for each other weight.
 
     A slot begins its round with its own values from its last round. Its update is the global values minus its own
     values after the round. So the mean of the updates makes the global values the mean of the slots' values. The global
@@ -549,7 +554,9 @@ class LocalBatchNorm(SlotPart):
 
 
 class Controls(SlotPart):
-    """The slot's control variate: an estimate of its gradients, which corrects its steps. None for untrained weights.
+    """The part with the slot's control variate: an estimate of its gradients, which corrects its steps.
+
+    It is None for untrained weights.
 
     ``ddlf.algorithms.local_rules`` has the formulas. A task has the mean of all slots' control variates
     (``Task.control``).
@@ -574,8 +581,10 @@ class Controls(SlotPart):
         return weights
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
-        """Compute the new control variate. A round that was ended early keeps the old one, since it may have no
-        step."""
+        """Compute the new control variate.
+
+        A round that was ended early keeps the old one, since it may have made no step.
+        """
         if round.trains and not round.stopped:
             self._control = self._rule.left(update)
         return update, self._control or [None] * len(update)
@@ -631,6 +640,6 @@ They end it in reverse order, so ``Residual``, which encodes the update, receive
 
 
 def kept_parts(plan: SlotPlan) -> dict[str, Kept]:
-    """Return how the slots of a run keep their parts, by name of the part."""
+    """Return how the slots of a run keep each part of their state between rounds, by the part's name."""
     found = ((part, part.kept(plan)) for part in PARTS)
     return {part.name: replace(kept, part=part) for part, kept in found if kept is not None}

@@ -24,7 +24,9 @@ PIECE_BYTES = 2**22
 
 
 class PeerFiles:
-    """A ``Store`` of the files of other workers. ``RemoteFolder`` uses it, and compares each file with the manifest.
+    """Reads partition files from the disks of other workers. It has the interface of a ``Store``.
+
+    ``RemoteFolder`` uses it, and compares each file with the manifest.
 
     Args:
         place: The place of the files on this worker and the others.
@@ -40,22 +42,25 @@ class PeerFiles:
         return str(self._place)
 
     def close(self) -> None:
-        """End waiting reads with an error, and refuse later ones."""
+        """End reads that wait for another worker with an error, and refuse later reads."""
         if not self._closed.done():
             self._closed.set_result(None)
 
     def interrupt(self) -> None:
-        """End waiting reads with an error. Later reads work again."""
+        """End reads that wait for another worker with an error. Later reads work again."""
         if not self._closed.done():
             waiting, self._closed = self._closed, Future()
             waiting.set_result(None)
 
     def ending(self) -> Callable[[], bool]:
-        """Return a function that says whether a read that starts now must end."""
+        """Return a function that says whether a read that starts now must end.
+
+        It must after ``interrupt`` or ``close``.
+        """
         return self._closed.done
 
     def read(self, name: str, nbytes: int) -> Any:
-        """Return all bytes of a file.
+        """Return all bytes of a file, fetched from another worker.
 
         Args:
             name: Path below the place.
@@ -70,7 +75,7 @@ class PeerFiles:
         return whole
 
     def fetch(self, name: str, nbytes: int, target: Path) -> None:
-        """Read a file of ``nbytes`` bytes to a path on this machine.
+        """Copy a file of ``nbytes`` bytes from another worker to a path on this machine.
 
         Raises:
             DatasetError: No reachable worker has it.
@@ -82,7 +87,10 @@ class PeerFiles:
                 file.write(piece.data)
 
     def _pieces(self, name: str, nbytes: int) -> Iterator[tuple[int, Any]]:
-        """Yield the pieces of a file with their positions. If a worker is lost, the next one that has it continues."""
+        """Yield the pieces of a file with their positions in it.
+
+        If the worker that sends them is lost, another one that has the file continues.
+        """
         begin, why = 0, "none of them has it"
         peers = self._worker.peers
         for number in sorted(peers, key=lambda other: (other < self._worker.id, other)):
@@ -120,4 +128,4 @@ class PeerFiles:
 
 
 class Closed(Exception):
-    """Reading was ended by ``close`` or ``interrupt``."""
+    """Error: reading was ended by ``close`` or ``interrupt``."""

@@ -48,7 +48,7 @@ MOVED_EVERY_S = 0.5
 
 
 class Replica:
-    """One worker's copy of an app and its model.
+    """One worker's copy of an app and its model. The master calls its methods.
 
     Args:
         worker: The worker that runs it.
@@ -106,17 +106,20 @@ class Replica:
         return data | model
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Carry one slot through one round. Receives a ``Task`` and returns a ``Reply``, both as messages."""
+        """Train one slot for one round. Receives a ``Task`` and returns a ``Reply``, both as messages."""
         reply: Reply = await self._computed(self.carry, Task.from_message(task))
         return {**(told := reply.to_message()), "update": travelling(told["update"])}
 
     async def measure(self, task: dict[str, Any]) -> Weights:
-        """Return the moving statistics over the samples of a ``Task``, which is a message with weights."""
+        """Return batch normalization's moving statistics over the samples of a ``Task``, a message with weights."""
         found: Weights = await self._computed(self.statistics, Task.from_message(task))
         return found
 
     async def _computed(self, work: Callable[[Task], Any], task: Task) -> Any:
-        """Do the work on the compute thread; if the call is cancelled, the work ends at the next batch."""
+        """Run a function on the thread that trains, and return its result.
+
+        If the call is cancelled, the work ends at the next batch.
+        """
         gone: list[bool] = []
         computing = asyncio.ensure_future(self._worker.compute(lambda: None if gone else work(task)))
         try:
@@ -141,7 +144,7 @@ class Replica:
     async def counts(
         self, there: dict[str, Any], part: str, batch_size: int, begin: int, end: int, content: dict[str, str]
     ) -> dict[str, Any] | None:
-        """Return the counts of the metrics over a range of samples, from ``evaluation.counts``.
+        """Evaluate the model on a range of samples. Return sums and counts, from which the master computes the metrics.
 
         Args:
             there: The weights, or a reference to weights on this worker.
@@ -168,7 +171,7 @@ class Replica:
         return bool(content) and all(self._found.get(name) == one for name, one in content.items())
 
     async def _weights_of(self, there: dict[str, Any]) -> Weights | None:
-        """Return the weights to evaluate; None if some are unavailable."""
+        """Return the weights to evaluate; None if some are on other workers and unavailable."""
         return list(there["weights"])
 
     @offered
@@ -179,7 +182,7 @@ class Replica:
 
     @concurrent
     async def stop(self) -> None:
-        """End local training at the next batch, for STOP."""
+        """End local training at the next batch, because the user stops the run."""
         self._stop()
 
     async def close(self) -> None:
@@ -197,7 +200,7 @@ class Replica:
         set_precision(self.app.precision)
 
     def build(self) -> dict[str, Any]:
-        """Create the model, and return facts about it."""
+        """Create the app's model, and return facts about it."""
         with fresh_names():
             call(self.app.create_model)
         ready_model(self.app)
@@ -220,13 +223,13 @@ class Replica:
         self._samples = samples or self._samples
 
     def load_data(self, wanted: dict[str, str], held: ArrayCache) -> dict[str, Any]:
-        """Load the app's data with ``app.load_data``, and return facts about it."""
+        """Load the app's data with ``app.load_data``, and return facts about them."""
         self._found, facts = load_data(self.app, wanted, held)
         self._samples = TrainingSamples(self.app, self._found, held, lambda: self.stopping)
         return facts
 
     def carry(self, task: Task) -> Reply:
-        """Carry one slot through one round.
+        """Train one slot for one round, from the task to the reply.
 
         Args:
             task: The task, with encoded weights.
@@ -261,7 +264,7 @@ class Replica:
         )
 
     def _begin_round(self, task: Task) -> SlotRound:
-        """Begin a slot's round: each part receives the arrays that it left in the slot's round before."""
+        """Begin a slot's round: give each part of the slot's state the arrays that it left in the round before."""
         self.stopping, self._task, self._fed = False, task, []
         self._told = time.monotonic()
         round, state = SlotRound(task, self._model), self.slots.begin(task)
@@ -274,7 +277,7 @@ class Replica:
         return round
 
     def _trained(self, round: SlotRound) -> tuple[Weights, dict[str, float]]:
-        """Train, and return the update and its metrics."""
+        """Train the round's samples, and return the update and its metrics."""
         task, begun = round.task, round.begun
         if self._model.gradient is not None:
             return self._model.gradient(self._samples.batch(task), begun)
@@ -284,7 +287,7 @@ class Replica:
         return run_train(self.app, begun, task.epochs, task.batch_size)
 
     def _end_round(self, round: SlotRound, update: Weights) -> SlotState:
-        """End a slot's round, and return the arrays that each part leaves for the next one."""
+        """End a slot's round, and return the arrays that each part of the slot's state leaves for the next round."""
         round.stopped, state = self.stopping, SlotState({name: [] for name in round.task.keep})
         for part in reversed(self._parts):
             update, left = part.end(round, update)
@@ -293,13 +296,19 @@ class Replica:
         return state
 
     def statistics(self, task: Task) -> Weights:
-        """Return the moving statistics of a task's weights over its samples. ``slot/batchnorm.py`` has the method."""
+        """Return the moving statistics of batch normalization for a task's weights over its samples.
+
+        ``slot/batchnorm.py`` describes the method.
+        """
         self.stopping = False
         batches = (batch for batch in self._samples.batches(task) if not self.stopping)
         return self._model.statistics(task, read_weights(task.weights, None, self._model.like), batches)
 
     def _otherwise_fed(self, task: Task) -> np.ndarray[Any, Any] | int | None:
-        """Return the samples that ``fit`` received in all epochs of this round.
+        """Return the samples that ``fit`` received in this round, if they differ from those of the task.
+
+        A user's ``train`` may choose others. None if they were the task's samples in each epoch, or if ``fit`` did not
+        run.
 
         None if they were the partition in each epoch, or if ``fit`` did not run.
         """
@@ -349,7 +358,10 @@ class Replica:
         return self._samples.during(lambda: model.fit(data, numbers, callbacks, begin_epoch, end_batch, begun))
 
     def _fit_begins(self) -> Callable[[], None]:
-        """Prepare a call of ``fit``. The returned function is called after ``on_train_begin`` of all callbacks."""
+        """Let each part of the slot's state prepare a call of ``fit``.
+
+        The returned function is called after ``on_train_begin`` of all callbacks.
+        """
         begun = [then for part in self._parts if (then := part.fit_begins()) is not None]
 
         def all_begun() -> None:
@@ -372,7 +384,7 @@ class Replica:
         self._worker.tell(what="training", done=done, total=total, epoch=epoch + 1, loss=loss)
 
     def order(self, indices: Any, epoch: int) -> Any:
-        """Return the order of one local epoch, which is the same on every worker."""
+        """Return the order of the samples in one local epoch, which is the same on every worker."""
         if epoch == 0:
             return indices
         task = self._task
@@ -475,7 +487,7 @@ def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
 
 
 def load_data(app: App, wanted: dict[str, str], held: ArrayCache) -> tuple[dict[str, str], dict[str, Any]]:
-    """Load the app's data with its ``load_dataset``. Equal arrays of several runs are kept once.
+    """Load the app's data with its ``load_dataset``. Arrays that several runs have in common are in memory once.
 
     Args:
         app: The app as the master sent it.
@@ -512,7 +524,7 @@ def load_data(app: App, wanted: dict[str, str], held: ArrayCache) -> tuple[dict[
 
 
 def _files_here(app: App) -> bytes | None:
-    """Return one bit for each file of the training data: whether it is on a local disk. None if all are."""
+    """Return for each file of the training data, as one bit, whether it is on a local disk. None if all are."""
     place = place_of(app, "train")
     found = () if place is None else place.here()
     return None if all(found) else np.packbits(np.array(found, np.bool_)).tobytes()

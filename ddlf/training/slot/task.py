@@ -47,7 +47,7 @@ MOST_FILES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Task:
-    """One round of one slot.
+    """The order to train one slot for one round, from the master to a worker.
 
     Args:
         slot: The slot, from 0.
@@ -69,7 +69,7 @@ class Task:
         shared: Groups of state that every slot begins with, instead of its own groups.
         local: The local rule, as text.
         control: Mean of the control variates of all slots; None for zeros, and if the rule has none.
-        apart: Places of the weights that each slot keeps for itself (``parts.batchnorm``).
+        apart: Indices of the weights that each slot keeps for itself (``parts.batchnorm``).
         before: Number of the slot's last round; None for the one directly before this.
         merged: For each fragment of the weights, the last round that merged it, or -1; empty without fragments.
         wanted: Fragments whose updates come back.
@@ -104,7 +104,7 @@ class Task:
 
     @property
     def place(self) -> Steps | None:
-        """The position of the round in the slot's run; None if the master has not set it."""
+        """How far the slot is in its run at this round, in steps; None if the master has not set it."""
         return Steps(*self.steps) if self.steps else None
 
     @property
@@ -113,7 +113,7 @@ class Task:
         return self.round - 1 if self.before is None else self.before
 
     def digest(self) -> str:
-        """Return a fingerprint of the samples.
+        """Return a fingerprint of the samples, by which the master checks that the worker trained on them.
 
         It is the SHA-256 of the indices in order, as 64-bit integers. For partition files, it is the portion's digest.
         """
@@ -122,7 +122,7 @@ class Task:
         return hashlib.sha256(np.ascontiguousarray(self.indices, "<i8").data).hexdigest()
 
     def to_message(self) -> dict[str, Any]:
-        """Return the task as a message."""
+        """Return the task as a message for the network."""
         message = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if isinstance(self.indices, Portion):
             message["indices"] = self.indices.to_message()
@@ -130,7 +130,7 @@ class Task:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Self:
-        """Return the task of a message."""
+        """Return the task that a message contains."""
         if isinstance(message["indices"], dict):
             message = message | {"indices": Portion.from_message(message["indices"])}
         return cls(**message)
@@ -138,7 +138,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reply:
-    """The reply to a task.
+    """A worker's result of a task: the update, and facts about the training.
 
     Args:
         task: The task.
@@ -156,7 +156,7 @@ class Reply:
         skipped: Damaged partition files, from 0, and the number of the task's samples that were left out with each.
         stopped: Whether it was ended early.
         state: Groups of state that the task asked for.
-        worker: Number of the worker that carried it.
+        worker: Number of the worker that carried out the task.
         elapsed_s: Seconds from sending the task to receiving the update, on the master's clock.
         bytes_out: Bytes sent for it.
         bytes_back: Bytes received for it.
@@ -198,7 +198,7 @@ class Reply:
         return self.task.slot
 
     def of_shards(self) -> dict[str, Any]:
-        """Return the fields of a round record about pushes and fetches; empty outside of Downpour."""
+        """Return the entries of a round's record about pushes and fetches; empty outside of Downpour."""
         if self.pushed is None:
             return {}
         pushes, fetches = (tuple(map(tuple, self.pushed[name])) for name in ("pushes", "fetches"))
@@ -206,7 +206,7 @@ class Reply:
         return {"pushes": pushes, "fetches": fetches, "staleness": stalest}
 
     def to_message(self) -> dict[str, Any]:
-        """Return the reply as a message: the worker's facts, and the digest of the samples that it trained on."""
+        """Return the reply as a message: the worker's facts, and the fingerprint of the samples that it trained on."""
         return {"digest": self.task.digest(), **{name: getattr(self, name) for name in _FROM_WORKER}}
 
     @classmethod
@@ -298,7 +298,7 @@ def _left_out(skipped: Any, task: Task, worker: str) -> Sequence[tuple[int, int]
 
 
 class KeptStates:
-    """The states that the rounds of slots left on one worker.
+    """The states that rounds of slots left on one worker, for the slots' next rounds.
 
     Each slot has the states of its last two rounds: until the last round counts, the master may ask for the state
     before it. Groups that the master has itself are kept for the last round only.
@@ -319,11 +319,11 @@ class KeptStates:
         return state
 
     def put(self, slot: int, number: int, state: SlotState) -> None:
-        """Keep the state that a round of a slot, from 0, left on another worker."""
+        """Store the state that a slot's round, numbered from 0, left on another worker."""
         self._left[slot] = {number: state}
 
     def leave(self, task: Task, state: SlotState) -> None:
-        """Keep the groups that the task names after its round."""
+        """Store those groups of a slot's state, after its round, that the task says to keep on this worker."""
         ((number, before),) = self._left[task.slot].items()
         elsewhere = (*task.back, HELD)
         self._left[task.slot] = {
@@ -332,7 +332,7 @@ class KeptStates:
         }
 
     def left(self, slot: int, number: int) -> SlotState:
-        """Return the state that a round of a slot left, from 0. Any thread may call it.
+        """Return the state that a slot's round, numbered from 0, left here. Any thread may call it.
 
         Raises:
             AppMissing: This worker does not have it, or has dropped it.

@@ -23,7 +23,10 @@ AGREED_S = 0.05
 
 @dataclass(frozen=True)
 class Auto(Exchange):
-    """Star or sharded, whichever is likely to be faster. A line of the output says which one, and why."""
+    """Choose between the exchanges ``star`` and ``sharded`` the one that is likely to be faster.
+
+    A line of the output names it, and gives the reason.
+    """
 
     name: ClassVar[str] = "auto"
     strategies: ClassVar[tuple[str, ...]] = ("sync",)
@@ -32,7 +35,7 @@ class Auto(Exchange):
     same_bits_as: ClassVar[str] = Sharded.same_bits_as
 
     async def chosen(self, app: App, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
-        """Return the faster exchange, or star if two workers cannot reach each other; and the reason."""
+        """Return the faster exchange and the reason; star if two workers cannot reach each other."""
         from ddlf.training.crew.recovery import LOSS
         from ddlf.training.exchanges.members import cannot_reach
 
@@ -49,7 +52,7 @@ class Auto(Exchange):
 
 
 def fastest(spec: RunSpec, workers: int, weights: int) -> tuple[Star | Sharded, str]:
-    """Choose the exchange that moves the bytes of a round in less time.
+    """Choose the exchange that moves the data of a round in less time.
 
     Args:
         spec: The run.

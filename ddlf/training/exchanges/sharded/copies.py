@@ -25,7 +25,7 @@ Shapes = dict[str, list[tuple[tuple[int, ...], Tensor] | None]]
 
 
 class SlotCopies:
-    """Slot states on this worker: from its own rounds, and backups from other workers.
+    """The slot states on this worker: those that its own rounds left, and backups of those on other workers.
 
     Args:
         kept: Slot states that rounds on this worker have left.
@@ -38,7 +38,9 @@ class SlotCopies:
         self._copies: dict[int, dict[int, SlotState]] = {}  # slot -> number of the round, from 0 -> groups
 
     async def keep(self, slot: int, number: int, worker: int, groups: Sequence[str]) -> None:
-        """Fetch and keep a backup of a slot's state after a round. Keep the previous one, too: this round may fail.
+        """Fetch and keep a backup of a slot's state after a round.
+
+        Also keep the backup of the round before, because this round may fail.
 
         Raises:
             Unreached: The worker does not return the state.
@@ -49,7 +51,9 @@ class SlotCopies:
         self._copies[slot] = {**newest, number: new}
 
     async def have(self, task: Task, at: Sequence[int]) -> Task:
-        """Return a task with the slot's state after its previous round, from workers that have it.
+        """Return a slot's task with the slot's state added, fetched from workers that have it.
+
+        It is the state after the slot's previous round.
 
         Raises:
             AppMissing: No worker returns it.
@@ -69,7 +73,10 @@ class SlotCopies:
         return task
 
     async def close(self) -> None:
-        """Release nothing: the replica frees the arrays. ``Role`` requires this method."""
+        """Do nothing, since the replica frees the arrays.
+
+        Every ``Role`` (an object that workers can call) needs this method.
+        """
 
     # -- verbs for other workers --------------------------------------------------------------------------------------
 
@@ -96,7 +103,7 @@ class SlotCopies:
         self._kept.put(slot, number, known | left_of(slot, lengths, arrays))
 
     async def write(self, slot: int, number: int, groups: Sequence[str], place: dict[str, Any]) -> dict[str, Any]:
-        """Write groups of a slot's state into a checkpoint.
+        """Write groups (named parts) of a slot's state into a checkpoint.
 
         Returns:
             The result of ``write_if_seen``, and ``lengths``: number of arrays in each group.
@@ -110,13 +117,13 @@ class SlotCopies:
 
     @offered
     async def shapes(self, slot: int, number: int, groups: Sequence[str]) -> Shapes:
-        """Return the shapes and types of groups of a slot's state."""
+        """Return the shapes and types of groups of a slot's state, for a worker that will fetch them."""
         state = self.state(slot, number)
         return shapes_of({name: state[name] for name in groups if name in state})
 
     @offered
     async def left(self, slot: int, number: int, group: str, begin: int, end: int) -> Weights:
-        """Return a range of one group of a slot's state."""
+        """Return a range of the values of one group of a slot's state, for another worker."""
         return take(arrays_of(self.state(slot, number)[group]), (begin, end))
 
     async def _fetched(self, slot: int, number: int, worker: int, groups: Sequence[str]) -> SlotState:
@@ -142,10 +149,10 @@ def shapes_of(state: SlotState) -> Shapes:
 
 
 def empty_of(shapes: Sequence[tuple[tuple[int, ...], Tensor] | None]) -> list[Any]:
-    """Return uninitialized arrays for a group of slot state."""
+    """Return uninitialized arrays that can receive a group of slot state."""
     return [None if one is None else np.empty(tuple(one[0]), one[1].dtype) for one in shapes]
 
 
 def arrays_of(group: Sequence[Any]) -> Weights:
-    """Return the arrays of a group, without its empty entries."""
+    """Return the arrays of a group of slot state, without its empty entries."""
     return [np.asarray(array) for array in group if array is not None]

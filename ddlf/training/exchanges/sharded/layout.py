@@ -29,7 +29,7 @@ AT_ONCE = 8 * PIECE
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """Location of a generation and of the states that belong to it.
+    """Which workers have a generation (one numbered version of the weights) and the states that belong to it.
 
     Args:
         generation: Number of the generation.
@@ -45,7 +45,7 @@ class Layout:
 
 
 class HeldWeights:
-    """The workers of one run that hold weights.
+    """The weights of one run while workers hold them: fetches them to the master, and has them written to files.
 
     Args:
         run: The run.
@@ -65,18 +65,18 @@ class HeldWeights:
         self.size = sum(w.size for w in like)
 
     def gone(self) -> ClusterTooSmall:
-        """Return the error for lost weights."""
+        """Return the error that says that all copies of the weights are lost."""
         return ClusterTooSmall(
             f"the weights after round {self._run.progress.round} were on workers that are lost",
             hint="resume from the last checkpoint; with checkpoint_every=1 no round is lost",
         )
 
     def holding(self, place: Layout) -> list[tuple[int, int, int]]:
-        """Return ranges of the state with the numbers of their workers, in the format of ``Plan.state``."""
+        """Return which worker has which range of the outer optimizer's state, in the format of ``Plan.state``."""
         return [(*part, number) for part, (number, _) in self.parts(place, self._there.members()) or ()]
 
     def parts(self, place: Layout, alive: Collection[Member]) -> list[tuple[Slice, Member]] | None:
-        """Return ranges of the state with a present worker for each; None if a range is lost."""
+        """Return one worker that is still in the run for each range of the state; None if a range is lost."""
         if not self.kept:
             return []
         try:
@@ -97,7 +97,7 @@ class HeldWeights:
         return parts or list(zip(cut(self.size, len(holders)), holders, strict=True))
 
     async def mean(self, place: Layout, group: str) -> list[Any]:
-        """Bring a mean of slot states to the master.
+        """Fetch a mean of slot states from a worker to the master.
 
         Raises:
             ClusterTooSmall: No worker has it.
@@ -177,7 +177,7 @@ class HeldWeights:
             slices.clear()
 
     async def brought(self, place: Layout, *, state: bool = True) -> tuple[Weights, Weights]:
-        """Bring weights and state to the master, from the workers that have them.
+        """Fetch the weights and their state to the master, from the workers that have them.
 
         Raises:
             ClusterTooSmall: They are lost.
@@ -211,7 +211,7 @@ class HeldWeights:
                 return now, [array for group in groups for array in group]
 
     async def _asked(self, place: Layout, verb: str, *arguments: Any) -> Any:
-        """Call a verb on the first present worker that has the weights, and return its answer.
+        """Call a method of the exchange on the first present worker that has the weights, and return its answer.
 
         Raises:
             ClusterTooSmall: No such worker is present.
@@ -227,7 +227,10 @@ class HeldWeights:
 
 
 async def _losses(work: Iterable[Awaitable[None]]) -> int:
-    """Do all of the work, and return how much of it failed with the loss of a worker. Raise any other error."""
+    """Wait for all of the work, and return the errors of parts that failed because a worker was lost.
+
+    Raise any other error.
+    """
     errors = [one for one in await asyncio.gather(*work, return_exceptions=True) if one is not None]
     if others := [one for one in errors if not isinstance(one, LOSS)]:
         raise others[0]
@@ -235,7 +238,10 @@ async def _losses(work: Iterable[Awaitable[None]]) -> int:
 
 
 def means_of(states: ShardedStates, replies: Sequence[Reply], *, slots: int, grows: bool) -> list[MeanPlan]:
-    """Return plans for the means of slot states after these replies. If slots may be added, plan sums for them."""
+    """Return plans for computing the means of slot states after these replies.
+
+    If slots may be added later, plan sums instead.
+    """
     found = []
     for group, part in states.parts.items():
         if part.shared:  # the mean over this round, weighted by samples

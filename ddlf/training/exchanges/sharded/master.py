@@ -61,7 +61,7 @@ Means = Callable[[list[Reply]], list[MeanPlan]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Here:
-    """A generation that the master has, with its weights and states.
+    """A generation (numbered version of the weights) that the master itself has, with its states.
 
     Args:
         generation: Number of the generation on the workers.
@@ -77,7 +77,7 @@ class Here:
 
 
 class Sharded:
-    """The sharded exchange of one run.
+    """The master's side of the sharded exchange of one run: it plans who computes what, and starts again after losses.
 
     Args:
         run: The run.
@@ -156,7 +156,7 @@ class Sharded:
         return self._places.like
 
     async def all(self, tasks: Sequence[Task], tensors: Sequence[int] | None) -> list[Reply]:
-        """Have tasks carried, and return their replies.
+        """Have workers train slots, and return their replies, which contain no updates.
 
         Args:
             tasks: Tasks of the round, as for ``Run.all``.
@@ -187,7 +187,7 @@ class Sharded:
         return replies, place
 
     async def recalibrated(self, place: Layout, replies: list[Reply]) -> Layout:
-        """Have workers compute the moving statistics of merged weights again, and merge them like updates.
+        """Have workers measure batch normalization's moving statistics for merged weights, and merge them like updates.
 
         Args:
             place: Location of the weights.
@@ -214,7 +214,7 @@ class Sharded:
         outer: OuterOptimizer,
         means: Means | None = None,
     ) -> tuple[list[Reply], Layout]:
-        """Have workers compute a generation from another one.
+        """Have workers compute a new generation of the weights from an earlier one.
 
         Args:
             among: The workers that have updates.
@@ -270,7 +270,7 @@ class Sharded:
         return await among.on(replies, merge), places[0]
 
     async def committed(self, place: Layout, replies: list[Reply], *, due: bool, shown: bool) -> None:
-        """Make weights on the workers the global ones.
+        """Make weights that are on the workers the current weights of the run.
 
         Args:
             place: Location of the weights.
@@ -354,7 +354,10 @@ class Sharded:
         self._now, self._sums = place, self._run.slots
 
     def _says(self, slot: int, number: int, holds: bool) -> dict[str, Any]:
-        """Return a task's entry about weights: generation, workers that have it, and how many slots each mean sums.
+        """Return the entry about weights in a slot's task: which generation, and which workers have it.
+
+        It also says how many slots each mean sums, and names the workers that have the slot's state, unless the slot's
+        worker has it.
 
         If the slot's state is on other workers, the entry names them, too.
         """
@@ -366,7 +369,10 @@ class Sharded:
         return {**told, "means": means} if means else told
 
     def _copied(self, replies: list[Reply], owners: list[Member]) -> list[tuple[int, int, int, int]]:
-        """Return each reply's slot, round, worker and backup: the next owner. Return nothing if there is one owner."""
+        """Return which workers keep backups of slot states: for each reply its slot, round, worker and backup.
+
+        The backup is the owner of the next range. Return nothing if there is only one owner.
+        """
         if not self._states.copied or len(owners) < 2:
             return []
         numbers = [number for number, _ in owners]
@@ -374,7 +380,7 @@ class Sharded:
         return [(one.slot, one.task.round, one.worker, following.get(one.worker, numbers[0])) for one in replies]
 
     async def _write(self, place: Layout, replies: Sequence[Reply], slices: Slices) -> None:
-        """Have workers write a checkpoint's slices: the weights and their states, the slot states, and their mean.
+        """Have workers write the slices (files) of a checkpoint: weights and their states, slot states, and their mean.
 
         The mean is stored as a part of the first slot's state.
         """
@@ -392,7 +398,7 @@ class Sharded:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedRounds:
-    """Rounds of synchronous training whose updates stay on the workers.
+    """The training loop of synchronous rounds whose updates stay on the workers.
 
     Args:
         merge, outer, balance: Merge rule, outer optimizer and balance, as for ``Synchronous``.
@@ -405,7 +411,7 @@ class ShardedRounds:
     codec: str
 
     def begin(self, run: Run) -> None:
-        """Initialize the outer optimizer's state, unless a checkpoint restored it."""
+        """Create the outer optimizer's initial state, unless a checkpoint has restored it."""
         if run.progress.group("outer") is None:
             run.state["outer"] = self.outer.init(run.weights)
 
@@ -435,7 +441,7 @@ class ShardedRounds:
 
 
 def _mean_in(slices: Slices, number: int, group: str) -> list[Any]:
-    """Return the mean that ``Sharded._write`` has stored in a slice, numbered from 0."""
+    """Return the mean of slot states that ``Sharded._write`` has stored in a slice of a checkpoint, numbered from 0."""
     return left_of(0, {group: slices.left[0][group]}, slices.read_one(number))[group]
 
 
@@ -445,5 +451,8 @@ def _is_due(run: Run) -> bool:
 
 
 def _is_shown(run: Run, round: Round) -> bool:
-    """Return whether the master needs the weights after a round: for callbacks, or at the end. Workers run tests."""
+    """Return whether the master needs the weights after a round: for a callback, or because it is the last round.
+
+    It does not need them for tests, which workers run.
+    """
     return round.last or (run.reporter.shows and run.progress.ends_epoch(round.number))

@@ -29,7 +29,7 @@ from ddlf.worker.peers import Unreached
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanPlan:
-    """How to compute a mean.
+    """The plan by which workers compute the mean of one group of slot states.
 
     Args:
         group: The group of slot states.
@@ -59,12 +59,12 @@ class Mean:
 
     @classmethod
     def whole(cls, group: Sequence[Any]) -> Mean:
-        """Return a mean that is complete."""
+        """Return a finished mean from a group of slot state in which all values are known."""
         return cls([one is not None for one in group], Generation(arrays_of(group)))
 
     @classmethod
     def begun(cls, group: Sequence[Any]) -> Mean:
-        """Return an empty mean with the shapes and types of a group, to be filled."""
+        """Return an empty mean with the shapes and types of a group of slot state, to be filled range by range."""
         return cls.whole([None if one is None else np.empty(np.shape(one), np.asarray(one).dtype) for one in group])
 
     def group(self) -> list[Any]:
@@ -76,7 +76,7 @@ class Mean:
 def averaging(
     me: int, plan: Plan, wanted: MeanPlan, new: Generation, copies: SlotCopies, ask: Ask
 ) -> list[Coroutine[Any, Any, None]]:
-    """Return coroutines that compute and fetch a mean of a new generation. They run at the same time.
+    """Return coroutines that compute and fetch a mean for a new generation of the weights. They run at the same time.
 
     Args:
         me: Number of this worker, which has the state of a slot.
@@ -143,7 +143,7 @@ def _summed(of_slots: Sequence[Weights], shares: Sequence[float], total: float) 
 
 
 async def bring(ask: Ask, at: Sequence[int], number: int, generation: Generation, groups: Iterable[str]) -> None:
-    """Fetch the whole means of a generation, unless this worker has them.
+    """Fetch the means that belong to a generation of the weights, unless this worker has them.
 
     Args:
         ask: Calls workers.
@@ -185,7 +185,7 @@ def shapes(generation: Generation, group: str) -> Shapes:
 
 
 def mean_in(generation: Generation, group: str) -> Mean:
-    """Return a mean of a generation.
+    """Return the mean of a group of slot states that belongs to a generation of the weights.
 
     Raises:
         AppMissing: The generation does not have it.
@@ -197,7 +197,7 @@ def mean_in(generation: Generation, group: str) -> Mean:
 
 
 def begins_with(means: SlotState, of: Mapping[str, int], like: Weights) -> dict[str, Any]:
-    """Return the fields of a task that contain means, by name.
+    """Return the entries of a slot's task that contain means, by the entry's name.
 
     Args:
         means: Means by group.
@@ -211,5 +211,5 @@ def begins_with(means: SlotState, of: Mapping[str, int], like: Weights) -> dict[
 
 
 def part_of(name: str) -> type[SlotPart]:
-    """Return the class of a part."""
+    """Return the ``SlotPart`` class of the part of slot state with this name."""
     return next(part for part in PARTS if part.name == name)

@@ -30,7 +30,7 @@ Ask = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A rule for ranges of updates with known weights.
+    """A merge rule for ranges of updates: a weighted mean whose weights are known before.
 
     Args:
         weights: Weight of each slot.
@@ -48,7 +48,7 @@ class Weighed:
 
 
 class Merging:
-    """The computation of one generation.
+    """One worker's part in computing a generation (the next numbered version of the weights).
 
     Args:
         me: Number of this worker.
@@ -73,7 +73,7 @@ class Merging:
         self.new.ready = {piece: asyncio.Event() for piece in [*changing, *self._staying(self.mine)]}
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
-        """Return coroutines for all parts of the work. They run at the same time."""
+        """Return coroutines for all parts of this worker's work. They run at the same time."""
         plan, found = self._plan, [self._make()]
         for shard, (part, owner) in enumerate(zip(self._slices, plan.owners, strict=True)):
             if owner == self._me:
@@ -93,7 +93,10 @@ class Merging:
         return found
 
     async def _make(self) -> None:
-        """Merge and step this worker's range, piece by piece."""
+        """Compute the next weights of this worker's range, piece by piece.
+
+        Merge the updates of a piece, then apply the outer optimizer.
+        """
         plan, new = self._plan, self.new
         state = self._room(self.mine)
         new.state.append((self.mine, state))
@@ -119,7 +122,7 @@ class Merging:
             await self._encode_by_peaks(state[-1])
 
     def _step(self, piece: Slice, updates: Sequence[EncodedUpdate], old: State, state: State) -> Weights:
-        """Return the next values of a piece, and write its next state into ``state``."""
+        """Return the next weights of a piece, and write the outer optimizer's next state into ``state``."""
         plan, base = self._plan, self._base
         merge = Weighed(plan.weighed[:-1], plan.weighed[-1]) if plan.weighed else MERGE.read(plan.merge)
         outer, coded = OUTER.read(plan.outer), self.new.codec is not None
@@ -191,21 +194,24 @@ class Merging:
         return state
 
     def _room(self, part: Slice) -> State:
-        """Return uninitialized arrays for the state of a range."""
+        """Return uninitialized arrays for the outer optimizer's state of a range."""
         return [[np.empty_like(view) for view in take(self._base.weights, part)] for _ in range(self._plan.kept)]
 
     def _keep(self, state: State, piece: Slice, part: Slice, arrays: Weights) -> None:
-        """Copy the state of a piece into the state of its range."""
+        """Copy the outer optimizer's state of a piece into the state of the range that contains it."""
         n = len(arrays) // max(len(state), 1)
         for i, group in enumerate(state):
             put(group, moved(piece, part[0]), arrays[i * n : (i + 1) * n])
 
     def _changing(self, part: Slice) -> list[Slice]:
-        """Return the pieces of a range whose tensors are exchanged."""
+        """Return the pieces of a range whose tensors are exchanged in this round, so that their weights change."""
         return [piece for run in crossed(part, self._runs) for piece in pieces(run, self._plan.piece)]
 
     def _staying(self, part: Slice) -> list[Slice]:
-        """Return the pieces of a range whose tensors are not exchanged, if the plan keeps state."""
+        """Return the pieces of a range whose tensors are not exchanged in this round.
+
+        Return none if the plan keeps no state, since nothing must be copied then.
+        """
         if not self._plan.kept:
             return []
         ends = [part[0], *(end for run in crossed(part, self._runs) for end in run), part[1]]
@@ -221,12 +227,12 @@ async def fetch(
     parts: Sequence[Slice],
     before: tuple[int, Generation] | None = None,
 ) -> None:
-    """Fetch pieces from the worker that has them, or computes them.
+    """Fetch pieces of the weights or of state from a worker that has them or is computing them.
 
     Args:
         ask: Calls workers.
         owner: Number of that worker.
-        what: The verb that returns a piece, and its first arguments.
+        what: The name of the method that returns a piece, and its first arguments.
         new: Generation to write the pieces into.
         parts: The pieces.
         before: Number and weights of a generation on this worker. Tensors that have not changed since do not travel.

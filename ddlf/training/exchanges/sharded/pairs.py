@@ -27,7 +27,7 @@ Sent = tuple[int, int, int, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """A request for the distances between updates, or for the angles.
+    """A request to workers for the distances or the angles between the updates of all slots.
 
     Args:
         base: Generation of the weights that the slots began with.
@@ -49,7 +49,10 @@ class Pairs:
 async def sums(
     asked: Pairs, like: Weights, part: Slice, get: Callable[[Sent, Slice], Awaitable[EncodedUpdate]]
 ) -> list[Vector]:
-    """Return a range's contribution to distances or cosines: a few matrices with the exact sum over its blocks.
+    """Return what one range of the values adds to the distances or cosines between updates.
+
+    This is a few matrices, each the exact sum over the blocks of the range. A block belongs to the range that it begins
+    in.
 
     A block belongs to the range that it begins in.
 
@@ -81,13 +84,13 @@ async def sums(
 
 
 def blocks_of(like: Weights, tensors: Sequence[int]) -> list[Slice]:
-    """Return the blocks of some tensors, in order. Each block is summed by itself."""
+    """Return the blocks of some tensors, in order. A block is a short run of values that is summed by itself."""
     ends = list(accumulate(w.size for w in like))
     return [block for i in tensors for block in pieces((ends[i] - like[i].size, ends[i]), BLOCK)]
 
 
 def together(blocks: Sequence[Slice], length: int) -> list[Slice]:
-    """Join adjacent blocks into ranges, up to a length."""
+    """Join adjacent blocks into ranges of at most some number of values."""
     found: list[Slice] = []
     for begin, end in blocks:
         if found and found[-1][1] == begin and end - found[-1][0] <= max(length, BLOCK):
@@ -98,7 +101,7 @@ def together(blocks: Sequence[Slice], length: int) -> list[Slice]:
 
 
 def decoded(updates: Sequence[EncodedUpdate], sent: Sequence[Sent], like: Weights, part: Slice) -> list[list[Tensor]]:
-    """Return a range of each update, decoded and scaled.
+    """Fetch a range of each update, and return it decoded and scaled.
 
     Raises:
         Unreached: An update does not fit.
@@ -113,7 +116,7 @@ def decoded(updates: Sequence[EncodedUpdate], sent: Sequence[Sent], like: Weight
 
 
 async def limited(one: Callable[[Slice], Coroutine[Any, Any, None]], parts: Sequence[Slice]) -> None:
-    """Process each piece, at most ``AT_ONCE`` pieces at the same time."""
+    """Run a function on each piece, on at most ``AT_ONCE`` pieces at the same time."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def in_turn(part: Slice) -> None:

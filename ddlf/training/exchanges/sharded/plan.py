@@ -32,7 +32,7 @@ GLANCE = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How to compute the next weights.
+    """The master's plan for one round: which workers compute the next weights, and from which updates.
 
     Args:
         base: Generation of the weights that the slots began with.
@@ -84,7 +84,7 @@ If weights travel through a codec, the exact weights follow."""
 
 @dataclass(slots=True)
 class Generation:
-    """Weights, and the state that belongs to them.
+    """One numbered version of the weights, and the state that belongs to it.
 
     Args:
         weights: One array for each of the model's weights, as slots begin with them. While the generation is computed,
@@ -113,7 +113,7 @@ class Generation:
 
     @classmethod
     def whole(cls, weights: Weights, outer: Weights, codec: str, trainable: Sequence[bool]) -> Generation:
-        """Return a generation from whole weights and whole outer optimizer state."""
+        """Return a generation that is complete, from whole weights and whole outer optimizer state."""
         weights, outer = ([np.asarray(array, order="C") for array in arrays] for arrays in (weights, outer))
         groups, used = [outer[i : i + len(weights)] for i in range(0, len(outer), len(weights))], codec_of(codec)
         peaks = list(map(peak_of, weights)) if used is not None and used.by_peak else []
@@ -145,14 +145,14 @@ class Generation:
         return cls.whole(weights, state, codec, trainable)
 
     def set(self, piece: Slice, values: Weights) -> None:
-        """Set the new weights of a piece to the values that all workers decode."""
+        """Set the new weights of a piece. They are the values that all workers get after decoding."""
         if self.codec is not None:
             encoded = self.made[piece] = self._encoded(piece, values)
             values = decode_slice(encoded, self.weights, piece)
         put(self.weights, piece, values)
 
     def sent(self, part: Slice, before: Generation | None = None) -> Weights | EncodedUpdate:
-        """Return a range of the weights in the format for the network. The range must be ready.
+        """Return a range of the weights in the form that travels to another worker. The range must be ready.
 
         Args:
             part: The range.
@@ -189,7 +189,7 @@ class Generation:
                 await event.wait()
 
     def state_of(self, part: Slice) -> State:
-        """Return the state of a range, as views.
+        """Return the outer optimizer's state of a range, as views.
 
         Raises:
             AppMissing: This worker does not have it.
@@ -201,7 +201,7 @@ class Generation:
 
 
 class Unfit(Exception):
-    """The next weights cannot be used, although the updates were usable.
+    """Error: the next weights cannot be used, for example because of NaN, although the updates were usable.
 
     Args:
         fault: The reason.
@@ -213,7 +213,7 @@ class Unfit(Exception):
 
 
 async def told(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
-    """Run work that needs other workers. Return a failure as a dict, which is empty on success.
+    """Run work that needs other workers. Return its failure as a dict for the master; the dict is empty on success.
 
     Args:
         me: Number of this worker.
@@ -231,7 +231,7 @@ async def told(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
 
 
 def codec_of(text: str) -> Codec | None:
-    """Return the codec of weights; None if they travel as they are."""
+    """Return the codec by which weights travel; None if they travel as they are."""
     return None if text == "float32" else CODEC.read(text)
 
 
@@ -264,7 +264,10 @@ def write(worker: int, arrays: Weights, part: Slice, values: Any, before: Genera
 
 
 def _is_same(new: np.ndarray[Any, Any], old: np.ndarray[Any, Any]) -> bool:
-    """Return whether two ranges of a tensor have the same bits. For trained tensors the first values show a change."""
+    """Return whether two ranges of a tensor have the same bits, so that they need not be sent.
+
+    If a trained tensor has changed, its first values show it.
+    """
     if new is old:
         return True
     new, old = (np.ascontiguousarray(one).view(np.uint8) for one in (new, old))
@@ -278,7 +281,7 @@ def parts_of(
     values: Sequence[Any],
     kept: Sequence[Sequence[Any]],
 ) -> dict[str, Tensor]:
-    """Return a range of a model's values and of the outer optimizer's state, by the names in a slice's file.
+    """Return a range of a model's values and of the outer optimizer's state as named arrays of a checkpoint slice.
 
     Args:
         like: Arrays with the shapes of the weights.
@@ -307,7 +310,7 @@ def left_parts(slot: int, state: SlotState) -> tuple[dict[str, Tensor], dict[str
 
 
 def left_of(slot: int, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]) -> SlotState:
-    """Return a slot's state from arrays that ``left_parts`` made."""
+    """Return a slot's state from the arrays that ``left_parts`` made for a checkpoint slice."""
     return {
         name: [arrays.get(part_name(f"slots_{name}", 0, f"slot {slot:04d} {i:04d}")) for i in range(length)]
         for name, length in lengths.items()

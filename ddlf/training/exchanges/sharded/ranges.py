@@ -37,7 +37,7 @@ def pieces(part: Slice, length: int = PIECE) -> list[Slice]:
 
 
 def within(part: Slice, parts: Iterable[tuple[Slice, Any]]) -> list[tuple[Slice, Any]]:
-    """Yield the overlaps of labelled ranges with another range, in order.
+    """Yield the overlaps of labelled ranges with another range, in order. The label may be a worker, for example.
 
     Raises:
         ConfigError: The labelled ranges do not cover the range.
@@ -54,7 +54,7 @@ def within(part: Slice, parts: Iterable[tuple[Slice, Any]]) -> list[tuple[Slice,
 
 
 def runs(arrays: Sequence[Tensor], chosen: Collection[int]) -> list[Slice]:
-    """Return the ranges of the arrays with these numbers. Neighbouring ranges become one."""
+    """Return the ranges of values that belong to the arrays with these numbers. Neighbouring ranges become one."""
     found: list[Slice] = []
     ends = accumulate(array.size for array in arrays)
     for i, (array, end) in enumerate(zip(arrays, ends, strict=True)):
@@ -170,15 +170,15 @@ def stepped(
 
 
 def fits(rule: Rule | OuterOptimizer | Codec) -> bool:
-    """Whether a rule can be used on slices: it works value by value."""
+    """Return whether a rule works value by value, so that it can be applied to slices separately."""
     return bool(getattr(rule, "by_value", False))
 
 
 def moved(part: Slice, begin: int) -> Slice:
-    """Return a range relative to the beginning of another one."""
+    """Return a range with its limits counted from the beginning of another range."""
     return part[0] - begin, part[1] - begin
 
 
 def size_of(weights: Sequence[Tensor]) -> int:
-    """Return the number of values."""
+    """Return the number of values of all weights."""
     return sum(w.size for w in weights)

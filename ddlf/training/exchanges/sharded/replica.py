@@ -45,13 +45,19 @@ class ShardedReplica(HoldingReplica):
     # -- verbs of the master ------------------------------------------------------------------------------------------
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Train a slot, like ``Replica``. Fetch its generation of weights first, except in ``ddlf check``."""
+        """Train a slot for one round, like ``Replica.train``.
+
+        Fetch the weights that the task names from other workers first, except in ``ddlf check``.
+        """
         if "generation" in task["weights"]:
             task = (await self.exchange.begin(Task.from_message(task), self._model.like)).to_message()
         return await super().train(task)
 
     async def measure(self, task: dict[str, Any]) -> Any:
-        """Measure moving statistics with a generation's weights. Keep them here; return their fault, or None."""
+        """Measure moving statistics of batch normalization for weights that workers have.
+
+        Keep the statistics on this worker. Return the reason why they are unusable, or None.
+        """
         asked, like = Task.from_message(task), self._model.like
         await self.exchange.have(**asked.weights, like=like)
         weights = self.exchange.weights(asked.weights["generation"])
@@ -61,12 +67,12 @@ class ShardedReplica(HoldingReplica):
 
     @concurrent
     async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
-        """Return groups of a slot's state, like ``Replica``, also from a backup."""
+        """Return groups of a slot's state, like ``Replica.give``, but also from a backup of another worker's slot."""
         left = self.exchange.copies.state(slot, number)
         return {name: left[name] for name in groups if name in left}
 
     async def close(self) -> None:
-        """Remove this worker's range from ``ddlf status``, and close like ``Replica``."""
+        """Remove this worker's range from ``ddlf status``, then do what ``Replica.close`` does."""
         self._worker.on_shard(None)
         await super().close()
 
@@ -82,7 +88,10 @@ class ShardedReplica(HoldingReplica):
     # -- on the compute thread ----------------------------------------------------------------------------------------
 
     def carry(self, task: Task) -> Reply:
-        """Train a slot, like ``Replica``. Keep the update here, and return its fault, or None, in the reply."""
+        """Train a slot for one round, and keep the update on this worker.
+
+        The reply contains no update, but the reason why it is unusable, or None.
+        """
         if "generation" not in task.weights:
             return super().carry(task)
         weights = whole(self.exchange.weights(task.weights["generation"]), copy=self._own)

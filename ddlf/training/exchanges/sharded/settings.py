@@ -1,4 +1,7 @@
-"""The sharded exchange: its settings and its halves. Runs everywhere; imports no heavy modules."""
+"""The exchange ``sharded``: its settings, and the code that it uses on the master and on workers.
+
+Runs everywhere; imports no heavy modules.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,13 @@ class Sharded(Exchange):
     role: ClassVar[str] = "ddlf.training.exchanges.sharded.replica:ShardedReplica"
 
     def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop:
-        """Return the loop of synchronous training whose updates stay on the workers."""
+        """Return the master's training loop for synchronous rounds whose updates stay on the workers."""
         from ddlf.training.exchanges.sharded.master import ShardedRounds
 
         return ShardedRounds(merge=merge, outer=outer, balance=balance, codec=str(self.weights_codec))
 
     def weights(self, place: Place) -> WeightSource:
-        """Return the source of the weights: the workers, each with a slice."""
+        """Return the object through which the master gets the weights, of which each worker has a slice."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.exchanges.sharded.plan import EXCHANGE
 
@@ -52,13 +55,13 @@ class Sharded(Exchange):
     def states(
         self, place: Place, source: WeightSource, known: list[SlotState], parts: Mapping[str, Kept]
     ) -> SlotStates:
-        """Return the states of the slots, which the workers keep."""
+        """Return the object that manages the states of the slots, which stay on the workers."""
         from ddlf.training.exchanges.sharded.states import ShardedStates
 
         return ShardedStates(place.run, place.crew, known, parts, place.spec.exchange.codec.name, source.restoring)
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
-        """Yield refusals of rules that need whole updates or weights in one place."""
+        """Yield an error for each rule that needs whole updates or weights in one place."""
         from ddlf.algorithms.outer import OUTER
         from ddlf.training.exchanges.sharded.ranges import fits
 

@@ -27,7 +27,7 @@ from ddlf.training.slot.task import Reply, SlotState, Task
 
 
 class ShardedStates(SlotStates):
-    """The state of each slot.
+    """The states of all slots between rounds. Large parts of them stay on workers.
 
     Args:
         run, crew, known, parts, codec: Arguments of ``SlotStates``.
@@ -63,7 +63,10 @@ class ShardedStates(SlotStates):
         self.copied = self._fetched if any(part.copied for part in parts.values()) else ()
 
     async def given(self, task: Task, worker: ProxyWorker, holds: bool) -> tuple[SlotState | None, bool]:
-        """Return the state to send along, like ``SlotStates``. Workers read state that is still in a checkpoint."""
+        """Return the state to send along with a slot's task, like ``SlotStates.given``.
+
+        If the state is still in a checkpoint, let the worker read it there.
+        """
         holds = await self._restored(task.slot, task.since, worker) or holds
         if not self.at(task.slot, holds):
             return await super().given(task, worker, holds)
@@ -92,11 +95,14 @@ class ShardedStates(SlotStates):
         return True
 
     def copy(self, slot: int, number: int, worker: int) -> None:
-        """Record that a worker has a copy of the state that stayed on the slot's worker after a round, from 0."""
+        """Note that a worker has a backup of a slot's state after a round, from 0.
+
+        The state itself stayed on the worker that carried the slot.
+        """
         self._copies[slot] = self._left_by(worker, number)
 
     def at(self, slot: int, holds: bool) -> list[int]:
-        """Return the workers that have the state that did not come back after a slot's last round.
+        """Return the workers that have those parts of a slot's state that stayed on workers after its last round.
 
         Args:
             slot: The slot, from 0.
@@ -110,7 +116,7 @@ class ShardedStates(SlotStates):
         return [worker.id for worker in self._holders(slot, self._on[slot])]
 
     def where(self, slot: int, group: str) -> tuple[int, int] | list[Any] | None:
-        """Return where a part of a slot's state is.
+        """Return where one part of a slot's state is.
 
         Returns:
             A pair of worker and round; the part itself if the master has it; None if it is lost.
@@ -121,14 +127,14 @@ class ShardedStates(SlotStates):
         return (holders[0].id, left.round) if holders else None
 
     def round_over(self, replies: Sequence[Reply]) -> None:
-        """Do nothing: the workers compute the means."""
+        """Do nothing after a round, since the workers compute the means."""
 
     def means_for_tasks(self, like: Weights) -> dict[str, Any]:
-        """Return nothing: the means are on the workers, too."""
+        """Return no means to send with tasks, since the workers have the means."""
         return {}
 
     def mean_is(self, mean: Callable[[], Weights] | None) -> None:
-        """Set how to fetch the mean of ``averaged`` from the workers; None if it cannot be fetched."""
+        """Set the function that fetches the mean of ``averaged`` optimizer states from workers, or None."""
         if not self.averaged:
             return
         self.mean = mean
@@ -136,7 +142,7 @@ class ShardedStates(SlotStates):
             self._known[slot] = {name: group for name, group in state.items() if name != self.averaged}
 
     def fetch_mean(self) -> None:
-        """Fetch the mean of ``averaged``, if it is on workers, as the state of every slot."""
+        """Fetch the mean of ``averaged`` optimizer states, if it is on workers, as the state of every slot."""
         if self.mean is not None:
             mean = self.mean()
             for slot, state in enumerate(self._known):
@@ -155,12 +161,12 @@ class ShardedStates(SlotStates):
         return found
 
     def set_back(self, states: list[SlotState]) -> None:
-        """Replace all states, like ``SlotStates``, and forget the copies."""
+        """Replace the states of all slots, like ``SlotStates.set_back``, and forget the backups."""
         super().set_back(states)
         self._copies = {}
 
     def all(self) -> asyncio.Future[list[SlotState]]:
-        """Return a future with the state of every slot, like ``SlotStates``, with the mean that workers have."""
+        """Return a future with the state of every slot, like ``SlotStates.all``, with the mean that workers have."""
         states = super().all()
         return states if self.mean is None else asyncio.ensure_future(_with_mean(states, {self.averaged: self.mean()}))
 
@@ -212,20 +218,23 @@ class ShardedStates(SlotStates):
         return super()._coming_of(slot)
 
     def _holders(self, slot: int, left: LeftBy) -> list[ProxyWorker]:
-        """Return the reachable workers with the state of a slot's last round: its own one, and one with a copy."""
+        """Return the reachable workers that have a slot's last state.
+
+        One has trained the slot, and one may have a backup.
+        """
         copy = self._copies.get(slot)
         copies = super()._holders(slot, copy) if copy is not None and copy.round == left.round else []
         return list(dict.fromkeys([*super()._holders(slot, left), *copies]))
 
     async def _read(self, slot: int) -> SlotState:
-        """Return a slot's state from the checkpoint that no worker has read yet."""
+        """Return a slot's state from the checkpoint, if no worker has read it yet."""
         assert self._restoring is not None
         assert self._restoring.slices is not None
         lengths, place = self._unread[slot]
         return left_of(slot, lengths, await asyncio.to_thread(self._restoring.slices.read_one, place))
 
     async def _stored_state(self, slot: int, number: int) -> SlotState | None:
-        """Return a slot's state after a round from the last checkpoint that has it."""
+        """Return a slot's state after a round, read from the last checkpoint that contains it."""
         if slot in self._stored and self._stored[slot][0] == number:
             _, lengths, slices, place = self._stored[slot]
             with contextlib.suppress(CheckpointError):

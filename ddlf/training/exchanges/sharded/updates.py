@@ -42,7 +42,7 @@ Do = Callable[[list[Reply], list[Member], dict[int, ProxyWorker]], Awaitable[Gon
 
 
 class Together:
-    """The workers that have updates.
+    """Computes with the updates of several slots while these stay on their workers.
 
     Args:
         run: The run.
@@ -76,15 +76,17 @@ class Together:
 
     @property
     def base(self) -> int:
-        """Return the generation that the updates begin with."""
+        """Number of the generation (version of the weights) that the updates were computed from."""
         return self._now() if self._base is None else self._base
 
     def sent(self, replies: Sequence[Reply]) -> list[Sent]:
-        """Return the updates of replies, as plans and comparisons name them."""
+        """Return where the updates of replies are, in the form that plans and comparisons have."""
         return [(one.slot, one.worker, one.weight, self.factors.get(one.slot, 1.0)) for one in replies]
 
     async def on(self, replies: list[Reply], do: Do) -> list[Reply]:
-        """Run some work on the workers that have updates. If one is lost, have its slots carried again, and retry.
+        """Run some work on the workers that have updates.
+
+        If a worker is lost, have its slots trained again elsewhere, and try again.
 
         Args:
             replies: Replies of the updates.
@@ -126,11 +128,11 @@ class Together:
     async def carried_out(
         self, verb: str, message: dict[str, Any], owners: Sequence[int], workers: Mapping[int, ProxyWorker]
     ) -> tuple[list[dict[str, Any]], Gone]:
-        """Have all owners carry out one verb.
+        """Have all owners of ranges carry out one method of the sharded exchange.
 
         Args:
-            verb: The verb.
-            message: The verb's argument, the same for all owners.
+            verb: Name of the method.
+            message: The method's argument, the same for all owners.
             owners: Numbers of the owners.
             workers: All workers, by number.
 
@@ -162,19 +164,25 @@ class Together:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _holder(self, reply: Reply) -> Member | None:
-        """Return the member that has a reply's update: the worker as it was when this object first saw the reply."""
+        """Return the worker that has a reply's update.
+
+        It is the worker as it was when this object first saw the reply.
+        """
         known = self._holders.get(reply.slot)
         if known is None or known[0] is not reply.task:
             self._holders[reply.slot] = known = reply.task, self.there.member(reply.worker)
         return known[1]
 
     async def _again(self, replies: list[Reply]) -> dict[int, Reply]:
-        """Have replies made again. Their updates have the same bits and the same weight as before."""
+        """Have the rounds of some replies trained again.
+
+        Their updates get the same bits and the same weight as before.
+        """
         found = await self._made_again(replies)
         return {reply.slot: reply for reply in found}
 
     async def _carried(self, replies: list[Reply]) -> list[Reply]:
-        """Have the slots of replies carried again, and check the new replies."""
+        """Have the rounds of some replies trained again, and check the new replies."""
         carrying = [asyncio.ensure_future(self.run.again(reply.task)) for reply in replies]
         try:
             found = await asyncio.gather(*carrying)
@@ -185,7 +193,10 @@ class Together:
         return found
 
     async def _in_the_way(self, found: dict[str, Any], worker: ProxyWorker, workers: Mapping[int, ProxyWorker]) -> Gone:
-        """Return the lost or unreachable worker that an answer reports, or None. Raise the faults that it reports."""
+        """Return the lost or unreachable worker that an owner's answer reports, or None.
+
+        If the answer reports an unusable update, raise this error.
+        """
         if "bad" in found:
             raise BadUpdate(found["bad"])
         if "weights" in found:
@@ -204,7 +215,10 @@ class Together:
         )
 
     async def _loss_of(self, worker: ProxyWorker) -> DDLFError | None:
-        """Return the error that lost a worker which another worker cannot reach; None if it still answers."""
+        """Return the error by which the master lost a worker; None if the worker still answers.
+
+        It is called when another worker cannot reach that worker.
+        """
         try:
             async with asyncio.timeout(NOTICED_S):
                 await worker.call(self.there.holder, "values", self._now(), 0, 0)
@@ -216,7 +230,7 @@ class Together:
 
 
 async def verdicts(among: Together, replies: dict[int, Reply]) -> dict[int, Verdict]:
-    """Return the verdicts on a round's updates, by slot, as ``judge`` does. Their texts count slots from 1.
+    """Return whether each slot's update of a round is usable, as ``judge`` does. Messages count slots from 1.
 
     The updates that are too long are scaled from now on.
 
@@ -242,7 +256,7 @@ async def verdicts(among: Together, replies: dict[int, Reply]) -> dict[int, Verd
 
 
 async def weighed(among: Together, replies: list[Reply], rule: WholeRule) -> tuple[list[Reply], list[float]]:
-    """Compute the weights of updates in a rule that compares whole updates.
+    """Compute the weights of updates for a merge rule that compares whole updates.
 
     Returns:
         The replies, with new ones for slots carried again; and a weight for each, followed by the sum's divisor.

@@ -57,7 +57,7 @@ WAIT_S = 60.0
 
 
 class Held:
-    """Generations and updates on this worker.
+    """The generations (numbered versions of the weights) and the slots' updates on this worker.
 
     Attributes:
         generations: Generations by number.
@@ -70,7 +70,7 @@ class Held:
         self._news = asyncio.Condition()
 
     def sent(self, generation: int, slot: int) -> EncodedUpdate:
-        """Return a slot's update.
+        """Return the update of a slot that this worker has trained.
 
         Raises:
             AppMissing: This worker does not have it.
@@ -109,7 +109,7 @@ class Held:
         return self.generation(number)
 
     async def hold(self, more: dict[int, Generation]) -> None:
-        """Add generations to the stored ones."""
+        """Add generations to those that this worker has."""
         await self.only({**self.generations, **more})
 
     async def only_since(self, generation: int) -> None:
@@ -118,14 +118,14 @@ class Held:
         self.updates = {key: update for key, update in self.updates.items() if key[0] >= generation}
 
     async def only(self, generations: dict[int, Generation]) -> None:
-        """Keep only these generations, and wake the waiting calls."""
+        """Drop all other generations, and wake the calls that wait for one."""
         async with self._news:
             self.generations = generations
             self._news.notify_all()
 
 
 class ShardedWorker(Restored):
-    """One worker's part of the sharded exchange, as its own role.
+    """One worker's part of the sharded exchange. Master and other workers call its methods.
 
     Args:
         me: Number of this worker.
@@ -167,14 +167,17 @@ class ShardedWorker(Restored):
         trainable: Sequence[bool],
         means: SlotState | None = None,
     ) -> None:
-        """Store weights, outer optimizer state, and the means that slots begin with. Others get the encoded weights."""
+        """Store weights that the master sends, with outer optimizer state and the means that slots begin with.
+
+        Other workers that ask for the weights get them encoded.
+        """
         found = await asyncio.to_thread(Generation.whole, weights, state, codec, trainable)
         found.means = {name: Mean.whole(group) for name, group in (means or {}).items()}
         await self._held.hold({generation: found})
 
     @concurrent
     async def hold_restored(self, generation: int, listed: dict[str, Any], codec: str, trainable: list[bool]) -> None:
-        """Store the generation of the checkpoint slices that this worker has received; see ``Generation.restored``."""
+        """Store the weights from the checkpoint slices that this worker has received, like ``Generation.restored``."""
         found = await asyncio.to_thread(Generation.restored, self.taken(), listed, codec, trainable)
         await self._held.hold({generation: found})
 
@@ -213,7 +216,7 @@ class ShardedWorker(Restored):
 
     @concurrent
     async def write(self, generation: int, begin: int, end: int, names: Sequence[str], place: dict[str, Any]) -> Any:
-        """Write a range of the weights and its outer optimizer state into a checkpoint.
+        """Write a range of the weights and the outer optimizer's state for it into a checkpoint.
 
         Returns:
             The result of ``write_if_seen``, and ``by``, this worker's number.
@@ -229,7 +232,7 @@ class ShardedWorker(Restored):
 
     @concurrent
     async def write_left(self, slot: int, number: int, groups: Sequence[str], place: dict[str, Any]) -> Any:
-        """Write a slot's state on this worker into a checkpoint; see ``SlotCopies.write``."""
+        """Write a slot's state that is on this worker into a checkpoint, like ``SlotCopies.write``."""
         return {**await self.copies.write(slot, number, groups, place), "by": self._me}
 
     @concurrent
@@ -240,7 +243,7 @@ class ShardedWorker(Restored):
 
     @concurrent
     async def compare(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Compute this worker's part of the distances or cosines between updates.
+        """Compute this worker's part of the distances or cosines between the updates of all slots.
 
         Args:
             asked: ``Pairs`` as a dict.
@@ -278,7 +281,7 @@ class ShardedWorker(Restored):
     # -- for a round on this worker -----------------------------------------------------------------------------------
 
     async def begin(self, task: Task, like: Weights) -> Task:
-        """Fetch all that a slot's round begins with, and forget everything from earlier rounds.
+        """Fetch everything that a slot's round begins with, and drop everything from earlier rounds.
 
         Args:
             task: The round. Its weights name a generation that other workers have, and as ``left`` the workers that have
@@ -300,7 +303,7 @@ class ShardedWorker(Restored):
         return dataclasses.replace(task, **begins_with(means, task.weights.get("means", {}), like))
 
     async def have(self, generation: int, at: Sequence[int], like: Weights, means: Iterable[str] = ()) -> None:
-        """Fetch the whole weights of a generation, and means of slot states, unless this worker has them.
+        """Fetch the whole weights of a generation and means of slot states, unless this worker has them.
 
         Args:
             generation: Number of the generation.
@@ -323,7 +326,10 @@ class ShardedWorker(Restored):
         return {name: mean.group() for name, mean in self._held.generation(generation).means.items()}
 
     def _in_turn(self, at: Sequence[int]) -> list[int]:
-        """Return workers in an order that differs between callers, so that not all call the same worker first."""
+        """Return workers in an order that differs from caller to caller.
+
+        So the callers do not all ask the same worker first.
+        """
         return sorted(at, key=lambda one: (one - self._me) % (max(at) + 1))
 
     async def _bring(self, generation: int, at: Sequence[int], like: Weights) -> None:
@@ -358,7 +364,7 @@ class ShardedWorker(Restored):
         *,
         copy: bool = False,
     ) -> dict[str, Any] | None:
-        """Keep a slot's update. The caller must not change it afterwards. Any thread may call this.
+        """Keep a slot's update on this worker. The caller must not change it afterwards. Any thread may call this.
 
         Args:
             task: The task that produced the update.
@@ -387,7 +393,7 @@ class ShardedWorker(Restored):
     def measured(
         self, task: Task, found: Weights, places: Sequence[int], names: Sequence[str]
     ) -> dict[str, Any] | None:
-        """Keep the difference between a slot's moving statistics and the weights, as its update of these tensors.
+        """Keep the difference between a slot's moving statistics and the weights, as the slot's update.
 
         Args:
             task: The task that produced the statistics.
@@ -409,7 +415,9 @@ class ShardedWorker(Restored):
 
     @offered
     async def update(self, generation: int, slot: int, begin: int, end: int) -> dict[str, Any]:
-        """Return a range of a slot's encoded update. Tensors that are all zero, such as frozen ones, do not travel.
+        """Return a range of a slot's encoded update, for the owner of this range.
+
+        Tensors that are all zero, such as frozen ones, are left out.
 
         Raises:
             AppMissing: This worker does not have the update.
@@ -419,7 +427,9 @@ class ShardedWorker(Restored):
 
     @offered
     async def values(self, generation: int, begin: int, end: int, since: int | None = None) -> Weights | EncodedUpdate:
-        """Return a range of the weights when it is ready, encoded. Skip tensors that equal generation ``since``.
+        """Return a range of the weights, encoded, as soon as it is computed.
+
+        Leave out tensors that equal those of generation ``since``, which the caller also has.
 
         The caller has generation ``since``, too.
 
@@ -433,7 +443,7 @@ class ShardedWorker(Restored):
 
     @offered
     async def mean(self, generation: int, group: str, begin: int, end: int) -> Weights:
-        """Return a range of a mean of slot states, when it is ready.
+        """Return a range of a mean of slot states as soon as it is computed.
 
         Raises:
             AppMissing: This worker will not have the mean.
@@ -444,7 +454,7 @@ class ShardedWorker(Restored):
 
     @offered
     async def mean_shapes(self, generation: int, group: str) -> Shapes:
-        """Return the shapes and types of a mean.
+        """Return the shapes and types of a mean of slot states.
 
         Raises:
             AppMissing: This worker will not have the mean.
@@ -453,7 +463,9 @@ class ShardedWorker(Restored):
 
     @offered
     async def peaks(self, generation: int) -> list[float]:
-        """Return each tensor's largest magnitude in this worker's range, when it is stepped; 0 for tensors outside it.
+        """Return the largest magnitude of each tensor in this worker's range, which some codecs need.
+
+        Wait until the range is computed. The result is 0 for tensors outside it.
 
         Raises:
             AppMissing: This worker will not have the generation.
@@ -464,7 +476,7 @@ class ShardedWorker(Restored):
 
     @offered
     async def kept(self, generation: int, begin: int, end: int) -> State:
-        """Return the outer optimizer's state of a range, when it is ready.
+        """Return the outer optimizer's state of a range as soon as it is computed.
 
         Raises:
             AppMissing: This worker will not have the generation or the state.
@@ -495,7 +507,7 @@ class ShardedWorker(Restored):
         return weights
 
     async def _asked(self, worker: int, verb: str, *arguments: Any, role: str = EXCHANGE) -> Any:
-        """Call a verb of a role on a worker, which may be this one, and return the answer.
+        """Call a method of an object on a worker, which may be this one, and return the answer.
 
         Raises:
             Unreached: Another worker does not answer.
@@ -508,4 +520,7 @@ class ShardedWorker(Restored):
             raise Unreached(worker, str(error).partition("\n")[0]) from error
 
     async def close(self) -> None:
-        """Release nothing: the replica frees the arrays. ``Role`` requires this method."""
+        """Do nothing, since the replica frees the arrays.
+
+        Every ``Role`` (an object that workers can call) needs this method.
+        """

@@ -37,24 +37,27 @@ T = TypeVar("T")
 
 
 class Moved(Exception):
-    """A server has a new owner, which may lack pushes that the previous owner had received."""
+    """Error: the server has a new owner, a worker that may lack pushes which the previous owner had received."""
 
 
 def name_of(shard: int, epoch: int) -> str:
-    """Return the name of a server's role on its worker. The name changes with each owner."""
+    """Return the name by which a worker finds a server among the objects that it offers to others.
+
+    The name contains the term, so it changes each time another worker takes the server over.
+    """
     return f"server:{shard + 1}:{epoch}"
 
 
 @dataclass(slots=True)
 class Owners:
-    """The locations of all servers that one worker knows.
+    """For each server of the run, the worker that has it, as far as one worker knows.
 
     Args:
         ask: Calls workers.
-        arranged: Number of the master's last announcement.
+        arranged: Number of the master's last announcement of the servers' workers.
         owners: The worker of each server.
-        epochs: The term of each server.
-        parts: For each server, its ranges of the trained values and of the others.
+        epochs: The term of each server: how often it was given to a worker.
+        parts: For each server, its ranges of the trained values and of the untrained values.
     """
 
     ask: Ask
@@ -66,7 +69,7 @@ class Owners:
     _asking: dict[asyncio.Task[Any], tuple[int, int]] = field(default_factory=dict)
 
     def arrange(self, owners: Sequence[int], epochs: Sequence[int]) -> None:
-        """Store the master's new locations, and cancel calls to earlier owners."""
+        """Store which worker now has each server, as the master announced it, and cancel calls to earlier owners."""
         self.owners, self.epochs = list(owners), list(epochs)
         for asking, (shard, epoch) in self._asking.items():
             if self.epochs[shard] != epoch:
@@ -90,19 +93,19 @@ class Owners:
     async def of(
         self, shard: int, verb: str, *arguments: Any, again: int | None = None, epoch: int | None = None
     ) -> Any:
-        """Call a server on its current worker, and return its answer.
+        """Call a method of a server on the worker that has it now, and return the answer.
 
         Args:
             shard: Number of the server.
-            verb: Name of one of its methods.
+            verb: Name of the server's method.
             arguments: Arguments of the method.
             again: Index of the argument to set to True from the second attempt on.
             epoch: The term that the call is meant for; None for any.
 
         Raises:
             Moved: The server has a new owner.
-            Unreached: It did not answer in ``NOTICED_S``.
-            RemoteError: It has refused the call.
+            Unreached: The worker did not answer in ``NOTICED_S``.
+            RemoteError: The server has refused the call.
         """
         loop = asyncio.get_running_loop()
         begin, tried = loop.time(), 0
@@ -128,7 +131,10 @@ class Owners:
                 await self._pause()
 
     async def _asked(self, owner: int, epoch: int, shard: int, verb: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a worker, and return its answer. Stop waiting for a silent worker when the server has a new owner."""
+        """Call a server on a worker, and return the answer.
+
+        If the worker is silent, stop waiting as soon as the server has a new owner.
+        """
         if self.epochs[shard] != epoch:
             raise Moved
         asking = asyncio.ensure_future(self.ask(owner, name_of(shard, epoch), verb, *arguments))
@@ -144,7 +150,7 @@ class Owners:
             del self._asking[asking]
 
     async def _pause(self) -> None:
-        """Wait for ``RETRY_S``, or until the master announces new locations."""
+        """Wait for ``RETRY_S`` before another attempt, or until the master announces new workers for the servers."""
         await asyncio.wait({self._arranging()}, timeout=RETRY_S)
 
     def _arranging(self) -> asyncio.Future[None]:
@@ -189,11 +195,11 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class _Push:
-    """A push that a replica keeps until it is safe.
+    """A push (a sum of gradients) that a replica keeps until it is safe, that is, until all backups contain it.
 
     Args:
         number: Number of the push in its round, from 0.
-        read: Version of each server that it was computed from.
+        read: For each server, the version of the weights that the gradient was computed from.
         gradient: Gradient for all servers.
         rest: Change of the untrained values.
     """
@@ -206,22 +212,23 @@ class _Push:
 
 @dataclass(kw_only=True)
 class ModelReplica:
-    """One replica in one round.
+    """The client of one replica of the model in one round: it fetches weights from all servers and pushes gradients.
 
     Args:
         id: Number of the replica, from 0.
-        life: Its incarnation, counted over all of its rounds.
+        life: How often the replica has begun a round or begun it again after a loss (its incarnation).
         round: Number of the round, from 0.
-        steps: Number of its steps.
+        steps: Number of the replica's steps in the round.
         owners: Locations of the servers.
         cadence: Decides before each step whether it fetches or pushes.
-        numbers: For each server, the number of the first push that it lacks. An earlier incarnation may have pushed.
+        numbers: For each server, the number of the first push that it lacks. It is
+            not 0 if the replica had pushed before its worker was lost.
         epochs: Term of each server when ``numbers`` was read.
 
     Attributes:
         first: Number of the first push that some server lacks. This incarnation begins with its steps.
         done: Number of steps so far in this incarnation.
-        read: Version of each server in the current weights.
+        read: For each server, its version when the current weights were fetched.
         lost: For each server, the number of this round's pushes that were lost with it.
     """
 
@@ -256,7 +263,10 @@ class ModelReplica:
 
     @property
     def seen(self) -> list[list[int]]:
-        """For each fetch and server, the number of pushes in it; ``KNOWN`` if some of them were undone since."""
+        """For each fetch and server, the number of pushes that the fetched weights contain, for the master's record.
+
+        It is ``KNOWN`` if some of these pushes were lost since with their server.
+        """
         return [
             [
                 KNOWN if any(since > epoch and at < received for since, at in falls) else received
@@ -267,7 +277,10 @@ class ModelReplica:
 
     @property
     def pushes(self) -> list[list[int]]:
-        """For each push: its number, then for each server its staleness, then for each the number of earlier pushes."""
+        """For each push, the facts that the master records.
+
+        They are its number, then for each server its staleness, then for each server the number of earlier pushes.
+        """
         whole = ((number, answers) for number, answers in sorted(self._answers.items()) if None not in answers)
         return [
             [number, *(one[1] for one in answers if one), *(one[0] for one in answers if one)]
@@ -275,7 +288,7 @@ class ModelReplica:
         ]
 
     async def take(self, unpushed: Row | None, rate: float) -> tuple[Row, Row]:
-        """Return the weights of the current fetch, and begin the next one if a later step needs it.
+        """Return the weights of the current fetch, and begin the next fetch if a later step needs it.
 
         Args:
             unpushed: Sum of the gradients that are not pushed yet; None for none.
@@ -324,14 +337,17 @@ class ModelReplica:
             await self._sending.popleft()
 
     def skip(self) -> None:
-        """Leave out an unusable push. Cancel the current fetch, so that the next one gets the servers' values."""
+        """Leave out a push that has unusable values.
+
+        Also cancel the current fetch, so that the next one gets the servers' values.
+        """
         self._next += 1
         if self._fetching is not None:
             self._fetching.cancel()
             self._fetching = None
 
     async def pushed(self) -> None:
-        """Wait until the replica's own pushes, and all pushes in its fetched weights, are safe."""
+        """Wait until the replica's own pushes, and all pushes in the weights that it fetched, are safe in backups."""
         while self._sending:
             await self._sending.popleft()
         async with self._turn:
@@ -339,7 +355,7 @@ class ModelReplica:
             self._forget()
 
     def end(self) -> None:
-        """Cancel the current fetch and pushes."""
+        """Cancel the fetches and pushes that are under way."""
         for one in (self._fetching, *self._sending):
             if one is not None:
                 one.cancel()
@@ -376,13 +392,16 @@ class ModelReplica:
                 self._forget()
 
     async def _fetches_ended(self, number: int) -> None:
-        """Let earlier fetches use the links first: the next step waits for a fetch, but no step waits for a push."""
+        """Wait until earlier fetches have ended, before a push uses the links.
+
+        The next step waits for its fetch, but no step waits for a push.
+        """
         while self._fetching is not None and self._begun <= number and not self._fetching.done():
             await asyncio.wait({self._fetching})
             await asyncio.sleep(0)  # the waiting step uses this fetch and begins the next one
 
     async def _bring(self, shard: int) -> None:
-        """Send all pushes that a server lacks, on whichever worker it is."""
+        """Send a server all pushes that it lacks. If it moves to another worker meanwhile, go on there."""
         while True:
             epoch = self.owners.epochs[shard]
             try:
@@ -403,7 +422,7 @@ class ModelReplica:
         return int(found[0]), int(found[1])
 
     async def _resume(self, shard: int, epoch: int) -> None:
-        """Ask a new owner for the replica's last push that it has, and note the pushes that it lacks."""
+        """Ask the new owner of a server which of the replica's pushes it has, and note the pushes that it lacks."""
         told = await self.owners.of(shard, "resume", self.id, self.life, self.round, epoch=epoch)
         reached, at, tau = map(int, told["last"] or (-1, KNOWN, 0))
         for push in self._unsafe:
@@ -422,7 +441,10 @@ class ModelReplica:
         self._safe[shard], self.epochs[shard] = 0, epoch
 
     async def _make_safe(self, shard: int, number: int | None = None) -> None:
-        """Wait until a server's backups have all pushes up to one; by default all pushes, and all that were fetched."""
+        """Wait until the backups of a server contain all pushes up to a number.
+
+        By default, wait for all own pushes, and for all pushes in the fetched weights.
+        """
         while True:
             await self._bring(shard)
             places = [one.number for one in self._unsafe if number is None or one.number <= number]
@@ -443,7 +465,7 @@ class ModelReplica:
         return answer[0]
 
     def _forget(self) -> None:
-        """Forget safe pushes."""
+        """Forget the pushes that are safe in backups, because they need not be sent again."""
         while self._unsafe:
             first = self._unsafe[0]
             for shard, answer in enumerate(self._answers[first.number]):
@@ -454,7 +476,7 @@ class ModelReplica:
 
 
 def _read(worker: int, values: Any, part: Slice) -> Row:
-    """Return decoded values from a server.
+    """Return the weights in a server's answer, decoded and checked.
 
     Raises:
         Unreached: The values do not fit.
@@ -472,10 +494,10 @@ def _read(worker: int, values: Any, part: Slice) -> Row:
 
 
 async def replicas_of(owners: Owners, task: Task, steps: Sequence[int], cadence: Cadence) -> list[ModelReplica]:
-    """Return the replicas of a slot at the beginning of its round.
+    """Return the clients of a slot's replicas at the beginning of the slot's round.
 
     Args:
-        owners: Locations of the servers.
+        owners: The workers that have the servers.
         task: The round. Its weights entry names its replicas.
         steps: Number of steps of each replica.
         cadence: Decides before each step whether a replica fetches or pushes.
@@ -500,7 +522,10 @@ async def replicas_of(owners: Owners, task: Task, steps: Sequence[int], cadence:
 
 
 def record(replicas: list[ModelReplica]) -> dict[str, Any]:
-    """Return a round's pushes and fetches, and the number of lost pushes by server, for the master's reply."""
+    """Return the facts about a round's pushes and fetches that the master records.
+
+    They contain the number of pushes that were lost with each server.
+    """
     return {
         "pushes": [[one.id, *push] for one in replicas for push in one.pushes],
         "fetches": [[one.id, *fetch] for one in replicas for fetch in one.seen],

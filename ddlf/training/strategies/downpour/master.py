@@ -60,7 +60,7 @@ class Replicas:
     weights_codec: Outward
 
     def begin(self, run: Run) -> None:
-        """Do nothing: the servers have the state of the push rule."""
+        """Do nothing before training: the servers have the state of the push rule."""
 
     async def train(self, run: Run) -> None:
         """Train until all slots have done their rounds or the run ends. Bring the final weights to the master."""
@@ -96,11 +96,11 @@ UNREAD = (
 
 
 class Serving:
-    """The servers of one run, on the master.
+    """The master's side of the servers of one run: it places them on workers, watches them, and fetches their weights.
 
     Args:
         run: The run.
-        there: Where the run's tasks find the servers.
+        there: Tells the run's tasks which workers have the servers.
         how: The settings of Downpour.
         codec: Codec of weights from servers to replicas.
 
@@ -147,7 +147,10 @@ class Serving:
     # -- before and while replicas train ------------------------------------------------------------------------------
 
     def told(self, slot: int, number: int, holds: bool) -> dict[str, Any]:
-        """Return a task's entry about its replicas. Each call begins a new incarnation."""
+        """Return the entry about a slot's replicas in its task.
+
+        Each call counts as a new incarnation of the replicas.
+        """
         ids = list(range(slot, self._replicas, self._run.slots))
         return {
             "replicas": ids,
@@ -157,7 +160,10 @@ class Serving:
         }
 
     def may_begin(self, slot: int, number: int) -> bool:
-        """Return whether a slot's round may begin. At first, only the first replica trains for a while."""
+        """Return whether a slot's round may begin.
+
+        At the start of the run only the first replica trains for a while.
+        """
         first = self._run.progress.slot_rounds[0]
         return slot == 0 or first > 0 or self.version >= self._warm
 
@@ -200,7 +206,7 @@ class Serving:
     # -- after a round ------------------------------------------------------------------------------------------------
 
     async def committed(self, reply: Reply) -> None:
-        """Count a slot's round.
+        """Record the reply of a slot's finished round.
 
         Raises:
             ConnectError: The slot's worker did not reach a server, although the server's worker is present.
@@ -272,7 +278,10 @@ class Serving:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _some_pushes(self) -> int:
-        """Return half of the pushes of the first replica's first round, at most ``WARM``."""
+        """Return how many pushes of the first replica must arrive before the others begin.
+
+        This is half of the pushes of its first round, at most ``WARM``.
+        """
         run = self._run
         if self._replicas == 1 or not run.progress.epochs:
             return 0
@@ -295,7 +304,9 @@ class Serving:
         return wanted
 
     def _restored(self, shard: int) -> tuple[dict[str, Any], str]:
-        """Return the last facts about a server that the master had, and a sentence about the pushes lost since.
+        """Return the last facts about a lost server that the master had, to start it again on another worker.
+
+        Also return a sentence about the pushes lost since.
 
         Raises:
             ClusterTooSmall: There is no checkpoint. The message continues a sentence about the loss.
@@ -316,7 +327,7 @@ class Serving:
         )
 
     def _facts(self, parts: Sequence[Any], progress: Progress) -> list[dict[str, Any]]:
-        """Return each server's initial facts, from weights and the state that belongs to them."""
+        """Return the facts that each server starts with, cut from the whole weights and the state of the push rule."""
         rows, slices, state = self._rows, slices_of(progress.weights), progress.group(STATE)
         if slices is None:
             weights, pushed = local(progress.weights), local(state or [])
@@ -345,7 +356,7 @@ class Serving:
         return found
 
     async def _bring(self) -> Weights:
-        """Bring the current weights to the master, and the servers' state into the run's state.
+        """Fetch the current weights to the master, and put the servers' state into the run's state.
 
         Raises:
             ClusterTooSmall: The worker of a server is lost.
@@ -365,7 +376,7 @@ class Serving:
     async def _evaluated(
         self, worker: int, app: App, part: str, batch_size: int = EVALUATION_BATCH
     ) -> dict[str, float] | None:
-        """Have workers evaluate the current weights; see ``Members.evaluated``.
+        """Have workers evaluate the current weights on a part of the data, like ``Members.evaluated``.
 
         Args:
             worker: The worker to ask first, because it is idle.
@@ -386,7 +397,7 @@ class Serving:
         await asyncio.gather(*(self._placement.call(n, "mark", moment) for n in range(len(self._placement.owners))))
 
     async def _written(self, slices: Slices) -> None:
-        """Have the owners write their servers into a checkpoint."""
+        """Have the workers that own servers write them into a checkpoint."""
         names, rows = self._run.facts.names, self._rows
 
         async def one(shard: int) -> dict[str, Any]:
@@ -408,7 +419,7 @@ class Serving:
         self._run.state[META] = meta_of(found)
 
     async def _unreached(self, worker: int, told: dict[str, Any]) -> None:
-        """Raise the error that kept a replica from a server.
+        """Raise the error that explains why a replica could not reach a server.
 
         Raises:
             ClusterTooSmall: The server's worker is lost.
@@ -426,7 +437,7 @@ STATE, META = "push", "shards"
 
 
 def facts_of_meta(meta: Weights, shard: int) -> dict[str, Any]:
-    """Return a server's initial facts that are not rows, from ``meta_of``."""
+    """Return the facts that a server starts with and that a checkpoint stores as small arrays from ``meta_of``."""
     numbers, factors, last = meta
     return {
         **dict(zip(("version", "received", "count"), map(int, numbers[shard]), strict=True)),
@@ -436,7 +447,10 @@ def facts_of_meta(meta: Weights, shard: int) -> dict[str, Any]:
 
 
 def meta_of(found: Sequence[dict[str, Any]]) -> Weights:
-    """Return the facts of each server that are not rows, as arrays."""
+    """Return the small facts of each server, such as its version, as arrays for a checkpoint.
+
+    Weights and the state of the push rule are stored separately, as rows.
+    """
     last = [[shard, *row] for shard, one in enumerate(found) for row in one["last"]]
     return [
         np.array([[one["version"], one["received"], one["count"]] for one in found], np.int64),
@@ -446,7 +460,7 @@ def meta_of(found: Sequence[dict[str, Any]]) -> Weights:
 
 
 def joined(parts: Sequence[Row], size: int) -> Row:
-    """Join the ranges of a row.
+    """Join the servers' ranges into one whole row of values.
 
     Raises:
         ConfigError: The ranges have another length or type.
@@ -458,5 +472,5 @@ def joined(parts: Sequence[Row], size: int) -> Row:
 
 
 def last_life(meta: Weights | None) -> int:
-    """Return the last incarnation of any replica in the checkpoint that the run resumes from; 0 for none."""
+    """Return the highest incarnation number of a replica in the checkpoint that the run resumes from; 0 for none."""
     return 0 if meta is None or not meta[2].size else int(meta[2][:, 2].max())

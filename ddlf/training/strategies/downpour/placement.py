@@ -36,17 +36,18 @@ Restore = Callable[[int], tuple[dict[str, Any], str]]
 
 
 class Placement:
-    """The servers of one run.
+    """Decides which workers have the servers of one run and their backups, and tells all workers.
 
     Args:
         run: The run.
-        there: The workers of the run.
+        there: Reaches the workers of the run.
         how: The settings of Downpour.
-        restore: Returns the facts of a server without an owner and backup. Raises ClusterTooSmall if there are none.
+        restore: Returns the facts to start a server again that has lost its owner and all backups. Raises
+            ClusterTooSmall if there are none.
 
     Attributes:
         owners: The worker of each server; empty before the servers are given to workers.
-        parts: For each server, its ranges of both rows.
+        parts: For each server, its ranges of the row of trained values and of the row of untrained values.
         reached: Round and number of the last known push of each replica.
 
     Raises:
@@ -76,10 +77,10 @@ class Placement:
         self._telling: set[asyncio.Task[None]] = set()
 
     async def give(self, parts: Sequence[Any], facts: Sequence[dict[str, Any]]) -> None:
-        """Give the servers to workers, and announce their locations to all workers.
+        """Give each server to a worker at the beginning, and announce to all workers which worker has it.
 
         Args:
-            parts: For each server, its ranges of both rows.
+            parts: For each server, its ranges of the row of trained values and of the row of untrained values.
             facts: Initial facts of each server.
         """
         async with self._one_at_a_time:
@@ -106,7 +107,7 @@ class Placement:
             await self._arrange()
 
     async def look(self) -> None:
-        """Make sure that each server and each backup is on a worker of the run.
+        """Make sure that each server and each backup is on a worker that is still in the run.
 
         Raises:
             ClusterTooSmall: A server is lost, and there is no backup or checkpoint to continue from.
@@ -124,7 +125,7 @@ class Placement:
                 await self._arrange()
 
     async def meet(self) -> None:
-        """Announce the servers to workers that were introduced since the last announcement."""
+        """Tell workers that joined since the last announcement which workers have the servers."""
         async with self._one_at_a_time:
             alive = self._alive()
             if new := alive.keys() - self._arranged:
@@ -194,11 +195,11 @@ class Placement:
         return [version for versions in await asyncio.gather(*asking) for version in versions]
 
     async def lost(self, owner: Member, error: Exception | None) -> None:
-        """Have other workers take over the servers of a worker.
+        """Have other workers take over the servers of a lost or leaving worker.
 
         Args:
             owner: The worker.
-            error: The error that lost it; None if it has left the run.
+            error: The error by which the master noticed the loss; None if the worker has left the run.
 
         Raises:
             ClusterTooSmall: There is no backup or checkpoint to continue from.
@@ -225,7 +226,7 @@ class Placement:
         return len(self._pool(self._there.members()))
 
     def _replace_servers(self, alive: Collection[Member], new: Collection[Member]) -> None:
-        """Replace lost workers that were set aside for servers by workers that have just joined."""
+        """Set new workers aside for servers, in place of lost ones. Only workers that have just joined are chosen."""
         crew, here = self._run.crew, {number for number, _ in alive}
         for number in sorted({number for number, _ in new} - self._met):
             if gone := crew.spared - here:
@@ -243,7 +244,10 @@ class Placement:
         }
 
     async def _own(self, worker: ProxyWorker, epoch: int, shard: int, facts: dict[str, Any], falls: Any) -> None:
-        """Have a worker own a server. Its values are in ``facts``, or in the ``slices`` of a checkpoint."""
+        """Have a worker own a server.
+
+        Its values are in ``facts``, or in the slices of a checkpoint that the worker has.
+        """
         told = {name: value for name, value in facts.items() if name != "slices"}
         if "slices" in facts:
             await self._there.checkpoints.give(worker, facts["slices"], [shard])
@@ -251,7 +255,10 @@ class Placement:
         self._run.crew.served(worker.id)
 
     async def _replace(self, shard: int, owner: Member, why: str) -> None:
-        """Give a server to a worker with a backup, or give the master's last facts of it to any worker."""
+        """Find a new owner for a server: a worker with its backup.
+
+        Without a backup, give the master's last facts about the server to any worker.
+        """
         for holder in self._holders[shard]:
             if (worker := self._alive().get(holder)) is not None and await self._take_over(shard, holder, worker):
                 self._warn(
@@ -293,7 +300,7 @@ class Placement:
             return
 
     async def _take_over(self, shard: int, holder: Member, worker: ProxyWorker, *, whole: bool = False) -> bool:
-        """Have a worker with a backup own the server. Return whether it does."""
+        """Have a worker turn its backup of a server into the server. Return whether the worker did."""
         self._epochs[shard] += 1
         try:
             falls = await worker.call(self._role, "take_over", self._epochs[shard], shard, self._falls[shard], whole)
@@ -334,7 +341,7 @@ class Placement:
         return False
 
     async def _arrange(self) -> None:
-        """Choose the workers with backups, and announce all locations."""
+        """Choose the workers that keep backups of each server, and announce all servers and backups to all workers."""
         alive = self._alive()
         known = [one for one in sorted(alive) if one in self._arranged]
         held = Counter(holder for holders in self._holders for holder in holders)

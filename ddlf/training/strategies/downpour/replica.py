@@ -40,7 +40,7 @@ Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class Stopped(Exception):
-    """Training must stop while it waits for a server."""
+    """Error: the run ends while a replica waits for a server, so training must stop."""
 
 
 @dataclass(slots=True)
@@ -61,13 +61,13 @@ class Turns:
         task: The round.
         batches: Number of batches in the round.
         replicas: Replicas of the slot.
-        at_once: Number of steps in one call of the compiled step.
+        at_once: Number of steps in one call of the model's compiled training step.
         wait: Runs a coroutine on the event loop and waits for it.
         is_stopping: Returns whether training is to stop.
         stops: Whether a push with NaN or infinite values stops training. Otherwise the push is left out.
 
     Attributes:
-        fault: Why the round is unusable, as a dict; None if it is usable.
+        fault: Reason why the round's result is unusable, as a dict; None if it is usable.
         refused: Number of pushes left out because of NaN or infinite values.
     """
 
@@ -101,11 +101,11 @@ class Turns:
 
     @property
     def now(self) -> int:
-        """The current replica, from 0; after the last step, the replica that made it."""
+        """The number, from 0, of the replica that trains now. After the last step, it is the replica that made it."""
         return self._replicas[self._order[min(self._step, len(self._order) - 1)]].id
 
     def begin(self) -> list[Any]:
-        """Begin the round. Return the weights of the first replica."""
+        """Begin the round. Return the weights that the first replica starts with."""
         self._stepper.begin(self._begun)
         self._stepper.begin_at(self._task.place, len(self._order))
         if self._order:
@@ -130,7 +130,10 @@ class Turns:
         return np.concatenate(parts) if parts else indices[:0]
 
     def callback(self) -> Any:
-        """Return the Keras callback that switches replicas, pushes and takes between two steps."""
+        """Return the Keras callback that does the work between two steps of ``fit``.
+
+        It pushes gradients to the servers, takes fetched weights, and switches the model to the next replica.
+        """
         import keras
 
         rounds = self
@@ -143,7 +146,7 @@ class Turns:
         return Between()
 
     def stepped(self, model: Any) -> bool:
-        """Do the work that is due after a call of the compiled step. Return whether to continue."""
+        """Push, fetch and switch replicas, where this is due after a step. Return whether training continues."""
         if self._is_stopping() or self._error is not None:
             return False
         try:
@@ -154,7 +157,7 @@ class Turns:
         return self.fault is None
 
     def finish(self) -> None:
-        """Wait until all pushes are safe.
+        """Wait until all pushes of the round are safe in backups.
 
         Raises:
             AppError: The model's optimizer has not made all steps.
@@ -176,7 +179,7 @@ class Turns:
         self._done(all_pushed)
 
     def fed(self) -> np.ndarray[Any, Any] | list[list[int]] | None:
-        """Return the samples that count, as indices or as ranges of a portion; None if all samples count."""
+        """Return the samples that were trained on, as indices or ranges of the slot's portion; None for all."""
         if not self._left_out:
             return None
         left_out = set(self._left_out)
@@ -215,7 +218,7 @@ class Turns:
             self._done(_nothing)
 
     def _push(self, one: ModelReplica, place: int) -> None:
-        """Hand over the gradients since the last push, unless they are unusable."""
+        """Push the gradients since a replica's last push to the servers, unless they contain NaN or infinite values."""
         stepper = self._stepper
         gradient, rest = stepper.unpushed(), stepper.rest()
         stepper.take_up(None)
@@ -227,7 +230,7 @@ class Turns:
         self._due.append(lambda: one.push(gradient, change))
 
     def _leave_out(self, one: ModelReplica, place: int) -> None:
-        """Leave out a push with NaN or infinite values: end the run, or restart from the servers' values."""
+        """Handle a push with NaN or infinite values: end the run, or drop the push and fetch the servers' values."""
         number = one.first + (one.done - 1) // one.cadence.n_push
         if self._stops:
             why = f"push {number + 1} of replica {one.id + 1} has NaN or infinite values"
@@ -257,7 +260,10 @@ class Turns:
         return weights, rest
 
     def _done(self, last: Work) -> Any:
-        """Run all due coroutines and a last one. Return its result. One wait costs fewer thread switches."""
+        """Run all coroutines that are due and a last one, and return its result.
+
+        Waiting once for all of them costs fewer thread switches.
+        """
         due, self._due = self._due, []
 
         async def all_of_them() -> Any:
@@ -281,7 +287,7 @@ class Turns:
             stepper.take_up(None)
 
     def _become(self, place: int) -> None:
-        """Switch the model to a replica."""
+        """Switch the model to a replica: load its weights and its unpushed gradients."""
         one, stepper, kept = self._replicas[place], self._stepper, self._kept.pop(place, None)
         unpushed = None if kept is None else kept.unpushed
         if one.cadence.takes(one.done):
@@ -295,11 +301,11 @@ class Turns:
 
 
 async def _nothing() -> None:
-    """Do nothing: the caller waits only for the due coroutines."""
+    """Do nothing. ``Turns._done`` needs a last coroutine also when the caller only waits for those that are due."""
 
 
 def planned(task: Task, replicas: list[ModelReplica], batches: int) -> tuple[list[int], list[int]]:
-    """Return the replica and the batch of each step of a slot's round.
+    """Return which replica makes each step of a slot's round, and on which batch.
 
     A turn ends where a fetch is taken or a push is sent.
 
@@ -309,7 +315,7 @@ def planned(task: Task, replicas: list[ModelReplica], batches: int) -> tuple[lis
         batches: Number of batches in the round.
 
     Returns:
-        For each step the place of the replica; and for each step the number of the batch.
+        For each step the index of the replica in ``replicas``; and for each step the number of the batch.
     """
     chance = np.random.Generator(np.random.PCG64([task.seed, task.round, task.slot, len(replicas)]))
     n_push = replicas[0].cadence.n_push
@@ -326,7 +332,7 @@ def planned(task: Task, replicas: list[ModelReplica], batches: int) -> tuple[lis
 
 
 def shares(batches: int, replicas: int) -> list[int]:
-    """Return the number of batches of each replica. They differ by at most one."""
+    """Return how many of a round's batches each replica trains on. The numbers differ by at most one."""
     return [len(part) for part in np.array_split(np.arange(batches), replicas)]
 
 
@@ -335,7 +341,7 @@ LOOK_S = 0.2
 
 
 class DownpourReplica(HoldingReplica):
-    """One worker's copy of an app and its model, with its servers and replicas of Downpour.
+    """One worker's copy of an app and its model in Downpour, with the servers and replicas on this worker.
 
     Args:
         worker: The replica's worker.
@@ -360,14 +366,14 @@ class DownpourReplica(HoldingReplica):
 
     @property
     def turn(self) -> int:
-        """Number of the current replica, from 0, for Keras callbacks during ``fit``."""
+        """The number, from 0, of the replica that trains now. Keras callbacks read it during ``fit``."""
         assert self._turns is not None
         return self._turns.now
 
     # -- verbs --------------------------------------------------------------------------------------------------------
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Train a slot, like ``Replica``."""
+        """Train a slot for one round, like ``Replica.train``."""
         self._loop = asyncio.get_running_loop()
         return await super().train(task)
 
@@ -377,7 +383,7 @@ class DownpourReplica(HoldingReplica):
         return await self._servers.marked(which["moment"], which["others"])
 
     async def close(self) -> None:
-        """Close the servers on this worker, and close like ``Replica``."""
+        """Close the servers on this worker, then do what ``Replica.close`` does."""
         self._worker.on_shard(None)
         await self._servers.close()
         await super().close()
@@ -385,7 +391,7 @@ class DownpourReplica(HoldingReplica):
     # -- on the compute thread ----------------------------------------------------------------------------------------
 
     def build(self) -> dict[str, Any]:
-        """Build the model, like ``Replica``, and replace its optimizer."""
+        """Build the model, like ``Replica.build``, and replace its optimizer by a ``Stepper``."""
         facts = super().build()
         self._stepper = Stepper(self.app.model)
         self._model.stepped_by_another()
@@ -393,7 +399,7 @@ class DownpourReplica(HoldingReplica):
         return facts
 
     def carry(self, task: Task) -> Reply:
-        """Carry the replicas of a slot through one round."""
+        """Train the replicas of a slot for one round, and return the reply for the master."""
         begin = time.perf_counter()
         round = self._begin_round(task)
         self.app.indices, self._turns = task.indices, None
@@ -451,7 +457,7 @@ class DownpourReplica(HoldingReplica):
         )
 
     def fit(self, epochs: int, batch_size: int, callbacks: Iterable[Any] = ()) -> dict[str, float]:
-        """Train the slot, like ``Replica``, with batches in the order of the replicas' turns.
+        """Train the slot, like ``Replica.fit``, with batches in the order of the replicas' turns.
 
         Raises:
             AppError: A user's ``train`` has changed the samples, or has trained twice.
@@ -483,10 +489,10 @@ class DownpourReplica(HoldingReplica):
         return self._samples.during(lambda: model.fit(data, numbers, telling, begin_epoch, end_batch, begun))
 
     def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine on the event loop, wait for it on the compute thread, and return its result.
+        """Run a coroutine on the event loop, wait for it on the thread that trains, and return its result.
 
         Raises:
-            Stopped: Training must stop meanwhile.
+            Stopped: Training must stop before the coroutine has ended.
         """
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         while True:
@@ -501,7 +507,7 @@ class DownpourReplica(HoldingReplica):
 
 
 def batches_of(task: Task) -> int:
-    """Return the number of batches in a round."""
+    """Return the number of batches that a slot trains on in a round."""
     return math.ceil(len(task.indices) / task.batch_size)
 
 
@@ -545,12 +551,12 @@ class Stepper:
             self._zeros = [keras.ops.convert_to_tensor(array) for array in self._zero()]
 
     def begin(self, steps: int) -> None:
-        """Begin a round with no gradients, and set the number of earlier steps."""
+        """Begin a round: set the sum of the gradients to zero, and set the number of earlier steps."""
         self._optimizer.iterations.assign(steps)
         self.take_up(None)
 
     def begin_at(self, steps: Steps | None, left: int) -> None:
-        """Set the run's schedules to the beginning of a round.
+        """Set the schedules of the run, such as that of the learning rate, to the beginning of a round.
 
         Args:
             steps: Steps of the round; None if unknown.
@@ -561,7 +567,7 @@ class Stepper:
 
     @property
     def steps(self) -> int:
-        """Number of steps so far."""
+        """The number of steps that the model has made so far."""
         return int(np.asarray(self._optimizer.iterations))
 
     @property
@@ -570,11 +576,14 @@ class Stepper:
         return float(np.asarray(self._optimizer.learning_rate))
 
     def unpushed(self) -> Row:
-        """Return the sum of the gradients."""
+        """Return the sum of the gradients that were not pushed yet."""
         return self._unpushed.row()
 
     def take_up(self, unpushed: Row | None) -> None:
-        """Set the sum of the gradients; None for zero."""
+        """Set the sum of the gradients that were not pushed yet, when the model switches to a replica.
+
+        None means zero.
+        """
         if unpushed is None:
             self._unpushed.set(self._zeros or self._zero())
         else:
@@ -584,22 +593,22 @@ class Stepper:
         return self.rows.arrays(np.zeros(self.rows.sizes[0], np.float32), self.rows.trained)
 
     def weights(self) -> Row:
-        """Return the trained values."""
+        """Return the values of the trained weights as one row."""
         return self._trained.row()
 
     def rest(self) -> Row:
-        """Return the untrained float values."""
+        """Return the untrained float values, such as moving statistics, as one row."""
         return self._rest.row()
 
     def set(self, weights: Row | None, rest: Row) -> None:
-        """Set the trained values, unless None, and the untrained values."""
+        """Set the trained values, unless they are None, and the untrained values of the model."""
         if weights is not None:
             self._trained.set(self.rows.arrays(weights, self.rows.trained))
         self._rest.set(self.rows.arrays(rest, self.rows.rest))
 
 
 class _Variables:
-    """Variables that are read and written as one row.
+    """Model variables that are read and written as one row, that is, one flat array.
 
     In a small model Keras's accessors take several times as long as a step. So with TensorFlow this class calls the
     operations below them.
@@ -618,7 +627,7 @@ class _Variables:
             self._read, self._write = _value_in_tensorflow, _assign_in_tensorflow
 
     def row(self) -> Row:
-        """Return their values, one after another."""
+        """Return the values of all variables, one after another, as one flat array."""
         parts = [np.asarray(self._read(one), np.float32).reshape(-1) for one in self._variables]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
@@ -669,14 +678,14 @@ AROUND = {
 
 
 def _around(optimizer: Any, inner: Any) -> Any:
-    """Wrap an optimizer in the wrappers of a compiled optimizer."""
+    """Return an inner optimizer in the same wrappers, such as loss scaling, as a compiled optimizer has."""
     for one in reversed([*chain(optimizer)][:-1]):
         inner = type(one)(inner, **one.options())
     return inner
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse an optimizer that a replica cannot replace.
+    """Raise an error for an optimizer that Downpour's replicas cannot replace by plain SGD steps.
 
     Raises:
         AppError: The model has no optimizer.
@@ -708,7 +717,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def _made(compiled: Any) -> Any:
-    """Return the optimizer that replaces a compiled one."""
+    """Return the optimizer that replaces a model's compiled one: it sums gradients and takes plain SGD steps."""
     import keras
 
     decay = compiled.weight_decay

@@ -49,23 +49,23 @@ HOW = ("part", "rule", "staleness", "codec", "collects", "every")
 
 @dataclass(slots=True, kw_only=True)
 class Server:
-    """One server: a role that keeps a range of the weights.
+    """One Downpour server: a range of the weights on a worker, which replicas on other workers fetch and push to.
 
     Args:
-        weights: Its trained values.
-        rest: Its untrained values that change during training, such as moving statistics.
+        weights: The trained values of its range.
+        rest: The untrained values of its range that change during training, such as moving statistics.
         rule: Push rule.
-        staleness: Weight of the step of a stale push.
+        staleness: Returns the weight of a push that was computed from old weights.
         state: State of the push rule.
         softsync: Collects pushes, if several pushes make one step.
         codec: Codec of trained values to replicas, including replicas on the same worker.
         version: Number of steps so far.
         received: Number of pushes so far.
         last: Last push of each replica.
-        how: Facts for ``made`` that do not change between snapshots.
+        how: Facts in a snapshot that never change, such as the codec.
         epoch: Term: the number of times that the server was given to a worker.
-        falls: Rollbacks. For each takeover by a backup that may have missed pushes: the term from then on, and the
-            number of pushes in the backup.
+        falls: Rollbacks (losses of pushes). For each takeover by a backup that may have missed pushes: the term from
+            then on, and the number of pushes in the backup.
         copied: Number of pushes in all backups.
         holders: Workers that are to have backups, and how often each received the app. A changed count means that its
             backups are lost.
@@ -103,7 +103,7 @@ class Server:
 
     @classmethod
     def made(cls, facts: dict[str, Any], epoch: int = 1, falls: Sequence[Sequence[int]] = ()) -> Server:
-        """Return a server from the contents of ``snapshot``.
+        """Return a server with the state that ``snapshot`` returned on another worker or earlier.
 
         Args:
             facts: ``weights`` and ``rest``; ``rule``, ``staleness`` and ``codec`` as text; ``collects``, the number of
@@ -136,7 +136,7 @@ class Server:
 
     @concurrent
     async def snapshot(self) -> dict[str, Any]:
-        """Return the server's whole state at one moment."""
+        """Return the server's whole state at one moment, for backups, new owners and the master."""
         async with self._news:
             return self._snapshot()
 
@@ -158,19 +158,25 @@ class Server:
 
     @concurrent
     async def mark(self, moment: int) -> None:
-        """Keep the current values for evaluation, instead of values marked before. With 0, keep no values."""
+        """Keep a copy of the current values for evaluation, instead of an earlier copy. Training goes on meanwhile.
+
+        The master numbers the moment. With 0, keep no copy.
+        """
         async with self._news:
             self._lent = self._lent or moment > 0
             self.marked = (moment, self.weights, self.rest) if moment else None
 
     @offered
     async def values(self, moment: int) -> list[Row]:
-        """Return the marked values: trained, then others. Return an empty list if another moment is marked."""
+        """Return the copy of the values that ``mark`` kept: trained values, then others.
+
+        Return an empty list if the copy is from another moment.
+        """
         return list(self.marked[1:]) if self.marked is not None and self.marked[0] == moment else []
 
     @offered
     async def begin(self, replicas: Sequence[int], life: int, round: int) -> list[int]:
-        """Register that replicas begin a round, maybe again.
+        """Note that replicas begin a round, or begin it again after a loss.
 
         Returns:
             For each replica, the number of its first push that this server lacks.
@@ -191,11 +197,11 @@ class Server:
 
     @offered
     async def resume(self, replica: int, life: int, round: int) -> dict[str, Any]:
-        """Register a replica that has pushed to an earlier owner of this server.
+        """Note that a replica continues with this server after pushes to an earlier owner.
 
         Returns:
-            ``last``: number, place and staleness of the replica's last push of this round that this server has; None
-            for none. ``falls``: the rollbacks.
+            ``last``: number, count of earlier pushes and staleness of the replica's last push of this round that this
+            server has; None for none. ``falls``: the rollbacks.
 
         Raises:
             AppMissing: A later incarnation of the replica has begun.
@@ -208,7 +214,7 @@ class Server:
 
     @offered
     async def fetch(self, replica: int, life: int) -> dict[str, Any]:
-        """Return the current values.
+        """Return the current values of the server's range to a replica.
 
         Args:
             replica: Number of the calling replica.
@@ -245,7 +251,7 @@ class Server:
         rest: Row,
         again: bool = False,
     ) -> tuple[int, int]:
-        """Receive a push, and step by it.
+        """Receive a push from a replica, and change the weights by it.
 
         Args:
             replica: Number of the replica.
@@ -302,12 +308,15 @@ class Server:
 
     @property
     def now_safe(self) -> int:
-        """Number of pushes that survive the loss of this worker: all of them, if no worker is to have a backup."""
+        """Number of pushes that survive the loss of this worker.
+
+        These are the pushes in all backups, or all pushes if no worker is to have a backup.
+        """
         return self.copied if self.holders else self.received
 
     @offered
     async def safe(self, received: int) -> int:
-        """Wait until a number of pushes are safe.
+        """Wait until the backups contain a number of pushes, so that these are safe.
 
         Returns:
             The number of safe pushes.
@@ -324,13 +333,16 @@ class Server:
             return self.now_safe
 
     async def copy_to(self, holders: tuple[tuple[int, int], ...]) -> None:
-        """Set the workers that are to have backups."""
+        """Set the workers that are to keep backups of this server."""
         async with self._news:
             self.holders, self._with = holders, self._with & set(holders)
             self._news.notify_all()
 
     async def copies_due(self, every: int) -> bool:
-        """Wait until backups are due: enough pushes, a waiting caller, or a new holder. Return False once closed."""
+        """Wait until the backups must be updated. Return False once the server is closed.
+
+        They must be after enough pushes, when a caller waits for safe pushes, or when a worker gets its first backup.
+        """
 
         def due() -> bool:
             late = self.received - self.copied >= every or self._wanted > self.copied
@@ -341,31 +353,31 @@ class Server:
             return not self.closed
 
     async def were_copied(self, holders: tuple[tuple[int, int], ...], received: int) -> None:
-        """Record that these workers have backups with this many pushes."""
+        """Note that these workers now have backups that contain this many pushes."""
         async with self._news:
             self.copied, self._with = max(self.copied, received), frozenset(holders)
             self._news.notify_all()
 
     async def close(self) -> None:
-        """Refuse further calls, like any closed ``Role``."""
+        """Refuse further calls, like any closed ``Role`` (an object that other workers can call)."""
         await self.shut()
 
     async def shut(self) -> dict[str, Any]:
-        """Refuse further calls. Return the server's whole state."""
+        """Refuse further calls, and return the server's whole state, which is about to move to another worker."""
         async with self._news:
             self.closed = True
             self._news.notify_all()
             return self._snapshot()
 
     async def open(self, epoch: int) -> None:
-        """Accept calls again after a failed handover."""
+        """Accept calls again after the server could not be moved to another worker."""
         async with self._news:
             self.closed, self.epoch = False, epoch
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
     async def _travelling(self) -> Any:
-        """Return the current weights in their codec. They are encoded once for all replicas that fetch them."""
+        """Return the current weights, encoded for the network. All replicas that fetch them share one encoding."""
         if isinstance(self.codec, Float32):
             return self.weights
         if self._encoded is None or self._encoded[0] != self.version:
@@ -428,7 +440,7 @@ LONGEST_S = 2.0
 
 
 async def keep_copied(shard: Server, number: int, ask: Ask) -> None:
-    """Update the backups of a server until another worker owns it.
+    """Send backups of a server to other workers again and again, until another worker owns it.
 
     Args:
         shard: The server.
@@ -452,7 +464,7 @@ async def keep_copied(shard: Server, number: int, ask: Ask) -> None:
 
 
 class ServerCopies:
-    """Backups of other workers' servers on this worker."""
+    """This worker's backups of servers that other workers have."""
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[int, dict[str, Any]]] = {}
@@ -462,7 +474,7 @@ class ServerCopies:
         return len(self._copies)
 
     def keep(self, epoch: int, shard: int, facts: dict[str, Any]) -> None:
-        """Keep a backup, instead of an older one.
+        """Keep a backup of a server, and drop the older one.
 
         Raises:
             AppMissing: The server has another owner now.
@@ -474,7 +486,9 @@ class ServerCopies:
             self._copies[shard] = epoch, facts
 
     def take(self, epoch: int, shard: int) -> dict[str, Any]:
-        """Remove and return a backup, to become the server of a term. Its previous owner cannot replace it any more.
+        """Remove and return a backup, because this worker takes the server over for a new term.
+
+        From then on the previous owner cannot replace the backup any more.
 
         Raises:
             AppMissing: This worker does not have it.
@@ -485,7 +499,10 @@ class ServerCopies:
         return self._copies.pop(shard)[1]
 
     def only(self, shards: set[int], epochs: list[int]) -> None:
-        """Keep only backups of these servers. Drop backups from an earlier term: their pushes may be undone."""
+        """Drop the backups of all servers that are not named, and backups from an earlier term.
+
+        Pushes in those may have been undone.
+        """
         self._copies = {
             shard: copy for shard, copy in self._copies.items() if shard in shards and copy[0] >= epochs[shard]
         }
@@ -493,7 +510,7 @@ class ServerCopies:
 
 
 def shard_of(shards: dict[int, Server], epoch: int, number: int) -> Server:
-    """Return a server on this worker.
+    """Return the server with a number, if this worker owns it in the given term.
 
     Raises:
         AppMissing: This worker does not own the server in this term.
@@ -505,12 +522,12 @@ def shard_of(shards: dict[int, Server], epoch: int, number: int) -> Server:
 
 
 class Servers(Restored):
-    """The servers on one worker, and the locations of all servers.
+    """The servers on one worker, and its knowledge of which workers have the other servers.
 
     Args:
         me: Number of this worker.
         run: Name of the run.
-        roles: The worker's roles. Each server is added to them.
+        roles: The objects on the worker that other workers can call. Each server is added to them.
         ask: Calls workers.
         rows: Returns the rows of the model, to write servers into a checkpoint.
         show: Receives the line for ``ddlf status``; None for no line.
@@ -518,7 +535,7 @@ class Servers(Restored):
     Attributes:
         shards: The servers on this worker, by number.
         copies: Backups of other workers' servers.
-        owners: Locations of all servers.
+        owners: The workers of all servers.
     """
 
     def __init__(
@@ -541,7 +558,10 @@ class Servers(Restored):
 
     @concurrent
     async def own(self, epoch: int, shard: int, facts: dict[str, Any], falls: Sequence[Sequence[int]] = ()) -> None:
-        """Own a server, from facts for ``Server.made``. With ``restored``, the values are in a received slice."""
+        """Start a server on this worker, from facts for ``Server.made``.
+
+        With ``restored``, its values are in a slice of a checkpoint that this worker has received.
+        """
         if "restored" in facts:
             how = facts["part"], facts["names"], self.restored.pop(shard), facts["restored"]
             facts = {**facts, **await asyncio.to_thread(shard_of_parts, self.rows(), *how)}
@@ -556,7 +576,7 @@ class Servers(Restored):
     async def arrange(
         self, number: int, owners: list[int], parts: list[Any], epochs: list[int], copies: list[list[Any]]
     ) -> None:
-        """Receive the locations of all servers and of their backups.
+        """Receive the master's announcement of which workers have the servers and their backups.
 
         Args:
             number: Number of the master's announcement. Older ones are ignored.
@@ -579,7 +599,7 @@ class Servers(Restored):
         self._show()
 
     async def marked(self, moment: int, others: Sequence[Any]) -> Weights | None:
-        """Return the weights that all servers have marked.
+        """Return the whole weights of the moment that the master marked, fetched from all servers, for an evaluation.
 
         Args:
             moment: The master's number of the moment.
@@ -599,7 +619,10 @@ class Servers(Restored):
 
     @concurrent
     async def versions(self) -> list[Any]:
-        """Return number, steps, and each replica's last push (replica, round, number) of the servers on this worker."""
+        """Return the progress of the servers on this worker.
+
+        For each: its number, its steps, and the last push (replica, round, number) of each replica.
+        """
         self._show()
         return [
             [number, shard.version, [[replica, last.round, last.number] for replica, last in shard.last.items()]]
@@ -608,7 +631,7 @@ class Servers(Restored):
 
     @concurrent
     async def take_over(self, epoch: int, shard: int, falls: list[list[int]], whole: bool) -> list[list[int]]:
-        """Own a server from a backup on this worker, or own it again after a failed handover.
+        """Own a server from a backup on this worker, or own it again after it could not be moved.
 
         Args:
             epoch: The new term.
@@ -663,7 +686,7 @@ class Servers(Restored):
 
     @offered
     async def copy(self, epoch: int, shard: int, facts: dict[str, Any]) -> None:
-        """Keep a backup of another worker's server; see ``ServerCopies.keep``."""
+        """Keep a backup of another worker's server, like ``ServerCopies.keep``."""
         self.copies.keep(epoch, shard, facts)
 
     async def close(self) -> None:
@@ -676,7 +699,7 @@ class Servers(Restored):
         self._show()
 
     def _show(self) -> None:
-        """Have ``ddlf status`` show the first server on this worker, and the number of servers."""
+        """Update the line of ``ddlf status``: it names the first server on this worker, and the number of servers."""
         if not self.shards and not len(self.copies):
             self._show_line(None)
             return
@@ -698,11 +721,11 @@ class Servers(Restored):
 def shard_parts(
     rows: Rows, part: tuple[Slice, Slice], names: Sequence[str], facts: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a server's whole state as arrays of a checkpoint slice.
+    """Return a server's whole state as named arrays, to be written as one slice (file) of a checkpoint.
 
     Args:
         rows: Layout of the model's weights.
-        part: The server's ranges of both rows.
+        part: The server's ranges of the rows of trained and untrained values.
         names: Paths of the weights.
         facts: The server's ``snapshot``.
 
@@ -726,7 +749,7 @@ def shard_of_parts(
 
     Args:
         rows: Layout of the model's weights.
-        part: The server's ranges of both rows.
+        part: The server's ranges of the rows of trained and untrained values.
         names: Paths of the weights.
         arrays: Arrays of the server's slice of the checkpoint.
         kept: Number of rows that the push rule keeps.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DownpourSettings(Strategy):
-    """The settings of Downpour SGD and their refusals. ``Downpour`` adds the code that trains."""
+    """The settings of Downpour SGD, and the checks that refuse bad ones. ``Downpour`` adds the code that trains."""
 
     name: ClassVar[str] = "downpour"
     words: ClassVar[str] = "Downpour"
@@ -135,16 +135,16 @@ class DownpourSettings(Strategy):
     the first slot's first round."""
 
     def has_fixed_slots(self, spec: RunSpec) -> bool:
-        """Return True, since the slots' replicas are numbered."""
+        """Return True: the number of slots must not change during a run, since their replicas are numbered."""
         return True
 
     @property
     def extra_workers(self) -> int:
-        """The number of workers that only have servers."""
+        """The number of workers that only have servers, and train nothing."""
         return self.servers or 0
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
-        """Yield refusals of settings that replicas or servers cannot support."""
+        """Yield an error for each setting that replicas or servers cannot support."""
         weights = spec.exchange.weights_codec
         yield Refusal(
             str(spec.local.clip).startswith("rolling"),
@@ -169,7 +169,7 @@ class DownpourSettings(Strategy):
         )
 
     def slot_refusals(self, slots: int, fewest: int) -> Iterator[Refusal]:
-        """Yield refusals of fewer replicas than slots, or than a step of ``softsync`` needs."""
+        """Yield an error if there are fewer replicas than slots, or than pushes in a step with ``softsync``."""
         replicas = self.replicas or slots
         yield Refusal(
             replicas < slots,
@@ -183,7 +183,7 @@ class DownpourSettings(Strategy):
         )
 
     def file_refusals(self, spec: RunSpec) -> Iterator[Refusal]:
-        """Yield refusals of leaving out damaged files."""
+        """Yield an error if the run is to leave out damaged data files, which Downpour cannot."""
         yield Refusal(
             spec.data.on_bad == "skip",
             "on_bad='skip' cannot be combined with mode='downpour': replicas number the batches of all samples before they read any",
@@ -191,7 +191,10 @@ class DownpourSettings(Strategy):
         )
 
     def worker_refusals(self, workers: int, one_at_a_time: bool) -> Iterator[Refusal]:
-        """Yield refusals of workers that cannot answer while they compute, or are too few for backups and servers."""
+        """Yield an error if the workers do not suit Downpour.
+
+        They may be unable to answer while they compute, or too few for backups and servers.
+        """
         there = f"there {'are' if workers > 1 else 'is'} {workers}"
         yield Refusal(
             one_at_a_time,

@@ -18,20 +18,20 @@ class Downpour(DownpourSettings):
     """Downpour SGD: replicas push gradients to servers on the workers, which keep the weights."""
 
     def loop(self, spec: RunSpec, step: CommonStep | None) -> Loop:
-        """Return the loop with the replicas and the servers of the weights."""
+        """Return the master's training loop, in which replicas push to servers."""
         from ddlf.training.strategies.downpour.master import Replicas
 
         return Replicas(self, spec.exchange.weights_codec)
 
     def weights(self, place: Place) -> WeightSource:
-        """Return the source of the weights: the servers."""
+        """Return the object through which the master gets the weights: the servers on the workers."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.roles import SERVERS
 
         return Members(place.run, place.crew, place.cluster, place.lossless, SERVERS)
 
     def check_model(self, model: Any) -> None:
-        """Refuse an optimizer that a replica cannot step with."""
+        """Raise an error if the model's optimizer has features that Downpour's replicas cannot use."""
         from ddlf.training.strategies.downpour.replica import check_optimizer
 
         check_optimizer(model.optimizer)
