@@ -1,4 +1,5 @@
-"""Optional parts: models as text, the adviser, export, stabilisers. They plug into the core, which never imports them.
+"""Optional parts of DDLF: models as text, the adviser, model export, and stabilisers of training. The core never
+imports them. They plug into it with hooks.
 
 Each part is a package with an ``EXTRA`` in its ``__init__``. Another package can provide a part through the entry point
 group ``ddlf.extras``. For example, the core calls ``hooks("save_model")``, and gets this hook of every installed part.
@@ -36,7 +37,8 @@ class AdviceReport(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Extra:
-    """The hooks of an optional part into the core.
+    """An optional part of DDLF, such as the adviser, with the hooks (functions) that the core calls if the part is
+    installed.
 
     A hook is the text ``"module:function"``. The core imports it on first use, so that an unused part costs nothing.
 
@@ -80,7 +82,7 @@ class Extra:
 
 @functools.cache
 def installed() -> tuple[Extra, ...]:
-    """Return the installed parts: first the built-in ones, then the parts of other packages by name."""
+    """Return the installed optional parts: first the built-in ones, then the parts of other packages, sorted by name."""
     modules = [f"{__name__}.{name}" for name in BUILT_IN if importlib.util.find_spec(f"{__name__}.{name}")]
     extras = [extra for module in modules if (extra := getattr(importlib.import_module(module), "EXTRA", None))]
     outside = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda entry: entry.name)
@@ -88,7 +90,7 @@ def installed() -> tuple[Extra, ...]:
 
 
 def hooks(name: str) -> Iterator[Callable[..., Any]]:
-    """Yield a hook of each installed part that has it.
+    """Yield one kind of hook: the function of each installed part that provides it.
 
     Args:
         name: The name of a field of ``Extra``, such as ``"ready_model"``.
@@ -99,7 +101,7 @@ def hooks(name: str) -> Iterator[Callable[..., Any]]:
 
 
 def hook_for(name: str, types: str, suffix: str) -> Callable[..., Any] | None:
-    """Return the hook of the part that handles files with a suffix, or None.
+    """Return the hook function of the optional part that handles files with this suffix, or None if no part does.
 
     Args:
         name: The name of the hook.
@@ -123,7 +125,7 @@ def suffixes(types: str) -> tuple[str, ...]:
 
 
 def provided(name: str, needed_by: str) -> Any:
-    """Return an object that a part provides to other parts.
+    """Return an object, such as a class, that an optional part provides to other parts. Parts do not import each other.
 
     Args:
         name: For example ``"Multipliers"``.

@@ -1,6 +1,6 @@
 """The adviser finds likely mistakes in data, labels, model and settings before training.
 
-Runs where a model is; its rules are pure.
+It runs in the process that has the model. Its rules are pure functions: they only read collected facts.
 """
 
 from ddlf.extras import Extra

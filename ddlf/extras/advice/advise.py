@@ -124,13 +124,15 @@ async def advise(
 def _explanation(
     app: App, workers: int | None, sources: UserSources, ignores: Iterable[Ignore]
 ) -> AdviserReport | None:
-    """Return the quick level's findings for an app that cannot run; None if no finding explains the error."""
+    """Check an app that cannot run with the rules of level ``"quick"``. Return their report, or None if no finding
+    explains why the app cannot run."""
     report = check_facts(facts_of(app, workers=workers), sources, ignores, ("quick",))
     return report if any(one.severity == "E" for one in report.advice) else None
 
 
 def _related(app: App, facts: AppFacts) -> dict[str, Any]:
-    """Return how well samples predict their labels, for the worst of the outputs with a Keras loss."""
+    """Return how well the training samples predict their labels. If several outputs have a Keras loss, return the
+    result of the output with the worst prediction."""
     tokens = {one.before for one in facts.layers if one.kind == "Embedding"}
     if any(head.loss in ("", "own") for head in facts.heads) or facts.own & {"step", "train"}:
         return {}
@@ -146,7 +148,7 @@ def _related(app: App, facts: AppFacts) -> dict[str, Any]:
 
 
 def known_ignores(sources: UserSources) -> list[Ignore]:
-    """Return the user's comments that ignore findings.
+    """Return the comments in the user's files that tell the adviser to ignore findings.
 
     Raises:
         ConfigError: A comment names no rule, or an unknown one.
@@ -166,7 +168,8 @@ def known_ignores(sources: UserSources) -> list[Ignore]:
 def check_facts(
     facts: AppFacts, sources: UserSources, ignores: Iterable[Ignore], levels: Iterable[str], more: Collection[str] = ()
 ) -> AdviserReport:
-    """Check the rules of some levels, and those with the ids in ``more``. Drop the findings that comments ignore."""
+    """Check the rules of these levels, and the rules whose ids are in ``more``. Drop the findings that the user's
+    comments ignore."""
     wanted = set(levels)
     rules = [rule for rule in RULES if rule.level in wanted or rule.id in more]
     findings, failed = check_rules(rules, facts)
@@ -185,7 +188,7 @@ def check_facts(
 
 
 def _edits(one: Advice, sources: UserSources, facts: AppFacts) -> Iterable[Edit]:
-    """Return the edits that fix a finding. A model text has another syntax, so it gets no edits."""
+    """Return the edits of the user's Python files that fix a finding. A model text has another syntax, so it gets none."""
     in_text = sources.text is not None and one.position is not None and one.position.path == sources.text.path
     return () if in_text else edits_of(one.finding.changes, sources, facts)
 

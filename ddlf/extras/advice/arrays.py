@@ -84,14 +84,16 @@ def described(name: str, part: str, array: Any) -> ArrayFacts:
 
 
 def chosen(samples: int, most: int) -> Any:
-    """Return sorted sample numbers, drawn with a fixed seed; a slice if ``most`` includes all samples."""
+    """Draw at most ``most`` sample numbers with a fixed seed, and return them sorted. If ``most`` includes all samples,
+    return a slice.
+    """
     if samples <= most:
         return slice(None)
     return np.sort(np.random.default_rng(17).choice(samples, most, replace=False))
 
 
 def _some(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return some samples."""
+    """Return a random part of an array's samples, small enough to compute statistics of it quickly."""
     found: np.ndarray[Any, Any] = array[chosen(len(array), max(1, min(SAMPLED, VALUES // max(1, array[0].size))))]
     return found
 
@@ -135,7 +137,8 @@ def _range(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _features(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Return the scales of features in some samples. In pictures and sequences, a feature is a channel."""
+    """Return facts about the scales of an array's features, measured on some samples. In pictures and sequences, a
+    feature is a channel."""
     some = _some(array)
     is_table = array.ndim == 2
     flat = some.reshape(len(some), -1) if is_table else some.reshape(-1, some.shape[-1] if some.ndim > 2 else 1)
@@ -164,7 +167,7 @@ def _features(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _labels(array: np.ndarray[Any, Any], facts: dict[str, Any]) -> LabelFacts:
-    """Return the kind of labels."""
+    """Return the facts of an array of labels: the kind of labels, such as one-hot rows, and the counts of classes."""
     rows = array.reshape(len(array), -1)
     width = rows.shape[1]
     if width == 1 and array.ndim <= 2:
@@ -196,7 +199,7 @@ def _is_sorted(flat: np.ndarray[Any, Any], classes: int) -> bool:
 
 
 def compared(data: dict[str, Any]) -> SampleFacts:
-    """Compare samples with each other, within training and between parts.
+    """Compare samples with each other to find duplicates within the training part, and between it and the other parts.
 
     Args:
         data: Trees of arrays by name, such as ``x_train``.
@@ -262,7 +265,7 @@ def _shared(
     other: list[tuple[str, np.ndarray[Any, Any]]],
     most: int,
 ) -> Shared | None:
-    """Return the samples that another part shares with training."""
+    """Return the samples of another part, such as the test, that equal a training sample; None without such samples."""
     alike = len(x) == len(other) and all(
         (a.shape[1:], a.dtype) == (b.shape[1:], b.dtype) for (_, a), (_, b) in zip(x, other, strict=False)
     )
@@ -299,7 +302,7 @@ def _overlapping(
 def _leaks(
     x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str, np.ndarray[Any, Any]]]
 ) -> Iterator[tuple[str, int]]:
-    """Yield features of tables that encode the label with other numbers."""
+    """Yield the features of tables that only encode the label with other numbers, and so reveal it."""
     if len(y) != 1 or len(y[0][1]) < 50:
         return
     labels = y[0][1].reshape(len(y[0][1]), -1)
@@ -334,7 +337,7 @@ def _leaks(
 
 
 def _in_order(column: np.ndarray[Any, Any], flat: np.ndarray[Any, Any], classes: int) -> bool:
-    """Return whether the classes are ranges of a column."""
+    """Return whether each class occupies its own range of a column's values, so that the column reveals the class."""
     order = np.argsort(column, kind="stable")
     return bool(np.count_nonzero(np.diff(flat[order])) == classes - 1 and len(np.unique(column)) > 2 * classes)
 
@@ -359,7 +362,7 @@ def _follows(x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str, np.nd
 
 
 def _along(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> Iterator[int]:
-    """Yield the columns that are linear in a target."""
+    """Yield the numbers of the columns that are almost linear in a target."""
     if (alike := _correlations(rows, wanted)) is not None:
         yield from (int(column) for column in np.flatnonzero(alike > ON_A_LINE))
 
@@ -410,7 +413,7 @@ def near_duplicates(x: Any, other: Any) -> dict[str, Any] | None:
 
 
 def _thumbnails(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the thumbnails as rows with mean 0 and length 1."""
+    """Return a thumbnail of each picture as a row with mean 0 and length 1."""
     edges = [np.linspace(0, size, SIDE, endpoint=False).astype(int) for size in x.shape[1:3]]
     sizes = [np.diff([*edge, size]) for edge, size in zip(edges, x.shape[1:3], strict=True)]
     rows = np.empty((len(x), SIDE * SIDE * x.shape[3]), np.float32)
@@ -471,7 +474,8 @@ def _are_numbers(x: Any, y: Any) -> bool:
 
 
 def _coded(labels: Numbers, among: Numbers) -> Numbers | None:
-    """Return labels as rows: a column for each class, or their values; None if all are equal."""
+    """Return labels as rows of numbers for ridge regression: a column for each class, or the real values. None if all
+    labels are equal."""
     rows, known = (one.reshape(len(one), -1).astype(np.float64) for one in (labels, among))
     if not np.isfinite(rows).all() or not np.isfinite(known).all():
         return None
@@ -487,7 +491,8 @@ def _coded(labels: Numbers, among: Numbers) -> Numbers | None:
 
 
 def _views(x: Numbers, other: Numbers | None, are_tokens: bool) -> Iterator[tuple[Numbers, Numbers | None]]:
-    """Yield samples as rows of scaled features, with the samples of another part, for each kind of features."""
+    """Yield, for each kind of features (values, frequencies, tokens), the samples as rows of scaled features. The
+    second item has the rows of the other part."""
     ways = [_bags, _token_positions] if are_tokens else [_flat_rows, _frequencies]
     for way in ways:
         rows, again = way(x), None if other is None else way(other)
@@ -521,7 +526,7 @@ def _frequencies(x: Numbers) -> Numbers:
 
 
 def _bags(x: Numbers) -> Numbers:
-    """Return hashed counts of tokens and of pairs of neighbours."""
+    """Return for each sample the hashed counts of its tokens and of its pairs of neighbouring tokens."""
     rows = x.reshape(len(x), -1).astype(np.int64)
     found = np.zeros((len(x), FEATURES), np.float32)
     sample = np.arange(len(x))[:, None]
@@ -544,7 +549,8 @@ def _token_positions(x: Numbers) -> Numbers:
 
 
 def _predicted(rows: Numbers, labels: Numbers, others: Numbers | None) -> Iterator[tuple[Numbers, Numbers | None]]:
-    """Yield leave-one-out predictions of neighbours and of ridge regression, and predictions for the other part."""
+    """Yield the predicted labels of the nearest neighbours, then of ridge regression. Each training sample is predicted
+    from the other ones; the second item has the predictions for the other part."""
     alike = rows @ rows.T
     lengths = np.diag(alike) / 2
     asked = None if others is None else others @ rows.T
@@ -562,7 +568,7 @@ def _of_nearest(nearness: Numbers, labels: Numbers) -> Numbers:
 
 
 def _deviations(labels: Numbers, predictions: Numbers, chance: np.random.Generator) -> float:
-    """Return how many standard deviations better predictions fit the labels than permuted labels."""
+    """Return how much better predictions fit the labels than they fit permuted labels, in standard deviations."""
     predictions = predictions - predictions.mean(axis=0)
     fits = float((labels * predictions).sum())
     exchanged = [float((labels[chance.permutation(len(labels))] * predictions).sum()) for _ in range(EXCHANGES)]

@@ -68,7 +68,8 @@ REPEAT_STEPS, REPEAT_SECONDS = 300, 10.0
 
 
 def seen_in_a_batch(app: App, facts: AppFacts) -> dict[str, Any]:
-    """Train on a batch, and return the observations by name. A trial that fails adds no observation.
+    """Train a copy of the model on a batch, and return the observations by name, such as the first loss. A trial that
+    fails adds no observation.
 
     Args:
         app: An app with data, and a model that may change.
@@ -117,7 +118,9 @@ def seconds_of_a_step(app: App, batch_size: int) -> float | None:
 
 
 def _rows(app: App, most: int = ROWS) -> tuple[Any, ...] | None:
-    """Return samples from all parts of the data as arguments of ``fit``; None for data in files."""
+    """Return samples from the whole range of the training data as the arguments of Keras's ``fit``; None for data in
+    files.
+    """
     if place_of(app, "train") is not None:
         return None
     data = first_rows(app, "train")
@@ -187,7 +190,7 @@ def _loss_weights(model: Any) -> dict[str, float]:
 
 
 def _is_shifted(rows: tuple[Any, ...]) -> bool:
-    """Return whether labels are the inputs shifted by one position, as for a language model."""
+    """Return whether the labels are the inputs shifted by one position, like for a language model."""
     x, y = rows[0], rows[1]
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray) or x.ndim != 2 or x.dtype.kind not in "iu":
         return False
@@ -196,7 +199,8 @@ def _is_shifted(rows: tuple[Any, ...]) -> bool:
 
 
 def _future(model: Any, x: Any, whole: list[Any]) -> float:
-    """Return the relative change of outputs at early positions when inputs at late positions change."""
+    """Change the inputs at late positions, and return the relative change of the outputs at early positions. A change
+    above 0 shows that the model sees the future."""
     middle = x.shape[1] // 2
     other = np.concatenate([x[:, :middle], np.roll(x[:, middle:], 1, axis=0)], axis=1)
     return max(
@@ -262,7 +266,7 @@ def _gradients(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, 
 
 
 def first_of(data: Any, count: int) -> Any:
-    """Return the first samples of a tree of arrays."""
+    """Return the first ``count`` samples of a tree of arrays, such as a dict of arrays."""
     return tree_map(lambda array: array[:count], data)
 
 
@@ -276,7 +280,7 @@ def predicted(model: Any, x: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _without_chance(model: Any) -> Iterator[None]:
-    """Switch off dropout, noise and augmentation."""
+    """Switch off the random layers of a model (dropout, noise and augmentation) within the context."""
     changed: list[tuple[Any, str, Any]] = []
     for layer in model._flatten_layers():
         kind = type(layer).__name__
@@ -302,9 +306,9 @@ def _without_chance(model: Any) -> Iterator[None]:
 
 
 def learnt(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """Let the model memorize a small batch.
+    """Train the model until it memorizes a small batch, as a test whether it can learn at all.
 
-    Observe the smallest loss, weights without a gradient, and inputs without an effect.
+    Return the smallest loss, the weights without a gradient, and the inputs without an effect.
     """
     import keras
 
@@ -348,7 +352,7 @@ def learnt(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]
 
 
 def _agreement(model: Any, some: tuple[Any, ...], facts: AppFacts) -> float | None:
-    """Return the correlation of outputs with labels of classes; None if there are no classes."""
+    """Return the correlation of the model's outputs with the labels of classes; None if the labels are not classes."""
     head = facts.heads[0] if len(facts.heads) == 1 else None
     labels = [array for _, array in leaves(some[1])] if len(some) > 1 else []
     if (
@@ -374,7 +378,7 @@ def _is_yes_or_no(array: Any) -> bool:
 
 
 def first_error(model: Any, rows: tuple[Any, ...]) -> str:
-    """Run a first step and test, and return the error in one line; empty without an error."""
+    """Run a first training step and a test, and return the error message in one line; empty if both succeed."""
     some = tuple(first_of(part, BY_HEART) for part in rows)
     model.train_function = model.test_function = None  # drop the functions compiled for other arguments
     try:
@@ -401,7 +405,7 @@ def plain(error: Exception) -> str:
 
 
 def stepped(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """Observe the weights that the user's train_step leaves unchanged while it changes others."""
+    """Return the weights that the user's ``train_step`` leaves unchanged, although it changes other weights."""
     if not has_own_train_step(model):
         return {}
     before = {one.path: np.array(one.value) for one in model.trainable_variables}
@@ -429,7 +433,9 @@ def _ignored(model: Any, x: Any) -> list[str]:
 
 
 def unlinked(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """Observe whether the user's loss ignores the assignment of labels to samples, but depends on their values."""
+    """Return an observation if the user's loss depends on the values of the labels, but stays the same when other
+    samples get them.
+    """
     y = rows[1] if len(rows) > 1 else None
     if not facts.own & {"loss", "step"} or not isinstance(y, np.ndarray) or not (y != y[0]).any():
         return {}
@@ -456,7 +462,7 @@ def unlinked(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, An
 
 
 def trained_by_own(app: App) -> str:
-    """Return a sentence about a mistake of the app's ``train``; empty if there is none, or the trial fails.
+    """Return a sentence about a mistake in the app's own ``train`` method; empty if the trial finds none, or fails.
 
     The trial gives the model other weights than it gives ``train``. If the update depends on the model's weights,
     ``train`` did not start from the given weights. Otherwise, the given weights minus the update must equal the model's
@@ -553,7 +559,8 @@ def not_finite_advice(app: App) -> Advised | None:
 
 
 def _first_not_finite(app: App) -> tuple[str, tuple[str, str]] | None:
-    """Return a sentence about the first value that is not finite, and its subject."""
+    """Return a sentence about the first value of the training that is not finite, and the subject of the finding, such
+    as a layer."""
     model, optimizer = app.model, app.model.optimizer
     if has_own_train_step(model):
         return None
@@ -591,7 +598,8 @@ def _chosen(part: Any, numbers: Any) -> Any:
 
 
 def _culprit(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str, tuple[str, str]] | None:
-    """Return the first non-finite value in a step with a non-finite loss, or in the previous step's gradients."""
+    """Find the first non-finite value in a step with a non-finite loss, or in the previous step's gradients. Return a
+    sentence about it and its subject."""
     weights, rows = before[-1]
     after = f"in step {step} of a repetition of the run"
     if all(np.isfinite(one).all() for one in weights):

@@ -1,4 +1,6 @@
-"""Turns changes into edits of the user's files, and edits into a unified diff. Makes only changes that are certain."""
+"""Turns the changes that a finding proposes into edits of the user's files, and edits into a unified diff. It makes
+only changes that are certain.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from ddlf.training.registry import SETTINGS
 
 
 def edits_of(changes: Iterable[Change], sources: UserSources, facts: AppFacts) -> list[Edit]:
-    """Return the edits for all changes; none if one change is not possible."""
+    """Return the edits of the user's files that make all these changes; an empty list if one change is not possible."""
     found: list[Edit] = []
     for change in changes:
         edits = _edits(change, sources, facts)
@@ -42,17 +44,20 @@ def _marked(lines: Iterable[str]) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return lines with their line ends. Only a line feed ends a line, like in ``patch``."""
+    """Split a text into lines that keep their line ends. Only a line feed ends a line, like in ``patch``."""
     return re.findall("[^\n]*\n|[^\n]+", text)
 
 
 def offsets(text: str) -> list[int]:
-    """Return the offset of each character of the text in its file, with byte order mark and ``\\r\\n``."""
+    """Return for each character of a decoded text its offset in the file, which may begin with a byte order mark and
+    have ``\\r\\n``.
+    """
     return [one.start() for one in re.finditer("\r\n|(?!^\ufeff).", text, re.DOTALL)] + [len(text)]
 
 
 def changed(edits: Iterable[Edit]) -> dict[Path, str]:
-    """Return the edited text of each file with its line ends. If two edits overlap, the first one applies."""
+    """Return the text of each file after its edits, with the file's line ends. If two edits overlap, the first one
+    applies."""
     by_file: dict[Path, list[Edit]] = {}
     for edit in dict.fromkeys(edits):
         taken = by_file.setdefault(edit.path, [])
@@ -96,7 +101,9 @@ def _edits(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
 
 
 def _is_simple(node: ast.expr) -> bool:
-    """Return whether a loss is a Keras loss without further arguments."""
+    """Return whether an expression in the user's code names a Keras loss without further arguments, so that it is safe
+    to replace.
+    """
     if isinstance(node, ast.Call):
         return not node.args and all(keyword.arg in ("from_logits", "name") for keyword in node.keywords)
     return isinstance(node, ast.Constant) or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute))
@@ -133,7 +140,9 @@ def _indent(file: PythonFile, node: ast.stmt) -> str:
 
 
 def _optimizer(sources: UserSources, name: str, value: Any) -> list[Edit]:
-    """Set an argument of the optimizer. Add a missing argument, except the learning rate."""
+    """Return edits that set an argument of the optimizer in the user's code. A missing argument is added, unless it is
+    the learning rate.
+    """
     found = sources.compiled("optimizer")
     if found is None:
         return []
@@ -148,7 +157,9 @@ def _optimizer(sources: UserSources, name: str, value: Any) -> list[Edit]:
 
 
 def _added(file: PythonFile, call: ast.Call, name: str, value: Any) -> list[Edit]:
-    """Add an argument to a call, unless the call has ``**``, which may contain it."""
+    """Return edits that add an argument to a call in the user's code; none if the call has ``**``, which may contain
+    it.
+    """
     if any(one.arg is None for one in call.keywords):
         return []
     last = max((span(file, node)[1] for node in [*call.args, *call.keywords]), default=None)
@@ -157,7 +168,7 @@ def _added(file: PythonFile, call: ast.Call, name: str, value: Any) -> list[Edit
 
 
 def _number(found: tuple[PythonFile, ast.expr] | None, sources: UserSources, value: Any) -> list[Edit]:
-    """Replace a literal number, or the number assigned to a name."""
+    """Return edits that replace a literal number in the user's code, or the number that is assigned to a name."""
     if found is None:
         return []
     file, node = found

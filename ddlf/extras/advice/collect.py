@@ -173,7 +173,7 @@ def _settings(app: App) -> dict[str, Any]:
 
 
 def _refused(app: App, model: Any) -> tuple[str, ...]:
-    """Return the reason why a run would refuse these callbacks."""
+    """Return the reason why a run would refuse the app's Keras callbacks; an empty tuple if it accepts them."""
     try:
         if model is not None:
             check(app)
@@ -190,7 +190,8 @@ def _own(app: App, model: Any) -> frozenset[str]:
 
 
 def sources_of(app: App) -> UserSources:
-    """Return the user's files: the file of the app's class, the modules beside it, and the text of its model."""
+    """Return the user's source files: the file with the app's class, the Python files beside it, and the model text, if
+    the model is one."""
     paths: list[Path] = []
     for kind in type(app).__mro__:
         if kind.__module__.startswith("ddlf.") or kind is object:

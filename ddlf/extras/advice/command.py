@@ -21,7 +21,8 @@ FAIL_ON = {"error": "E", "warning": "EW", "note": "EWI", "never": ""}
 
 
 def advise(options: argparse.Namespace) -> int:
-    """Print the findings, and return the exit code: 1 if a finding has the level of ``--fail-on`` or a worse one."""
+    """Run ``ddlf advise``: print the findings, and return the exit code. It is 1 if a finding is as severe as
+    ``--fail-on`` or worse."""
     from ddlf.cli.run import execute
     from ddlf.cli.target import find_target
 

@@ -22,7 +22,7 @@ class ArrayFacts:
         part: ``"train"``, ``"val"`` or ``"test"``.
         letter: ``"x"``, ``"y"`` or ``"w"``.
         shape: Its shape. The first axis has the samples.
-        dtype: The name of its NumPy dtype; for another object, the name of its class.
+        dtype: The name of its NumPy dtype; for any other object, the name of the object's class.
         bad: Number of values that are NaN or infinite.
         bad_rows: The numbers of some samples with NaN or infinite values.
         low: Smallest finite value.
@@ -333,7 +333,7 @@ class AppFacts:
 
     @property
     def weights_scale(self) -> bool:
-        """Return whether a layer scales the inputs, or they are tokens."""
+        """Return whether the inputs need no scaling before training, because a layer scales them, or they are tokens."""
         return any(one.kind in NORMALIZING for one in self.layers)
 
 

@@ -20,7 +20,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """A running method of the user.
+    """A method of the user's app that is running now.
 
     Attributes:
         what: The name of the method.
@@ -40,7 +40,7 @@ _now: Doing | None = None
 
 @contextlib.contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Record that a method of the user is running; a context manager."""
+    """Record, within this context, that a method of the user is running, so that its time and memory can be limited."""
     global _now
     _now = Doing(what, time.monotonic(), threading.get_ident(), machine.memory()[1])
     try:
@@ -80,7 +80,7 @@ def beyond(
 
 @contextlib.contextmanager
 def time_limit(seconds: float, end: Callable[[AppError], None]) -> Iterator[None]:
-    """Watch the limits of the user's methods; a context manager.
+    """Watch, within this context, the time and memory of the user's methods.
 
     Args:
         seconds: Maximum seconds of a method.
@@ -104,7 +104,7 @@ def time_limit(seconds: float, end: Callable[[AppError], None]) -> Iterator[None
 
 
 def _line(thread: int) -> str:
-    """Return the position of a thread in the user's code."""
+    """Return the file and line of the user's code that a thread is running now."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         file = frame.f_code.co_filename

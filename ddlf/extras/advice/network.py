@@ -122,7 +122,8 @@ LEARNED = ("Dense", "Conv2D", "Conv2DTranspose")
 
 
 def layers_of(model: Any) -> tuple[LayerFacts, ...]:
-    """Return layers and operations in the order of computation, including those of nested models.
+    """Return the facts of a model's layers and operations in the order of computation, including those of nested
+    models.
 
     The layers of a subclassed model have no known inputs.
     """
@@ -396,7 +397,7 @@ def _per_output(named: list[tuple[str, Any]], given: Any) -> Iterator[tuple[Any,
 
 
 def _target_names(y: Any) -> Any:
-    """Return the tree of arrays, with a name in place of each array."""
+    """Return the tree of label arrays with the name of each array, such as ``y_train['left']``, in its place."""
     if y is None:
         return None
     names = [name for name, _ in leaves(y, "y_train")]
@@ -420,7 +421,7 @@ def _names(given: Any) -> Iterator[str]:
 
 
 def _cuts(given: Any, loss: str) -> Iterator[tuple[str, float]]:
-    """Yield the metrics with a threshold, each with its threshold."""
+    """Yield each metric that has a threshold, with the threshold."""
     for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
         if isinstance(one, list | tuple):
             yield from _cuts(one, loss)
@@ -435,7 +436,7 @@ def _cuts(given: Any, loss: str) -> Iterator[tuple[str, float]]:
 
 
 def _loss(given: Any) -> tuple[str, bool]:
-    """Return the name of a loss in the rules, and whether it expects logits."""
+    """Return the short name of a loss in the adviser's rules, such as ``"cce"``, and whether the loss expects logits."""
     if given is None:
         return "", False
     import keras
@@ -454,7 +455,7 @@ def _loss(given: Any) -> tuple[str, bool]:
 
 
 def _origin(operation: Any, layers: tuple[LayerFacts, ...]) -> tuple[str, str]:
-    """Return the layer that computes an output, and its activation, empty if it is unknown."""
+    """Return the name of the layer that computes an output, and its activation. Each is empty if it is unknown."""
     by_name = {layer.name: layer for layer in layers}
     name = operation.name
     while (inner := graph_of(operation)) is not None:
@@ -535,7 +536,8 @@ def _rate(given: Any) -> tuple[float, str, int | None]:
 
 
 def as_layer(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the kind and arguments of the Keras layer that equals an operator; without one, the operator's own name.
+    """Return the kind and arguments of the Keras layer that equals an operator of a model text. If no Keras layer
+    equals it, return the operator's own name and arguments.
 
     Args:
         config: The config of the layer that contains the operator.

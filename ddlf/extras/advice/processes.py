@@ -1,6 +1,6 @@
-"""Runs an app in other processes, on master and workers.
+"""Runs an app in other processes, on the master and on workers, to find mistakes that one process cannot show.
 
-A second process loads the app like a worker. Five trainings find wrong labels.
+A second process loads the app like a worker, to compare data and model. Five trainings on workers find wrong labels.
 
 The app is sent as a pickle, like to a worker. The second process, ``python -m ddlf.extras.advice.processes``, has
 another hash seed, and no earlier imports or settings. It runs on the same machine, so it cannot find an app that
@@ -168,7 +168,9 @@ async def wrong_labels(cluster: Cluster, pickled: bytes, facts: AppFacts) -> dic
 
 
 def _classes(facts: AppFacts) -> OutputFacts | None:
-    """Return the classifying output; None if there is none, or too few samples."""
+    """Return the output that predicts the classes; None if the model has none, or there are too few samples to check
+    labels.
+    """
     if len(facts.heads) != 1 or facts.heads[0].loss not in ("cce", "sce", "bce") or facts.from_files:
         return None
     head, array = facts.heads[0], facts.array(facts.heads[0].target)
@@ -235,7 +237,7 @@ def folds_of(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _shares(values: np.ndarray[Any, Any], head: OutputFacts) -> np.ndarray[Any, Any]:
-    """Return outputs as probabilities of classes, in rows that sum to 1."""
+    """Convert the outputs of a model to probabilities of classes, in rows that sum to 1."""
     if head.loss == "bce" and values.shape[1] == 1:
         one = 1 / (1 + np.exp(-values)) if head.logits else values
         values = np.concatenate([1 - one, one], axis=1)

@@ -170,7 +170,7 @@ def _sarif_result(one: Advice) -> dict[str, Any]:
 
 
 def _region(edit: Edit) -> dict[str, int]:
-    """Return the edited region of a file in SARIF's terms."""
+    """Return the region of a file that an edit replaces, as an object in the SARIF format."""
     at = offsets(edit.path.read_bytes().decode())
     return {"charOffset": at[edit.begin], "charLength": at[edit.end] - at[edit.begin]}
 

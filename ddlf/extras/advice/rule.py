@@ -173,7 +173,7 @@ class Advice:
 
     @property
     def severity(self) -> Severity:
-        """Return the severity: ``"E"``, ``"W"`` or ``"I"``."""
+        """Return the severity of the finding: ``"E"`` (error), ``"W"`` (warning) or ``"I"`` (information)."""
         return self.finding.severity or self.rule.severity
 
     @property

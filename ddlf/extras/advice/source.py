@@ -24,7 +24,7 @@ OF_TRAIN = {"optimizer": ("learning_rate", "optimizer", "clipping"), "metric": (
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """A comment that ignores findings of a rule.
+    """A comment in the user's code that tells the adviser to ignore the findings of a rule.
 
     Args:
         position: The comment's line.
@@ -101,7 +101,8 @@ class UserSources:
         return any(_name(call.func) in wanted for file in self.files for call in file.calls)
 
     def position(self, subject: tuple[str, str], facts: AppFacts) -> Position | None:
-        """Return the position of a subject. If the subject is not found, return the position of its method or class."""
+        """Return the position of a finding's subject, such as a layer, in the user's code. If it is not found, return
+        the position of its method or class."""
         what, name = subject
         if self.text is not None:
             if not self.files:
@@ -124,7 +125,7 @@ class UserSources:
         return None if found is None else Position(found[0].path, found[1].lineno)
 
     def class_(self) -> tuple[PythonFile, ast.ClassDef] | None:
-        """Return the app's class."""
+        """Return the definition of the app's class and its file; None if no file defines it."""
         return self._first(lambda node: isinstance(node, ast.ClassDef) and node.name == self.app)
 
     def method(self, name: str) -> tuple[PythonFile, Any] | None:
@@ -144,7 +145,7 @@ class UserSources:
         return None
 
     def value(self, name: str) -> tuple[PythonFile, ast.expr] | None:
-        """Return the value of a name that is assigned only once."""
+        """Return the expression that the user's code assigns to a name, if it assigns the name only once."""
         found = [
             (file, value)
             for file in self.files
@@ -156,7 +157,7 @@ class UserSources:
         return found[0] if len(found) == 1 else None
 
     def compile_call(self) -> tuple[PythonFile, ast.Call] | None:
-        """Return the call of the model's ``compile``."""
+        """Return the call of the model's ``compile`` in the user's code."""
         found = [
             (file, call)
             for file in self.files
@@ -169,7 +170,7 @@ class UserSources:
         return found[0] if found else None
 
     def compiled(self, name: str) -> tuple[PythonFile, ast.expr] | None:
-        """Return the value of an argument of ``compile``."""
+        """Return the expression that the user's code passes to ``compile`` as this argument."""
         if (found := self.compile_call()) is None:
             return None
         file, call = found
@@ -195,7 +196,9 @@ class UserSources:
         return next(((file, node) for file in self.files for node in ast.walk(file.tree) if wanted(node)), None)
 
     def layer(self, layer: LayerFacts, facts: AppFacts) -> tuple[PythonFile, ast.Call] | None:
-        """Return the call that creates a layer, by its name, its arguments, or its order among equal layers."""
+        """Return the call in the user's code that creates a layer. It is found by the layer's name, its arguments, or
+        its order among equal layers.
+        """
         calls = [(file, call) for file in self.files for call in file.calls if _name(call.func) == layer.kind]
         named = [one for one in calls if _constant(argument(one[1], (), "name")) == layer.name]
         if named:
@@ -219,7 +222,7 @@ def positions_of(kind: str) -> tuple[str, ...]:
 
 
 def argument(call: ast.Call, positions: tuple[str, ...], name: str) -> ast.expr | None:
-    """Return the value of an argument of a call."""
+    """Return the expression that a call in the user's code passes as an argument; None if it lacks the argument."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
@@ -269,7 +272,7 @@ def _targets(node: ast.AST) -> set[str]:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield each assigned target with its value."""
+    """Yield each target of an assignment statement with the expression that is assigned to it."""
     if isinstance(node, ast.AnnAssign) and node.value is not None:
         yield node.target, node.value
     if isinstance(node, ast.Assign):
@@ -287,7 +290,7 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 class ModelText:
-    """A model text.
+    """The file of a model text, a model written in DDLF's notation.
 
     Args:
         notation: The loaded text.
@@ -322,7 +325,7 @@ class ModelText:
         return None
 
     def app(self, what: str, name: str) -> Position:
-        """Return the position of a subject, or of the most related line, in a text that is the whole app."""
+        """Return the position of a finding's subject, or of the most related line, if the model text is the whole app."""
         found = self.model(what, name)
         if found is None and what == "setting":
             found = self._first(("train", name))

@@ -1,4 +1,4 @@
-"""Export of Keras models to formats of other programs.
+"""Exports Keras models to the file formats of other programs, such as ONNX.
 
 ``formats`` lists the formats, ``source`` finds the model, ``export`` writes it, and ``verify`` compares the results.
 ``steps`` runs each step in its own process. There, ``keras_model`` loads and writes the model, and ``runtimes`` runs

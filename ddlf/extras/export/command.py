@@ -24,7 +24,7 @@ OF_VERIFY = {"--inputs": "inputs", "--tolerance": "tolerance", "--json": "json"}
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write a model in some formats, and return the exit code."""
+    """Run ``ddlf export``: write a model in the requested formats, and return the exit code."""
     for flag, name in OF_VERIFY.items():
         if not options.verify and getattr(options, name):
             raise ConfigError(f"{flag} has no effect without --verify", hint="add --verify, or leave it out")
@@ -59,7 +59,8 @@ def export(options: argparse.Namespace) -> int:
 
 
 def compare_backends(options: argparse.Namespace) -> int:
-    """Run a model on each Keras backend, print the first layer that differs, and return the exit code."""
+    """Run ``ddlf model compare``: run a model on each Keras backend, print the first layer whose outputs differ, and
+    return the exit code."""
     source = find(options.model, options.code)
     _check_inputs(options.inputs)
     backends = _named(options.backends) if options.backends else installed_backends()
@@ -106,7 +107,8 @@ def _named(text: str) -> list[str]:
 
 
 def _backends(first: str | None) -> list[str]:
-    """Return the installed backends, the reference first. It is the named backend, or the usual one."""
+    """Return the installed Keras backends. The first one is the reference for comparisons: the named backend, or else
+    the usual one."""
     return sorted(installed_backends(), key=lambda name: name != first)
 
 

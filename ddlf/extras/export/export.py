@@ -20,7 +20,7 @@ from ddlf.extras.export.steps import Refused, StepRunner
 
 @dataclass(frozen=True, slots=True)
 class ExportTarget:
-    """A format to write.
+    """A format in which to write the model, with the files to write.
 
     Attributes:
         format: The format.

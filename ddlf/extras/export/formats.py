@@ -140,7 +140,7 @@ FORMATS = {item.name: item for item in ALL}
 
 
 def read(text: str) -> list[Format]:
-    """Return the formats in a comma-separated list of names.
+    """Return the export formats that a comma-separated list names.
 
     Raises:
         ConfigError: A name is unknown, or the list is empty.
@@ -192,12 +192,12 @@ def to_install(distributions: list[str]) -> str:
 
 
 def absent(modules: tuple[str, ...]) -> list[str]:
-    """Return the distributions that contain the missing ones of these modules."""
+    """Return the Python distributions to install, because they contain the missing ones of these modules."""
     return [DISTRIBUTIONS[name][0] for name in modules if not has_module(name)]
 
 
 def version_of(distributions: tuple[str, ...]) -> str:
-    """Return the version of the first installed distribution; empty if none is installed."""
+    """Return the version of the first of these distributions that is installed; empty if none is installed."""
     for name in distributions:
         try:
             return metadata.version(name)

@@ -85,7 +85,7 @@ class Loaded:
 
 
 def load(path: Path, code: Path | None) -> Any:
-    """Load a model; see ``Loaded``.
+    """Load a Keras model from a ``.keras`` file, with the user's own layers if there is a file with them.
 
     Raises:
         ConfigError: Keras cannot load the model, or it was never built.
@@ -111,7 +111,7 @@ def load(path: Path, code: Path | None) -> Any:
 
 
 def own_layers(code: Path) -> dict[str, Any]:
-    """Run a Python file, and return its layers by name, so that the file need not register them.
+    """Run the user's Python file, and return the Keras layers in it by name, so that the file need not register them.
 
     Raises:
         ConfigError: The file raises an error.
@@ -134,7 +134,7 @@ def own_layers(code: Path) -> dict[str, Any]:
 
 
 def _inputs(model: Any, path: Path) -> Any:
-    """Return the inputs of a model in Keras's structure of shapes.
+    """Return the shapes of a model's inputs in the structure in which Keras takes the inputs.
 
     Raises:
         ConfigError: The shapes of the inputs are unknown, because the model was never built.
@@ -159,14 +159,14 @@ def _inputs(model: Any, path: Path) -> Any:
 
 
 def plain(structure: Any) -> Any:
-    """Return a structure of Keras as lists and dicts for JSON."""
+    """Convert a nested structure of Keras to plain lists and dicts, so that it can be written as JSON."""
     if isinstance(structure, dict):
         return {str(key): plain(value) for key, value in structure.items()}
     return [plain(item) for item in structure] if isinstance(structure, list | tuple) else structure
 
 
 def ones(each: InputSpec, batch: int = 2) -> Any:
-    """Return small inputs of ones, to call a model once."""
+    """Return an input array of ones, to call a model once."""
     return keras.ops.ones([batch, *(size or FREE for size in each.shape[1:])], each.dtype)
 
 
@@ -270,7 +270,7 @@ def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
 
 
 def write(loaded: Loaded, format: Format, folder: Path, stem: str, batch: int | None = None) -> None:
-    """Write the files of a format.
+    """Write the files of a model in an export format.
 
     Args:
         loaded: The model.
@@ -297,8 +297,8 @@ def write(loaded: Loaded, format: Format, folder: Path, stem: str, batch: int | 
 
 
 def _free(loaded: Loaded) -> Any:
-    """Return the sizes that torch leaves open: the batch, with one name in all inputs, and axes without a fixed
-    size."""
+    """Return the sizes that the program exported by torch accepts in any number: the batch, with one name in all
+    inputs, and each axis without a fixed size."""
     import torch
 
     batch = torch.export.Dim("batch")

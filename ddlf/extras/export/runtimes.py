@@ -1,4 +1,4 @@
-"""Run exported models in the process of a step.
+"""Runs exported models in the runtimes of other programs, within the process of a step (see ``steps``).
 
 Each function loads a file, and returns a function that takes a list of inputs and returns a list of outputs.
 
@@ -159,7 +159,7 @@ RUNTIMES: dict[str, Callable[[Path, dict[str, Any]], Run]] = {
 
 
 def packed(layout: Any, flat: Sequence[Any]) -> Any:
-    """Return values in a structure whose leaves are their indices in the list."""
+    """Put the values of a list into a structure whose leaves are indices of the list."""
     if isinstance(layout, dict):
         return {key: packed(value, flat) for key, value in layout.items()}
     return [packed(item, flat) for item in layout] if isinstance(layout, list) else flat[layout]
@@ -184,7 +184,8 @@ def unpacked(layout: Any, result: Any) -> list[Any]:
 
 
 def matched(wanted: Sequence[str], there: Sequence[str]) -> list[str]:
-    """Return the names of a runtime in the order of Keras's names.
+    """Return a runtime's names of inputs or outputs in the order of Keras's names, so that values can be passed in the
+    right order.
 
     A runtime's name may contain more than Keras's. If a Keras name is in none or in several of the runtime's names, the
     runtime's order is used.

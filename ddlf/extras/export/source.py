@@ -85,7 +85,7 @@ def find(path: Path, code: Path | None) -> ExportSource:
 
 
 def _written(path: Path, stem: str) -> ExportSource:
-    """Return the facts of a model text."""
+    """Return the model in a model text as an export source, after a check of the text."""
     own, half = provided("layers_of_text", str(path))(path)
     return ExportSource(path, stem, own, half)
 
@@ -107,7 +107,7 @@ def _instead(path: Path) -> str:
 
 
 def _saved(path: Path, stem: str) -> ExportSource:
-    """Read the config of a ``.keras`` file."""
+    """Return the model in a ``.keras`` file as an export source, after reading its config without Keras."""
     try:
         with zipfile.ZipFile(path) as file:
             config = json.loads(file.read("config.json"))

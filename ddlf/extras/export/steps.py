@@ -61,7 +61,7 @@ NOBODY = ("numpy", "absl", "google", "optree")
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A step that failed in a package.
+    """The result of an export step that failed inside a package, such as tf2onnx.
 
     Attributes:
         who: The package that failed.
@@ -88,7 +88,7 @@ class StepRunner:
         self.code = code
 
     def do(self, name: str, backend: str, **job: Any) -> dict[str, Any] | Refused:
-        """Run a step.
+        """Run a step of the export in its own process, and return its result.
 
         Args:
             name: The name of the step's files, unique for each step.
@@ -149,7 +149,7 @@ def main(job_file: Path) -> None:
 
 
 def _build(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
-    """Save the model of a text."""
+    """Build the Keras model of a model text, and save it as a ``.keras`` file."""
     from ddlf.extras import provided
     from ddlf.extras.export.keras_model import own_layers
 
@@ -232,7 +232,8 @@ def _read(path: Path) -> list[Any]:
 
 
 def _run_all(run: Callable[[list[Any]], Sequence[Any]], job: dict[str, Any], job_file: Path) -> list[float]:
-    """Run all batches, save their outputs, and return the median time of each without its first run."""
+    """Run the model on a batch of each size, and save the outputs. Return the median time of each size, without its
+    first run."""
     seconds = []
     for batch in job["batches"]:
         flat = _read(_inputs_of(job_file.parent, batch))
@@ -247,7 +248,7 @@ def _run_all(run: Callable[[list[Any]], Sequence[Any]], job: dict[str, Any], job
 
 
 def refusal(error: BaseException) -> dict[str, str]:
-    """Return the installed package whose code raised an error, and the relevant sentence."""
+    """Return the name of the installed package whose code raised an error, and the relevant sentence of its message."""
     who = "Python"
     for frame in traceback.extract_tb(error.__traceback__):
         _, installed, inside = frame.filename.replace(os.sep, "/").rpartition("/site-packages/")

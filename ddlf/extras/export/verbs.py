@@ -1,4 +1,4 @@
-"""``ddlf export`` and ``ddlf model compare``: options and examples. Imports nothing heavy."""
+"""Defines the options and examples of ``ddlf export`` and ``ddlf model compare``. Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The result of one run.
+    """The result of running the model once, in Keras or in the runtime of an export format.
 
     Attributes:
         what: ``"keras"``, or the name of a format.

@@ -52,7 +52,9 @@ EXTRA = Extra(
 
 
 def provide(name: str) -> Any:
-    """Return one of the public names, or ``multiplied``, to another part."""
+    """Return a public class or function of this package, or ``multiplied``, to another optional part that asks for it
+    by name.
+    """
     if name == "multiplied":
         from ddlf.extras.stabilisers.multipliers import multiplied
 
@@ -61,7 +63,7 @@ def provide(name: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used."""
+    """Import the module of a public name when the name is first used, because it imports Keras."""
     if name not in _HOMES:
         raise AttributeError(f"module 'ddlf.extras.stabilisers' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"ddlf.extras.stabilisers.{_HOMES[name]}"), name)

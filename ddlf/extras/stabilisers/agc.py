@@ -35,7 +35,7 @@ class AGC(Wrapper):
         self.last = None if last is None else list(last)
 
     def begin(self, variables: list[Any]) -> None:
-        """Implement ``Wrapper.begin``."""
+        """Find the weights whose gradients are not clipped. Implements ``Wrapper.begin``."""
         layers = [one.path.rpartition("/")[0] for one in variables if not is_spared(one)]
         named = [layers[-1]] if self.last is None else self.last
         if missing := [name for name in named if not any(_is_in(layer, name) for layer in layers)]:
@@ -49,7 +49,7 @@ class AGC(Wrapper):
         }
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:
-        """Implement ``Wrapper.change``."""
+        """Clip the gradients, and let the inner optimizer apply them. Implements ``Wrapper.change``."""
         self.inner_optimizer.apply([self._clipped(g, v) for g, v in zip(gradients, variables, strict=True)], variables)
 
     def _clipped(self, gradient: Any, variable: Any) -> Any:
@@ -59,7 +59,7 @@ class AGC(Wrapper):
         return whole * self.rule.factor(whole, keras.ops.convert_to_tensor(variable), keras.ops)
 
     def options(self) -> dict[str, Any]:
-        """Implement ``Wrapper.options``."""
+        """Return the arguments to save with the optimizer. Implements ``Wrapper.options``."""
         return {"share": self.rule.share, "last": self.last}
 
 

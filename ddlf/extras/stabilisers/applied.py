@@ -20,7 +20,7 @@ MARK = "_ddlf_stabilised"
 
 
 def ready_model(app: App, model: Any) -> None:
-    """Apply the app's settings to the optimizer of its model; see ``stabilised``."""
+    """Apply the app's settings ``schedule``, ``clip`` and ``multipliers`` to the optimizer of its model."""
     stabilised(model, *(getattr(app, name, None) for name in ("schedule", "clip", "multipliers")))
 
 

@@ -18,7 +18,8 @@ from ddlf.training.slot.optimizers import read_position
 
 
 def depths(model: Any) -> dict[str, tuple[int, int]]:
-    """Return for each trained layer the longest paths from an input and to an output, counted in layers.
+    """Return the depth of each trained layer by name: the lengths of its longest paths from an input and to an output,
+    counted in layers.
 
     Args:
         model: A built Sequential or functional model. The layers of a nested model count one by one.
@@ -135,15 +136,15 @@ class Unfreezing(Wrapper):
         return cls(optimizer, [factors(known, share) for share in shares], steps)
 
     def plan(self, steps: int, epochs: int) -> None:
-        """Implement ``RunSchedule.plan``."""
+        """Set the number of steps of the run, so that each part has the same length. Like ``RunSchedule.plan``."""
         self.held, self.steps = None, steps
 
     def begin(self, variables: list[Any]) -> None:
-        """Implement ``Wrapper.begin``."""
+        """Find the factors of each weight in all parts of the run. Implements ``Wrapper.begin``."""
         self._by_key = {self._var_key(one): [factor_of(one.path, stage) for stage in self.stages] for one in variables}
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:
-        """Implement ``Wrapper.change``."""
+        """Take a step with the factors of the current part of the run. Implements ``Wrapper.change``."""
         stage = self._stage()
         mine = [(v, self._by_key[self._var_key(v)]) for v in variables]
         others = [(v, levels) for v, levels in mine if set(levels) != {1.0}]
@@ -169,12 +170,12 @@ class Unfreezing(Wrapper):
         return keras.ops.cast(keras.ops.clip(keras.ops.floor((step - 1) * parts / steps), 0, parts - 1), "int32")
 
     def options(self) -> dict[str, Any]:
-        """Implement ``Wrapper.options``."""
+        """Return the arguments to save with the optimizer. Implements ``Wrapper.options``."""
         return {"stages": self.stages, "steps": self.steps}
 
 
 def _part(level: float) -> Any:
-    """Return a function from the old and the new weight to the weight between them.
+    """Return a function that moves a weight only a share ``level`` of the way from its old to its new value.
 
     A frozen weight keeps its bits, and a free one has the bits of the inner optimizer.
     """

@@ -47,7 +47,7 @@ class Multipliers(Wrapper):
                 raise ConfigError(f"the factor of {key!r} must be finite and 0 or more, got {factor}")
 
     def begin(self, variables: list[Any]) -> None:
-        """Implement ``Wrapper.begin``."""
+        """Find the factor of each weight. Implements ``Wrapper.begin``."""
         paths = [one.path for one in variables]
         if unknown := [key for key in self.factors if not any(is_part(key, path) for path in paths)]:
             raise ConfigError(
@@ -59,11 +59,11 @@ class Multipliers(Wrapper):
             raise ConfigError("all weights are frozen, so there is no weight to train", hint="leave one factor above 0")
 
     def stepped(self, variables: list[Any]) -> list[Any]:
-        """Implement ``Wrapper.stepped``."""
+        """Return the weights whose factor is not 0. Implements ``Wrapper.stepped``."""
         return [one for one in variables if self._by_key[self._var_key(one)]]
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:
-        """Implement ``Wrapper.change``."""
+        """Take a step of the inner optimizer, and multiply it by the factors. Implements ``Wrapper.change``."""
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if self._by_key[self._var_key(v)]]
         others = [(v, self._by_key[self._var_key(v)]) for _, v in pairs if self._by_key[self._var_key(v)] != 1]
         before = [keras.ops.copy(v) for v, _ in others]  # the inner optimizer updates weights in place
@@ -72,12 +72,12 @@ class Multipliers(Wrapper):
             variable.assign(old + factor * (keras.ops.convert_to_tensor(variable) - old))
 
     def options(self) -> dict[str, Any]:
-        """Implement ``Wrapper.options``."""
+        """Return the arguments to save with the optimizer. Implements ``Wrapper.options``."""
         return {"factors": self.factors}
 
 
 def is_part(key: str, path: str) -> bool:
-    """Return whether a name matches a weight: the weight's own name, its layer's, or that of an enclosing model."""
+    """Return whether a name matches a weight: it may be the name of the weight, of its layer, or of an enclosing model."""
     return f"/{key}/" in f"/{path}/"
 
 

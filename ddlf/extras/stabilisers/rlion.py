@@ -47,14 +47,16 @@ class Rlion(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.beta_1, self.beta_2, self.slope = beta_1, beta_2, slope
 
     def build(self, variables: Any) -> None:
-        """Override Keras's ``build``."""
+        """Create the momentum of each weight. Overrides Keras's ``build``."""
         if self.built:
             return
         super().build(variables)
         self.momenta = self.add_optimizer_variables(variables, "momentum")
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Override Keras's ``update_step``. Keras has already applied the weight decay."""
+        """Update a weight with its gradient. Overrides Keras's ``update_step``; Keras has already applied the weight
+        decay.
+        """
         ops = keras.ops
         rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(dense(gradient), variable.dtype)
         momentum = self.momenta[self._get_variable_index(variable)]

@@ -46,12 +46,12 @@ class RollingClip(Wrapper):
         self.rule = Rolling(decay=decay, first=first, later=later, warm=warm)
 
     def begin(self, variables: list[Any]) -> None:
-        """Implement ``Wrapper.begin``."""
+        """Create the variables for the rolling mean and spread of the norm. Implements ``Wrapper.begin``."""
         self.norms = self.add_variable((2,), name="norms", dtype="float32")  # mean and spread
         self.count = self.add_variable((), name="count", dtype="int32")
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:
-        """Implement ``Wrapper.change``."""
+        """Clip the gradients, and let the inner optimizer apply them. Implements ``Wrapper.change``."""
         norm = self._norm(gradients, variables)
         if keras.backend.backend() == "tensorflow":
             keras.ops.cond(keras.ops.isfinite(norm), lambda: self._step(gradients, variables, norm), lambda: None)
@@ -90,5 +90,5 @@ class RollingClip(Wrapper):
         return keras.ops.sqrt(sum(squares[1:], squares[0]))
 
     def options(self) -> dict[str, Any]:
-        """Implement ``Wrapper.options``."""
+        """Return the arguments to save with the optimizer. Implements ``Wrapper.options``."""
         return {name: getattr(self.rule, name) for name in ("decay", "first", "later", "warm")}

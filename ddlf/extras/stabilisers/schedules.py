@@ -1,4 +1,4 @@
-"""A learning rate schedule in fractions of the run.
+"""A learning rate schedule whose phases, such as the warm-up, are given as fractions of the run.
 
 It knows the number of steps of a slot. Runs wherever a model is.
 """

@@ -21,7 +21,7 @@ GAMMA = 2.0
 
 
 def spread(errors: Any) -> float:
-    """Return a spread of errors that is robust against outliers: ``1.4826 median |e - median e|``.
+    """Return the spread of errors, measured so that outliers hardly count: ``1.4826 median |e - median e|``.
 
     Raises:
         ConfigError: There is no finite error.
@@ -34,7 +34,8 @@ def spread(errors: Any) -> float:
 
 
 def huber_delta(model: Any, x: Any, y: Any, batch_size: int = 256) -> float:
-    """Return delta of the Huber loss: 1.345 times the spread of a briefly trained model's errors on some samples.
+    """Return a good delta for the Huber loss: 1.345 times the spread of a briefly trained model's errors on some
+    samples.
 
     Args:
         model: A Keras model. None takes the errors of a constant prediction, the median.

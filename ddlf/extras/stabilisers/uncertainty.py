@@ -72,7 +72,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
 
     @property
     def wrapped_model(self) -> Any:
-        """Return the model inside; see ``ddlf.training.slot.optimizers.unwrapped``."""
+        """Return the wrapped model, so that ``ddlf.training.slot.optimizers.unwrapped`` can find it."""
         return self.inner
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
@@ -80,7 +80,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         return self.inner(inputs, training=training)
 
     def compile(self, optimizer: Any = "rmsprop", loss: Any = None, loss_weights: Any = None, **kwargs: Any) -> None:
-        """Override Keras's ``compile``."""
+        """Compile the model with a loss for each output. Overrides Keras's ``compile``."""
         if loss_weights is not None:
             raise ConfigError(
                 "loss_weights has no effect: uncertainty weighs the losses", hint="leave loss_weights out"
@@ -107,7 +107,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        """Override Keras's ``compute_loss``."""
+        """Return the weighed sum of the losses. Overrides Keras's ``compute_loss``."""
         labels, outputs = self._in_order(y), self._in_order(y_pred)
         weights = (
             self._in_order(sample_weight) if keras.tree.is_nested(sample_weight) else [sample_weight] * len(labels)
@@ -122,7 +122,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         )
 
     def _in_order(self, given: Any) -> list[Any]:
-        """Return the values for each output in the order of the output names."""
+        """Return values that are given for each output, such as labels, in the order of the output names."""
         return [given[name] for name in self.output_names] if isinstance(given, Mapping) else list(given)
 
     def get_config(self) -> dict[str, Any]:

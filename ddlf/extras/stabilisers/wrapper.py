@@ -107,7 +107,7 @@ class Wrapper(keras.optimizers.Optimizer):  # type: ignore[misc]
 
 
 def is_spared(variable: Any) -> bool:
-    """Return whether a weight is excluded from clipping."""
+    """Return whether a weight is marked to be excluded from clipping, such as the log variances of ``Uncertain``."""
     return SPARED in str(getattr(variable, "path", variable.name))
 
 

@@ -1,6 +1,7 @@
 """Models as text: ``language`` reads and checks a text, ``conversion`` makes a Keras model of it and back, ``training`` trains it.
 
-``verbs`` declares the commands of ``ddlf model``, and ``command`` runs them.
+A model text is a model written in DDLF's notation, in a ``.nnm`` file. ``verbs`` declares the commands of ``ddlf
+model``, and ``command`` runs them.
 """
 
 from ddlf.extras import Extra

@@ -42,11 +42,11 @@ OTHERS = {
 
 
 def opened(path: Path, layers: Path | None = None) -> Model:
-    """Return the model in a file of any kind, without weights.
+    """Read the model from a ``.nnm``, ``.keras`` or ``.safetensors`` file, and return its description without weights.
 
     Raises:
         ConfigError: The file cannot be read.
-        NotationError: Its text has mistakes, or a text cannot contain its model.
+        NotationError: The model text in the file has mistakes, or a Keras model has a part that the notation lacks.
     """
     if path.suffix == WEIGHTS:
         return read(weights.load(path)[0], str(path))
@@ -61,18 +61,19 @@ def opened(path: Path, layers: Path | None = None) -> Model:
 
 
 def _check_kind(path: Path) -> None:
-    """Refuse a file with an unknown suffix."""
+    """Refuse a file of another program, such as ``.h5``, that these commands cannot read. The suffix tells."""
     if why := OTHERS.get(path.suffix.lower()):
         raise ConfigError(f"{path} is {why}", hint="models are texts (.nnm), .keras and .safetensors")
 
 
 def provide(name: str) -> Any:
-    """Return ``layers_of_text`` or ``model_of_text`` to another part."""
+    """Return the function ``layers_of_text`` or ``model_of_text`` to another optional part that asks for it by name."""
     return {"layers_of_text": layers_of_text, "model_of_text": model_of_text}.get(name)
 
 
 def layers_of_text(path: Path) -> tuple[tuple[str, ...], tuple[str, str] | None]:
-    """Return a text's custom layers, and its first layer in 16 bits with its type; None without such a layer.
+    """Return the names of the custom layers in a model text, and its first layer that computes in 16 bits with its
+    type. The latter is None without such a layer.
 
     Raises:
         NotationError: The text has mistakes.
@@ -93,14 +94,14 @@ def layers_of_text(path: Path) -> tuple[tuple[str, ...], tuple[str, str] | None]
 
 
 def model_of_text(path: Path) -> Any:
-    """Return the Keras model of a text, with initial weights."""
+    """Build the Keras model that a model text describes, with initial weights."""
     from ddlf.extras.text.conversion.build import build
 
     return build(load(path))
 
 
 def check(options: argparse.Namespace) -> int:
-    """Report the mistakes in some texts; return the exit code."""
+    """Run ``ddlf model check``: report the mistakes in model texts, and return the exit code."""
     code = 0
     for path in options.files:
         try:
@@ -116,7 +117,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def format(options: argparse.Namespace) -> int:
-    """Write texts in the standard form, and return the exit code."""
+    """Run ``ddlf model format``: write model texts in the standard form, and return the exit code."""
     code = 0
     for path in options.files:
         before = read_bytes(path)
@@ -133,7 +134,7 @@ def format(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Show the layers of a model, and return the exit code."""
+    """Run ``ddlf model show``: print the layers of a model, and return the exit code."""
     model = opened(options.file, options.layers)
     if options.json:
         print(json.dumps(_facts(model)))
@@ -215,7 +216,7 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Print the differences between two models, and return 1 if there are any."""
+    """Run ``ddlf model diff``: print the differences between two models, and return 1 if there are any."""
     lines = differences(opened(options.one, options.layers), opened(options.other, options.layers))
     for line in lines:
         print(line)
@@ -223,7 +224,7 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def convert(options: argparse.Namespace) -> int:
-    """Convert a model to a file of another kind, and return the exit code."""
+    """Run ``ddlf model convert``: write a model to a file of another kind, and return the exit code."""
     source, target = options.file, options.target
     for path in (source, target):
         _check_kind(path)
@@ -267,7 +268,7 @@ def convert(options: argparse.Namespace) -> int:
 
 
 def _made(source: Path, options: argparse.Namespace) -> tuple[str, Any]:
-    """Return the text of a model, and the Keras model."""
+    """Return the model in a file both as a model text and as a Keras model, to convert it."""
     if source.suffix == KERAS:
         from ddlf.extras.text.conversion.describe import describe
 
@@ -317,7 +318,7 @@ def _check_layers(layers: Path | None) -> None:
 
 
 def _register(layers: Path | None) -> None:
-    """Run the user's file that registers custom layers."""
+    """Run the user's Python file of ``--layers``, which registers custom layers with Keras."""
     _check_layers(layers)
     if layers is not None:
         runpy.run_path(str(layers), run_name=layers.stem)

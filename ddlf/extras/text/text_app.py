@@ -1,4 +1,6 @@
-"""Makes an app of a model as text, for ``ddlf run model.nnm``. Runs on the master and, in executors, on workers."""
+"""Makes an app (``IApp``) from a model text, for ``ddlf run model.nnm``. Runs on the master and, in executors, on
+workers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from ddlf.extras.text.training.notation import Notation, load_notation, not_open
 
 
 class TextApp(IApp):
-    """The app of a model as text. Each text gets its own subclass with the settings of its block ``train``.
+    """An app that trains the model of a model text. Each text gets its own subclass, with the settings of its block
+    ``train``.
 
     Attributes:
         takes_data: Whether the text may name the data.
@@ -45,7 +48,7 @@ class TextApp(IApp):
         self.source: DataSource | None = None
 
     def settle(self) -> None:
-        """Read the data, convert it for the text, and decide the open keys, before the run starts.
+        """Read the data, convert it for the model text, and decide the open keys, before the run starts.
 
         Raises:
             ConfigError: No data is named, or the named data does not exist.
@@ -96,7 +99,7 @@ class TextApp(IApp):
 
 
 def app_of(path: Path, data: str | None = None) -> type[TextApp]:
-    """Return the app class of a text.
+    """Return the app class that trains the model of a model text.
 
     Args:
         path: The path of the text.
@@ -135,7 +138,7 @@ def _source(name: str | None, notation: Notation) -> DataSource:
 
 
 def _spelled(value: Any) -> str:
-    """Return the value of an attribute in the notation of a text."""
+    """Return the value of an attribute in the notation of a model text."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_spelled, value))}]"
     return str(value)

@@ -1,4 +1,4 @@
-"""``ddlf model``: its actions, their options and examples. Imports nothing heavy."""
+"""Defines the actions of ``ddlf model`` with their options and examples. Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All rules, in the order of the documentation. Pure."""
+"""Lists all rules of the adviser, in the order of the documentation. Pure."""
 
 import itertools
 

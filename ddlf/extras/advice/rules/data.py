@@ -190,7 +190,7 @@ def _all_the_same(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _standardizing(facts: AppFacts, array: ArrayFacts) -> tuple[Change, ...]:
-    """Return code that standardizes each feature, or each channel of pictures and sequences.
+    """Return the change of the user's code that standardizes each feature, or each channel of pictures and sequences.
 
     Empty if the app has several input arrays.
     """
@@ -288,7 +288,7 @@ def _large_targets(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _out_of_steps(facts: AppFacts) -> Iterator[Finding]:
-    """Yield targets that the last layer cannot reach in all steps.
+    """Yield findings about large targets that the last layer cannot reach within the steps of the run.
 
     With Adam, a step moves a weight by at most the rate.
     """
@@ -381,7 +381,8 @@ def _is_trivial(facts: AppFacts) -> bool:
 
 
 def _is_counted(facts: AppFacts) -> bool:
-    """Return whether inputs are whole numbers, such as tokens and categories, with few combinations."""
+    """Return whether the inputs are whole numbers with few combinations, such as tokens and categories. Equal samples
+    are then no mistake."""
     return all(one.whole and len(one.sample) == 1 for one in facts.of("x", "train"))
 
 

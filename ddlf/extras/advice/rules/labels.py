@@ -302,7 +302,8 @@ def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
 def _squeezed(
     target: tuple[int, ...], output: tuple[int | None, ...]
 ) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-    """Return shapes as Keras compares them. Keras drops a last axis of 1 that the other side lacks."""
+    """Return the shapes of target and output in the form in which Keras compares them: it drops a last axis of size 1
+    that the other shape lacks."""
     if len(output) == len(target) + 1 and output[-1] == 1:
         output = output[:-1]
     if len(target) == len(output) + 1 and target[-1] == 1:

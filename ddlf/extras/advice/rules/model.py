@@ -125,7 +125,7 @@ def _small_field(facts: AppFacts) -> Iterator[Finding]:
 
 
 def hidden(facts: AppFacts) -> list[LayerFacts]:
-    """Return the layers with kernels that other layers follow."""
+    """Return the hidden layers: the layers with a kernel that other layers follow."""
     last = {head.layer for head in facts.heads}
     return [
         one
@@ -452,7 +452,7 @@ def _other_shape(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _before(facts: AppFacts, layer: LayerFacts, through: frozenset[str] = frozenset()) -> LayerFacts | None:
-    """Return the only input layer of a layer, if no other layer reads it."""
+    """Return the layer before a layer, if it is the only input and no other layer reads it."""
     while len(layer.reads) == 1 and (found := facts.layer(layer.reads[0])) is not None:
         if len(facts.readers(found.name)) != 1:
             return None
@@ -463,7 +463,9 @@ def _before(facts: AppFacts, layer: LayerFacts, through: frozenset[str] = frozen
 
 
 def _longest(facts: AppFacts, counts: Callable[[LayerFacts], bool], breaks: Callable[[LayerFacts], bool]) -> list[str]:
-    """Return the longest chain of successive layers that count. A breaking layer starts a new chain."""
+    """Return the names of layers in the longest chain of successive layers that ``counts`` accepts. A layer that
+    ``breaks`` accepts starts a new chain.
+    """
     best: dict[str, list[str]] = {}
     for layer in facts.layers:
         before = max((best.get(name, []) for name in layer.reads), key=len, default=[])
@@ -511,7 +513,7 @@ def _pairs(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _all_linear(facts: AppFacts) -> Iterator[Finding]:
-    """Yield a model without any activation.
+    """Yield a finding if the whole model has no activation.
 
     Pooling, skips or normalization hide it from the rule that compares neighbours.
     """
@@ -759,7 +761,8 @@ def _fails(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _has_a_floor(facts: AppFacts) -> bool:
-    """Return whether the loss cannot fall to 0. Targets between 0 and 1 have an entropy; a backbone may be frozen."""
+    """Return whether the loss of a right model stays above 0: the cross-entropy of targets between 0 and 1 does, and a
+    frozen backbone may prevent memorizing."""
     kinds = {array.labels.kind for array in facts.of("y", "train") if array.labels is not None}
     soft = any(head.loss in ("bce", "cce") for head in facts.heads) and bool(kinds & {"real", "shares"})
     trained, all_of_them = (sum(getattr(one, name) for one in facts.layers) for name in ("trained", "parameters"))

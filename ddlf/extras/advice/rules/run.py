@@ -1,6 +1,6 @@
 """Watches a run: checks the rules of class R after each record, and reports each finding once.
 
-This is a sink of records; it runs on the master.
+It receives each record (the metrics of a round or an epoch) as a sink, and runs on the master.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ RUN_RULES = (not_finite, _diverging, _oscillating, _stuck, _overfitting, _stale)
 
 @contextlib.contextmanager
 def watched(app: App) -> Iterator[None]:
-    """Report findings in the records of the app's run; a context manager.
+    """Report, within this context, the findings that the rules of class R yield for the records of the app's run.
 
     In a plain round, this is the only file of the adviser that runs.
     """

@@ -311,7 +311,8 @@ def _callbacks(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _class_weights(facts: AppFacts) -> tuple[Mapping[int, float], dict[int, int]]:
-    """Return the weights and the sizes of classes; both empty without weights or without classes."""
+    """Return the class weights that the user set, and the number of samples of each class. Both are empty if the user
+    set no weights, or the labels are not classes."""
     given = facts.settings.get("class_weight")
     labels = next((one.labels for one in facts.of("y", "train")), None)
     if not given or labels is None or labels.kind not in ("numbers", "one_hot"):

@@ -1,4 +1,4 @@
-"""Builds a Keras model from a text, with a layer for each node of the graph. Runs where models are made."""
+"""Builds a Keras model from a model text, with a layer for each node of the graph. Runs where models are made."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build(
     initial: str | None = None,
     places: dict[str, int] | None = None,
 ) -> Any:
-    """Return the Keras model that a text describes, without compiling it.
+    """Return the Keras model that a model text describes, without compiling it.
 
     A model with one input takes an array. A model with several inputs takes a dict by the names of their blocks.
     Outputs have the same structure, unless a statement ``model`` defines another one.
@@ -72,13 +72,15 @@ def build(
 
 
 def scaling_of(value: Value | None, inputs: Sequence[str]) -> dict[str, Call]:
-    """Return the scaling layer of each input, from the text's single layer or its list in the order of the inputs."""
+    """Return the scaling layer of each input, from the model text's single layer or its list in the order of the
+    inputs.
+    """
     each = value.values if isinstance(value, Items) else () if value is None else (value,)
     return {name: layer for name, layer in zip(inputs, each, strict=False) if isinstance(layer, Call)}
 
 
 def initial_of(value: Value | None) -> str:
-    """Return the initializer of weights that a text names; empty if the activation determines it."""
+    """Return the initializer of weights that a model text names; empty if the activation determines it."""
     return value.name if isinstance(value, Word) and value.name != "by_activation" else ""
 
 
@@ -156,7 +158,7 @@ class _Building:
         return model
 
     def _completed(self, make: Any) -> Any:
-        """Return the model with the options of its statement."""
+        """Return a built model with the options of its statement ``model`` in the model text, such as its name."""
         options = {arg.key: valued(arg.value, self._model) for arg in self.form.options}
         dtype = options.pop("dtype", None) if self.form.kind in ("Sequential", FUNCTIONAL) else None
         model = None
@@ -170,7 +172,7 @@ class _Building:
         return model
 
     def _model(self, call: Call | Node) -> Any:
-        """Return the model that a block defines, which is made only once; None if the block defines none."""
+        """Return the Keras model that a block defines. It is built only once; None if the block defines no model."""
         name = call.name if isinstance(call, Call) else call.operator
         if name in self.text.parts and name not in self.models:
             form, graph = self.text.parts[name]
@@ -227,7 +229,9 @@ class _Building:
         return several[int(index.value)] if isinstance(several, list) else several
 
     def _learned(self, number: int, made: Any) -> None:
-        """Compare a shape with the text's. If only Keras knew it, infer the shapes that follow."""
+        """Compare a layer's output shape in Keras with the shape in the model text. If the text lacks it, infer the
+        next shapes from it.
+        """
         node = self.graph.nodes[number]
         self._hold(node.wanted, made, node.call, node.operator)
         if node.operator not in OPERATORS and (node.shape is None or None in node.shape):
@@ -297,7 +301,7 @@ class _Building:
         return name
 
     def _hold(self, wanted: Any, made: Any, at: int, what: str) -> None:
-        """Report a shape that differs from the shape in the text."""
+        """Report a mistake if a shape in Keras differs from the shape in the model text."""
         if wanted is None or made is None:
             return
         result = tuple(made.shape[1:])
@@ -309,7 +313,7 @@ class _Building:
             )
 
     def _know(self, number: int, shape: tuple[int | None, ...]) -> None:
-        """Infer the following shapes again, with a shape that only Keras knew."""
+        """Infer the shapes of the next layers again, after Keras has computed a shape that DDLF could not infer."""
         nodes = list(self.graph.nodes)
         nodes[number] = replace(nodes[number], wanted=shape, shape=shape)
         if all(node.operator not in OPERATORS for node in nodes[number + 1 :]):
@@ -323,12 +327,12 @@ class _Building:
 
 
 def _first(made: Any) -> Any:
-    """Return the first of several tensors."""
+    """Return the first tensor of a layer's output, if it is a list of tensors."""
     return made[0] if isinstance(made, list) else made
 
 
 def _structure(value: Value | None, tensors: dict[str, Any], block: str) -> Any:
-    """Return tensors in the structure that a text passes to a model: one tensor, a list or a dict."""
+    """Return tensors in the structure that a model text passes to a model: one tensor, a list or a dict."""
     if isinstance(value, Items):
         return [_structure(item, tensors, block) for item in value.values]
     if isinstance(value, Call):
@@ -385,7 +389,9 @@ def initial_values(graph: Graph, number: int, written: str = "") -> Sequence[str
 
 
 def _activation(graph: Graph, number: int) -> str:
-    """Return the first layer after a node, skipping sums, normalizations and reshapes."""
+    """Return the operator of the first layer after a node, such as ``relu``, which determines the node's initial
+    weights. Sums, normalizations and reshapes are skipped.
+    """
     readers = consumers(graph.nodes)
     while len(readers.get(number, ())) == 1:
         number = readers[number][0]

@@ -1,7 +1,7 @@
 """Writes the text of a Keras model. Each chain of layers between branches is one block. Runs where models are made.
 
-The text is parsed again and compared with the model, so that it describes the model completely. The key of a tensor is
-its layer, the number of the layer's call, and its number among the call's tensors.
+The model text is parsed again and compared with the model, so that it describes the model completely. The key of a
+tensor is its layer, the number of the layer's call, and its number among the call's tensors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RESERVED = {*PLAIN, *OPERATORS, TRAIN, IT, "activation", "with"}
 
 
 def describe(model: Any) -> str:
-    """Return the text of a Sequential or functional model, without weights and the arguments of ``compile``.
+    """Write a Sequential or functional Keras model as a model text, without weights and the arguments of ``compile``.
 
     Args:
         model: The Keras model, which must have an input shape.
@@ -67,7 +67,7 @@ def describe(model: Any) -> str:
 
 
 class CannotComeBack(CannotBeWritten):
-    """Building the text of a model gives another model.
+    """Building the text of a model gives a different model, so the model text does not describe it.
 
     What to do:
         Check the layer that the sentence names. Its config may lack an argument.
@@ -122,7 +122,7 @@ def _serialized(model: Any) -> Config:
 
 
 class _Text:
-    """Writes all models of a text. The described model comes first."""
+    """Writes a Keras model and its nested models as one model text. The described model comes first."""
 
     def __init__(self, names: Counter[str], way: _Way) -> None:
         self.names, self.way = names, way
@@ -190,7 +190,7 @@ class _Text:
         lines[:] = [f"{line};" for line in lines]
 
     def _own(self, model: Any, block: str) -> None:
-        """Record the model of each layer. A layer can belong to only one model."""
+        """Record which model each layer belongs to. A layer that belongs to two models cannot be written."""
         self.known[id(model)] = block
         for layer in model.layers:
             if not isinstance(layer, keras.Model) and self.known.setdefault(id(layer), block) != block:
@@ -207,11 +207,13 @@ class _Text:
         return kind_of(entry, operators=self.way.operators)
 
     def is_operator(self, entry: Config) -> bool:
-        """Return whether a layer is written as an operator."""
+        """Return whether a layer is written as an operator of the notation, rather than as a Keras layer."""
         return self.way.operators and is_operator(entry)
 
     def layer(self, entry: Config, name: str, shape: Any, to: Sequence[str] = ()) -> Call:
-        """Return a layer with its arguments, and with its name if the text must contain it."""
+        """Return a layer with its arguments as the model text shows it. Its name is included only if Keras would choose
+        another one.
+        """
         what = f"the layer {entry['config'].get('name', entry.get('name'))!r}"
         if self.is_operator(entry):
             call = respelled(entry["config"], shape[1:], to, lambda value: self.writer.value(value, what))
@@ -221,7 +223,7 @@ class _Text:
         return Call(call.name, (*call.args, *([Arg("name", named(name), 0)] * bool(name))), 0)
 
     def input(self, entry: Config, block: str) -> str:
-        """Return the statement value of an input."""
+        """Return the value of the statement that declares an input, with its type and shape."""
         config = entry["config"]
         said = "" if config["dtype"] == "float32" else f"{config['dtype']} "
         said += f"shape={_shape(config['batch_shape'])}"
@@ -231,7 +233,7 @@ class _Text:
         return said + ("" if config["name"] == block else f" name={spelled(named(config['name']))}")
 
     def free(self, name: str) -> str:
-        """Return an unused block name."""
+        """Return a block name that is still unused in the model text, made from this name."""
         base = re.sub(r"\W", "_", name, flags=re.ASCII).lstrip("_0123456789") or "block"
         base = base[0].lower() + base[1:]
         made, count = base, 1
@@ -243,7 +245,7 @@ class _Text:
 
 
 class _Functional:
-    """Writes a functional model in blocks."""
+    """Writes a functional Keras model as blocks of a model text, one for each chain of layers."""
 
     def __init__(self, text: _Text, config: Config, model: Any, block: str, lines: list[str], call: Call) -> None:
         self.text, self.config, self.model, self.block, self.lines, self.call = text, config, model, block, lines, call
@@ -283,7 +285,9 @@ class _Functional:
         return f"{last.layer}_again" if last.call else last.layer
 
     def _explicit(self) -> set[str]:
-        """Return the layers whose names the text needs: other calls use them, or ``build`` would choose other names."""
+        """Return the layers whose names the model text needs: other calls use them, or ``build`` would choose other
+        names.
+        """
         firsts = [unit for chain in self.chains for unit in chain if not (unit.is_input or unit.tensor or unit.call)]
         again = {unit.layer for chain in self.chains for unit in chain if unit.call}
         taken = {self.blocks[chain[-1].key] for chain in self.chains if chain[0].is_input}
@@ -359,7 +363,7 @@ class _Functional:
         return String(made.name, 0) if isinstance(made, Word) and made.name not in PLAIN else made
 
     def _structure(self, value: Any) -> Value:
-        """Return the model's inputs or outputs in its structure: one, a list or a dict."""
+        """Return the names of the model's inputs or outputs in the model's structure: a single name, a list or a dict."""
         key = key_of(value, self.entries)
         if key is not None:
             return Word(self.blocks[self.chains.end[key]], 0)
@@ -438,7 +442,7 @@ def key_of(value: Any, entries: dict[str, Any] | None = None) -> Key | None:
 
 
 def leaves(structure: Any, tensors: Any, entries: dict[str, Any]) -> Iterator[tuple[Key, Any]]:
-    """Yield each output of a model with its tensor."""
+    """Yield the key of each output of a model, with the output's tensor."""
     key = key_of(structure, entries)
     if key is not None:
         yield key, tensors
@@ -451,7 +455,7 @@ def leaves(structure: Any, tensors: Any, entries: dict[str, Any]) -> Iterator[tu
 
 
 def units_of(entries: dict[str, Any]) -> dict[Key, Unit]:
-    """Return each unit of a model that returns a tensor."""
+    """Return the units (calls and inputs) of a model that return a tensor, by the tensor's key."""
     units: dict[Key, Unit] = {}
     for name, entry in entries.items():
         calls = entry["inbound_nodes"] or [{"args": [], "kwargs": {}}]
@@ -543,7 +547,7 @@ class Chains(list[list[Unit]]):
 
 
 def _sorted(needs: dict[Key, list[Key]], ends: list[Key]) -> list[Key] | None:
-    """Sort chains after the chains that they need, from inputs to each end in turn; return None for a circle."""
+    """Return the chains in an order in which each one comes after the chains that it needs; None if they form a circle."""
     done: dict[Key, None] = {}
     inputs = [key for key, wanted in needs.items() if not wanted]
     for begin in [*ends, *inputs, *needs]:
@@ -591,7 +595,7 @@ def layers_within(config: Any) -> Iterator[Config]:
 
 
 def unfree_names(layers: list[tuple[str, str]], taken: set[str], explicit: set[str] | None = None) -> set[str]:
-    """Return the names that ``build`` would not choose itself.
+    """Return the layer names that a model text must contain, because ``build`` would choose other names.
 
     Layers are in the order of the text, each with its kind.
     """
@@ -649,7 +653,7 @@ def kind_of(entry: Config, *, operators: bool) -> str:
 
 
 def respelled(config: Config, shape: Sequence[int | None], to: Sequence[str], value: Callable[[Any], Value]) -> Call:
-    """Return the text of an operator with its operands and options.
+    """Return an operator of the notation with its operands and options, from the config of its Keras layer.
 
     Args:
         config: The config of the layer.

@@ -1,4 +1,4 @@
-"""Computes each operator of a text, on any Keras backend.
+"""Computes each operator of a model text, on any Keras backend.
 
 Definitions and defaults are WebNN's (https://www.w3.org/TR/webnn/).
 
@@ -21,24 +21,26 @@ Formula = Callable[[list[Any], list[Any], Options], Any]
 
 
 def behind_batch(axis: int) -> int:
-    """Convert an axis of a text to an axis of a tensor with a batch. A negative axis stays the same."""
+    """Convert an axis of a model text to an axis of a tensor with a batch. A negative axis stays the same."""
     return axis + 1 if axis >= 0 else axis
 
 
 def of_options(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """Convert axes of a text to axes of a tensor with a batch. Without axes, return all except the batch axis."""
+    """Convert axes of a model text to axes of a tensor with a batch. Without axes, return all except the batch axis."""
     return tuple(range(1, rank)) if axes is None else tuple(behind_batch(axis) for axis in axes)
 
 
 def _each(function: Callable[..., Any], **defaults: Any) -> Formula:
-    """Return a formula of one tensor and some numbers."""
+    """Wrap a Keras function of one tensor and some numbers as a formula, which computes an operator."""
     return lambda into, operands, options: function(
         into[0], **{key: options.get(key, usual) for key, usual in defaults.items()}
     )
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Formula:
-    """Return a formula of the input and an operand or another layer's output, with axes aligned from the last."""
+    """Wrap a function of two tensors as a formula. The second tensor is an operand or another layer's output. Their
+    axes are aligned from the last one.
+    """
 
     def compute(into: list[Any], operands: list[Any], options: Options) -> Any:
         one, other = into[0], into[1] if len(into) > 1 else operands[0]
@@ -53,13 +55,13 @@ def _binary(function: Callable[[Any, Any], Any]) -> Formula:
 
 
 def _asked(function: Callable[[Any, Any], Any]) -> Formula:
-    """Return a formula of a condition, with the result 0 or 1 as uint8."""
+    """Wrap a comparison of two tensors as a formula, with the result 0 or 1 as uint8."""
     compute = _binary(function)
     return lambda into, operands, options: ops.cast(compute(into, operands, options), "uint8")
 
 
 def _reduced(function: Callable[..., Any]) -> Formula:
-    """Return a formula that reduces ``axes``, by default all."""
+    """Wrap a reduction, such as a sum, as a formula over the option ``axes``; by default over all axes."""
 
     def compute(into: list[Any], operands: list[Any], options: Options) -> Any:
         axes = of_options(options.get("axes"), len(into[0].shape))
@@ -409,7 +411,7 @@ def resample(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def _gates(weights: Any, order: str, wanted: str) -> list[Any]:
-    """Return the slice of each gate, in another order."""
+    """Split the weights of a recurrent layer into its gates, and return them in another order."""
     parts = ops.split(weights, len(order), axis=0)
     return [parts[order.index(letter)] for letter in wanted]
 
@@ -522,7 +524,7 @@ def gather_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def scatter_elements(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """Write a value at each index along an axis."""
+    """Return the input with a value written at each index along an axis."""
     x, indices, updates = into[0], ops.cast(into[1], "int32"), into[2]
     axis = behind_batch(options.get("axis", 0)) % len(x.shape)
     x, indices, updates = (ops.moveaxis(tensor, axis, -1) for tensor in (x, indices, updates))
@@ -532,7 +534,7 @@ def scatter_elements(into: list[Any], operands: list[Any], options: Options) -> 
 
 
 def scatter_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """Write a slice at each row of indices into the first axes."""
+    """Return the input with a slice written at each row of indices, which select a place in the first axes."""
     x, indices, updates = into[0], ops.cast(into[1], "int32"), into[2]
     table, there = _table(x, indices.shape[-1]), _flat(_numbered(indices, x.shape[1:]))
     written = ops.reshape(updates, (-1, there.shape[1], table.shape[2]))
@@ -540,7 +542,7 @@ def scatter_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def _table(x: Any, depth: int) -> Any:
-    """Return a table for each sample: a row for each place in its first axes."""
+    """Reshape each sample to a table, with a row for each place in its first ``depth`` axes."""
     return ops.reshape(x, (-1, math.prod(x.shape[1 : 1 + depth]), math.prod(x.shape[1 + depth :])))
 
 
@@ -549,7 +551,7 @@ def _flat(indices: Any) -> Any:
 
 
 def _numbered(indices: Any, shape: Any) -> Any:
-    """Convert rows of indices to row numbers in a table."""
+    """Convert rows of indices, one index for each axis, to row numbers in the table of ``_table``."""
     strides = [math.prod(shape[axis + 1 : indices.shape[-1]]) for axis in range(indices.shape[-1])]
     return ops.sum(indices * ops.convert_to_tensor(strides, dtype="int32"), axis=-1)
 

@@ -1,4 +1,4 @@
-"""Converts values of a text to Keras objects, and back. Runs where models are made.
+"""Converts values of a model text to Keras objects, and back. Runs where models are made.
 
 This module imports nothing by name: a class is Keras's own or registered. To write an object, it creates one with few
     arguments, and adds the first differing argument until the configs are equal. A text therefore has the shortest form
@@ -36,7 +36,9 @@ Made = Callable[[Call], Any]
 
 @contextlib.contextmanager
 def as_installed() -> Iterator[None]:
-    """Set Keras's global settings to their defaults, to compare arguments with these; a context manager."""
+    """Set Keras's global settings, such as the float type, to their defaults within this context. Arguments are
+    compared with these defaults.
+    """
     policy, layout = keras.config.dtype_policy(), keras.config.image_data_format()
     keras.config.set_dtype_policy("float32")
     keras.config.set_image_data_format("channels_last")
@@ -71,7 +73,7 @@ def class_named(name: str) -> Any:
 
 
 def valued(value: Value, model: Made | None = None, tensors: Any = ()) -> Any:
-    """Convert a value of a text to a value for Keras.
+    """Convert a value of a model text to a value for Keras.
 
     Args:
         value: The value in the text.
@@ -133,7 +135,7 @@ LATER = ("build_config", "compile_config", "shared_object_id")
 
 
 class CannotBeWritten(NotationError):
-    """A text cannot contain a part of a Keras model.
+    """A model text cannot contain a part of a Keras model.
 
     What to do:
         Change the part that the sentence names: register your own class, or replace a function with a layer.
@@ -154,13 +156,13 @@ def _without(value: Any) -> Any:
 
 
 def named(name: str) -> Value:
-    """Return a name or a string in the notation of a text."""
+    """Return a name as a word of the notation if it is a valid word, else as a string in quotes."""
     simple = re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*(>[A-Za-z][A-Za-z0-9_]*)?", name)
     return Word(name, 0) if simple and name not in PLAIN and name != IT else String(name, 0)
 
 
 def class_name(entry: Config, what: str) -> str:
-    """Return the name of an object's class in a text.
+    """Return the name of an object's class in a model text.
 
     Raises:
         CannotBeWritten: The class is neither Keras's nor registered, or it runs code.
@@ -191,7 +193,7 @@ def class_name(entry: Config, what: str) -> str:
 
 
 class Writer:
-    """Writes Keras objects in the notation of a text.
+    """Writes Keras objects in the notation of a model text.
 
     Args:
         model: Writes a model that is an argument, and returns its block's name.
@@ -282,7 +284,7 @@ class Writer:
         """Return the text of a config value.
 
         Raises:
-            CannotBeWritten: The value is a function or an object that a text cannot contain.
+            CannotBeWritten: The value is a function or an object that a model text cannot contain.
         """
         if value is None or isinstance(value, bool):
             return Word({None: "none", True: "true", False: "false"}[value], 0)
@@ -343,7 +345,7 @@ class Writer:
 
 
 def _differs(differing: Callable[[dict[str, Value]], list[str]], args: dict[str, Value]) -> bool:
-    """Return whether some arguments create a different object, or fail."""
+    """Return whether some arguments create an object that differs from the wanted one, or fail."""
     try:
         return bool(differing(args))
     except REFUSED:
@@ -357,7 +359,7 @@ def _number(value: float) -> Value:
 
 
 def _function(value: Config, what: str) -> Value:
-    """Return the name of a function that is Keras's or registered."""
+    """Return the name of a function as a model text contains it. The function must be Keras's own or registered."""
     name = str(value["config"]) if value["class_name"] == "function" else "a lambda"
     known = value["class_name"] == "function" and (
         str(value.get("module")).startswith("keras") or keras.saving.get_registered_object(name) is not None

@@ -1,4 +1,4 @@
-"""Defines the Keras layer that computes one operator of a text.
+"""Defines the Keras layer that computes one operator of a model text.
 
 Import this before you load a model with such layers.
 """
@@ -23,7 +23,7 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
 
     Args:
         operator: The operator's name.
-        operands: The operands in the order of the text: numbers, and None for each parameter.
+        operands: The operands in the order of the model text: numbers, and None for each parameter.
         options: The operator's options by name. ``shape`` is the shape of its output without the batch axis.
         parameters: The name, shape, type and initial values of each parameter: the name of an initializer of Keras, or a number.
         types: The type to cast each input to, and the type of the output.

@@ -46,7 +46,7 @@ def save(model: Any, text: str, path: Path) -> None:
 
     Args:
         model: The model.
-        text: The text from which ``build`` makes the same model.
+        text: The model text from which ``build`` makes the same model.
         path: The file; an existing one is replaced.
 
     Raises:
@@ -64,7 +64,7 @@ def save(model: Any, text: str, path: Path) -> None:
 
 
 def text_within(path: Path) -> str:
-    """Return the text in a file without reading its tensors.
+    """Return the model text in a file without reading its tensors.
 
     Raises:
         ConfigError: The file cannot be read, or contains no text.
@@ -109,7 +109,7 @@ def save_with_text(model: Any, path: Path) -> None:
 
 
 def load(path: Path) -> tuple[str, dict[str, Any]]:
-    """Return the text and the tensors of a file.
+    """Return the model text and the tensors of a file.
 
     Raises:
         ConfigError: The file cannot be read, is truncated, or contains no text of a model.
@@ -181,10 +181,11 @@ def fill(model: Any, tensors: dict[str, Any], path: Path) -> None:
 
 
 def check_text(model: Model, text: str, path: Path) -> None:
-    """Compare a model's text with the one that weights were saved with; comments and layout do not count.
+    """Check that a model's text has the same content as the model text that its weights were saved with. Comments and
+    layout do not count.
 
     Raises:
-        ConfigError: The text has changed since.
+        ConfigError: The text has changed since the weights were saved.
     """
     try:
         same = read(text).graph.nodes == model.graph.nodes

@@ -1,4 +1,4 @@
-"""Checks the statements of each block of a text, one by one. Pure."""
+"""Checks the statements of each block of a model text, one by one. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CODE = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
 
 @dataclass(slots=True)
 class Block:
-    """A block of a text: its name, layers and statements.
+    """A block of a model text: its name, layers and statements.
 
     Attributes:
         name: The block's name.
@@ -52,7 +52,8 @@ class Block:
 
     @property
     def is_macro(self) -> bool:
-        """Return whether the block is a macro: it is called by its name, and reads the layer before the call."""
+        """Return whether the block is a macro: layers that other blocks insert by calling its name. Its first layer
+        reads the layer before the call."""
         return not self.statements.keys() & {"input", "output", "from", "model"}
 
     @property
@@ -73,7 +74,7 @@ def plain(value: Value) -> Any:
 def sizes(
     value: Value, key: str, problems: Problems, *, empty: bool = True, free: bool = False
 ) -> tuple[int | None, ...] | None:
-    """Return the sizes of a list, or None after a problem.
+    """Read a list of sizes, such as a shape. Return None after a mistake in it, which is added to ``problems``.
 
     Args:
         value: The list.
@@ -101,7 +102,7 @@ def sizes(
 
 
 class Blocks(dict[str, Block]):
-    """All blocks of a text, by name.
+    """All blocks of a model text, by name.
 
     Args:
         parsed: The parsed statements.
@@ -239,7 +240,9 @@ class Blocks(dict[str, Block]):
             )
 
     def is_free(self, name: str) -> bool:
-        """Return whether an option of a macro must still define this layer."""
+        """Return whether a name in a macro is only a placeholder, which an option of the macro's call must still
+        replace by a layer.
+        """
         known = name in OPERATORS or name in self or name in self.broken or is_keras(name)
         return not known and self.is_placeholder(name)
 

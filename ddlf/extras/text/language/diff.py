@@ -20,7 +20,8 @@ Fields = dict[str, object]
 
 
 def differences(first: Model, second: Model) -> list[str]:
-    """Return a line for each difference: ``-`` for a removed layer, ``+`` for a new one, ``~`` for a changed one."""
+    """Return a line of text for each difference between two models: ``-`` begins a removed layer, ``+`` a new one,
+    ``~`` a changed one."""
     lines = []
     if changes := _changes(_model_fields(first, second), _model_fields(second, first)):
         lines.append(f"~ model: {changes}")
@@ -112,7 +113,7 @@ def _named_heads(graph: Graph) -> dict[str, ModelOutput]:
 
 
 def _matched(first: Graph, second: Graph) -> Pairs:
-    """Return the pairs of nodes that are the same layer; None for a missing one."""
+    """Match the layers of two graphs. Return pairs of node numbers, with None where one graph lacks the layer."""
     graphs = (first, second)
     names = set.intersection(*({_own_name(node.name, node.operator) for node in graph.nodes} for graph in graphs)) - {
         ""
@@ -133,7 +134,7 @@ def _matched(first: Graph, second: Graph) -> Pairs:
 
 
 def _own_name(name: str, operator: str = "") -> str:
-    """Return a name, unless Keras made it from the class (``operator``) of the layer or model."""
+    """Return a name that the user chose; an empty text if Keras made it from the class (``operator``) of the layer."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", operator).lower()
     made = ("input_layer", "functional", "sequential", "model", *filter(None, [snake]))
     return "" if re.sub(r"_\d+$", "", name) in made else name
@@ -148,7 +149,7 @@ def _options(options: Sequence[Arg]) -> str:
 
 
 def _called(graph: Graph, numbers: Sequence[int]) -> str:
-    """Return the numbers, operators and names of nodes."""
+    """Return the numbers, operators and names of some nodes as one text to print."""
     nodes = [(number, graph.nodes[number]) for number in numbers]
     return ", ".join(f"{number + 1} {node.operator} {node.name}".rstrip() for number, node in nodes)
 

@@ -32,12 +32,12 @@ INSTEAD = ("binary", "matmul", "gather", "where")
 
 
 class _TooMany(Exception):
-    """Raised when a text has too many layers."""
+    """Raised to stop the expansion of macros when a model text has too many layers."""
 
 
 @dataclass(slots=True)
 class Scope:
-    """The names that are visible from a layer."""
+    """The names of layers and blocks that a layer of a model text can refer to."""
 
     start: int
     names: dict[str, int] = field(default_factory=dict)
@@ -115,7 +115,9 @@ class _Expansion:
         return ModelOutput(name, end, loss, numbers, dtype, shape, block.name, says["output"].at)
 
     def _end(self, block: Block, at: int) -> int | None:
-        """Return the number of the last node of a block with a beginning; None if it cannot be determined."""
+        """Return the number of the last node of a block that begins with an input or ``from``; None if a mistake hides
+        it.
+        """
         if block.name in self.ends:
             return self.ends[block.name]
         if block.name in self.open:
@@ -247,7 +249,9 @@ class _Expansion:
         return at
 
     def _bound(self, call: Call, block: Block) -> list[Call] | None:
-        """Return a macro's layers with the options of its call; None if no layer has one of the options."""
+        """Return a macro's layers after passing the options of its call to them; None if no layer can use one of the
+        options.
+        """
         given = [arg for arg in call.args if arg.key and arg.key not in KEPT]
         body, taken = list(block.calls), set[str]()
         for arg in given:
@@ -277,7 +281,9 @@ class _Expansion:
         return None if free else body
 
     def _instead(self, call: Call, arg: Arg) -> Call | None:
-        """Return the layer that an option puts in place of another one, or None after a problem."""
+        """Return the layer that an option of a macro's call puts in place of a layer of the macro, or None after a
+        mistake.
+        """
         if isinstance(arg.value, Word):
             return Call(arg.value.name, call.args, arg.value.at)
         if isinstance(arg.value, Call):
@@ -299,7 +305,7 @@ class _Expansion:
         return self.accepting[name, key]
 
     def _binds(self, name: str, key: str) -> bool:
-        """Return whether an operator, a Keras layer or a placeholder has an option."""
+        """Return whether a layer with this name has an option: an operator, a Keras layer or a placeholder."""
         if name in OPERATORS:
             return key in (*OPERATORS[name].options, *EVERYWHERE)
         if is_keras(name):
@@ -351,7 +357,7 @@ class _Expansion:
     def _inputs(
         self, call: Call, own: dict[str, Arg], current: int, scope: Scope, *, keras: bool
     ) -> tuple[Call | None, tuple[int, ...]] | None:
-        """Return the arguments of a layer's call, if the text has them, and the nodes that it reads; None after a
+        """Return the arguments of a layer's call, if the model text has them, and the nodes that it reads; None after a
         problem."""
         name = call.name
         if keras and "call" in own:
@@ -380,7 +386,9 @@ class _Expansion:
     def _shared(
         self, call: Call, arg: Arg, options: tuple[Arg, ...], scope: Scope
     ) -> tuple[str, tuple[Arg, ...]] | None:
-        """Return name and options of the layer that a call uses again; None after a mistake."""
+        """Return the name and options of the layer whose weights a call uses again (option ``share``); None after a
+        mistake.
+        """
         number = self._named(arg.value, scope, "share")
         if number is None:
             return None

@@ -1,4 +1,4 @@
-"""The models of a text: its own model, and the models that it calls as layers. Pure.
+"""The models of a model text: its own model, and the models that it calls as layers. Pure.
 
 ``tower:model Sequential();`` turns the block into a model. Each call ``tower()`` uses the same weights. The model has
 the block's inputs and outputs, or those of the blocks in ``inputs=`` and ``outputs=``. A block belongs to the model of
@@ -18,7 +18,7 @@ FUNCTIONAL = "Functional"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A model of a text.
+    """A model of a model text.
 
     Attributes:
         block: The block that defines the model; empty for a model without a statement.
@@ -40,7 +40,7 @@ class Form:
 
 
 class Forms(dict[str, Form]):
-    """The models of a text by their blocks. ``main`` is the text's own model, which needs no statement.
+    """The models of a model text by their blocks. ``main`` is the text's own model, which needs no statement.
 
     Args:
         blocks: All blocks; their problems collect the mistakes.
@@ -66,7 +66,7 @@ class Forms(dict[str, Form]):
             self.problems.add(next(iter(forms.values())).at, f"each model is called by another one or itself: {names}")
 
     def owner(self, name: str) -> str:
-        """Return the block of the model that a block belongs to; empty for the text's own model."""
+        """Return the block of the model that a block belongs to; empty for the model text's own model."""
         seen: set[str] = set()
         while name not in seen and name in self.blocks:
             seen.add(name)
@@ -83,7 +83,8 @@ class Forms(dict[str, Form]):
         return ""
 
     def _claimed(self, forms: dict[str, Form]) -> dict[str, str]:
-        """Return the model of each input. The text's own model has an empty name."""
+        """Return for each input block the model that it belongs to, by the model's block. The model text's own model
+        has an empty name."""
         owners: dict[str, str] = {}
         for form in forms.values():
             for name in self._names(form.inputs, form, "input", "inputs"):
@@ -93,7 +94,7 @@ class Forms(dict[str, Form]):
         return owners
 
     def _names(self, value: Value | None, form: Form, property_: str, key: str) -> list[str]:
-        """Return the blocks of a model's inputs or outputs."""
+        """Return the names of the blocks that are a model's inputs or outputs."""
         if value is None:
             if property_ in self.blocks[form.block].statements:
                 return [form.block]
@@ -114,7 +115,7 @@ class Forms(dict[str, Form]):
 
 
 def called(values: Iterable[Value], forms: Container[str]) -> Iterator[str]:
-    """Yield the names of the models that some values call."""
+    """Yield the names of the models that some values of a model text call as layers."""
     for value in values:
         yield from (call.name for call in walk(value) if isinstance(call, Call) and call.name in forms)
 

@@ -15,7 +15,7 @@ class Parameter:
     """A parameter of a node.
 
     Attributes:
-        name: The name in the text with a number, such as ``w1``.
+        name: The name in the model text with a number, such as ``w1``.
         shape: The sizes. An unknown size is None; so is a wholly unknown shape.
         dtype: The type of its values.
     """
@@ -44,7 +44,7 @@ class Node:
         inputs: The numbers of the nodes that it reads; the previous layer is first.
         operands: The names of parameters, and numbers, in their order.
         options: Its options by name.
-        name: The name in the text; for an input, the block's name; empty without one.
+        name: The name in the model text; for an input, the block's name; empty without one.
         written: The type in the text; empty if it is inferred.
         wanted: The shape in the text.
         lrm: The factor of its parameters' learning rate.
@@ -81,7 +81,7 @@ class ModelOutput:
     Attributes:
         name: The name in the block's statement ``name``, or the block's name.
         node: The number of the node that computes it.
-        loss: The loss in the text; empty if the text has none.
+        loss: The loss in the model text; empty if the text has none.
         factors: The values of ``delta``, ``gamma`` and ``alpha`` in the text.
         written: The type in the text.
         wanted: The shape in the text.
@@ -115,7 +115,7 @@ class Graph:
 
 
 def inputs_of(graph: Graph) -> list[Node]:
-    """Return the inputs in the order of the text."""
+    """Return the inputs in the order of the model text."""
     return sorted((node for node in graph.nodes if node.operator == "input"), key=lambda node: node.at)
 
 

@@ -1,4 +1,4 @@
-"""Infers the shapes, types and parameters that a text omits. Pure.
+"""Infers the shapes, types and parameters that a model text omits. Pure.
 
 Shapes and axis numbers exclude the batch. An unknown size is None; a shape with an unknown number of axes is None.
 Inference goes from inputs to outputs and back until no shape changes (unification to a fixed point). A layer has its
@@ -43,7 +43,7 @@ class Misfit(Exception):
 
 
 def shown(shape: Known) -> str:
-    """Return a shape in the notation of a text."""
+    """Return a shape in the notation of a model text."""
     return "?" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
@@ -124,7 +124,8 @@ def _rule(node: Node) -> Rule:
 
 
 def _forward(rule: Callable[[Node, dict[str, Any], Shape], Known]) -> Rule:
-    """Return a rule from a function that computes the output shape from the input shape."""
+    """Make an inference rule from a function that computes the output shape from the input shape. Such a rule does not
+    work backwards."""
     return lambda node, options, ins, out: (ins, out if ins[0] is None else unified(out, rule(node, options, ins[0])))
 
 
@@ -186,7 +187,7 @@ def _pair(options: dict[str, Any], name: str, usual: int, count: int = 2) -> lis
 
 
 def _window(options: dict[str, Any], layout: str, before: Shape) -> tuple[tuple[int | None, ...], int]:
-    """Return height and width, and the axis of the channels."""
+    """Return the height and width of an image, and the axis of its channels."""
     if len(before) != 3:
         raise Misfit(f"an image has 3 axes, got {shown(before)}")
     first = options.get(layout, "nchw") == "nchw"
@@ -207,7 +208,7 @@ def _conv(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> 
 
 
 def kernel_of(node: Node, options: dict[str, Any], before: Shape, out: Known) -> list[int] | None:
-    """Return height and width of a filter, from its option or from the shapes of input and output."""
+    """Return the height and width of a convolution's filter, from its option or from the shapes of input and output."""
     if "kernel" in options:
         return _pair(options, "kernel", 1)
     if out is None or len(out) != 3 or _pair(options, "strides", 1) != [1, 1] or "Transpose" in node.operator:
@@ -229,7 +230,7 @@ def kernel_of(node: Node, options: dict[str, Any], before: Shape, out: Known) ->
 def _slid(
     options: dict[str, Any], space: Shape, kernel: list[int], shape: Shape, *, transposed: bool = False
 ) -> list[int | None]:
-    """Return height and width after a window slid over an image."""
+    """Return the height and width of the output when a window slides over an image."""
     pads, strides, dilations = (
         _pair(options, "padding", 0, 4),
         _pair(options, "strides", 1),
@@ -574,7 +575,7 @@ def with_parameters(graph: Graph, problems: Problems, models: Mapping[str, Graph
     Args:
         graph: The graph, with shapes and types.
         problems: Receives the parameters that cannot be inferred.
-        models: The graphs of the models that the text calls as layers.
+        models: The graphs of the models that the model text calls as layers.
     """
     used: Counter[str] = Counter()
     nodes: list[Node] = []

@@ -151,14 +151,14 @@ _CONVOLUTIONS = frozenset((
 
 
 def _spread(size: int | None, window: int, stride: int, dilation: int, padding: str) -> int | None:
-    """Return a size after a transposed convolution."""
+    """Return the size of an axis after a transposed convolution."""
     if size is None or padding not in ("valid", "same"):
         return None
     return size * stride + (max(dilation * (window - 1) + 1 - stride, 0) if padding == "valid" else 0)
 
 
 def _moved(name: str, options: dict[str, Any], before: Shape) -> list[int | None]:
-    """Return sizes after padding, cropping or upsampling."""
+    """Return the sizes of all axes after a layer that pads, crops or upsamples."""
     rank = len(before) - 1
     if name.startswith("Up"):
         times = _each(options.get("size", 2), rank)

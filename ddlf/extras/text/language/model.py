@@ -51,7 +51,7 @@ class Model:
 
 
 def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = ()) -> Model:
-    """Return the model of a text.
+    """Return the model of a model text.
 
     Args:
         text: The text, or its bytes in UTF-8.
@@ -77,7 +77,7 @@ def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = (
 
 
 def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:
-    """Return the decoded text, its statements, and their mistakes.
+    """Return the decoded model text, its statements, and the mistakes in their syntax.
 
     Raises:
         NotationError: The text is too large, or not in UTF-8.
@@ -104,7 +104,7 @@ def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:
 
 
 def _other_kind(data: bytes) -> str:
-    """Return a note on a file that is not a text."""
+    """Return a sentence that names the kind of a file that is not a model text, for the error."""
     if data.startswith(b"PK\x03\x04"):
         return ": this is a zip file, as .keras and .npz are; of a model `ddlf model convert` makes a text"
     return ": this is an HDF5 file; load it with Keras, and save it as .keras" if data.startswith(b"\x89HDF") else ""
@@ -128,7 +128,7 @@ def load(path: Path | str, *, own: Collection[str] = ()) -> Model:
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """Return the bytes of a file, limited to slightly more than the maximum size of a text.
+    """Return the bytes of a file, limited to slightly more than the maximum size of a model text.
 
     Raises:
         NotationError: The file cannot be read.
@@ -143,7 +143,7 @@ def read_bytes(path: Path | str) -> bytes:
 
 
 class _Graphs(dict[str, Graph]):
-    """Builds the graph of each model of a text, by the model's block. A called model comes before its caller.
+    """Builds the graph of each model of a model text, by the model's block. A called model comes before its caller.
 
     Args:
         whole: All nodes and outputs of the text.

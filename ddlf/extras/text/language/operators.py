@@ -31,7 +31,7 @@ LOSSES_OF_KERAS = {
 
 
 def loss_meant(name: str) -> str:
-    """Return the loss with a Keras name; another name stays the same."""
+    """Return the name in the notation for a loss that has a Keras name; any other name stays the same."""
     return LOSSES_OF_KERAS.get(name.casefold().replace("_", ""), name)
 
 
@@ -55,7 +55,7 @@ class OperatorSpec:
     """An operator of the notation.
 
     Attributes:
-        name: The operator's name in a text.
+        name: The operator's name in a model text.
         kind: The name of its shape rule in ``inference``.
         least: The smallest number of operands; one of them may be a layer (``to=``).
         most: The largest number of operands.

@@ -1,4 +1,4 @@
-"""Writes a text in the standard form: one statement per line, long ones with one layer per line. Pure."""
+"""Writes a model text in the standard form: one statement per line, long ones with one layer per line. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INDENT = " " * 4
 
 
 def format(text: str | bytes, file: str = "model.nnm") -> str:
-    """Return a text in the standard form, with its comments. Formatting twice gives the same text.
+    """Return a model text in the standard form, with its comments. Formatting twice gives the same text.
 
     Raises:
         NotationError: A statement cannot be read.
@@ -27,7 +27,7 @@ def format(text: str | bytes, file: str = "model.nnm") -> str:
 
 
 def changed(text: str, values: Mapping[tuple[str, str], str], *, without: str = "") -> str:
-    """Return a text in the standard form with some values replaced. Missing statements are added at the end.
+    """Return a model text in the standard form with some values replaced. Missing statements are added at the end.
 
     Args:
         text: A text without errors.
@@ -86,7 +86,7 @@ def _arg(arg: Arg) -> str:
 
 
 def spelled(value: Value) -> str:
-    """Return a value in the notation of a text."""
+    """Return a value in the notation of a model text."""
     if isinstance(value, Number):
         return value.written
     if isinstance(value, String):

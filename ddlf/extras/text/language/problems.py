@@ -1,4 +1,4 @@
-"""Collects the mistakes in a text with their positions. Pure."""
+"""Collects the mistakes in a model text with their positions. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TextProblem(NamedTuple):
 
 
 class Problems:
-    """Collects the mistakes in a text.
+    """Collects the mistakes in a model text.
 
     Args:
         text: The whole text.
@@ -76,9 +76,9 @@ class Problems:
         self._warned[at, sentence] = None
 
     def near(self, word: str, known: Iterable[str]) -> str:
-        """Return the end of a sentence with the most similar word, or nothing.
+        """Return the end of an error's sentence that suggests the most similar known word; empty if no word is similar.
 
-        Only the mistakes to print get one, because the search takes time.
+        Only the mistakes to print get a suggestion, because the search takes time.
         """
         folded: dict[str, str] = {}
         for name in known if len(self) < MAX_SHOWN else ():
@@ -88,14 +88,14 @@ class Problems:
         return f", did you mean {folded[meant[0]]!r}?" if meant else ""
 
     def warnings(self) -> tuple[TextProblem, ...]:
-        """Return the warnings in the order of the text."""
+        """Return the warnings in the order of the model text."""
         return self._sorted(self._warned)
 
     def check(self) -> None:
         """Raise an error if there are mistakes.
 
         Raises:
-            NotationError: Lists the mistakes in the order of the text.
+            NotationError: Lists the mistakes in the order of the model text.
         """
         if self._found:
             problems = self._sorted(self._found)

@@ -1,4 +1,4 @@
-"""Parses the syntax of a text, ``block:property value;``. Pure.
+"""Parses the syntax of a model text, ``block:property value;``. Pure.
 
 A scan for brackets, strings, comments and ``;`` first divides the statements. Lark then parses each statement
 separately, so that one mistake does not hide others. Lark is imported when a text is read.
@@ -56,7 +56,7 @@ LOOK_ALIKE = str.maketrans(
 
 
 class Part(NamedTuple):
-    """The range of a statement in a text, without its ``;``."""
+    """The range of a statement in a model text, without its ``;``."""
 
     start: int
     end: int
@@ -66,7 +66,7 @@ class Part(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """The statements of a text, the comments below the last one, and the blocks with an unreadable statement."""
+    """The statements of a model text, the comments below the last one, and the blocks with an unreadable statement."""
 
     statements: tuple[Statement, ...]
     below: tuple[str, ...]
@@ -74,7 +74,7 @@ class Parsed(NamedTuple):
 
 
 def parse(text: str, problems: Problems) -> Parsed:
-    """Return the statements of a text, except unreadable ones, which are added to ``problems``."""
+    """Return the statements of a model text, except unreadable ones, which are added to ``problems``."""
     parts, below, unread = _divided(text, problems)
     if len(parts) > MAX_STATEMENTS:
         problems.add(
@@ -106,7 +106,7 @@ _CLOSES = {")": "(", "]": "["}
 
 
 def _divided(text: str, problems: Problems) -> tuple[list[Part], tuple[str, ...], list[int]]:
-    """Return the parts of a text, the comments below the last one, and the beginnings of unparsable parts."""
+    """Return the parts of a model text, the comments below the last one, and the beginnings of unparsable parts."""
     parts: list[Part] = []
     unread: list[int] = []
     comments: list[str] = []
@@ -172,7 +172,9 @@ def _gap(text: str, start: int, end: int) -> bool:
 
 
 def _above(comments: list[str], gap: bool, outer: bool) -> tuple[tuple[str, ...], str, bool]:
-    """Return the comments above and inside a statement, and whether an empty line precedes the statement."""
+    """Return the comments above and inside a statement, an empty comment beside it, and whether an empty line precedes
+    it.
+    """
     if gap and comments and not outer:
         return (f"\n{comments[0]}", *comments[1:]), "", False
     return tuple(comments), "", gap
@@ -209,7 +211,8 @@ def _start(token: Token) -> int:
 
 
 def _unexpected(token: Token, at: int, before: str, accepted: set[str]) -> tuple[int, str]:
-    """Return where and why a token is not allowed; ``before`` is the text of the statement before it."""
+    """Return the position of a token that is not allowed, and the reason. ``before`` is the text of the statement
+    before the token."""
     if token.type == "COLON":
         return at, "':' is not allowed here, did you mean '='?"
     if accepted == {"COLON"}:
@@ -228,7 +231,7 @@ def _is_closed(text: str) -> bool:
 
 
 def _character(text: str, at: int) -> tuple[int, str]:
-    """Return where and why a character is not allowed."""
+    """Return the position of a character that is not allowed, and the reason."""
     letter = text[at]
     if not letter.isascii():
         name = unicodedata.name(letter, f"U+{ord(letter):04X}")
@@ -255,7 +258,7 @@ def _word_at(text: str, at: int) -> str:
 
 @functools.cache
 def _reader() -> tuple[Lark, Transformer[Token, Statement]]:
-    """Return the parser of a statement, and what makes the statement of its tree."""
+    """Return the Lark parser of a statement, and the transformer that converts its syntax tree to a ``Statement``."""
     from lark import Lark, Transformer, v_args
 
     @v_args(inline=True)

@@ -1,4 +1,4 @@
-"""Defines the syntax tree of a text: numbers, words, lists, calls and statements, each with its position. Pure.
+"""Defines the syntax tree of a model text: numbers, words, lists, calls and statements, each with its position. Pure.
 
 Positions do not count when two values are compared.
 """
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number in the notation of the text."""
+    """A number in the notation of the model text."""
 
     written: str
     at: int = field(compare=False)

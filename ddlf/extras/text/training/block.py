@@ -1,4 +1,4 @@
-"""Reads the block ``train`` of a text, with its own keys and settings of a run. Does not import Keras."""
+"""Reads the block ``train`` of a model text, with its own keys and settings of a run. Does not import Keras."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Check = Callable[[Value], str]
 
 @dataclass(frozen=True)
 class Train:
-    """The content of a block ``train``.
+    """The content of a model text's block ``train``, which says how to train the model.
 
     Attributes:
         own: The values of the block's own keys.
@@ -84,7 +84,7 @@ def read_train(block: Mapping[str, Statement], problems: Problems) -> Train:
 
 
 def _refuse_twice(train: Train, problems: Problems) -> None:
-    """Refuse a learning rate or clipping in several places, so that the text is not ambiguous."""
+    """Refuse a learning rate or clipping in several places, so that the model text is not ambiguous."""
     optimizer = train.own.get("optimizer")
     for key, names in IN_BRACKETS.items():
         here = train.own.get(key)
@@ -112,7 +112,8 @@ def check_train(model: Model) -> Train:
 
 
 def read_key(key: str, text: str, origin: str) -> Train:
-    """Return the content of a block with one key from outside the text.
+    """Read a training key that comes from outside the model text, such as an option of the command line. Return it as a
+    block ``train``.
 
     Raises:
         ConfigError: The value is invalid; ``origin`` is its source.
@@ -138,7 +139,7 @@ def clips(optimizer: Value | None) -> bool:
 
 
 def has_own_rates(optimizer: Value | None) -> bool:
-    """Return whether an optimizer has its own schedule."""
+    """Return whether the optimizer in a model text sets its own learning rate schedule."""
     named = getattr(optimizer, "name", "").casefold() == "schedulefreeadamw"
     return named or any(arg.key == "learning_rate" and isinstance(arg.value, Call) for arg in _args(optimizer))
 
@@ -185,7 +186,7 @@ def _take_setting(key: str, name: str, value: Value, train: Train, problems: Pro
 
 
 def _near(key: str, value: Value, problems: Problems) -> str:
-    """Return the end of a sentence with the most similar valid name."""
+    """Return the end of an error's sentence that suggests the most similar valid name."""
     name = value.name if isinstance(value, Word | Call) else ""
     if key == "loss":
         name = loss_meant(name)
@@ -196,7 +197,7 @@ def check_arguments(value: Value, problems: Problems, *, inner: bool = False) ->
     """Check the names of the arguments of optimizers, penalties and layers that scale.
 
     Args:
-        value: The value in the text.
+        value: The value in the model text.
         problems: Collects the mistakes.
         inner: Whether the value is an argument of another one.
     """

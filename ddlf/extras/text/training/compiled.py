@@ -1,4 +1,4 @@
-"""Compiles a Keras model by a text. Runs where models are made."""
+"""Compiles a Keras model with the losses and training keys of its model text. Runs where models are made."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compile(
     own: Mapping[str, Value],
     place: Callable[[str], str],
 ) -> Any:
-    """Compile a model.
+    """Compile a model with the losses of its outputs and the training keys of its text.
 
     Args:
         model: The Keras model, built.
@@ -147,7 +147,7 @@ def _known(metric: Any) -> Any:
 
 
 def usual_metrics(loss: str) -> list[Any]:
-    """Return the usual metrics for a loss."""
+    """Return the metrics to measure with a loss if the model text names none."""
     if loss in ("SCE", "CCE", "CCEL", "BCE", "FOL"):
         return ["accuracy"]
     return ["mae"] if loss in ("MSE", "HUL") else []
@@ -155,7 +155,7 @@ def usual_metrics(loss: str) -> list[Any]:
 
 @contextmanager
 def _placed(place: Callable[[str], str], key: str) -> Iterator[None]:
-    """Have what Keras refuses as an error at the place of a key."""
+    """Convert an error of Keras within this context to a ``NotationError`` at the position of the key."""
     try:
         yield
     except (TypeError, ValueError, AttributeError) as error:

@@ -119,7 +119,7 @@ def _digest(name: str) -> str:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An input or an output of a text.
+    """An input or an output of a model text. It takes an array of the data.
 
     Attributes:
         name: The name of its array.
@@ -147,7 +147,7 @@ def dataset(
         arrays: By name: ``x``, ``y`` or one for each block, alone or with ``_train``, ``_val`` and ``_test``; or ``data``, with ``target`` or
             with the labels as its last columns.
         source: The file, for errors.
-        model: The text.
+        model: The model text.
         loss: The loss of outputs without their own.
         validation: The fraction of training samples to hold out.
 
@@ -246,7 +246,9 @@ class _DataFitter:
         return self.arrays.get(name)
 
     def _side(self, letter: str, part: str, ends: list[Endpoint]) -> Any:
-        """Return the inputs or labels of a part as Keras takes them, or None."""
+        """Return the inputs or labels of a part of the data, such as the test, in the structure that Keras takes; None
+        without them.
+        """
         suffix = f"_{part}" if part else ""
         if len(ends) == 1 and (array := self._array(letter, part)) is not None:
             return self._fit(letter, f"{letter}{suffix}", array, ends[0])
@@ -295,7 +297,9 @@ class _DataFitter:
         return self._error(f"has no {what}{self._near('x_train')}; it has {present}", hint)
 
     def _near(self, name: str) -> str:
-        """Return the end of a sentence with a similar array name, unless that name has another meaning."""
+        """Return the end of an error's sentence that suggests a similar array name, unless that array has another
+        meaning.
+        """
         known = ("x", "y", "w", *(end.name for end in (*self.inputs, *self.outputs)))
         folded = {array.lower(): array for array in self.arrays if array.rpartition("_")[0] not in known}
         near = difflib.get_close_matches(name.lower(), folded, 1, 0.7)
@@ -389,7 +393,7 @@ class _DataFitter:
             )
 
     def _divide(self, data: dict[str, Any]) -> None:
-        """Make training and test samples of data without parts."""
+        """Divide data that has no test part into training and test samples."""
         for letter in "xyw":
             if (whole := data.pop(f"{letter}_", None)) is not None:
                 data[f"{letter}_train"] = whole
@@ -430,7 +434,7 @@ def by_names(data: Any, names: Mapping[str, Any], what: str, file: str, texts: C
 
     Args:
         data: A dict by these names, an array if there is one name, else a list or tuple in their order.
-        names: The names, in the order of the text.
+        names: The names, in the order of the model text.
         what: ``"input"`` or ``"output"``.
         file: The name of the text, for errors.
         texts: Names of inputs that take text.
@@ -477,7 +481,7 @@ def check_rows(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
 
 
 def check_shapes(arrays: Mapping[str, Any], shapes: Mapping[str, Shape], file: str) -> None:
-    """Refuse inputs whose samples have another shape than the text says.
+    """Refuse inputs whose samples have another shape than the model text says.
 
     Args:
         arrays: Inputs by name; other names, and values without a shape, are not checked.
@@ -507,7 +511,7 @@ def _fits(shape: tuple[int, ...], wanted: Shape) -> bool:
 
 
 def _as_array(data: Any, what: str, text: bool) -> Any:
-    """Return an array; convert other data to one."""
+    """Return data as a NumPy array, converting it if necessary."""
     hint = "give an array with a row for each sample"
     if data is None:
         raise DatasetError(f"{what} is None", hint=hint)

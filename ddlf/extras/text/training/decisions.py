@@ -1,4 +1,4 @@
-"""Decides the training keys that a text leaves open, with a rule for each key. Pure.
+"""Decides the training keys that a model text leaves open, with a rule for each key. Pure.
 
 Rules use facts of the model and its data, and never decide a written key. Limits without a source are first guesses.
 The range of an output and its labels determine the loss. All other rules prevent a known defect.
@@ -157,7 +157,7 @@ class LearningTask:
     """The facts that the rules use.
 
     Attributes:
-        inputs: The inputs in the order of the text.
+        inputs: The inputs in the order of the model text.
         outputs: The outputs in the order of the text.
         samples: The number of training samples.
         parameters: The number of parameters; 0 if only Keras knows it.
@@ -188,7 +188,7 @@ class Decision:
     Attributes:
         block: The block of the key.
         key: The decided key.
-        value: The decided value in the notation of the text.
+        value: The decided value in the notation of the model text.
         rule: The name of the rule.
         reason: The reason for the decision.
     """
@@ -201,7 +201,7 @@ class Decision:
 
 
 def decide(task: LearningTask, written: Collection[tuple[str, str]]) -> Iterator[Decision]:
-    """Decide all open keys.
+    """Decide all training keys that a model text leaves open, such as the loss.
 
     Args:
         task: The facts of model and data.
@@ -281,7 +281,7 @@ def _scaling(task: LearningTask) -> Answer:
 
 
 def scaling(given: InputStatistics) -> Answer:
-    """Decide how to scale one input."""
+    """Decide how to scale the values of one input before the first layer."""
     if not given.numbers:
         return "none", "scaling-tokens", "the values are not quantities"
     if given.scaled:
@@ -398,7 +398,7 @@ def first_loss(output: OutputStatistics) -> float:
 
 
 def class_weight(task: LearningTask) -> Answer:
-    """Decide how much each class counts."""
+    """Decide the weight of each class in the loss, if the classes have different numbers of samples."""
     if len(task.outputs) > 1:
         return "none", "classes-outputs", "class weights need a single output"
     output = task.outputs[0]
@@ -469,7 +469,7 @@ def mismatch(output: OutputStatistics, loss: str) -> str:
 
 
 def by_name(data: Any, names: list[str]) -> dict[str, Any]:
-    """Return arrays by block name, from one array, a dict, or a list in the order of the text."""
+    """Return arrays by block name, from one array, a dict, or a list in the order of the model text."""
     if isinstance(data, Mapping):
         return dict(data)
     return dict(zip(names, data if isinstance(data, list | tuple) else [data], strict=False))
@@ -489,7 +489,7 @@ def learning_task(
     """Return the facts of a model and its data.
 
     Args:
-        model: The text.
+        model: The model text.
         x: The training inputs in a structure that Keras accepts; None if they are not in memory.
         y: The training labels in a structure that Keras accepts; None if they are not in memory.
         parameters: The number of the model's parameters.

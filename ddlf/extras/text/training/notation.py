@@ -136,7 +136,7 @@ class Notation:
 
     @property
     def text(self) -> str:
-        """Return the text with all decisions. A run of this text decides nothing."""
+        """Return the model text with all decisions. A run of this text decides nothing."""
         return changed(self.parsed.text, self.values) if self.values else self.parsed.text
 
     @property
@@ -156,7 +156,7 @@ class Notation:
         ).hexdigest()[:16]
 
     def having(self, values: Mapping[tuple[str, str], str]) -> Notation:
-        """Return a copy with other values, by block and key.
+        """Return a copy of the model text in which these values, by block and key, replace or add to its own.
 
         Raises:
             NotationError: A value is invalid.
@@ -179,13 +179,13 @@ class Notation:
 
     @property
     def data(self) -> str | None:
-        """Return the data set or file that the text names."""
+        """Return the name of the data set or file that the model text trains on; None if it names none."""
         value = self.own("data")
         return None if value is None else value.value if isinstance(value, String) else str(getattr(value, "name", ""))
 
     @property
     def loss(self) -> str:
-        """Return the loss of outputs without their own; empty without one."""
+        """Return the loss of all outputs without their own loss in the text; empty without one."""
         return str(getattr(self.own("loss"), "name", ""))
 
     @property
@@ -220,7 +220,7 @@ class Notation:
         return places | long_names
 
     def line_of(self, at: int) -> int:
-        """Return the line, from 1, of a character in the text."""
+        """Return the line, from 1, of a character in the model text."""
         return self._problems.place(at)[0]
 
     def place(self, key: str) -> str:
@@ -242,7 +242,7 @@ class Notation:
         given: Collection[str] = (),
         trains: bool = True,
     ) -> Notation:
-        """Return a copy with decisions for all open keys.
+        """Return a copy of the model text with a decision for each training key that the text leaves open.
 
         Args:
             x: The training inputs in a structure that Keras accepts; None if they are not in memory.
@@ -353,7 +353,8 @@ class Notation:
         return getattr(value, "value", None)
 
     def ready(self, app: App) -> Any:
-        """Return the Keras model that an app trains, compiled by the text and the app's data. A compiled model stays as it is.
+        """Return the Keras model that an app trains, compiled by the model text and the app's data. A compiled model
+        stays as it is.
 
         Args:
             app: The user's ``IApp``, with its data.
@@ -373,7 +374,7 @@ class Notation:
         return model
 
     def _announce(self, app: App) -> None:
-        """Emit the decisions, and a warning for each key of the text without an effect in this app."""
+        """Emit the decisions, and a warning for each key of the model text without an effect in this app."""
         for decision in self.decisions:
             key = f"{decision.block}:{decision.key}"
             app.run_context.emit(Decided(key=key, value=decision.value, rule=decision.rule, why=decision.reason))
@@ -392,7 +393,9 @@ class Notation:
                 warn(name, f" here: write notation = {self.file!r} in the class, instead of create_model")
 
     def _early_stopping(self) -> list[Any]:
-        """Return the callback that ends training after ``patience`` epochs without progress, if the text has it."""
+        """Return the callback that ends training after ``patience`` epochs without progress, if the model text has
+        it.
+        """
         if self.patience is None:
             return []
         import keras
@@ -450,7 +453,7 @@ class Notation:
             inputs: An array with a row for each sample, or a dict by the names of the inputs.
             outputs: The expected outputs: an array, or a dict by the names of the outputs.
             validation: Inputs and outputs to test after each epoch.
-            epochs: The number of epochs; by default that of the text, else 10.
+            epochs: The number of epochs; by default that of the model text, else 10.
             batch_size: By default that of the text, else 32.
             seed: The seed of first weights and order; by default that of the text, else 0. It has no effect on an existing model.
 
@@ -512,7 +515,9 @@ class Notation:
         return {name: [float(value) for value in values] for name, values in history.items()}
 
     def be_compiled(self, x: Any, y: Any, *, validation: bool, trains: bool = True) -> Any:
-        """Return the compiled model to train. The first call decides the open keys."""
+        """Return the compiled Keras model to train. The first call decides the training keys that the model text leaves
+        open.
+        """
         if self._trained is None and (self._made is None or not self._made.compiled):
             settled = self.settled(x, y, validation=validation, trains=trains)
             settled.compiled()
@@ -520,7 +525,7 @@ class Notation:
         return self._made if self._trained is None else self._trained
 
     def _taken(self, inputs: Any, *outputs: Any) -> tuple[Any, Any]:
-        """Return inputs, and outputs if given, in a structure that Keras accepts."""
+        """Return the user's inputs, and outputs if given, in the structure that Keras accepts, after checking them."""
         texts = [node.name for node in inputs_of(self.parsed.graph) if node.dtype == "string"]
         x = by_names(inputs, self.inputs, "input", self.file, texts)
         y = by_names(outputs[0], self.outputs, "output", self.file) if outputs else {}
@@ -532,13 +537,14 @@ class Notation:
 
 
 async def check_app(app: App) -> None:
-    """Read the text that an app names in ``notation``; see ``take_notation``."""
+    """Read the model text that an app names in its attribute ``notation``, before the run starts."""
     if app.notation is not None:
         take_notation(app)
 
 
 def take_notation(app: App) -> None:
-    """Read the text that an app names in ``notation``, and apply its settings that the app does not set itself.
+    """Read the model text that an app names in its attribute ``notation``. Apply its settings to the app, except the
+    ones that the app sets itself.
 
     Raises:
         NotationError: The text has mistakes.
@@ -575,7 +581,7 @@ def not_open(app: App) -> list[str]:
 
 
 def take_decided(app: App, notation: Notation) -> None:
-    """Set the decided settings of a run on an app."""
+    """Set the settings of a run that the rules decided as attributes of the app."""
     for decision in notation.decisions:
         if decision.block == "train" and decision.key in OF_RUNS:
             setattr(app, decision.key, notation.settings[decision.key])

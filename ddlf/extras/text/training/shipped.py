@@ -1,4 +1,6 @@
-"""Reads the bytes of a text. On a worker, they are the master's. Imports nothing heavy."""
+"""Reads the bytes of a model text. A worker asks its master for them, so that both use the same text. Imports nothing
+heavy.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ ask: Callable[[str], Any] | None = None
 
 
 def text_of(path: Path | str) -> bytes:
-    """Return the bytes of a text.
+    """Return the bytes of a model text, from this machine's disk or, on a worker, from the master.
 
     Args:
         path: The path in the program, relative to the current folder or the script's folder. On a worker, also a file
@@ -51,7 +53,7 @@ def text_of(path: Path | str) -> bytes:
 
 
 def begin_executor(ask_master: Callable[[str, str], Any]) -> None:
-    """Make this executor read texts from its master."""
+    """Make this executor, a worker's process, read model texts from its master."""
     global ask
 
     def ask_for_text(name: str) -> Any:
@@ -61,7 +63,7 @@ def begin_executor(ask_master: Callable[[str, str], Any]) -> None:
 
 
 def answer(kind: str, name: str, folders: Sequence[Path]) -> bytes | None:
-    """Return the text that a worker asks for, if it is below one of the folders.
+    """Return the bytes of the model text that a worker asks for, if its file is below one of the folders.
 
     From a file with weights, return only the text.
 
@@ -87,7 +89,7 @@ def answer(kind: str, name: str, folders: Sequence[Path]) -> bytes | None:
 
 
 def place_of(path: Path | str) -> Path:
-    """Return the path of a text that a program names, from the current folder, else beside the script."""
+    """Return the path of a model text that a program names, from the current folder, else beside the script."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     folders = [*([Path(script).parent] if script else []), *map(Path, sys.path[:1])]
     beside = [folder / path for folder in folders if (folder / path).is_file()]
