@@ -35,7 +35,7 @@ SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
 
 
 def warnings(callbacks: Iterable[Any]) -> list[str]:
-    """Return a warning for each of ``worker_callbacks`` that behaves differently on a worker than in one ``fit``."""
+    """Return a warning for each of ``worker_callbacks`` that works differently on a worker than in one ``fit``."""
     found = []
     for callback in callbacks:
         names = _names(callback)
@@ -48,7 +48,7 @@ def warnings(callbacks: Iterable[Any]) -> list[str]:
 
 
 def warnings_of_master(app: App, mode: str) -> list[str]:
-    """Return a warning for each of ``callbacks`` that has no effect, or that a checkpoint cannot fully store.
+    """Return a warning for each of the app's ``callbacks`` that has no effect, or that a checkpoint cannot fully store.
 
     Args:
         app: The user's ``IApp``, which has the callbacks.
@@ -84,7 +84,7 @@ def _better(monitor: str) -> str:
 
 
 def check(app: App) -> None:
-    """Refuse ``callbacks`` that work in ``fit`` but not on the master.
+    """Raise an error for each of the app's ``callbacks`` that works in ``fit`` but cannot work on the master.
 
     Raises:
         AppError: A callback cannot work on the master. The error names the first one.
@@ -118,7 +118,7 @@ def check(app: App) -> None:
 
 
 def check_rates(model: Any, name: str) -> None:
-    """Refuse a rule or callback that sets learning rates if the model has none to set.
+    """Raise an error if a rule or callback sets learning rates, but the model has none that can be set.
 
     Args:
         model: The master's model.
@@ -146,7 +146,7 @@ def _names(callback: Any) -> list[str]:
 
 
 def _batches_hint(callback: Any) -> str | None:
-    """Return a hint for a callback that needs to observe batches; None if it does not."""
+    """Return a hint for a callback that needs to see single batches, which the master cannot show it; or None."""
     for name in OF_BATCHES:
         owner = type(callback) if name in vars(callback) else _owner(callback, name)
         if owner.__name__ == "Callback":
@@ -162,12 +162,12 @@ def _owner(callback: Any, name: str) -> type:
 
 
 def look_at_batches(callbacks: Iterable[Any]) -> bool:
-    """Return whether a callback may observe single batches."""
+    """Return whether a callback may need calls for single batches."""
     return _override(callbacks, OF_BATCHES)
 
 
 def look_at_tests(callbacks: Iterable[Any]) -> bool:
-    """Return whether a callback may observe the evaluation of validation data."""
+    """Return whether a callback may need calls during the evaluation of validation data."""
     return _override(callbacks, OF_TESTS)
 
 

@@ -98,11 +98,11 @@ class Callbacks:
 
     @property
     def weights(self) -> Weights | WeightsRef:
-        """The global weights, with the changes of the callbacks."""
+        """The global weights, with the changes that the callbacks have made."""
         return self._progress.weights
 
     def for_tests(self) -> Any:
-        """Return the callbacks for ``evaluate``, if one of them observes the evaluation of validation data."""
+        """Return the callbacks to call during ``evaluate``, if one of them has methods for the evaluation; or None."""
         return self._list if look_at_tests(self._list.callbacks) else None
 
     async def begin(self, progress: Progress) -> None:
@@ -117,7 +117,7 @@ class Callbacks:
             self._app.run_context.emit(Warned(about="callback", why=why))
 
     async def show(self) -> None:
-        """Set the model's weights to the current ones, and its optimizer's state to the first slot's."""
+        """Let callbacks see the current state: set the model's weights, and the first slot's optimizer state."""
         await compute(self._show)
 
     async def end_epoch(self) -> RoundRecord:
@@ -134,7 +134,7 @@ class Callbacks:
         await compute(self._begin_epoch)
 
     async def end(self, *, whole: bool) -> None:
-        """Call ``on_train_end``.
+        """Call ``on_train_end`` of all callbacks.
 
         Args:
             whole: Whether the run is complete rather than stopped. Then a longer run continues from the weights that
@@ -143,7 +143,10 @@ class Callbacks:
         await compute(self._end, whole)
 
     def terminate(self, error: BadUpdate) -> bool:
-        """Return whether an unusable update should end the run, like a NaN loss with ``TerminateOnNaN`` in ``fit``."""
+        """Return whether an unusable update should end the run.
+
+        It should if a callback is ``TerminateOnNaN``, which ends ``fit`` after a NaN loss.
+        """
         import keras
 
         kinds = [one for one in self._list.callbacks if isinstance(one, keras.callbacks.TerminateOnNaN)]
@@ -268,7 +271,7 @@ class Callbacks:
         return self._model.get_weights(), read_rates(self._model)
 
     def _take(self, before: tuple[Weights, list[float]], rates: Sequence[list[float]] = ()) -> None:
-        """Copy the changes of the callbacks into the progress, and store their states for a checkpoint."""
+        """Copy what the callbacks have changed into the progress, and store the callbacks' states for a checkpoint."""
         progress, (weights, rate) = self._progress, before
         after, now = self._now()
         if differ(weights, after):
@@ -300,7 +303,7 @@ def differ(one: Weights, other: Weights) -> bool:
 
 
 def callbacks_of(app: App, rule: RateDecay | Plateau) -> list[Any]:
-    """Return a list with the callback that lowers the learning rates after a validation; empty for the rule ``never``.
+    """Return a list with the callback that lowers learning rates by the setting ``rate_decay``; empty for ``never``.
 
     Raises:
         AppError: The rule needs validation data that is missing, or a learning rate that can be set.

@@ -17,7 +17,7 @@ NOT_STATE = frozenset({"model", "_model", "params", "_params"})
 
 
 def check_of_workers(callbacks: Iterable[Any]) -> None:
-    """Refuse ``worker_callbacks`` that ``fit`` cannot call.
+    """Raise an error if ``fit`` cannot call one of the app's ``worker_callbacks``.
 
     Raises:
         AppError: ``fit`` cannot call a callback. The error names the first one.
@@ -34,7 +34,7 @@ def check_is_one(callback: Any, where: str, can_be_called: bool) -> None:
 
 
 class CallbackStates:
-    """The attributes of callbacks that are data and have changed since this object was made.
+    """Saves and restores the attributes of callbacks that are data and have changed since this object was made.
 
     Numbers, text, lists, dicts, sets and arrays are data. Functions are not data: they belong to the callback's code.
     Files and other objects of one process are created again in ``on_train_begin``, which each ``fit`` calls.
@@ -73,7 +73,7 @@ class CallbackStates:
         return self
 
     def read(self) -> list[np.ndarray[Any, Any]]:
-        """Return the changed attributes, as bytes in new arrays of uint8."""
+        """Return the changed attributes of the callbacks, as bytes in new arrays of uint8."""
         changed = {}
         for name, callback in self._callbacks.items():
             first, now = self._first[name], _encoded(callback)
@@ -96,7 +96,7 @@ class CallbackStates:
         return [name.partition(" ")[0] for name in values if name not in self._callbacks]
 
     def begin(self, state: Sequence[Any] | None) -> None:
-        """Set the attributes for a slot: the initial ones, or the ones after its last round."""
+        """Set the callbacks' attributes for a slot: the initial ones, or the ones after its last round."""
         self.reset()
         if state is not None:
             self.write(state)
@@ -116,7 +116,7 @@ class CallbackStates:
         return begun
 
     def reset(self) -> None:
-        """Restore the initial attributes."""
+        """Restore the initial attributes of the callbacks."""
         for name, callback in self._callbacks.items():
             first = self._first[name]
             for attribute in _encoded(callback).keys() - first.keys():
@@ -125,7 +125,7 @@ class CallbackStates:
 
 
 def _encoded(callback: Any) -> dict[str, tuple[list[bytes], bytes]]:
-    """Return the attributes of a callback that are data: each as bytes, and their digest."""
+    """Return the attributes of a callback that are data: each one as bytes, with a hash to notice changes."""
     found = {}
     for attribute, value in _attributes(callback).items():
         try:
@@ -141,7 +141,10 @@ def _decoded(parts: list[bytes]) -> Any:
 
 
 def no_data(callback: Any) -> dict[str, str]:
-    """Return the attributes of a callback that are neither data nor code, and the types of their values."""
+    """Return the attributes of a callback that cannot move to another worker, and the types of their values.
+
+    They are neither data nor code.
+    """
     there = {name: value for name, value in _attributes(callback).items() if not callable(value)}
     known = _encoded(callback)
     return {

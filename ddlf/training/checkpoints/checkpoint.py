@@ -114,7 +114,7 @@ class CheckpointFolder:
                 self._clean()
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
-        """Let the next records of rounds follow those of a checkpoint that was loaded from this folder."""
+        """Let the next records of rounds follow the records of a checkpoint that was loaded from this folder."""
         with explained(self.path, "read"):
             if checkpoint.problem and self.journal.file.exists():
                 os.replace(self.journal.file, f"{self.journal.file}.damaged")

@@ -136,7 +136,7 @@ class Crew:
             self.emit(event)
 
     def begin_round(self) -> None:
-        """Begin a round; workers that joined in the meantime take part from here on."""
+        """Begin a round. Workers that joined in the meantime take part from now on."""
         self._schedule.apply(RoundBegan())
         self.meet_new_workers()
 
@@ -150,7 +150,9 @@ class Crew:
         leaves: bool = True,
         near: Mapping[int, int] = {},
     ) -> Any:
-        """Have a worker carry a slot, and return the result of ``work``. If the worker is lost, another one takes over.
+        """Have a worker do a slot's work, and return the result of ``work``.
+
+        If the worker is lost, another one takes over.
 
         Args:
             slot: The slot, from 0.
@@ -176,7 +178,7 @@ class Crew:
 
     @property
     def size(self) -> int:
-        """The number of workers that carry a slot or are free to carry one."""
+        """The number of workers that work on a slot or are free to."""
         return len(self._schedule.workers)
 
     def others_than(self, workers: frozenset[int]) -> bool:
@@ -208,7 +210,7 @@ class Crew:
             self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker, rejected=MAX_REJECTED))
 
     def trust(self, worker: int) -> None:
-        """Accept a worker's update, which resets its number of rejections."""
+        """Note that a worker's update was accepted, which resets the number of its rejections."""
         self._distrusted[worker] = 0
 
     def served(self, worker: int) -> None:
@@ -223,7 +225,7 @@ class Crew:
     # -- carrying out the schedule ----------------------------------------------------------------------------------
 
     def _advance_soon(self, delay_s: float = 0.0) -> None:
-        """Ask the schedule after this turn of the event loop, so that it sees all slots of a round at once."""
+        """Start the next actions of the schedule soon, not at once, so that it knows all slots of a round before."""
         if self._closed:
             return
         loop = asyncio.get_running_loop()
@@ -312,7 +314,10 @@ class Crew:
     # -- losing and finding workers ---------------------------------------------------------------------------------
 
     def missed(self, worker: ProxyWorker, error: Exception) -> None:
-        """Handle a worker without a slot that does not answer. For a busy worker, its own call reports the loss."""
+        """Handle a worker without a slot that does not answer.
+
+        If it has a slot after all, its own call reports the loss.
+        """
         if worker.id in self._schedule.free:
             self.lose(worker, None, error)
 
@@ -337,7 +342,7 @@ class Crew:
         self.emit(known(**who) if known else events.WorkerJoined(**who, workers=self.size, slots=self.fixed_slots))
 
     def absent(self, worker: ProxyWorker, error: DDLFError) -> None:
-        """Handle a worker that cannot be reached yet; ``Recovery`` tries it again."""
+        """Handle a worker that cannot be reached yet. ``Recovery`` tries to reach it again."""
         self._last_loss = error
         if self._known_as[worker.id] == "opened":
             self._known_as[worker.id] = "back"
@@ -346,7 +351,10 @@ class Crew:
         self.changed()
 
     def put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
-        """Continue without a worker. If no worker is left, this worker's error is the reason why the run ends."""
+        """Exclude a worker from the run because of an error.
+
+        If no worker is left, this error is the reason why the run ends.
+        """
         self._settle(worker)
         self._schedule.apply(Lost(worker.id))
         if isinstance(error, LeaseError):
@@ -356,12 +364,12 @@ class Crew:
         self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker.id, why=str(error)))
 
     def changed(self) -> None:
-        """Check again which workers are available."""
+        """Check again which workers are available, after a change."""
         self._changed.set()
         self._advance_soon()
 
     def _settle(self, worker: ProxyWorker) -> None:
-        """Note that the first opening of a worker has succeeded or failed."""
+        """Note that the first attempt to send the app to a worker has succeeded or failed."""
         if worker.id in self._first:
             self._first[worker.id] = True
 
@@ -398,7 +406,7 @@ class Crew:
         self.end(too_small(self._wait_s, self._last_loss))
 
     def _of(self, slot: int) -> dict[str, int]:
-        """Return slot and round as events number them, from 1."""
+        """Return slot and round with the numbers that events show to users, from 1."""
         return {"slot": slot + 1, "round": self._wanted[slot][2] + 1}
 
     def _tell_gone(self, event: events.WorkerGone) -> None:

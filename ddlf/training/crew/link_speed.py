@@ -20,7 +20,7 @@ TRANSFERS = 3
 
 
 class Ways:
-    """One worker's end of its links to the other workers.
+    """One worker's end of its links to the other workers, for measurements.
 
     Args:
         worker: The role's worker.
@@ -63,14 +63,17 @@ class Ways:
 
     @offered
     async def take(self, data: Any) -> None:
-        """Receive data, and ignore it."""
+        """Receive data and drop them, so that the caller can measure how long sending takes."""
 
     @offered
     async def give(self, size: int) -> Any:
-        """Return ``size`` bytes. The first call allocates them, before the measured calls."""
+        """Return ``size`` bytes, so that the caller can measure how long receiving takes.
+
+        The first call allocates them, before the measured calls.
+        """
         if len(self._held) != size:
             self._held = np.ones(size, np.uint8)
         return self._held
 
     async def close(self) -> None:
-        """Release nothing. ``Role`` requires this method."""
+        """Do nothing. Every ``Role`` (an object that other workers can call) needs this method."""

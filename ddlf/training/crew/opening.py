@@ -44,7 +44,9 @@ CLOSE_S = 30.0
 
 
 class Opening:
-    """The app and the requests that a run sends to each worker. They are made once, so a returned worker gets the same.
+    """Sends the app and the requests of a run to each worker.
+
+    The messages are made once, so a worker that returns gets the same ones.
 
     Args:
         app: The user's ``IApp``, before the master loads data and builds the model.
@@ -148,7 +150,7 @@ class Opening:
         app.run_context.threads = self.threads
 
     async def _load(self, worker: ProxyWorker, wanted: dict[str, str] | None, phases: PhasesInTurn) -> Any:
-        """Have a worker load data and build the model, and report its phases."""
+        """Have a worker load the data and build the model, and pass on its reports of progress."""
 
         def hear(facts: dict[str, Any]) -> None:
             if facts["what"] in TOLD:
@@ -212,7 +214,7 @@ class Opening:
             telling.exception()
 
     def check(self) -> int:
-        """Compare the models and data of all opened workers with the master's.
+        """Compare the models and data of all workers that are ready with the master's.
 
         Returns:
             The number of training samples.
@@ -288,7 +290,10 @@ async def crew_of(
 
 
 async def _both(here: Coroutine[Any, Any, None], there: Coroutine[Any, Any, None]) -> None:
-    """Run both; if one fails, cancel the other. An error of the master takes precedence."""
+    """Run two coroutines, of the master and of the workers.
+
+    If one fails, cancel the other. The master's error counts more.
+    """
     tasks = [asyncio.ensure_future(here), asyncio.ensure_future(there)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -316,13 +321,13 @@ async def prepare(app: App, seed: int | None = None) -> int:
 
 
 async def _load(app: App) -> None:
-    """Call ``load_dataset``, and convert the data that it sets to the form that training uses."""
+    """Call the app's ``load_dataset``, and convert the data that it sets to the form that training uses."""
     await awaited(app.load_dataset())
     await asyncio.to_thread(parts.take_made, app)
 
 
 async def _make(app: App, method: Callable[[], Any]) -> None:
-    """Call a user's method that sets attributes, and record these attributes, which need not travel to the workers."""
+    """Call a user's method that sets attributes, and note these attributes, since they are not sent to workers."""
     before, nothing = dict(vars(app)), object()
     try:
         with no_exit(getattr(method, "__name__", "load_dataset")):

@@ -41,7 +41,7 @@ async def end_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 class Host(Protocol):
-    """The owner of the workers: a crew."""
+    """The object that ``Recovery`` tells about each worker: a crew."""
 
     def entered(self, worker: ProxyWorker) -> None:
         """Let a worker take part: it has received everything that the run needs."""
@@ -53,11 +53,11 @@ class Host(Protocol):
         """Continue without a worker that cannot take part."""
 
     def changed(self) -> None:
-        """Handle a change: a worker entered, is absent, was put out, or began to load its data."""
+        """Handle a change: a worker entered, cannot be reached, was excluded, or began to load its data."""
 
 
 class Recovery:
-    """Brings workers into a run.
+    """Brings workers into a run: connects each one, and sends it what the run needs.
 
     Args:
         host: Receives the outcome for each worker.
@@ -83,7 +83,7 @@ class Recovery:
         self.openings: set[asyncio.Future[Any]] = set()
 
     def bring(self, worker: ProxyWorker) -> None:
-        """Connect a worker and send it what the run needs; retry as long as necessary."""
+        """Connect a worker and send it what the run needs. Retry as long as necessary."""
         self.coming[worker.id] = self._spawn(self._bring(worker))
 
     def bring_back(self, worker: ProxyWorker, loss: Exception) -> None:
@@ -94,7 +94,7 @@ class Recovery:
             self.bring(worker)
 
     def served(self, worker: int) -> None:
-        """Reset the number of failures of a worker that has carried a slot."""
+        """Reset the number of failures of a worker, because it has finished work on a slot."""
         self.tries.pop(worker, None)
 
     def end(self, *, at_once: bool) -> list[asyncio.Future[Any]]:
@@ -165,7 +165,9 @@ def _robbed(error: AppMissing) -> AppMissing:
 
 
 def why_nobody(gone: Sequence[DDLFError], workers: int) -> DDLFError:
-    """Return the reason why no worker is left. The app's own errors come first, and equal ones are joined.
+    """Return the error that explains why no worker is left.
+
+    The app's own errors come first, and equal ones are joined.
 
     Args:
         gone: The error of each excluded worker.
@@ -178,7 +180,7 @@ def why_nobody(gone: Sequence[DDLFError], workers: int) -> DDLFError:
 
 
 def too_small(seconds: float, loss: Exception | None) -> ClusterTooSmall:
-    """Return the error of a run that lost all workers and got none back in time."""
+    """Return the error for a run that lost all its workers and got none back in time."""
     return ClusterTooSmall(
         f"all workers are lost, and none came back within {seconds:g} s",
         hint="look at the workers' terminals; the last loss was: " + first_line(loss),

@@ -28,14 +28,14 @@ MAX_CRASHES = 3
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A worker can carry slots."""
+    """Event: a worker can now work on slots."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A worker is to carry a slot.
+    """Event: a slot needs a worker.
 
     Args:
         slot: The slot, from 0.
@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A worker has returned a slot's result."""
+    """Event: a worker has returned a slot's result."""
 
     worker: int
     now: float
@@ -58,14 +58,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A worker has stopped after a ``Stop``."""
+    """Event: a worker has stopped its work after the action ``Stop``."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker is lost. ``crashed`` means that its executor ended, which the slot may have caused."""
+    """Event: a worker is lost. ``crashed`` means that its executor process ended, which the slot may have caused."""
 
     worker: int
     crashed: bool = False
@@ -73,7 +73,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class RoundBegan:
-    """A round began: the durations of the last round are no longer used."""
+    """Event: a round began, so the durations of the last round are no longer used."""
 
 
 Event = Ready | Wanted | Finished | Ended | Lost | RoundBegan
@@ -81,7 +81,7 @@ Event = Ready | Wanted | Finished | Ended | Lost | RoundBegan
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Send a slot to a worker; ``backup`` if another worker already carries it."""
+    """Action: send a slot to a worker. ``backup`` says that another worker already works on it."""
 
     slot: int
     worker: int
@@ -90,14 +90,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop a worker whose result is no longer needed."""
+    """Action: stop a worker whose result is no longer needed."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Give up a slot that has crashed too many executors."""
+    """Action: give up a slot whose work has crashed too many executor processes."""
 
     slot: int
 
@@ -133,21 +133,23 @@ class Schedule:
 
     @property
     def open(self) -> frozenset[int]:
-        """Slots that wait or are carried, without a result yet."""
+        """Slots that wait for a worker or are with one, and have no result yet."""
         return frozenset(self._open)
 
     @property
     def free(self) -> frozenset[int]:
-        """Workers that carry no slot."""
+        """Workers without a slot."""
         return frozenset(self._free)
 
     @property
     def workers(self) -> frozenset[int]:
-        """Workers that carry a slot or are free to carry one."""
+        """Workers that work on a slot or are free to."""
         return frozenset(self._free) | frozenset(self._running)
 
     def apply(self, event: Event) -> bool:
-        """Process an event. An event that does not fit the state, such as a second report of a loss, has no effect.
+        """Take note of an event.
+
+        An event that does not fit the state, such as a second report of a loss, has no effect.
 
         Returns:
             For ``Finished``, whether its result counts: it is the first one for a slot without a result.
@@ -195,7 +197,7 @@ class Schedule:
         self._free = dict.fromkeys(sorted(self._free, key=workers.index))
 
     def plan(self, now: float) -> list[Action]:
-        """Return the actions to take now. Each action is returned once."""
+        """Return the actions that the crew must take now. Each action is returned once."""
         actions: list[Action] = []
         for slot in [slot for slot in self._waiting if self._crashes[slot] >= MAX_CRASHES]:
             self._waiting.remove(slot)
@@ -224,7 +226,7 @@ class Schedule:
         return actions
 
     def wake_at(self) -> float | None:
-        """Return when ``plan`` may have a new action without a new event; None if never."""
+        """Return the time when ``plan`` may have a new action without a new event; None if never."""
         limit = self._late_after() if self._free and not self._waiting else None
         if limit is None:
             return None
@@ -237,7 +239,10 @@ class Schedule:
         return max(free, key=lambda worker: near.get(worker, 0), default=None)
 
     def _nearest(self) -> dict[int, int]:
-        """Return the largest matching of waiting slots and free workers that have most of their data (Kuhn 1955)."""
+        """Return pairs of waiting slots and free workers that have most of a slot's data.
+
+        There are as many pairs as possible (Kuhn 1955).
+        """
         wanted: dict[int, list[int]] = {}
         for slot in self._waiting:
             near = {worker: self._near[slot].get(worker, 0) for worker in self.workers - self._avoid[slot]}
@@ -273,7 +278,7 @@ class Schedule:
         return any(running.slot == slot and not running.stopping for running in self._running.values())
 
     def _alone(self) -> dict[int, float]:
-        """Return the open slots that exactly one worker carries, with their start times."""
+        """Return the slots without a result that exactly one worker has, with their start times."""
         carried: dict[int, list[float]] = {}
         for running in self._running.values():
             if not running.stopping and running.slot in self._open:
@@ -286,7 +291,7 @@ class Schedule:
         return max(STRAGGLER_FACTOR * median(self._durations), STRAGGLER_LEAST_S)
 
     def _stragglers(self, now: float) -> list[int]:
-        """Return the slots that are late, the latest first."""
+        """Return the slots that take much longer than the others of the round, the latest first."""
         limit = self._late_after() if self._free and not self._waiting else None
         if limit is None:
             return []

@@ -47,7 +47,10 @@ def given_threads(app: App, *, fresh: bool = False) -> int | None:
 
 
 def _recorded(app: App, fresh: bool) -> int | None:
-    """Return the number of the training to continue. Reads manifests only; later code checks whether they fit."""
+    """Return the number of threads in the training that the run continues.
+
+    Reads manifests only; later code checks whether they fit.
+    """
     if app.resume is not None:
         target, source = checkpoint_folders(app)
         folder = source or target
@@ -80,7 +83,7 @@ def chosen_threads(workers: Sequence[Facts], slots: int) -> int:
 
 
 def unused_cores(workers: Sequence[Facts], threads: int) -> str:
-    """Return a sentence about the machine with the most idle cores; "" if the threads use all cores."""
+    """Return a sentence about the machine with the most idle cores, for a warning; "" if the threads use all cores."""
     count = Counter(worker["host"] for worker in workers)
     shares = {worker["host"]: int(worker["cores"]) // count[worker["host"]] for worker in workers}
     host, share = max(shares.items(), key=lambda item: item[1], default=("", 0))

@@ -52,7 +52,7 @@ def validate(
 
 
 def check_test_data(app: App) -> None:
-    """Check the test data before training, which may take hours.
+    """Check that the model can be evaluated on the test data, before a training that may take hours.
 
     Raises:
         AppError: ``evaluate_every`` is set, and the test data is missing or does not fit; otherwise only a warning.
@@ -67,7 +67,10 @@ def check_test_data(app: App) -> None:
 async def measured(
     function: Any, app: App, weights: Weights | WeightsRef | None, *args: Any, there: Any = None
 ) -> dict[str, float]:
-    """Run ``evaluate`` or ``validate`` on a thread, or on the workers if they have the weights or share evaluations.
+    """Run ``evaluate`` or ``validate`` on a thread of the master, or on the workers.
+
+    The workers evaluate if they have the weights or share evaluations. A cancelled evaluation ends after its current
+    batch.
 
     A cancelled evaluation ends after its current batch.
 
@@ -132,7 +135,7 @@ async def evaluated(app: App) -> dict[str, float]:
 
 
 async def save(app: App, path: str | Path) -> None:
-    """Save the model. The file is complete, or does not exist.
+    """Save the model to a file. The file is complete, or does not exist.
 
     Args:
         app: The user's ``IApp``.
@@ -160,7 +163,7 @@ async def save(app: App, path: str | Path) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path that no model can be saved to, before there is a model.
+    """Raise an error for a path that no model can be saved to, before there is a model.
 
     Raises:
         ConfigError: The suffix is unknown, or the folder is missing or read-only.
@@ -215,7 +218,7 @@ async def load(app: App, path: str | Path) -> None:
 
 
 async def compute(function: Any, *args: Any, stop: Callable[[], None] = lambda: None) -> Any:
-    """Run Keras on a separate thread, so that the event loop serves connections meanwhile.
+    """Run a function that uses Keras on a separate thread, so that the event loop serves connections meanwhile.
 
     Args:
         function: The function to run.
@@ -237,7 +240,7 @@ async def compute(function: Any, *args: Any, stop: Callable[[], None] = lambda: 
 
 
 async def to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Wait for a coroutine to end, even if the wait is cancelled: Ctrl-C must not interrupt a write."""
+    """Wait until a coroutine has ended, even if the wait is cancelled: Ctrl-C must not interrupt a write."""
     task = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -253,7 +256,7 @@ async def to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 def check_test(app: App) -> None:
-    """Refuse test data that cannot be evaluated. An app without test data passes.
+    """Raise an error for test data that the model cannot be evaluated on. An app without test data passes.
 
     Raises:
         AppError: Names the data that are missing or do not fit.

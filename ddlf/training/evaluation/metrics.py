@@ -19,7 +19,7 @@ NOTHING_COUNTED: dict[str, Any] = {"names": [], "state": []}
 
 
 def scalars(values: Any) -> dict[str, float]:
-    """Return metrics as floats. An array becomes ``f1_score_0``, ``f1_score_1`` and so on.
+    """Return metrics as floats by name. An array becomes ``f1_score_0``, ``f1_score_1`` and so on.
 
     Raises:
         AppError: A metric is not a number.
@@ -43,7 +43,7 @@ def scalars(values: Any) -> dict[str, float]:
 
 
 def counted_names(model: Any, metrics: Mapping[str, float]) -> list[str | None]:
-    """Return the names of a model's metrics, with None where ``metrics`` has another value.
+    """Return the names of a model's metrics. A name is None if ``metrics`` has a value that Keras did not count.
 
     Args:
         model: Model after training.
@@ -60,7 +60,9 @@ def counted_names(model: Any, metrics: Mapping[str, float]) -> list[str | None]:
 
 
 def read_state(model: Any, names: list[str | None]) -> dict[str, Any]:
-    """Return the counts of a model's metrics. The counts of several slots determine their exact metrics.
+    """Return the sums and counts of a model's metrics.
+
+    The sums over all slots determine the exact metrics of a round.
 
     Returns:
         ``names``, and ``state``: an array for each variable of ``model.metrics``, which determine the named values.
@@ -74,7 +76,7 @@ def read_state(model: Any, names: list[str | None]) -> dict[str, Any]:
 
 
 class MetricMerge:
-    """Metrics of a round over all of its samples, independent of the workers that trained on them.
+    """Merges the metrics of all slots of a round, so that the result does not depend on the workers.
 
     Keras counts in its metrics, with sample weights and masks, and computes values from the counts. This class does the
     same with the sums of the counts over all slots. Other values, such as the result of a user's ``train``, are
@@ -107,7 +109,7 @@ class MetricMerge:
         return {**merged, **self._counted([state for _, _, state in parts])}
 
     def of(self, names: Sequence[str], state: Sequence[np.ndarray[Any, Any]]) -> dict[str, float]:
-        """Return the metrics for given counts in all variables of ``model.metrics``; empty if the counts do not fit."""
+        """Return the metrics that follow from sums and counts in ``model.metrics``; empty if these do not fit."""
         return self._counted([{"names": list(names), "state": list(state)}])
 
     def _counted(self, states: list[Any]) -> dict[str, float]:

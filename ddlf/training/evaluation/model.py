@@ -59,7 +59,7 @@ def evaluate(
 
 
 def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int, end: int) -> dict[str, Any]:
-    """Return, for each batch of a range, the amounts that it adds to the variables of the metrics.
+    """Return the amounts that each batch of a range of samples adds to the variables of the metrics.
 
     Keras counts in the variables of its metrics, and its own metrics add to them in each batch. So from the additions
     of all batches, in the order of the batches, the master computes the exact bits of one evaluation of all batches.
@@ -119,7 +119,7 @@ async def beside(worker: Worker, app: App, work: Callable[[], Any]) -> Any:
 
 
 def _not_added(model: Any, other: set[str], most: int) -> list[str]:
-    """Return why the batches' additions do not determine the metrics, as a list of one sentence; empty if they do."""
+    """Return the reason why batch-wise results cannot be added to the metrics, as a list of one sentence, or empty."""
     metrics = [one for metric in model.metrics for one in getattr(metric, "metrics", None) or [metric]]
     own = [one for one in metrics if type(one).update_state.__module__.partition(".")[0] != "keras"]
     nbytes = sum(int(np.prod(variable.shape)) * 4 for metric in metrics for variable in metric.variables)
@@ -134,7 +134,10 @@ def _not_added(model: Any, other: set[str], most: int) -> list[str]:
 
 @contextlib.contextmanager
 def _one_at_a_time(app: App) -> Iterator[None]:
-    """Make each call of the compiled test evaluate one batch. Keep this compiled test, and the one for training."""
+    """Make each call of the compiled test step evaluate one batch only, in this context.
+
+    Afterwards the model has its former test step and training step again, so that they need not be compiled again.
+    """
     model = app.model
     before = model.steps_per_execution, model.test_function
     model.steps_per_execution, model.test_function = 1, app.run_context.test_function
@@ -147,7 +150,7 @@ def _one_at_a_time(app: App) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reading(app: App, feed: Feed | FileFeed) -> Iterator[Any]:
-    """Yield the feed's data set for an evaluation. Afterwards raise the feed's error if it could not read samples."""
+    """Yield the data set that Keras evaluates. Afterwards raise an error if samples could not be read."""
     try:
         yield feed.dataset
     except Exception:
@@ -159,7 +162,9 @@ def _reading(app: App, feed: Feed | FileFeed) -> Iterator[Any]:
 
 
 def fitting(app: App, part: str, batch_size: int) -> int:
-    """Return the batch size of an evaluation, reduced if test data in partition files exceed the memory for data.
+    """Return the batch size of an evaluation.
+
+    It is reduced if a batch of test data in partition files would exceed the memory for data.
 
     Args:
         app, part, batch_size: Arguments of ``evaluate``. Validation data keep the batch size of training.
@@ -197,7 +202,7 @@ def _telling(moved: Moved, batch_size: int) -> Any:
 
 
 def _feed(app: App, part: str, batch_size: int, begin: int = 0, end: int | None = None) -> Feed | FileFeed:
-    """Return a feed of a range of samples, by default of all.
+    """Return a source of batches for a range of samples, by default of all samples of a part.
 
     One feed for each part is kept while the data stay the same, because TensorFlow does not free the memory of an old
     one.

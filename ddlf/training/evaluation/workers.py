@@ -29,7 +29,7 @@ NAMES = {"test": "test data", "val": "validation data"}
 
 
 class EvaluationThere:
-    """Evaluation on the workers of one run.
+    """Evaluates weights on the workers of one run.
 
     Args:
         app: The user's ``IApp``, with data and model.
@@ -80,7 +80,7 @@ class EvaluationThere:
         return dict(sorted(metrics.items())) or None  # in Keras's order
 
     async def _counted(self, counted: _Counted, there: dict[str, Any], part: str, at: Sequence[int] | None) -> str:
-        """Have workers count all batches while a worker is left; return why they cannot, or ""."""
+        """Have workers evaluate all batches, as long as a worker is left. Return the reason if they cannot, or ""."""
         content = await self._content_of(part)
         numbers = [worker.id for worker in self._app.cluster.workers if at is None or worker.id in at]
         left_out: dict[int, str] = {}  # worker -> why it cannot count
@@ -113,7 +113,7 @@ class EvaluationThere:
         return next(filter(None, left_out.values()), "") if counted.left else ""
 
     def _elsewhere(self, part: str) -> str:
-        """Return why only the master can evaluate; "" if workers can."""
+        """Return the reason why only the master can evaluate a part of the data; "" if workers can."""
         place = place_of(self._app, part)
         if self._app.precision not in ("float32", "auto"):
             return f"with precision={self._app.precision!r} the workers compute with fewer bits"
@@ -132,7 +132,7 @@ class EvaluationThere:
 
 
 class _Counted:
-    """The counts of one evaluation so far.
+    """The results of one evaluation so far, while workers evaluate its batches.
 
     Args:
         samples: Samples in the part.
@@ -159,7 +159,7 @@ class _Counted:
         self.left = deque((begin, end) for begin, end in itertools.pairwise(cuts) if begin < end)
 
     def add(self, begin: int, found: dict[str, Any]) -> None:
-        """Store a worker's counts of a range."""
+        """Store the sums and counts that a worker returned for a range of samples."""
         self.found[begin], self.names = found["state"], found["names"]
         if self._phase is not None:
             batches = sum(len(state[0]) for state in self.found.values())
@@ -167,7 +167,7 @@ class _Counted:
 
 
 def added(states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> list[np.ndarray[Any, Any]]:
-    """Return the counts of all batches, added one after another in the type of each variable.
+    """Return the sums and counts of all batches, added one after another in the type of each variable.
 
     Args:
         states: For each range, in order, an array for each variable, shape (batches, ...).

@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 
 
 def files_of(app: App) -> DataSet | None:
-    """Return the data set at a place that an app trains on; None for arrays."""
+    """Return the data set in files that an app trains on; None if it trains on arrays."""
     found: DataSet | None = getattr(app, "train_data", None)
     return found
 
 
 def settled(app: App, spec: RunSpec) -> RunSpec:
-    """Return the spec with the shuffle rule for partition files; refuse settings that do not fit the kind of data.
+    """Return the run's settings with the rule that shuffles files.
+
+    Raise an error for settings that do not fit the data.
 
     Args:
         app: The user's ``IApp``, with its data.
@@ -58,7 +60,7 @@ def settled(app: App, spec: RunSpec) -> RunSpec:
 def left_out(
     reply: Reply, data: DataSet, warned: set[tuple[int, int]], emit: Callable[[Event], None]
 ) -> tuple[list[int], ...]:
-    """Return the numbers of the damaged files that a worker left out, for the ledger.
+    """Return the numbers of the damaged files that a worker left out, so that their samples do not count as trained.
 
     Args:
         reply: The worker's reply, which names them.
@@ -85,7 +87,7 @@ SHOWN = 5
 
 
 def held(here: bytes | None, data: Any) -> Files:
-    """Return which partition files a worker has, as one boolean for each file.
+    """Return which partition files a worker has on its disks, as one boolean for each file.
 
     Args:
         here: The worker's answer: one bit for each file, packed by ``numpy.packbits``; None for all.
@@ -99,7 +101,7 @@ def held(here: bytes | None, data: Any) -> Files:
 
 
 def check_all_there(data: Any, held: Mapping[int, Files]) -> None:
-    """Refuse to start if no worker has some of the files.
+    """Raise an error if no worker has some of the files, before training starts.
 
     Args:
         data: The data set of partition files, or None.
@@ -136,7 +138,7 @@ class Nearby:
         self._one_at_a_time = asyncio.Lock()
 
     def of(self, part: Any) -> dict[int, int]:
-        """Return the bytes of a slot's part that each worker has; empty if all workers can read all files.
+        """Return how many bytes of a slot's samples each worker has; empty if all workers can read all files.
 
         Args:
             part: The samples of the slot in a round.
@@ -151,7 +153,7 @@ class Nearby:
         }
 
     def around(self, part: Any, work: Work) -> Work:
-        """Return a function that waits until the worker can get all files, and then does the work.
+        """Return a function that does some work on a worker after it can get all files of a slot's part.
 
         Before that, some worker must have each missing file, and the workers must be introduced.
 
@@ -175,12 +177,12 @@ class Nearby:
         return isinstance(part, Portion)
 
     def _read(self, part: Portion) -> tuple[Any, Any]:
-        """Return the numbers of the files that are read, and the rows of each."""
+        """Return the numbers of the files that a slot's part reads, and the rows of each."""
         found = part.stretches(self._data.manifest.sizes)
         return found[:, 0], found[:, 2] - found[:, 1]
 
     async def _wait_for(self, files: Any) -> None:
-        """Wait for workers whose files no other worker has.
+        """Wait for the return of lost workers, if no other worker has some of the files.
 
         Raises:
             DatasetError: They did not come in time.
@@ -203,14 +205,17 @@ class Nearby:
             take_off()
 
     def _gone(self, files: Any) -> Any:
-        """Return the files that no reachable worker has."""
+        """Return the files that no reachable worker has on its disks."""
         there = [
             have for worker, have in self._app.run_context.local_files.items() if self._crew.member(worker) is not None
         ]
         return files[~np.logical_or.reduce([have[files] for have in there])] if there else files
 
     async def _introduce(self, worker: ProxyWorker) -> None:
-        """Introduce all reachable workers to each other. Missing network connections show when a file is needed."""
+        """Introduce all reachable workers to each other, so that they can exchange files.
+
+        A missing network connection shows when a file is needed.
+        """
         async with self._one_at_a_time:
             left_out: set[str] = set()
             while self._introduces:
@@ -239,7 +244,7 @@ def _named(data: Any, files: Any) -> str:
 
 
 async def go_over(data: DataSet, progress: Progress, emit: Callable[[Event], None], first: Callable[[], int]) -> None:
-    """Use the newest partition files from the beginning of an epoch on.
+    """Switch to the newest version of the partition files, at the beginning of an epoch.
 
     The version stays the same if the place cannot be read now, or no longer has these samples: the current files are
     known. It also stays for files on the workers' own disks, which differ between workers.
@@ -265,6 +270,6 @@ async def go_over(data: DataSet, progress: Progress, emit: Callable[[Event], Non
 
 
 def _known(data: DataSet, progress: Progress) -> int:
-    """Return the newest version that the run knows."""
+    """Return the newest version of the partition files that the run knows."""
     versions = [version for _, version in progress.versions_from if version]
     return max(versions, default=data.manifest.version)

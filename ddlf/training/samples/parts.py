@@ -33,7 +33,7 @@ IN_A_THREAD = 100_000
 
 
 class Parts:
-    """The samples of one run.
+    """Divides the samples of one run among its slots, in each round.
 
     Args:
         samples: n, the number of samples.
@@ -90,7 +90,7 @@ class Parts:
 
 
 class FileParts:
-    """The samples of one run on partition files.
+    """Divides the samples of partition files among the slots of one run, in each round.
 
     Args:
         sizes: Samples in each file.
@@ -105,7 +105,7 @@ class FileParts:
         self._whole: tuple[Any, list[Portion]] = None, []  # the parts of the epoch requested last
 
     async def order(self, number: int) -> None:
-        """Do nothing: a portion needs no order in memory."""
+        """Do nothing. ``Parts`` needs the order of all samples in memory, but a portion of files does not."""
 
     async def of(
         self, span: Span, slots: int, speeds: Sequence[float | None] = (), batch_size: int = 1
@@ -153,7 +153,7 @@ def parts_of(samples: int, seed: int, owners: Owners | None, data: Any, shuffle:
 
 
 def owners_of(app: App, rule: Partition, samples: int, slots: int, seed: int) -> Owners | None:
-    """Return the slot of each sample in the whole run, by a rule; None if each round cuts new parts.
+    """Assign each sample to a slot for the whole run, by a rule. Return None if each round divides the samples again.
 
     Raises:
         ConfigError: The rule cannot be used with these samples, slots and labels.
@@ -165,7 +165,7 @@ def owners_of(app: App, rule: Partition, samples: int, slots: int, seed: int) ->
 
 
 def partitioned(app: App, rule: Partition, owners: Owners, slots: int) -> DataPartitioned:
-    """Return the event that reports how the samples are distributed."""
+    """Return the event that tells the user how the samples are distributed over the slots."""
     labels = counts_of(owners, _labels(app, rule), slots) if rule.goes_by_labels else []
     return DataPartitioned(
         partition=str(rule),

@@ -236,9 +236,9 @@ class KerasModel:
         return measured(self._app.model, weights, ((batch[0], count) for batch, count in batches))
 
     def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """Return the sums and counts from which Keras computed a round's metrics.
+        """Return the sums and counts that determine a round's metrics.
 
-        The master adds those of all slots, and computes the metrics of the round.
+        The master adds the sums and counts of all slots, and computes the metrics of the round.
         """
         if not self._told:
             return NOTHING_COUNTED

@@ -77,7 +77,7 @@ def read_rates(model: Any) -> list[float]:
 
 
 def write_rates(model: Any, rates: Sequence[float]) -> None:
-    """Set the learning rates to those that ``read_rates`` returned for an equal model."""
+    """Set the learning rates to the ones that ``read_rates`` returned for an equal model."""
     for variable, rate in zip(rate_variables(model), rates, strict=True):
         variable.assign(rate)
 

@@ -144,7 +144,7 @@ class Replica:
     async def counts(
         self, there: dict[str, Any], part: str, batch_size: int, begin: int, end: int, content: dict[str, str]
     ) -> dict[str, Any] | None:
-        """Evaluate the model on a range of samples. Return sums and counts, from which the master computes the metrics.
+        """Evaluate the model on a range of samples. Return sums and counts, so that the master can compute the metrics.
 
         Args:
             there: The weights, or a reference to weights on this worker.
@@ -305,7 +305,10 @@ class Replica:
         return self._model.statistics(task, read_weights(task.weights, None, self._model.like), batches)
 
     def _otherwise_fed(self, task: Task) -> np.ndarray[Any, Any] | int | None:
-        """Return the samples that ``fit`` received in this round, if they differ from those of the task.
+        """Return the samples that ``fit`` received in this round, if they are not the task's samples.
+
+        A user's ``train`` may choose others. None if they were the task's samples in each epoch, or if ``fit`` did not
+        run.
 
         A user's ``train`` may choose others. None if they were the task's samples in each epoch, or if ``fit`` did not
         run.

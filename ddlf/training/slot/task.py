@@ -113,7 +113,7 @@ class Task:
         return self.round - 1 if self.before is None else self.before
 
     def digest(self) -> str:
-        """Return a fingerprint of the samples, by which the master checks that the worker trained on them.
+        """Return a fingerprint of the samples. The master uses it to check that the worker trained on them.
 
         It is the SHA-256 of the indices in order, as 64-bit integers. For partition files, it is the portion's digest.
         """

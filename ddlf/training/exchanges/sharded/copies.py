@@ -25,7 +25,7 @@ Shapes = dict[str, list[tuple[tuple[int, ...], Tensor] | None]]
 
 
 class SlotCopies:
-    """The slot states on this worker: those that its own rounds left, and backups of those on other workers.
+    """The slot states that rounds on this worker left, and backups of slot states on other workers.
 
     Args:
         kept: Slot states that rounds on this worker have left.

@@ -29,7 +29,7 @@ AT_ONCE = 8 * PIECE
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """Which workers have a generation (one numbered version of the weights) and the states that belong to it.
+    """The workers that have a generation (one numbered version of the weights) and the states that belong to it.
 
     Args:
         generation: Number of the generation.

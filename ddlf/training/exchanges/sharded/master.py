@@ -354,7 +354,10 @@ class Sharded:
         self._now, self._sums = place, self._run.slots
 
     def _says(self, slot: int, number: int, holds: bool) -> dict[str, Any]:
-        """Return the entry about weights in a slot's task: which generation, and which workers have it.
+        """Return the entry about weights in a slot's task: the generation, and the workers that have it.
+
+        It also says how many slots each mean sums, and names the workers that have the slot's state, unless the slot's
+        worker has it.
 
         It also says how many slots each mean sums, and names the workers that have the slot's state, unless the slot's
         worker has it.

@@ -29,7 +29,7 @@ from ddlf.worker.peers import Unreached
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanPlan:
-    """The plan by which workers compute the mean of one group of slot states.
+    """The master's plan that tells workers how to compute the mean of one group of slot states.
 
     Args:
         group: The group of slot states.

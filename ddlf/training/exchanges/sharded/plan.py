@@ -32,7 +32,7 @@ GLANCE = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The master's plan for one round: which workers compute the next weights, and from which updates.
+    """The master's plan for one round: it tells workers how to compute the next weights from the slots' updates.
 
     Args:
         base: Generation of the weights that the slots began with.
@@ -231,7 +231,7 @@ async def told(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
 
 
 def codec_of(text: str) -> Codec | None:
-    """Return the codec by which weights travel; None if they travel as they are."""
+    """Return the codec of travelling weights; None if weights travel as they are."""
     return None if text == "float32" else CODEC.read(text)
 
 

@@ -42,7 +42,7 @@ class Sharded(Exchange):
         return ShardedRounds(merge=merge, outer=outer, balance=balance, codec=str(self.weights_codec))
 
     def weights(self, place: Place) -> WeightSource:
-        """Return the object through which the master gets the weights, of which each worker has a slice."""
+        """Return the object that gives the master the weights, whose slices are on the workers."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.exchanges.sharded.plan import EXCHANGE
 

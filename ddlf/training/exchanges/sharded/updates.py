@@ -215,7 +215,9 @@ class Together:
         )
 
     async def _loss_of(self, worker: ProxyWorker) -> DDLFError | None:
-        """Return the error by which the master lost a worker; None if the worker still answers.
+        """Return the error that told the master of the loss of a worker; None if the worker still answers.
+
+        It is called when another worker cannot reach that worker.
 
         It is called when another worker cannot reach that worker.
         """

@@ -109,7 +109,7 @@ class Held:
         return self.generation(number)
 
     async def hold(self, more: dict[int, Generation]) -> None:
-        """Add generations to those that this worker has."""
+        """Add generations to the ones on this worker."""
         await self.only({**self.generations, **more})
 
     async def only_since(self, generation: int) -> None:
@@ -429,9 +429,7 @@ class ShardedWorker(Restored):
     async def values(self, generation: int, begin: int, end: int, since: int | None = None) -> Weights | EncodedUpdate:
         """Return a range of the weights, encoded, as soon as it is computed.
 
-        Leave out tensors that equal those of generation ``since``, which the caller also has.
-
-        The caller has generation ``since``, too.
+        Leave out tensors that are the same in generation ``since``, which the caller also has.
 
         Raises:
             AppMissing: This worker will not have the range.

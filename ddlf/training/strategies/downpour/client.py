@@ -41,7 +41,9 @@ class Moved(Exception):
 
 
 def name_of(shard: int, epoch: int) -> str:
-    """Return the name by which a worker finds a server among the objects that it offers to others.
+    """Return the name of a server among the objects that its worker offers to other workers.
+
+    The name contains the term, so it changes each time another worker takes the server over.
 
     The name contains the term, so it changes each time another worker takes the server over.
     """
@@ -401,7 +403,7 @@ class ModelReplica:
             await asyncio.sleep(0)  # the waiting step uses this fetch and begins the next one
 
     async def _bring(self, shard: int) -> None:
-        """Send a server all pushes that it lacks. If it moves to another worker meanwhile, go on there."""
+        """Send a server all pushes that it lacks. If it moves to another worker meanwhile, continue there."""
         while True:
             epoch = self.owners.epochs[shard]
             try:

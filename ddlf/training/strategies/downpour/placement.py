@@ -199,7 +199,7 @@ class Placement:
 
         Args:
             owner: The worker.
-            error: The error by which the master noticed the loss; None if the worker has left the run.
+            error: The error that told the master of the loss; None if the worker has left the run.
 
         Raises:
             ClusterTooSmall: There is no backup or checkpoint to continue from.

@@ -301,11 +301,11 @@ class Turns:
 
 
 async def _nothing() -> None:
-    """Do nothing. ``Turns._done`` needs a last coroutine also when the caller only waits for those that are due."""
+    """Do nothing. ``Turns._done`` needs a last coroutine, even if the caller only waits for coroutines that are due."""
 
 
 def planned(task: Task, replicas: list[ModelReplica], batches: int) -> tuple[list[int], list[int]]:
-    """Return which replica makes each step of a slot's round, and on which batch.
+    """Return the replica and the batch of each step in a slot's round.
 
     A turn ends where a fetch is taken or a push is sent.
 

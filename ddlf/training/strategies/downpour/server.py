@@ -158,7 +158,9 @@ class Server:
 
     @concurrent
     async def mark(self, moment: int) -> None:
-        """Keep a copy of the current values for evaluation, instead of an earlier copy. Training goes on meanwhile.
+        """Keep a copy of the current values for evaluation, instead of an earlier copy, while training continues.
+
+        The master numbers the moment. With 0, keep no copy.
 
         The master numbers the moment. With 0, keep no copy.
         """
@@ -522,7 +524,7 @@ def shard_of(shards: dict[int, Server], epoch: int, number: int) -> Server:
 
 
 class Servers(Restored):
-    """The servers on one worker, and its knowledge of which workers have the other servers.
+    """The servers on one worker, and its knowledge of the workers that have the other servers.
 
     Args:
         me: Number of this worker.
@@ -576,7 +578,7 @@ class Servers(Restored):
     async def arrange(
         self, number: int, owners: list[int], parts: list[Any], epochs: list[int], copies: list[list[Any]]
     ) -> None:
-        """Receive the master's announcement of which workers have the servers and their backups.
+        """Receive the master's announcement of the workers that have the servers and their backups.
 
         Args:
             number: Number of the master's announcement. Older ones are ignored.
