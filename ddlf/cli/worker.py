@@ -50,7 +50,7 @@ def parser() -> Parser:
         "--join",
         type=gates,
         metavar="HOST:PORT,...",
-        help="connect to a master that was started with --listen on this port; the worker itself then listens nowhere",
+        help="connect to a master that waits for workers at this address; the worker itself then listens nowhere",
     )
     result.add(
         "--place", type=number(0, 1023), metavar="N", help="with --join: place of this worker, from 0 (default: any)"

@@ -20,7 +20,7 @@ names = [module.name for module in pkgutil.walk_packages(ddlf.__path__, "ddlf.")
 for name in names:
     importlib.import_module(name)
 from ddlf.extras import installed
-assert len(names) > 300, len(names)
+assert len(names) > 200, len(names)
 assert installed() == (), installed()
 assert not [name for name in sys.modules if name.startswith("ddlf.extras.")]
 """

@@ -188,7 +188,7 @@ def test_only_http_requests_are_answered_as_http():
 
 def test_another_major_version_is_named_and_a_higher_minor_version_is_accepted():
     with pytest.raises(
-        VersionError, match=r"the other side speaks protocol 2\.7, this side 1\.0; install the same version"
+        VersionError, match=r"the other side speaks protocol 2\.7, this side 1\.1; install the same version"
     ):
         read_preamble(b"DDLF\x02\x07\x01\x00")
     assert read_preamble(b"DDLF\x01\xff\x02\x00") is Role.DATA
@@ -199,7 +199,7 @@ def test_a_client_of_another_version_is_told_this_one():
     assert (magic, major, minor) == (b"DDLF", *ddlf.rpc.handshake.VERSION)
 
 
-@pytest.mark.parametrize("role", [0, 3, 255])
+@pytest.mark.parametrize("role", [0, 4, 255])
 def test_an_unknown_role_is_refused(role):
     with pytest.raises(ProtocolError, match=f"unknown role {role} in the preamble"):
         read_preamble(PREAMBLE.pack(b"DDLF", 1, 0, role, 0))

@@ -165,7 +165,7 @@ async def refusal_by_a_program_that_says(data):
 
 async def test_a_worker_of_another_version_is_named_although_tls_was_begun(apart):
     refusal = await refusal_by_a_program_that_says(b"DDLF\x07\x01\x01\x00")
-    assert "the other side speaks protocol 7.1, this side 1.0; install the same version of ddlf on both" in refusal
+    assert "the other side speaks protocol 7.1, this side 1.1; install the same version of ddlf on both" in refusal
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(64)])

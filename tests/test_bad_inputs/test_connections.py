@@ -94,7 +94,7 @@ async def visit(port, first, then=None, *, leave=False):
 
 async def lets_in_who_has_the_token(worker):
     """Both processes of the worker are those they were, and masters get in."""
-    for role in Role:
+    for role in MASTERS:
         sock, _ = await dial("127.0.0.1", worker.port, role, TOKEN, max_message_bytes=1000)
         sock.close()
     assert worker.daemon.status()["restarts"] == 0
@@ -102,7 +102,9 @@ async def lets_in_who_has_the_token(worker):
 
 
 NO_CLIENT = "not a DDLF client (%s)"
-OLD = "the other side speaks protocol %s, this side 1.0; install the same version of ddlf on both"
+MASTERS = (Role.CONTROL, Role.DATA)
+"""The roles of connections that a master opens."""
+OLD = "the other side speaks protocol %s, this side 1.1; install the same version of ddlf on both"
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,12 @@ OLD = "the other side speaks protocol %s, this side 1.0; install the same versio
         pytest.param(b"SSH-2.0-OpenSSH_9.2\r\n", b"", NO_CLIENT % "looks like SSH", id="SSH"),
         pytest.param(b"\x80\x05\x95random", b"", NO_CLIENT % "first bytes 80 05 95 72 61 6e 64 6f", id="pickle"),
         pytest.param(PREAMBLE.pack(b"DDLF", 2, 0, 1, 0) + bytes(56), short_answer(), OLD % "2.0", id="version"),
+        pytest.param(
+            PREAMBLE.pack(b"DDLF", 1, 1, Role.JOIN, 0) + bytes(32),
+            short_answer(),
+            "a worker wants to join here, but this is a worker",
+            id="join",
+        ),
         pytest.param(
             PREAMBLE.pack(b"DDLF", 1, 0, 77, 0) + bytes(56), b"", "unknown role 77 in the preamble", id="role"
         ),
@@ -144,9 +152,9 @@ async def test_bytes_that_are_no_hello_are_named_and_closed(running, log, says, 
 )
 async def test_silent_client_is_cut_when_the_handshake_times_out(running, log, monkeypatch, length, hears):
     monkeypatch.setattr("ddlf.worker.daemon.HANDSHAKE_TIMEOUT_S", 0.3)
-    hellos = [ClientHandshake(role, TOKEN, 1000).hello[:length] for role in Role]
+    hellos = [ClientHandshake(role, TOKEN, 1000).hello[:length] for role in MASTERS]
     answers = await asyncio.gather(*(visit(running.port, hello) for hello in hellos))
-    assert [len(answer) for answer in answers] == [hears] * len(Role)
+    assert [len(answer) for answer in answers] == [hears] * len(MASTERS)
     assert await lets_in_who_has_the_token(running)
     handed_over = length >= PREAMBLE.size  # the data connection, which is the executor's from then on
     assert log() == ["refused 127.0.0.1: handshake timed out (0.3 s)"] * (1 if handed_over else 2)
@@ -192,7 +200,7 @@ async def test_wrong_proof_gets_one_byte(running, log, token, answers):
         client = ClientHandshake(role, token, 1000)
         return await visit(running.port, client.hello, lambda reply: answers(client, reply))
 
-    for said in await asyncio.gather(*(knock(role) for role in Role)):
+    for said in await asyncio.gather(*(knock(role) for role in MASTERS)):
         assert said[HELLO.size + PROOF_BYTES :] == bytes([Verdict.REFUSED])
     assert await lets_in_who_has_the_token(running)
     assert log() == ["refused 127.0.0.1: token mismatch"]
