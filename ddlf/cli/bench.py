@@ -54,14 +54,16 @@ class Way:
 
 
 def take(data: Any) -> None:
-    """Receive the data. Runs on the worker."""
+    """Receive data that the master sends, to measure the speed to the worker. Runs on the worker."""
 
 
 _held: dict[int, Any] = {}
 
 
 def give(size: int) -> Any:
-    """Send ``size`` bytes, which were created before the measurement. Runs on the worker."""
+    """Return ``size`` bytes, which were created before the measurement of the speed from the worker. Runs on the
+    worker.
+    """
     if size not in _held:
         _held.clear()
         _held[size] = np.ones(size, np.uint8)
@@ -69,7 +71,7 @@ def give(size: int) -> Any:
 
 
 def forget() -> None:
-    """Free the bytes. Runs on the worker."""
+    """Free the bytes that were created for the measurement. Runs on the worker."""
     _held.clear()
 
 
@@ -146,7 +148,7 @@ def _options(parser: Parser) -> None:
 
 
 async def bench(options: argparse.Namespace) -> int:
-    """Measure each worker, print a line for it, and return the exit code."""
+    """Run ``ddlf bench``: measure the link to each worker, print a line for it, and return the exit code."""
     cluster = named_cluster(options, guest=True)
     if options.pairs and len(cluster.workers) < 2:
         raise ConfigError("--pairs has no effect on one worker", hint="name two or more, or leave --pairs out")
@@ -194,7 +196,9 @@ def _line(name: str, way: Way | DDLFError, to_label: str, from_label: str) -> st
 
 
 def slow(workers: list[ProxyWorker], results: list[Way | DDLFError]) -> list[str]:
-    """Return a sentence for each link that is much slower than the others. It needs three workers or more."""
+    """Return a sentence for each worker whose link to the master is much slower than the other links; none with fewer
+    than three workers.
+    """
     ways = [(worker, way) for worker, way in zip(workers, results, strict=True) if isinstance(way, Way)]
     if len(ways) < 3:
         return []

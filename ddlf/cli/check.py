@@ -30,7 +30,7 @@ def _options(parser: Parser) -> None:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Compare the app to plain Keras, print the result, and return the exit code: 0 if they agree."""
+    """Run ``ddlf check``: compare the app to plain Keras, print the result, and return the exit code: 0 if they agree."""
     of_run = Parser()
     add_options(of_run)
     settings = of_run.parse_args(["--local", "1", "--out", "none"])
@@ -62,7 +62,7 @@ async def _check(target: Any, options: argparse.Namespace, stop: StopRequest) ->
 
 
 def lines(name: str, compared: Compared) -> list[str]:
-    """Return the lines of the result.
+    """Return the result of the comparison with plain Keras as lines to print.
 
     Args:
         name: The name of the app's class.

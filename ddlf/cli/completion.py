@@ -69,7 +69,7 @@ def _options(parser: Parser) -> None:
 
 
 def completion(options: argparse.Namespace) -> int:
-    """Print the script for a shell."""
+    """Print the script that a shell loads to complete the commands of ``ddlf``."""
     print(SCRIPTS[options.shell], end="")
     return 0
 
@@ -125,7 +125,9 @@ def _values(option: Option) -> Iterator[tuple[str, str]]:
 
 
 def _parameters() -> Iterator[tuple[str, str]]:
-    """Yield the settings without an option and the settings of other packages."""
+    """Yield the name and help of each setting that ``-p`` sets: settings without their own option, and settings of
+    other packages.
+    """
     of_packages = [settings_with(mode, exchange) for mode in MODE.names for exchange in EXCHANGE.names]
     for name, setting in {name: one for known in of_packages for name, one in known.items()}.items():
         if setting.flag is None or name not in SETTINGS:

@@ -28,7 +28,8 @@ NO_PAGE = "no run of yours has a dashboard on this machine"
 
 
 def requested(options: argparse.Namespace) -> tuple[bool | int | None, str] | None:
-    """Return the value of ``--dashboard`` or else ``$DDLF_DASHBOARD``, and which of them it is; None without both.
+    """Return the value of ``--dashboard`` or else of ``$DDLF_DASHBOARD``, with the name of its origin; None if neither
+    is given.
 
     Raises:
         ConfigError: The variable has an invalid value.
@@ -54,7 +55,7 @@ async def served(
     stop: StopRequest,
     described: str,
 ) -> AsyncIterator[None]:
-    """Serve the page during a ``with`` block, if it is wanted, and print its address.
+    """Serve the dashboard, a web page about the run, during a ``with`` block, if it is wanted, and print its address.
 
     A problem is an error only if a port was given.
 
@@ -104,7 +105,9 @@ def _options(parser: Parser) -> None:
 
 
 def dashboard(options: argparse.Namespace) -> int:
-    """Print the addresses of the pages of this user's runs, newest first. Open the newest page if there is a screen."""
+    """Run ``ddlf dashboard``: print the addresses of the web pages of this user's runs, newest first. Open the newest
+    page if there is a screen.
+    """
     from ddlf.monitor.dashboard.address import open_pages, tunnel
 
     pages = open_pages()

@@ -133,7 +133,7 @@ def _size(text: str) -> int:
 
 
 def split(options: argparse.Namespace) -> int:
-    """Write a source as partition files."""
+    """Run ``ddlf data split``: write a source, such as a folder of images, as a data set of partition files."""
     hosts = _hosts(options)
     place = _folder(options) if hosts else open_place(options.place)
     if options.shuffle == "none" and options.seed is not None:
@@ -178,7 +178,7 @@ def split(options: argparse.Namespace) -> int:
 
 
 def send(options: argparse.Namespace) -> int:
-    """Send the files of a data set to the machines of the workers."""
+    """Run ``ddlf data send``: send the files of a data set to the machines of the workers."""
     _hosts(options)
     return _send(_folder(options), options)
 
@@ -202,7 +202,7 @@ def _hosts(options: argparse.Namespace) -> int:
 
 
 def _folder(options: argparse.Namespace) -> Folder:
-    """Return the folder to send. It has the same path on each machine."""
+    """Return the folder of the data set to send. It will have the same path on each machine."""
     place = open_place(options.place)
     if not isinstance(place, Folder):
         raise ConfigError(f"{place} is a store, which all machines reach: nothing has to be sent")
@@ -230,7 +230,7 @@ def _send(place: Folder, options: argparse.Namespace) -> int:
 
 
 def repartition(options: argparse.Namespace) -> int:
-    """Write the samples of a data set into files of other sizes."""
+    """Run ``ddlf data repartition``: write the samples of a data set into files of other sizes."""
     place = open_place(options.place)
     source = PartitionedSource(place)
     sizes = _sizes(source, options)
@@ -259,7 +259,9 @@ def _cap(options: argparse.Namespace) -> int:
 
 
 def info(options: argparse.Namespace) -> int:
-    """Print the content of a data set and a worker's needs for it, or the content of Parquet files."""
+    """Run ``ddlf data info``: print the content of a data set and the memory and disk that a worker needs for it, or
+    the content of Parquet files.
+    """
     if is_parquet(options.place):
         return _parquet_info(options)
     place, rule = open_place(options.place), SHUFFLE.read(options.shuffle)
@@ -313,7 +315,9 @@ def _parquet_info(options: argparse.Namespace) -> int:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Check every byte of a data set. If anything is wrong, the exit code is that of an unusable data set."""
+    """Run ``ddlf data verify``: check every byte of a data set. If anything is wrong, return the exit code of an
+    unusable data set.
+    """
     place = open_place(options.place)
     manifest = place.manifest()
     wrong = 0
@@ -328,7 +332,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write all samples into one file."""
+    """Run ``ddlf data export``: write all samples of a data set into one file."""
     place = open_place(options.place)
     target: Path = options.target
     manifest = place.manifest()

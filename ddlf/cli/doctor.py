@@ -100,7 +100,9 @@ def _options(parser: Parser) -> None:
 
 
 async def doctor(options: argparse.Namespace) -> int:
-    """Examine everything, print the facts and the findings, and return the exit code."""
+    """Run ``ddlf doctor``: examine this machine and the workers, print the facts and the findings, and return the exit
+    code.
+    """
     report = await examine(options, (lambda line: None) if options.json else (lambda line: print(line, flush=True)))
     if options.json:
         print(json.dumps(_data(report), indent=2))
@@ -114,7 +116,7 @@ async def doctor(options: argparse.Namespace) -> int:
 
 
 async def examine(options: argparse.Namespace, say: Callable[[str], None] = lambda line: None) -> Diagnosis:
-    """Examine everything, and report each fact at once."""
+    """Examine this machine and the workers, and report each fact as soon as it is known."""
     this_machine = about([Path.cwd(), Path(tempfile.gettempdir())])
     report = Diagnosis(this_machine)
     say(f"here      {versions(this_machine)}\n          {size(this_machine)}")
@@ -145,7 +147,7 @@ async def examine(options: argparse.Namespace, say: Callable[[str], None] = lamb
 
 
 def _cluster(options: argparse.Namespace, report: Diagnosis) -> Cluster | None:
-    """Return the cluster that the options name, if any, and note the facts about the token.
+    """Return the cluster that the options name, if any. Add the facts about the token to the report.
 
     Raises:
         DDLFError: The file, its addresses or the token cannot be used.
@@ -167,7 +169,7 @@ def _cluster(options: argparse.Namespace, report: Diagnosis) -> Cluster | None:
 
 
 async def _port_taken(timeout_s: float) -> list[Problem]:
-    """Return the problem that another program uses a worker's default port here, if so.
+    """Return a problem if another program uses the default port of a worker on this machine; else an empty list.
 
     Call it only without a named cluster, because workers of other machines have their own ports.
     """
@@ -193,7 +195,7 @@ async def _port_taken(timeout_s: float) -> list[Problem]:
 async def all_asked(
     workers: list[ProxyWorker], timeout_s: float, say: Callable[[str], None], needs: Sequence[str] = ()
 ) -> list[Answer]:
-    """Ask all workers at the same time, and name the workers that take long."""
+    """Ask all workers at the same time for facts about them, and print the names of the workers that take long."""
     asking = {asyncio.create_task(asked(worker, timeout_s, needs)): worker for worker in workers}
     _, late = await asyncio.wait(asking, timeout=LONG_S)
     if late:
@@ -202,7 +204,9 @@ async def all_asked(
 
 
 async def asked(worker: ProxyWorker, timeout_s: float, needs: Sequence[str] = ()) -> Answer:
-    """Connect to a worker, and ask for all facts that take no time. If the worker answers, it stays connected."""
+    """Connect to a worker, and ask for all facts that it can give without measurements. If the worker answers, it stays
+    connected.
+    """
     answer = Answer(worker.name)
     try:
         await worker.connect_control(timeout_s=timeout_s)
@@ -220,7 +224,7 @@ async def asked(worker: ProxyWorker, timeout_s: float, needs: Sequence[str] = ()
 
 
 def _for_a_line(error: DDLFError, worker: ProxyWorker) -> DDLFError:
-    """Return the text of an error without the parts that the printed line contains anyway."""
+    """Return an error without the parts of its text that the printed line about the worker contains anyway."""
     if isinstance(error, ProtocolError) and "unknown control command" in error.message:
         error.message = "it runs an older DDLF, which cannot be asked what it has installed"
         error.hint = "install the same version of ddlf on both"
@@ -232,7 +236,7 @@ def _for_a_line(error: DDLFError, worker: ProxyWorker) -> DDLFError:
 async def _examine_workers(
     workers: list[ProxyWorker], timeout_s: float, report: Diagnosis, say: Callable[[str], None]
 ) -> None:
-    """Ask all workers at the same time.
+    """Ask all workers for facts about them at the same time, and add the answers to the report.
 
     Then measure the links one after another, because they share this machine's cable.
     """
@@ -253,7 +257,9 @@ async def _examine_workers(
 
 
 async def _examine_pairs(options: argparse.Namespace, report: Diagnosis, say: Callable[[str], None]) -> list[Problem]:
-    """Let free workers try to reach each other. They are leased for this moment."""
+    """Let free workers try to reach each other, and return the problems. They are leased to this command for this
+    moment.
+    """
     answers = enumerate(report.answers, 1)
     free = [n for n, one in answers if one.error is None and not (one.status["lease"] or one.status["busy"])]
     if len(free) < 2:
@@ -279,7 +285,9 @@ async def _speed(worker: ProxyWorker, data: bytes, size: int) -> float:
 
 
 async def _speed_once(worker: ProxyWorker, data: bytes, size: int) -> float:
-    """Send an increasing number of pieces until they take long enough. A slow link needs only a few."""
+    """Measure the speed to a worker in MB/s once: send more and more pieces until they take long enough. A slow link
+    needs only a few.
+    """
     count = 1
     while True:
         begin = time.perf_counter()
@@ -317,7 +325,7 @@ async def taken(options: argparse.Namespace, which: Collection[int]) -> AsyncIte
 
 
 async def without_way(options: argparse.Namespace, which: Collection[int]) -> list[tuple[str, str, str]]:
-    """Let workers try to reach each other.
+    """Let workers try to connect to each other, and return the pairs that fail.
 
     Args:
         options: See ``taken``.
@@ -334,7 +342,9 @@ async def without_way(options: argparse.Namespace, which: Collection[int]) -> li
 
 
 def of_answer(this_machine: dict[str, Any], answer: Answer) -> Iterator[Problem]:
-    """Return the problems of a worker, seen from this machine."""
+    """Yield the problems that a worker's answer shows, such as a wrong clock or other package versions than this
+    machine's.
+    """
     if answer.error is not None:
         yield of_error(answer.error, answer.name)
     if answer.machine:
@@ -373,7 +383,7 @@ def difference(this_machine: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def versions(machine: dict[str, Any]) -> str:
-    """Return the versions of DDLF, Python and the training packages as text."""
+    """Return the versions of DDLF, Python and the training packages on a machine as one text to print."""
     packages = machine["packages"]
     named = [
         f"{name} {packages[name]}" for name in ("keras", *TENSORFLOWS, "jax", "torch", "numpy") if name in packages
@@ -382,7 +392,7 @@ def versions(machine: dict[str, Any]) -> str:
 
 
 def size(machine: dict[str, Any]) -> str:
-    """Return cores, memory and disks as text."""
+    """Return the cores, memory and disks of a machine as one text to print."""
     cores = f"{machine['cores']} core{'s' * (machine['cores'] != 1)}"
     free, total = machine["memory_free"], machine["memory"]
     memory = [f"{free / 1e9:.1f} of {total / 1e9:.1f} GB memory free"] if free and total else []

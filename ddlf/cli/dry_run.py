@@ -84,7 +84,9 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
 
 
 def _of_file(cluster: Cluster, options: argparse.Namespace) -> tuple[bool, float, int]:
-    """Return whether the cluster file lets the run start workers, seconds for each worker, and the required number."""
+    """Return three facts of the cluster file: whether the run may start workers, the seconds that each worker may take,
+    and the required number of workers.
+    """
     path = find_config(options.config) if reads_cluster_file(options) else None
     if path is None:
         return False, CONNECT_TIMEOUT_S, cluster.N
@@ -124,7 +126,7 @@ def _print_files() -> None:
 
 
 def _on_demand(folder: Path, files: set[Path]) -> set[Path]:
-    """Return the modules below the script's folder that functions in these files import, also indirectly."""
+    """Return the files below the script's folder that functions in these files import when they run, also indirectly."""
     modules: set[Path] = set()
     todo = list(files)
     while todo:

@@ -47,7 +47,7 @@ def _options(parser: Parser) -> None:
 
 
 def env(options: argparse.Namespace) -> int:
-    """Print the report, and return the exit code."""
+    """Run ``ddlf env``: print the report about this machine and installation, and return the exit code."""
     facts = _shortened(_facts(options))
     if options.json:
         print(json.dumps(facts, indent=2))
@@ -88,7 +88,7 @@ def _token(options: argparse.Namespace) -> str:
 
 
 def _cluster(options: argparse.Namespace) -> str:
-    """Return the origin of the workers, without their names and addresses."""
+    """Return where the workers come from, such as an option or the cluster file, without their names and addresses."""
     if options.hosts:
         return f"--hosts ({len(options.hosts.split(','))} workers)"
     if options.launcher:

@@ -45,7 +45,7 @@ class Problem:
 
 
 def joined(findings: Iterable[Problem]) -> list[Problem]:
-    """Return the same findings, errors first. The same problem on several machines becomes one finding."""
+    """Sort findings, errors first, and join the same problem on several machines to one finding."""
     places_of: dict[Problem, list[str]] = {}
     for finding in findings:
         places = places_of.setdefault(replace(finding, where=()), [])
@@ -55,7 +55,7 @@ def joined(findings: Iterable[Problem]) -> list[Problem]:
 
 
 def of_error(error: DDLFError, where: str) -> Problem:
-    """Return the finding for an error of the questions to a worker."""
+    """Return the finding for an error that occurred when ``ddlf doctor`` asked a worker."""
     do = error.hint or (
         "correct it, and run this command again" if isinstance(error, ConfigError) else "check the worker's terminal"
     )
@@ -63,7 +63,7 @@ def of_error(error: DDLFError, where: str) -> Problem:
 
 
 def of_machine(facts: dict[str, Any], where: str) -> Iterator[Problem]:
-    """Return the problems of one machine.
+    """Yield the problems that the facts about one machine show.
 
     Args:
         facts: The result of ``ddlf.worker.machine.about``.
@@ -113,7 +113,7 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Problem]:
 
 
 def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str) -> Iterator[Problem]:
-    """Return the findings about a worker's packages that do not fit this machine's packages."""
+    """Yield the findings about a worker's packages whose versions do not fit this machine's packages."""
     python = _first(this_machine["python"], 2)
     if _first(other["python"], 2) != python:
         yield Problem(
@@ -150,7 +150,7 @@ def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str)
 
 
 def of_clock(offset_s: float, where: str) -> Iterator[Problem]:
-    """Return the finding about a worker's clock, which is ahead by this number of seconds."""
+    """Yield a finding if a worker's clock is wrong. It is ahead of this machine's clock by this number of seconds."""
     if abs(offset_s) > CLOCK_S:
         yield Problem(
             "warning",

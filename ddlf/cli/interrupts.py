@@ -28,7 +28,7 @@ def _ignore_once(*_: Any) -> None:
 
 
 def imported() -> None:
-    """Let SIGINT raise an exception from now on, because all imports are done."""
+    """Let SIGINT (Ctrl-C) raise ``KeyboardInterrupt`` from now on, because all imports are done."""
     if _before is signal.default_int_handler:
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -64,19 +64,19 @@ first steps:
 
 
 def command() -> None:
-    """The entry point of the command."""
+    """Run the command ``ddlf``, as its entry point in the installed package."""
     with interrupts.quiet():
         main()
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a command, and end with ``SystemExit``."""
+    """Run the command of ``ddlf`` that the arguments name, and end with ``SystemExit``."""
     with reader_may_leave():
         _main(sys.argv[1:] if argv is None else argv)
 
 
 def core_commands() -> Commands:
-    """Return the commands without those of optional parts."""
+    """Return the built-in commands, without the commands of optional parts such as the adviser."""
     commands = Commands()
     for row in CORE:
         commands.add(*row)
@@ -187,7 +187,7 @@ def _refuse(parser: Parser, commands: Commands, argv: Sequence[str]) -> NoReturn
 
 
 def act(chosen: Command, options: argparse.Namespace) -> int:
-    """Run a command and return the exit code."""
+    """Run a command with its parsed options, and return the exit code."""
     assert chosen.run is not None
     run = resolve_name(chosen.run) if isinstance(chosen.run, str) else chosen.run
     result = run(options)

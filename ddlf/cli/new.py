@@ -24,7 +24,7 @@ PLACES = (PACKAGE / "templates", PACKAGE.parent / "apps")
 
 @dataclass(frozen=True, slots=True)
 class ProjectTemplate:
-    """A project to begin with.
+    """A template of a project that ``ddlf new`` writes for the user to begin with.
 
     Args:
         about: A description of the project.
@@ -70,7 +70,7 @@ def _new_options(parser: Parser) -> None:
 
 
 def new(options: argparse.Namespace) -> int:
-    """Write a project into a new folder."""
+    """Run ``ddlf new``: write a project from a template into a new folder."""
     folder: Path = options.name
     if os.path.lexists(folder):
         raise ConfigError(f"{folder} exists already and is not overwritten", hint="choose another name")
@@ -131,7 +131,9 @@ ddlf doctor -c cluster.yaml        # when something is wrong
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Run the digits app like ``ddlf run``, on workers of this machine unless the options name others."""
+    """Run ``ddlf demo``: train the app for handwritten digits like ``ddlf run`` does, on workers of this machine unless
+    the options name others.
+    """
     from ddlf.cli.run import run_file
 
     backend = keras_backend()

@@ -70,7 +70,9 @@ def add_options(parser: Parser, *, common: bool = True) -> None:
 
 
 def _of_package(kinds: KindOf[Any], name: str, columns: int) -> str:
-    """Return the help of a strategy or an exchange of another package, or the reason why it cannot be imported."""
+    """Return the line of help about a strategy or exchange that another package provides, or the reason why it cannot
+    be imported.
+    """
     try:
         kind = kinds.kind(name)
     except ConfigError as error:
@@ -88,7 +90,7 @@ def _of_package(kinds: KindOf[Any], name: str, columns: int) -> str:
 
 
 def _parameter(setting: Setting[Any, Any]) -> Option:
-    """Return a setting of another package, which -p sets, as an option for the help."""
+    """Return a setting of another package as an option to list in the help. The user sets it with ``-p``."""
     text = f"{setting.help} (default: {setting.default})"
     return Option((f"-p {setting.name}={setting.flag or 'VALUE'}",), setting.name, "", text, tuple, False, (), False)
 
@@ -198,7 +200,7 @@ def add_cluster_options(parser: Parser) -> None:
 
 
 def add_app_options(parser: Parser) -> None:
-    """Add the app whose settings are shown, and the options of ``ddlf run``."""
+    """Add the argument for the app whose settings are shown, and the options of ``ddlf run``, which change them."""
     parser.add("app", type=Path, nargs="?", metavar="[APP]", help="Python file with a subclass of ddlf.IApp")
     add_target(parser)
     add_options(parser, common=False)
@@ -222,7 +224,9 @@ def add_json(parser: Parser) -> None:
 
 
 def _values(name: str, setting: Setting[Any, Any]) -> dict[str, Any]:
-    """Return the values of a setting that argparse can check. The rest is checked when all settings are known."""
+    """Return the arguments for argparse that describe the values of a setting, such as the choices. The rest is checked
+    when all settings are known.
+    """
     check = setting.accepts
     if isinstance(check, OneOf):
         return {"choices": check.names}
@@ -241,7 +245,7 @@ def _seconds(text: str) -> float:
 
 
 def given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
-    """Return the given options among some options, as they are typed."""
+    """Return the options among ``names`` that the user has given, as they are typed."""
 
     def is_given(name: str) -> bool:
         value: Any = getattr(options, name)

@@ -46,7 +46,8 @@ MORE = "-v also shows the lines of libraries"
 
 
 def _told(error: DDLFError, whole: bool) -> str:
-    """Return the event, the hint, where to read more, and the worker's own lines.
+    """Return the text to print about an error: what happened, the hint, where to read more, and the lines of the user's
+    code on the worker.
 
     Without a terminal there is no layout in rows.
     """
@@ -70,7 +71,7 @@ def _told(error: DDLFError, whole: bool) -> str:
 
 
 def _why(error: DDLFError) -> str:
-    """Return the cause of an error in one line, if its sentence does not say it."""
+    """Return the cause of an error in one line; empty if the error's sentence already says it."""
     cause = error.__cause__
     said = parts(cause)[0] if isinstance(cause, DDLFError) else getattr(cause, "strerror", None) or str(cause or "")
     first = said.strip().partition("\n")[0]
@@ -87,7 +88,7 @@ def _row(label: str, text: str) -> str:
 
 
 def _of_the_master(error: DDLFError) -> str:
-    """Return the master's own lines. The lines of a worker's error come last."""
+    """Return the traceback lines of the user's code on the master. The lines of a worker's error come last."""
     if isinstance(error, RemoteError):
         return "".join(["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)])
     return "".join(traceback.format_exception(error))

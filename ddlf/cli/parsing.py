@@ -56,7 +56,7 @@ class Option:
     is_common: bool
 
     def row(self, columns: int) -> str:
-        """Return the lines about this option in the help."""
+        """Return the lines of the help about this option, for a terminal of this width."""
         left = f"  {', '.join(self.names[:2])}{' ' * bool(self.names and self.value)}{self.value}"
         offers = self.offers()
         text = self.help if self.value == "|".join(offers) else with_names(self.help, offers)
@@ -217,7 +217,9 @@ class Parser(argparse.ArgumentParser):
         return f"usage: {' '.join([self.prog, *arguments, *self._placeholders])} [OPTIONS]\n"
 
     def _help_asked(self, args: Sequence[str]) -> str | None:
-        """Return the kind of help that the arguments ask for."""
+        """Return the help text (short, long, or of one group) that the arguments ask for; None if they do not ask for
+        help.
+        """
         for number, arg in enumerate(args):
             if arg == "--help-all":
                 return self.format_help(self.groups)
@@ -369,13 +371,15 @@ def action(
     run: Callable[[argparse.Namespace], int | Coroutine[Any, Any, int]],
     *examples: str,
 ) -> tuple[str, Command]:
-    """Return an action of a command, with its line in the help."""
+    """Define an action of a command, such as ``split`` of ``ddlf data``. Return its line in the help and its
+    ``Command``.
+    """
     return help, Command(description=description, examples=examples, options=options, run=run)
 
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """The entry of a command in the list of all.
+    """The entry of a command in the list of all commands, which does not import the command.
 
     Args:
         group: The group of the list.
@@ -390,7 +394,7 @@ class CommandEntry:
     actions: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def load(self) -> Command:
-        """Import the command."""
+        """Import the module of the command, and return the command."""
         command: Command = resolve_name(self.home)
         more = {name: (help, resolve_name(home)) for name, (help, home) in self.actions.items()}
         return replace(command, actions={**command.actions, **more}) if more else command
@@ -447,7 +451,9 @@ def _flush() -> None:
 
 
 def _discard_output() -> None:
-    """Discard further output, because Python flushes standard output at exit, which must not fail again."""
+    """Discard further output after an error of standard output, because Python flushes it at exit, which must not fail
+    again.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -455,7 +461,7 @@ def _discard_output() -> None:
 
 
 def number(low: int, high: int | None = None) -> Callable[[str], int]:
-    """Return an argparse type: a whole number in a range."""
+    """Return an argparse type that parses a whole number and checks that it is in a range."""
 
     def parse(text: str) -> int:
         try:
@@ -471,7 +477,7 @@ def number(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """Return an argparse type: one of some names."""
+    """Return an argparse type that accepts only one of these names."""
 
     def parse(text: str) -> str:
         if text in choices:

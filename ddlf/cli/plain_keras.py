@@ -50,7 +50,7 @@ NOTHING = 1e-7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differs:
-    """The first difference of two trainings.
+    """The first difference between two trainings, with plain Keras and with the app.
 
     Args:
         batch: Number of the batch, from 1.
@@ -75,7 +75,7 @@ class Differs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The result of a comparison.
+    """The result of comparing an app with plain Keras.
 
     Args:
         batches: The number of batches that both have trained on.
@@ -129,7 +129,7 @@ async def compare(app: App, batches: int) -> Compared:
 
 
 class Both:
-    """One app on both sides.
+    """Trains one app on both sides, with plain Keras on the master and with DDLF on a worker, to compare the updates.
 
     Args:
         app: The app, with data and model.
@@ -187,11 +187,11 @@ class Both:
         return replace(compared, differs=differs)
 
     async def plain(self, batches: int) -> Weights:
-        """Return the update of plain Keras after a number of batches."""
+        """Train with plain Keras on a number of batches, and return the update: how the weights have changed."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._fit, self._task(batches))
 
     async def carried(self, batches: int) -> Weights:
-        """Return the update of the app on its worker after a number of batches."""
+        """Train the app on its worker on a number of batches, and return the update: how the weights have changed."""
         task = self._task(batches)
         self._last = await self._crew.carry(0, 0, partial(self._exchange.send, lambda: task))
         update: Weights = self._last.update
@@ -224,7 +224,7 @@ class Both:
         return difference(self._start, model.get_weights())
 
     def _data_of(self, indices: Samples) -> tuple[Any, ...]:
-        """Return samples as arrays."""
+        """Return the samples with these numbers as arrays for Keras's ``fit``."""
         if not isinstance(indices, Portion):
             return tuple(tree_map(lambda array: array[indices], data_of(self._app, "train")))
         place = place_of(self._app, "train")
@@ -267,7 +267,7 @@ class Both:
 
 
 def differing(expected: Weights, found: Weights) -> list[int]:
-    """Return the places of the tensors in which two updates differ by more than rounding."""
+    """Return the indices of the weight tensors in which two updates differ by more than rounding."""
     return [place for place, (one, other) in enumerate(zip(expected, found, strict=True)) if not _is_near(one, other)]
 
 
@@ -298,7 +298,7 @@ def _is_near(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 
 def _most(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
-    """Return the largest difference of two arrays; infinite if only one of two values is a number."""
+    """Return the largest difference between the values of two arrays; infinite if one of two values is NaN."""
     if not one.size:
         return 0.0
     same = (one == other) | ((one != one) & (other != other))

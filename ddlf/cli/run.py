@@ -51,7 +51,7 @@ ASK_AGAIN_S = 1.0
 
 
 def run_file(options: argparse.Namespace) -> int:
-    """Run the app in a file; return the exit code."""
+    """Run ``ddlf run``: run the app or function in a file, and return the exit code."""
     path: Path = options.app
     if options.launcher:
         from ddlf.cluster.launch.launcher import installed
@@ -94,7 +94,8 @@ def _will_train_here(path: Path, options: argparse.Namespace) -> bool:
 
 
 def execute(find: Callable[[], Any], options: argparse.Namespace, then: Then | None = None) -> int:
-    """Run a target; return the exit code. Every error is printed as one sentence.
+    """Find and run a target, which is an app class or a function; return the exit code. Every error is printed as one
+    sentence.
 
     Args:
         find: Returns the ``IApp`` subclass or the async function that takes a cluster.
@@ -124,7 +125,7 @@ def execute(find: Callable[[], Any], options: argparse.Namespace, then: Then | N
 
 
 def asked_ui(options: argparse.Namespace) -> str:
-    """Return the display of a run, as far as it is known without the app.
+    """Return the name of the display that the options choose for a run, as far as it is known without the app.
 
     Raises:
         ConfigError: This display cannot be used.
@@ -173,7 +174,7 @@ async def run_target(target: Any, options: argparse.Namespace, stop: StopRequest
 async def _run_app(
     target: type[IApp], cluster: Cluster, described: str, options: argparse.Namespace, stop: StopRequest
 ) -> int:
-    """Train in a new run folder, unless the user wants none."""
+    """Train an app, and record the run in a new folder, unless the user wants none. Return the exit code."""
     from ddlf.cli.config import check_values
 
     options.resume = resumed_from(options)
@@ -213,7 +214,7 @@ async def _run_app(
 
 
 async def _train(app: IApp, asked: Path | None, run: Path | None, stop: StopRequest) -> int:
-    """Train, save and evaluate. The result of all complete rounds is saved, however training ends.
+    """Train the app, save the model and evaluate it. The result of all complete rounds is saved, however training ends.
 
     Args:
         app: The app, connected to its workers.
@@ -387,7 +388,7 @@ def _workers(count: int) -> str:
 
 @contextlib.contextmanager
 def in_folder(app: IApp, options: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Path | None]:
-    """Create the folder of a run, and print where it and the report are."""
+    """Create the folder of a run, and print its path and the path of its report."""
     origins = {name: where for name, _, where in overrides(type(app), options)}
     path = None
     try:
@@ -401,7 +402,7 @@ def in_folder(app: IApp, options: argparse.Namespace, say: Callable[[str], None]
 
 
 def resumed_from(options: argparse.Namespace) -> str | None:
-    """Return the checkpoints that ``--resume`` names, by the run's name or folder.
+    """Return the folder with the checkpoints that ``--resume`` names, by the name or the folder of their run.
 
     ``last`` is the newest run with checkpoints.
 

@@ -67,7 +67,7 @@ def _prune_options(parser: Parser) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    """List runs, newest first."""
+    """Run ``ddlf runs``: list the runs in a folder, newest first."""
     if options.all and options.last is not None:
         raise ConfigError("--last has no effect with --all", hint="leave one of them out")
     out = runs_folder(options)
@@ -116,7 +116,7 @@ def _number(value: Any) -> float | None:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Show the results of runs side by side, and the settings in which they differ."""
+    """Run ``ddlf runs compare``: show the results of runs side by side, and the settings in which they differ."""
     out = runs_folder(options)
     paths = [folder.find(out, name) for name in options.runs]
     if len(set(paths)) < len(paths):
@@ -148,7 +148,9 @@ def _differing(pasts: list[past.Past]) -> list[list[str]]:
 
 
 def prune(options: argparse.Namespace) -> int:
-    """Remove all but the newest runs. The exit code is 1 if a run could not be removed."""
+    """Run ``ddlf runs prune``: remove the folders of all runs except the newest ones. The exit code is 1 if one could
+    not be removed.
+    """
     removed, stay, failed = folder.prune(runs_folder(options), options.keep)
     for path in removed:
         print(f"removed   {path}")
@@ -202,7 +204,9 @@ def _logs_options(parser: Parser) -> None:
 
 
 def show_logs(options: argparse.Namespace) -> int:
-    """Print the lines of all workers or of one, with ``--follow`` until the run is over."""
+    """Run ``ddlf logs``: print the lines that user code has written on all workers or on one, with ``--follow`` until
+    the run is over.
+    """
     path = folder.find(runs_folder(options), options.run)
     reader = Reader(path, options.worker)
     lines: Iterable[Line] = reader.new()
@@ -249,7 +253,7 @@ def _report_options(parser: Parser) -> None:
 
 
 def make_report(options: argparse.Namespace) -> int:
-    """Write the report again and print where it is, with a table of the run."""
+    """Run ``ddlf report``: write the HTML report of a run again, and print its path and a table of the run."""
     path = folder.find(runs_folder(options), options.run)
     failed = None
     try:

@@ -117,7 +117,8 @@ def settable(target: Any) -> str:
 
 
 def as_parameters(options: argparse.Namespace, parser: Parser) -> argparse.Namespace:
-    """Let the author's own options set attributes like ``-p``.
+    """Convert the values of the script's own options to parameters like ``-p NAME=VALUE``, which set attributes of the
+    app.
 
     Args:
         options: The parsed options.

@@ -81,7 +81,7 @@ class StopRequest:
         self.terminated = False
 
     def interrupted(self) -> bool:
-        """Handle Ctrl-C, and return whether nothing more has to be done."""
+        """Handle Ctrl-C: ask the work to end soon. Return whether it will, so that nothing more has to be done."""
         if self.asked or not self.gently():
             return False
         self.asked = True

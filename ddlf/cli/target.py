@@ -38,7 +38,7 @@ A_FUNCTION = "an async function main(cluster)"
 
 
 class Importing:
-    """Watches the import of the user's file.
+    """Watches the import of the user's file, to notice a script that runs by itself or names its app.
 
     Attributes:
         ran_by_itself: Whether the file has waited for a coroutine. Such a script does all its work itself, so nothing
@@ -89,7 +89,7 @@ class Importing:
 
 
 async def nothing_left() -> None:
-    """Do nothing, as the target of a script that has already run by itself."""
+    """Do nothing. This is the target to run if the user's script has already done all its work during its import."""
 
 
 def find_target(path: Path, name: str | None = None, options: argparse.Namespace | None = None) -> Any:
@@ -265,7 +265,9 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
 
 
 def _near(target: type[IApp], key: str, known: Iterable[str]) -> str:
-    """Return the end of an error: the attribute with the nearest name, or the app's own attributes."""
+    """Return the end of an error about an unknown name: the app's attribute with the nearest name, or all of its own
+    attributes.
+    """
     from ddlf.app import IApp
 
     meant = Parser.SYNONYMS.get(f"--{key}", "").removeprefix("--").replace("-", "_")
@@ -330,7 +332,7 @@ def _parameters(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def guess(key: str, known: list[str]) -> str:
-    """Return the end of an error: the nearest name, or all names."""
+    """Return the end of an error about an unknown name: the known name that is nearest, or all known names."""
     near = difflib.get_close_matches(key, known, 1)
     return f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known) or 'none'}"
 

@@ -13,7 +13,7 @@ from ddlf.rpc import tokens
 
 
 def new(options: argparse.Namespace) -> int:
-    """Write a new token, and print how to copy it to other machines."""
+    """Run ``ddlf token new``: write a new token, and print how to copy it to other machines."""
     path = tokens.write_token(options.token_file)
     folder, target = tokens.shell_path(path.parent), tokens.shell_path(path)
     print(f"A new token is in {path}. Whoever has it can run code on your workers.")
@@ -26,13 +26,13 @@ def new(options: argparse.Namespace) -> int:
 
 
 def paste(options: argparse.Namespace) -> int:
-    """Write the token of another machine."""
+    """Run ``ddlf token paste``: read the token of another machine, and write it to this user's file."""
     print(f"The token is in {tokens.write_token(options.token_file, _read_secret())}.")
     return 0
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the token alone on standard output, and where it is on standard error."""
+    """Run ``ddlf token show``: print only the token on standard output, and the path of its file on standard error."""
     known = tokens.find_tokens(options.token_file)
     if known is None:
         raise AuthError("there is no token", hint="create one with: ddlf token new")
@@ -43,7 +43,9 @@ def show(options: argparse.Namespace) -> int:
 
 
 def _read_secret() -> str:
-    """Read a token from the terminal without showing it, or from standard input. Other users could see an argument."""
+    """Read a token from the terminal without showing it, or from standard input. It is not an argument of the command,
+    because other users could see it.
+    """
     if not sys.stdin.isatty():
         return sys.stdin.read(4096)
     import getpass

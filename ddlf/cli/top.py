@@ -41,7 +41,9 @@ def _options(parser: Parser) -> None:
 
 
 async def top(options: argparse.Namespace) -> int:
-    """Show the state until Ctrl-C or the end of the master; once without a terminal, or with ``--once``."""
+    """Run ``ddlf top``: show the state of a run or a cluster until Ctrl-C or the end of the master. Show it once
+    without a terminal, or with ``--once``.
+    """
     async with contextlib.aclosing(_source(options)) as source:
         if options.once or not sys.stdout.isatty():
             begin = time.monotonic()
@@ -74,7 +76,9 @@ def _print(known: dict[str, Any]) -> None:
 
 
 def _source(options: argparse.Namespace) -> AsyncGenerator[dict[str, Any], None]:
-    """Return the source to watch: the user's newest run here, or a named cluster's daemons, also if there is no run."""
+    """Return a generator of states to show: of the user's newest run on this machine, or of a named cluster's daemons,
+    which also answer without a run.
+    """
     from ddlf.monitor.dashboard.address import open_pages
     from ddlf.monitor.dashboard.viewer import watch
 
@@ -90,7 +94,9 @@ def _source(options: argparse.Namespace) -> AsyncGenerator[dict[str, Any], None]
 
 
 async def _daemons(options: argparse.Namespace) -> AsyncGenerator[dict[str, Any], None]:
-    """Ask the daemons once a second, as a guest, so that no run is disturbed."""
+    """Ask the daemons of the workers for their state once a second, as a guest, so that no run is disturbed. Yield each
+    state.
+    """
     cluster = named_cluster(options, guest=True)
     try:
         while True:
@@ -112,7 +118,7 @@ async def _daemons(options: argparse.Namespace) -> AsyncGenerator[dict[str, Any]
 
 
 def draw(known: dict[str, Any], columns: int, rows: int) -> RenderableType:
-    """Draw the state.
+    """Draw the state of a run for the terminal.
 
     Args:
         known: The state, as ``ddlf.monitor.dashboard.viewer.watch`` yields it.
@@ -166,7 +172,7 @@ def _run(run: dict[str, Any], known: dict[str, Any], columns: int) -> list[Rende
 
 
 def spark(values: list[float], columns: int) -> str:
-    """Return a curve in one row. If there are more values than columns, each column shows a mean."""
+    """Draw values as a small curve in one row of text. If there are more values than columns, each column shows a mean."""
     step = max(1, -(-len(values) // columns))
     means = [sum(part) / len(part) for at in range(0, len(values), step) if (part := values[at : at + step])]
     low, high = min(means), max(means)

@@ -33,7 +33,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def parser() -> Parser:
-    """Return the parser of the command."""
+    """Return the parser of the options of ``ddlf-worker``."""
     result = Parser(
         "ddlf-worker",
         "Run one DDLF worker on this machine. Masters connect to its port.",
@@ -97,13 +97,13 @@ def parser() -> Parser:
 
 
 def command() -> None:
-    """The entry point of the command."""
+    """Run the command ``ddlf-worker``, as its entry point in the installed package."""
     with interrupts.quiet():
         main()
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run until the worker is stopped, and end with ``SystemExit``."""
+    """Run a worker until it is stopped, and end with ``SystemExit``."""
     with reader_may_leave():
         _main(argv)
 
@@ -293,7 +293,9 @@ def _token_from_stdin() -> bytes:
 
 
 def gates(text: str) -> tuple[tuple[str, int], ...]:
-    """Return the addresses in a text, each once: ``"10.0.0.1:9100,lab.example:9100"``."""
+    """Parse the addresses of the gates where a worker joins its master, such as ``"10.0.0.1:9100,lab.example:9100"``.
+    Return each one once.
+    """
     from ddlf.cluster.config.addresses import parse_address
 
     try:

@@ -26,7 +26,9 @@ def _status_options(parser: Parser) -> None:
 
 
 async def status(options: argparse.Namespace) -> int:
-    """Ask each daemon for its state. A worker with a busy executor answers, too."""
+    """Run ``ddlf status``: ask the daemon of each worker for its state, and print it. A worker with a busy executor
+    answers, too.
+    """
     workers = named_cluster(options, guest=True).workers
     answers = await asyncio.gather(*(ask(worker, "status", options.timeout) for worker in workers))
     if options.json:
@@ -75,14 +77,14 @@ def describe(answer: Any, label: str) -> str:
 
 
 def data_sets(status: dict[str, Any]) -> list[str]:
-    """Return the data sets that a worker holds, as a list of at most one text."""
+    """Return the number and size of the data sets that a worker has in memory, as a list of at most one text to print."""
     data = status.get("datasets") or {"count": 0, "bytes": 0}
     sets = "data set" if data["count"] == 1 else "data sets"
     return [f"{data['count']} {sets} of {data['bytes'] / 1e6:,.1f} MB"] if data["count"] else []
 
 
 def weights_held(shard: dict[str, Any] | None) -> list[str]:
-    """Return which part of a run's weights a worker holds, as a list of texts."""
+    """Return the part of a run's weights that a worker keeps as a server, as a list of texts to print."""
     if shard is None:
         return []
     share = f"values {shard['begin'] + 1:,} to {shard['end']:,} of {shard['of']:,}"
@@ -94,7 +96,7 @@ def weights_held(shard: dict[str, Any] | None) -> list[str]:
 
 
 async def ask(worker: ProxyWorker, command: str, timeout_s: float, **arguments: Any) -> Any:
-    """Ask a daemon, and return its answer or the error."""
+    """Send a command to the daemon of a worker, and return its answer or the error."""
     try:
         await worker.connect_control(timeout_s=timeout_s)
         return await worker.ask(command, timeout_s=timeout_s, **arguments)
@@ -119,7 +121,7 @@ def _stop_options(parser: Parser) -> None:
 
 
 async def stop(options: argparse.Namespace) -> int:
-    """Stop all workers or their executors; stop none of them if one is in use."""
+    """Run ``ddlf stop``: stop all workers or only their executors. If one is in use, stop none of them."""
     workers = named_cluster(options, guest=True).workers
     used = {} if options.force else await _used(workers, options.timeout)
     for worker, holder in used.items():
@@ -169,7 +171,7 @@ def _clean_options(parser: Parser) -> None:
 
 
 async def clean_named(options: argparse.Namespace) -> int:
-    """Clean the workers that the options name."""
+    """Run ``ddlf clean``: free data, models and variables on the workers that the options name."""
     return await clean(named_cluster(options).workers, options)
 
 
@@ -205,7 +207,7 @@ async def clean(workers: list[ProxyWorker], options: argparse.Namespace) -> int:
 
 
 async def _take(worker: ProxyWorker, timeout_s: float) -> dict[str, Any] | DDLFError:
-    """Lease a worker, so that no run starts meanwhile, and return its status."""
+    """Lease a worker, so that no run starts on it meanwhile. Return its status, or the error."""
     try:
         await worker.connect_control(timeout_s=timeout_s)
         return await worker.status(timeout_s)

@@ -1,4 +1,6 @@
-"""Data sets for training: well-known ones, trees of arrays, and data sets at a place."""
+"""Data sets for training: well-known ones such as MNIST, trees of arrays, and data sets in files at a place, which is a
+folder or a URL.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ def open(
 def generated(
     function: Callable[[int], Iterable[Any]], samples: int | Sequence[int], *, endless: bool = False
 ) -> DataSet:
-    """Return data that a function generates part by part, for ``self.train_data``.
+    """Return a data set whose samples a function generates part by part, for ``self.train_data``.
 
     Each node generates the parts that its slots read. Samples never travel over the network.
 

@@ -30,7 +30,7 @@ class Recording(Protocol):
     path: Path
 
     def leave(self) -> None:
-        """Stop writing."""
+        """Stop writing to the folder of the run."""
 
 
 class Context(Protocol):
@@ -40,7 +40,7 @@ class Context(Protocol):
     ``ddlf.training.context.RunContext`` implements it.
 
     Attributes:
-        arrays_only: Whether ``load_dataset`` sets only arrays.
+        arrays_only: Whether ``load_dataset`` sets only arrays, not data sets in files.
         display: The active display; None while the app is not displayed.
         recording: The writer of a run's folder.
         progress: The final state of the last run.
@@ -55,11 +55,11 @@ class Context(Protocol):
 
     @property
     def emit(self) -> Callable[[Event], None]:
-        """Sends an event to all subscribers."""
+        """A function that sends an event of the run to all subscribers."""
 
     @property
     def check_written(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Raises an error if the app lacks a method."""
+        """A function that raises an error if the app lacks a method that it must have."""
 
 
 class UserApp(Protocol):

@@ -1,4 +1,6 @@
-"""A cache of data sets in an executor's memory, found by content, that outlives a run. Runs on workers."""
+"""A cache of data sets in the memory of an executor, a worker's process. It finds data by its content, and outlives a
+run. Runs on workers.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class ArrayCache(dict[str, Any]):
             self._free()
 
     def make_room(self) -> None:
-        """Free the data that the next ``use`` would free in any case."""
+        """Free the data that the next ``use`` would free in any case, before new data is loaded."""
         self._uses = self._uses[1 - KEPT_USES :]
         self._free()
 

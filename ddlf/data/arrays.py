@@ -1,4 +1,4 @@
-"""A source of NumPy arrays: ``.npz``, ``.npy``, or a folder of ``.npy`` files. Never unpickles anything."""
+"""A source of samples in NumPy files: ``.npz``, ``.npy``, or a folder of ``.npy`` files. It never unpickles anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_MEMBERS = 1000
 
 
 class Arrays:
-    """A source whose columns are arrays, with one row for each sample.
+    """A source of samples whose columns are the arrays of NumPy files, with one row for each sample.
 
     Args:
         path: File or folder.
@@ -88,7 +88,9 @@ class Arrays:
         return chosen(columns, names, self._path, {}, "array")
 
     def _head(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Return shape and type of an array, after checking that its bytes are complete and in row order."""
+        """Return the shape and type of an array in the files, after checking that its bytes are complete and in row
+        order.
+        """
         with self._open[name]() as file:
             shape, by_column, kind = read_header(file)
             size = self._archive.getinfo(f"{name}.npy").file_size if hasattr(self, "_archive") else _size(file)

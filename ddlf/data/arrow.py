@@ -35,7 +35,9 @@ def load_pyarrow() -> Any:
 
 
 def no_column(where: object, name: str, columns: Iterable[str]) -> tuple[str, str]:
-    """Return message and hint for a missing column. The hint lists the existing columns, the most similar first."""
+    """Return the message and hint of an error about a missing column. The hint lists the existing columns, the most
+    similar first.
+    """
     names = list(columns)
     if (count := names.count(name)) > 1:
         return f"{where} has {count} columns {name!r}", "give each column its own name"
@@ -65,7 +67,7 @@ def kind_of(kind: Any) -> str:
 
 
 def _plain(kind: Any) -> Any:
-    """Return the type of the values, for types that only describe how values are stored."""
+    """Return the Arrow type of the values. Some Arrow types, such as dictionaries, only describe how values are stored."""
     arrow = load_pyarrow()
     if isinstance(kind, arrow.BaseExtensionType):
         return _plain(kind.storage_type)
@@ -73,7 +75,7 @@ def _plain(kind: Any) -> Any:
 
 
 def is_fixed(kind: Any) -> bool:
-    """Return whether the type itself fixes the length of lists, at each depth."""
+    """Return whether an Arrow type itself fixes the length of its lists, at each depth, so that rows form an array."""
     kind = _plain(kind)
     return not _is_list(kind) or (load_pyarrow().types.is_fixed_size_list(kind) and is_fixed(kind.value_type))
 
@@ -138,7 +140,7 @@ def numbers(values: Any, name: str, where: Where) -> np.ndarray[Any, Any]:
 
 
 def _outer(where: Where, width: int) -> Where:
-    """Return a function that describes the row of a value in flattened lists of this length."""
+    """Return a function that describes, for errors, the row of a value in a flattened column of lists of this length."""
     return lambda number: where(number // width)
 
 

@@ -46,7 +46,7 @@ LOOK_S = 0.2
 
 
 class Cache:
-    """A folder with cached partition files.
+    """A folder on this machine with copies of partition files (parts of data sets) from a store.
 
     Args:
         folder: Created when it is needed. None means the folder from the environment, or the user's default one.
@@ -121,7 +121,7 @@ class Cache:
             return None
 
     def drop(self, sha256: str) -> None:
-        """Remove a damaged file."""
+        """Remove a damaged file from the cache."""
         with contextlib.suppress(OSError):
             (self.folder / sha256).unlink(missing_ok=True)
 
@@ -165,7 +165,7 @@ class Cache:
             return False
 
     def _room(self, nbytes: int, own_lock: str, beside: Collection[str]) -> bool:
-        """Remove the least recently used files until there is room.
+        """Remove the least recently used files from the cache until there is room for a new one.
 
         The caller holds the lock ``room``, so no other fetch begins, and the lock ``mine``.
         """

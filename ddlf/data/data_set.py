@@ -104,7 +104,7 @@ class DataSet(Mapping[str, Array]):
         return other
 
     def here(self) -> Sequence[bool]:
-        """Return for each partition file whether this machine can read it.
+        """Return a list that tells for each partition file whether this machine can read it.
 
         A machine can read all files, unless the data set is spread over the disks of several machines.
         """
@@ -114,7 +114,7 @@ class DataSet(Mapping[str, Array]):
         return self._here
 
     def beside(self, place: DataPlace) -> None:
-        """Set another place. This machine reads its missing files there."""
+        """Set a second place of the same data set. This machine reads the files there that its own place lacks."""
         self._others[:] = [place]
 
     def piece(self, name: str, begin: int, nbytes: int) -> Array | None:
@@ -174,7 +174,7 @@ class DataSet(Mapping[str, Array]):
         return sum(column.row_bytes for column in self.columns.values())
 
     def taken(self, number: int, arrays: Arrays, rows: Any) -> Arrays:
-        """Return some rows of a partition file as training data.
+        """Return some rows of a partition file as training data, after ``decode`` if there is one.
 
         Args:
             number: Number of the file, from 0.
@@ -274,7 +274,9 @@ class DataSet(Mapping[str, Array]):
         return self.taken(number, self.mapped(number), rows)
 
     def interrupt(self) -> None:
-        """Make a thread that waits for the place raise an error. Later requests work again."""
+        """End a thread's wait for the store or disk of this data set: the thread gets an error. Later requests work
+        again.
+        """
         for place in (self._place, *self._others):
             place.interrupt()
 
@@ -309,15 +311,17 @@ class DataSet(Mapping[str, Array]):
 
 
 def columns_of_sample(arrays: Mapping[str, Array]) -> dict[str, Column]:
-    """Return the columns of a sample."""
+    """Return the description of the columns (types and shapes) that a sample's arrays form."""
     return {name: Column(array.dtype.name, array.shape) for name, array in arrays.items()}
 
 
 def columns_of_batch(arrays: Mapping[str, Array]) -> dict[str, Column]:
-    """Return the columns of a batch, whose first axis numbers the samples."""
+    """Return the description of the columns (types and shapes) in a batch of arrays, whose first axis numbers the
+    samples.
+    """
     return {name: Column(array.dtype.name, array.shape[1:]) for name, array in arrays.items()}
 
 
 def columns_text(columns: Mapping[str, Column]) -> str:
-    """Return the names, types and shapes of columns for an error."""
+    """Return the names, types and shapes of columns as one text for an error."""
     return ", ".join(f"{name} of {column.dtype} {column.shape}" for name, column in columns.items())

@@ -229,7 +229,7 @@ def _download(name: str, cached: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _intact(path: Path) -> bool:
-    """Return whether a cached file exists and its hash is unchanged."""
+    """Return whether a file in the cache exists and still has the hash that was recorded with it."""
     try:
         return _hash_file(path).read_text() == _sha256(path)
     except OSError:

@@ -39,8 +39,9 @@ def _npz(path: Path, manifest: Manifest, parts: Parts) -> None:
 
 
 def _tar(path: Path, manifest: Manifest, parts: Parts) -> None:
-    """Write the format that ``tar.py`` reads: ``x`` becomes ``.npy``, integer ``y`` becomes ``.cls``, and other columns
-    keep their names."""
+    """Write the samples to a tar file in WebDataset's form, which ``tar.py`` reads: ``x`` becomes ``.npy``, integer
+    ``y`` becomes ``.cls``, and other columns keep their names.
+    """
     number = 0
     with tarfile.open(path, "x") as archive:
         for arrays in parts():
@@ -84,7 +85,7 @@ def _parquet(path: Path, manifest: Manifest, parts: Parts) -> None:
 
 
 def _tfrecord(path: Path, manifest: Manifest, parts: Parts) -> None:
-    """Write examples. They have no shapes, so each row becomes a vector.
+    """Write the samples to a TFRecord file as ``tf.train.Example``. These have no shapes, so each row becomes a vector.
 
     uint8 arrays become bytes, other integers and booleans int64, and floating-point numbers float32.
     """

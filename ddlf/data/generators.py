@@ -29,7 +29,7 @@ MOST_BATCHES = 10**7
 
 
 class Generated(DataSet):
-    """A data set whose samples are made when they are needed.
+    """A data set whose samples the user's code generates when they are needed.
 
     Args:
         name: The user's name of the data set, for errors.
@@ -68,7 +68,7 @@ class Generated(DataSet):
         return self._name
 
     def load(self, number: int) -> Arrays:
-        """Make a unit and check its columns and its number of samples."""
+        """Generate a unit (a batch or a part), and check its columns and its number of samples."""
         where = f"{self._what} {number} of {self}"
         with self._lock:
             try:
@@ -94,12 +94,12 @@ class Generated(DataSet):
         """Return None, because there is only one version."""
 
     def mapped(self, number: int, room: int | None = None) -> Arrays:
-        """Make a unit in memory, because generated data is on no disk."""
+        """Generate a unit (a batch or a part) in memory, because generated data is on no disk."""
         return self.load(number)
 
 
 def check_alike(where: str, arrays: Arrays, columns: Any) -> None:
-    """Refuse a batch whose columns differ from the first batch.
+    """Refuse a batch whose columns have other names, types or shapes than the first batch.
 
     Raises:
         DatasetError: The message compares both.
@@ -137,7 +137,8 @@ def batch_of(where: str, batch: Any) -> Arrays:
 
 
 def taken(name: str, value: Any) -> DataSet | None:
-    """Return a part of an app's data as a data set; None if the value is not an iterable of batches.
+    """Convert a ``PyDataset``, a pipeline or another iterable of batches in an app's attribute to a data set. Return
+    None for other values, such as arrays.
 
     Args:
         name: Name of the app's attribute.
@@ -217,7 +218,7 @@ def _of_pipeline(name: str, data: Any, tf: Any) -> Generated:
 
 
 def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], *, endless: bool = False) -> Generated:
-    """Return a data set of generated parts; ``ddlf.data.generated`` describes the arguments."""
+    """Return a data set whose parts a function generates. ``ddlf.data.generated`` describes the arguments."""
     name = getattr(function, "__name__", type(function).__name__)
     sizes = list(samples) if isinstance(samples, Sequence) else [samples]
     if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):

@@ -1,4 +1,4 @@
-"""A source of images: a folder for each class, named like the class. Needs Pillow."""
+"""A source of samples that are images in folders: one folder for each class, named like the class. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPAQUE = {"LA": "L", "RGBA": "RGB"}
 
 
 class Images:
-    """A source with the columns ``x`` and ``y``.
+    """A source of samples that are images in folders. Its columns are ``x``, the image, and ``y``, the class.
 
     ``x`` has the pixels (height, width, 1 or 3), or a file's bytes. ``y`` has the number of the class, in the order of
     names. An empty folder is a class without samples, so that classes have the same numbers in all parts of the data. A
@@ -169,7 +169,8 @@ class Decoder:
 
 
 def _plain(image: Any, where: str) -> Any:
-    """Return an image in a mode whose pixels are the numbers of colours.
+    """Convert an image to a mode of Pillow whose pixels are the values of colours, such as RGB, not numbers in a
+    palette.
 
     Raises:
         DatasetError: The conversion would lose transparency, or bits that Pillow does not read.

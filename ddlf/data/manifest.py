@@ -1,4 +1,4 @@
-"""The manifest of a data set: columns, partition files, ids. Pure.
+"""The manifest of a data set, the file that lists its columns, its partition files and their hashes. Pure.
 
 A manifest is JSON in one fixed layout. It ends with its own SHA-256, so every byte is checked. File names have the form
 ``v0001/00042.safetensors``, so a manifest cannot name other files.
@@ -37,7 +37,7 @@ END = "\n}\n"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One array of the data set, with a row for each sample.
+    """The description of one column of a data set, an array with a row for each sample.
 
     Args:
         dtype: Type of the values, by NumPy's name, such as ``"uint8"``.
@@ -57,7 +57,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFile:
-    """One file of a data set.
+    """The entry of the manifest for one partition file, which holds a part of a data set's samples.
 
     Args:
         name: Path below the place.
@@ -76,7 +76,7 @@ class PartitionFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A version of a data set.
+    """The content list of one version of a data set. A new version has the same samples in other files.
 
     Args:
         columns: The columns by name, in the order of the source.
@@ -117,16 +117,18 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """A hash of columns, samples and ids, 16 hex digits. Versions with other files share it; nodes compare it."""
+        """A hash of columns, samples and ids, 16 hex digits. All versions of a data set have the same one. Nodes
+        compare it, to check that they train on the same data.
+        """
         return self.origin or self.content
 
     @property
     def content(self) -> str:
-        """A hash of this version, 16 hex digits."""
+        """A hash of this version with its files, 16 hex digits."""
         return hashlib.sha256(_spelled(_facts(self))).hexdigest()[:16]
 
     def spelled(self) -> bytes:
-        """Return the bytes of the manifest file. Equal manifests have equal bytes."""
+        """Return the bytes to write to the manifest file. Equal manifests have equal bytes."""
         return _sealed(_spelled(_facts(self)))
 
 
@@ -239,7 +241,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def _spelled(facts: dict[str, Any]) -> bytes:
-    """Return the JSON with one line for each fact and each file, so that people can read it."""
+    """Return a manifest as JSON with one line for each fact and each file, so that people can read it."""
     lines = []
     for name, value in facts.items():
         text = json.dumps(value)
@@ -250,7 +252,7 @@ def _spelled(facts: dict[str, Any]) -> bytes:
 
 
 def _sealed(spelled: bytes) -> bytes:
-    """Return the JSON with its hash as the last line."""
+    """Add the hash of a manifest's JSON as its last line, so that damage is found."""
     return spelled.removesuffix(END.encode()) + f',\n"sha256": "{hashlib.sha256(spelled).hexdigest()}"{END}'.encode()
 
 

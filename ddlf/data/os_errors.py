@@ -1,4 +1,4 @@
-"""Turns errors of the operating system into sentences about a place."""
+"""Turns errors of the operating system into sentences about a place, the folder or URL of a data set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddlf.events.record import size
 
 @contextlib.contextmanager
 def explained(where: object, doing: str, *, need: int = 0) -> Iterator[None]:
-    """Turn an error of the operating system in this block into a sentence.
+    """Turn an ``OSError`` in this ``with`` block into a ``DatasetError`` with a sentence for the user.
 
     Args:
         where: The affected place.

@@ -23,7 +23,7 @@ MOST_ROWS = 4096
 
 
 class Parquet:
-    """A source with the columns of Parquet files.
+    """A source of samples with the columns of Parquet files.
 
     Args:
         path: The path that the user has named.
@@ -124,7 +124,9 @@ class Parquet:
                         yield {name: self._array(batch.column(old), old, where) for name, old in self._names.items()}
 
     def _array(self, values: Any, name: str, where: Where) -> Any:
-        """Return the rows of a piece of a column as arrays, or as ``Ragged``."""
+        """Convert a piece of an Arrow column to an array with a row for each sample, or to ``Ragged`` if lengths
+        differ.
+        """
         kind = arrow.kind_of(values.type)
         if name == self._label and self.classes:
             texts = arrow.blobs(values, name, where)

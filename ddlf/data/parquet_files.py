@@ -135,11 +135,11 @@ class ParquetFiles:
         return self._text
 
     def said(self, name: str) -> str:
-        """Return the full name of a file, for errors."""
+        """Return the full name of a file, including its folder or URL, for errors."""
         return f"{self.store}/{name}" if self.store is not None else str(self._root / name)
 
     def interrupt(self) -> None:
-        """Make a thread that waits for the store raise an error."""
+        """End a thread's wait for the store: the thread gets an error."""
         if self.store is not None:
             self.store.interrupt()
 
@@ -281,12 +281,16 @@ class ParquetFiles:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a file only accompanies data, such as ``_metadata``, ``_SUCCESS`` and ``.part-0.crc``."""
+    """Return whether a file in a folder of Parquet files contains no samples, such as ``_metadata``, ``_SUCCESS`` and
+    ``.part-0.crc``.
+    """
     return any(part[:1] in (".", "_") for part in name.split("/"))
 
 
 def _mark(info: Mapping[str, Any]) -> str:
-    """Return the store's mark of a file. Some answers of stores put it in quotes."""
+    """Return the store's mark of a file, such as its ETag, which changes when the file is written. Some stores put it
+    in quotes.
+    """
     return next((str(info[key]).removeprefix("W/").strip('"') for key in MARKS if info.get(key)), "")
 
 
@@ -298,7 +302,9 @@ def _state(info: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _split(texts: Sequence[str]) -> tuple[str, list[tuple[str, bool]]]:
-    """Return the common folder of several texts, the name of each text below it, and whether that is a pattern."""
+    """Split the paths that the user has given. Return their common folder, and for each path its name below the folder
+    and whether this name is a glob pattern.
+    """
     if not texts:
         raise DatasetError("no Parquet file is named", hint="name a file, a folder or a glob")
     folders, names, are_patterns = [], [], []

@@ -1,4 +1,6 @@
-"""The arrays in the bytes of a partition file. Pure, except that files are mapped from a disk."""
+"""Reads the arrays in the bytes of a partition file, which holds some samples of a data set. Pure, except that files
+are mapped from a disk.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def columns_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column],
 
 
 def arrays_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
-    """Return views of the arrays in a safetensors file.
+    """Return the arrays in the bytes of a partition file, which is in the safetensors format, as views of these bytes.
 
     The format is: 8 bytes with the length of the header, the header as JSON, and the bytes of the arrays.
 
@@ -102,7 +104,7 @@ def arrays_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], 
 
 
 def _array(body: Bytes, head: dict[str, Any], name: str, dtype: str, shape: list[int]) -> np.ndarray[Any, Any]:
-    """Return a view of an array, after checking its type, its shape and its position."""
+    """Return a view of one array in a partition file, after checking its type, its shape and its position."""
     entry, kind = head[name], np.dtype(dtype)
     code = "BOOL" if kind.kind == "b" else f"{kind.kind.upper()}{8 * kind.itemsize}"
     start, stop = entry["data_offsets"]

@@ -1,4 +1,5 @@
-"""An app's data: the attributes that hold it, its checks, and the arguments for ``fit``.
+"""Finds and checks an app's data in its attributes, such as ``x_train``, and returns it as arguments for Keras's
+``fit``.
 
 Runs on the master and on workers.
 """
@@ -50,19 +51,22 @@ def has(app: UserApp, part: str) -> bool:
 
 
 def place_of(app: UserApp, part: str) -> DataSet | None:
-    """Return the data set of partition files for a part; None if the part is arrays, or missing."""
+    """Return the data set in files that the app uses for a part, such as ``"train"``; None if the part is arrays, or
+    missing.
+    """
     data: DataSet | None = getattr(app, f"{part}_data", None)
     return data
 
 
 def samples_of(app: UserApp, part: str) -> int:
-    """Return the number of samples in a part."""
+    """Return the number of samples in a part of the app's data, such as ``"train"``."""
     place = place_of(app, part)
     return len(first_array(getattr(app, f"x_{part}"))) if place is None else place.manifest.samples
 
 
 def batches(app: UserApp, part: str) -> tuple[Any, ...]:
-    """Return the arguments for ``fit`` or ``evaluate`` with a part: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
+    """Return a part of the app's arrays as arguments for Keras's ``fit`` or ``evaluate``: ``(x,)``, ``(x, y)`` or ``(x,
+    y, sample_weight)``.
 
     Like in Keras, class weights become weights of the training samples.
     """
@@ -70,7 +74,7 @@ def batches(app: UserApp, part: str) -> tuple[Any, ...]:
 
 
 def rows(app: UserApp, part: str, columns: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments for ``fit`` with some rows of a part's partition files.
+    """Return some rows of a part's partition files as arguments for Keras's ``fit``.
 
     Args:
         app: The user's ``IApp``.
@@ -160,7 +164,7 @@ def check_data(app: UserApp) -> None:
 
 
 def check_part(app: UserApp, part: str) -> None:
-    """Refuse data of one part that cannot be used; ``check_data`` lists the errors."""
+    """Refuse data of one part, such as ``"test"``, that cannot be used. ``check_data`` lists the errors."""
     if (place := place_of(app, part)) is not None:
         _check_place(app, part, place)
         return
@@ -257,7 +261,7 @@ def _check_array(name: str, array: Any) -> None:
 
 
 def meant(app: UserApp, name: str) -> str:
-    """Return a question about a similar attribute that the user has set; empty if there is none."""
+    """Return the question whether the user meant this attribute by a similar one; empty if the app has no similar one."""
     near = next((attribute for attribute, right in MEANT.items() if right == name and hasattr(app, attribute)), None)
     return f"; you set self.{near}: did you mean self.{name}?" if near else ""
 

@@ -1,4 +1,6 @@
-"""The place of a data set: what all places can do, and a folder as a place. A place has one writer at a time."""
+"""The place of a data set, which is a folder or a URL: the interface of all places, and a folder as a place. A place
+has one writer at a time.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ FREE_BYTES = 32 * 10**6
 
 
 class Unfinished:
-    """A folder with notes, and with temporary files of the version that is being made.
+    """A folder for the unfinished version of a data set that is being written: its finished files, and notes about
+    them. If the writer is interrupted, a later one can continue.
 
     Args:
         folder: The folder; ``begin`` creates it.
@@ -64,7 +67,7 @@ class Unfinished:
             write_note(self.folder / PLAN, self._plan)
 
     def lasts(self, error: BaseException) -> bool:
-        """Return whether the work can be continued after this error."""
+        """Return whether a later writer can continue the work after this error."""
         noted = any((self.folder / name).exists() for name in (FILES, HEAPS))
         return noted and (self.folder / PLAN).exists() and isinstance(error, KeyboardInterrupt | DatasetError)
 
@@ -100,7 +103,7 @@ class Unfinished:
 
 
 def read_note(path: Path) -> Any:
-    """Return the content of a note; None if it is missing or incomplete."""
+    """Return the content of a note, a small JSON file about unfinished work; None if it is missing or incomplete."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -108,7 +111,7 @@ def read_note(path: Path) -> Any:
 
 
 def write_note(path: Path, facts: Any) -> None:
-    """Replace a note in one step."""
+    """Write a note, a small JSON file about unfinished work, so that readers see either the old or the new one."""
     temporary = path.with_suffix(".new")
     with open(temporary, "w") as file:
         json.dump(facts, file)
@@ -118,7 +121,9 @@ def write_note(path: Path, facts: Any) -> None:
 
 
 class DataPlace(Protocol):
-    """The location of a data set. Each process opens its own ``DataPlace``, with its machine's access rights."""
+    """The interface of the location of a data set, a folder or a URL. Each process opens its own ``DataPlace``, with
+    its machine's access rights.
+    """
 
     def manifest(self, version: int = 0) -> Manifest:
         """Return the manifest at this place.
@@ -145,13 +150,13 @@ class DataPlace(Protocol):
         """
 
     def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
-        """Return the same arrays, mapped from a disk of this machine, so that rows are read on use.
+        """Return the columns of a partition file, mapped from a disk of this machine, so that rows are read on use.
 
         The file is checked when it is first mapped, and again after it has changed.
         """
 
     def here(self, version: Manifest) -> Sequence[bool]:
-        """Return for each file of a version whether this machine has it. Do not read the files."""
+        """Return a list that tells for each file of a version whether this machine has it, without reading the files."""
 
     def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
         """Compare every byte of a file at the place with the manifest.
@@ -164,10 +169,10 @@ class DataPlace(Protocol):
         """Return the files in the version's folders that the manifest does not name."""
 
     def close(self) -> None:
-        """Make waiting threads raise an error, and refuse later requests."""
+        """End the waits of threads for this place with an error, and refuse later requests."""
 
     def interrupt(self) -> None:
-        """Make waiting threads raise an error. Later requests work again."""
+        """End the waits of threads for this place with an error. Later requests work again."""
 
     def writing(
         self, *, after: int = 0, plan: Mapping[str, str] | None = None
@@ -192,20 +197,22 @@ class DataPlace(Protocol):
         """Yield a local path for writing a partition file. After the block, the file is durable at the place."""
 
     def mark(self, name: str) -> str:
-        """Return a text that changes when a file at the place is written; empty if the place has no such mark."""
+        """Return a mark of a file, such as an ETag, that changes when the file is written. It is empty if the place has
+        no such marks.
+        """
 
     def commit(self, new: Manifest) -> None:
-        """Make a version the newest one, in one step, after all its files are written.
+        """Make a version the newest one, in one step, after all its files are written. ``new`` is its manifest.
 
         The manifest of the previous version is kept beside it.
         """
 
     def retire(self, before: Manifest) -> None:
-        """Remove the files of a version that is no longer the newest."""
+        """Remove the manifest and the files of a version that is no longer the newest."""
 
 
 class Folder:
-    """A place on a local or mounted disk.
+    """A place that is a folder on a local or mounted disk.
 
     Args:
         text: The user's name of the folder.
@@ -272,7 +279,7 @@ class Folder:
         return self.arrays(file, columns)
 
     def here(self, version: Manifest) -> list[bool]:
-        """Return for each file whether the folder has a file of that name."""
+        """Return a list that tells for each file of a version whether the folder has a file of that name."""
         folders = {file.name.partition("/")[0] for file in version.files}
         names = {f"{folder}/{name}" for folder in folders for name in _names(self.path / folder)}
         return [file.name in names for file in version.files]
@@ -372,7 +379,9 @@ class Folder:
                 path.unlink()
 
     def mark(self, name: str) -> str:
-        """Return an empty text, because only its bytes identify a file on a disk."""
+        """Return an empty mark: unlike a store, a disk has no reliable mark that changes with a file. Readers compare
+        the bytes instead.
+        """
         return ""
 
     @contextlib.contextmanager
@@ -421,7 +430,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def synced(folder: Path) -> None:
-    """Flush the names in a folder to the disk."""
+    """Flush a folder's list of file names to the disk, so that new files survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # some network file systems do not support this, and need no flush
@@ -431,7 +440,8 @@ def synced(folder: Path) -> None:
 
 
 def check_kept(name: str, version: int, newest: int, names: Sequence[str], where: object) -> str:
-    """Return the name of a version's manifest, or refuse a version that no longer exists or does not exist here yet.
+    """Return the file name of the manifest of a version, or refuse a version that no longer exists or does not exist
+    here yet.
 
     Returns:
         The name of the manifest.
@@ -453,7 +463,7 @@ def check_kept(name: str, version: int, newest: int, names: Sequence[str], where
 
 
 def check_version(present: Manifest | None, after: int, where: object) -> None:
-    """Refuse to write unless the present version is the expected one.
+    """Refuse to write a new version unless the present version of the data set is the expected one.
 
     Raises:
         DatasetError: There is already a data set, or another version.

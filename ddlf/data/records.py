@@ -1,4 +1,4 @@
-"""A source of samples that are read one by one, each with a few named arrays, from tar or TFRecord files."""
+"""A source of samples that are read one by one from tar or TFRecord files. Each sample has a few named arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Record = Mapping[str, Callable[..., np.ndarray[Any, Any]]]
 
 
 class Records:
-    """A source with the columns of its first sample. All other samples must have the same columns.
+    """A source of samples that are read one by one. The first one determines the columns, which all others must have.
 
     Args:
         path: File or folder, for errors.

@@ -35,7 +35,7 @@ KEY = "key"
 
 
 class RemoteFolder:
-    """A place with an fsspec driver.
+    """A place that is a URL, such as a bucket, read and written with an fsspec driver.
 
     Args:
         url: The URL, such as ``s3://bucket/folder``.
@@ -60,11 +60,11 @@ class RemoteFolder:
         return str(self._store)
 
     def close(self) -> None:
-        """Make waiting threads raise an error, and refuse later requests."""
+        """End the waits of threads for the store with an error, and refuse later requests."""
         self._store.close()
 
     def interrupt(self) -> None:
-        """Make waiting threads raise an error. Later requests work again."""
+        """End the waits of threads for the store with an error. Later requests work again."""
         self._store.interrupt()
 
     def manifest(self, version: int = 0) -> Manifest:
@@ -85,7 +85,9 @@ class RemoteFolder:
             raise
 
     def _kept(self, version: Manifest) -> Manifest:
-        """Return the manifest of a version, and record that its files are read from now on, each equally often."""
+        """Return this manifest, and record that the files of its version are read from now on, each equally often. The
+        cache uses this to decide which files to keep.
+        """
         if version != self._newest:
             self._newest, self._beside = version, None
         return version
@@ -155,7 +157,8 @@ class RemoteFolder:
         return data
 
     def _near(self, file: PartitionFile, *, mapped: bool = False) -> Path | None:
-        """Return the path of a file in the cache; None if there is no room. The caller must check its bytes.
+        """Return the path of a partition file in this machine's cache, after fetching it if necessary; None if the
+        cache has no room. The caller must check its bytes.
 
         A file that will be mapped may displace any other file, because it must stay for a while.
         """
@@ -209,7 +212,7 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes of this machine from writing during a ``with`` block."""
+        """Keep other processes of this machine from writing to this place during a ``with`` block, by a local lock."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(self._work.with_suffix(".lock"), timeout=0)
@@ -224,7 +227,7 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Hold the lock file in the store, unless another writer has it."""
+        """Hold the lock file in the store during a ``with`` block. It keeps other machines from writing to this place."""
         path = self._work / KEY
         if not path.exists():
             path.write_text(secrets.token_hex(8))
@@ -275,7 +278,7 @@ class RemoteFolder:
         )
 
     def _check_version(self, after: int) -> None:
-        """Refuse to write unless the present version is the expected one."""
+        """Refuse to write a new version unless the present version of the data set is the expected one."""
         present = self.manifest() if after or manifest.NAME in self._store.names() else None
         check_version(present, after, self)
 
@@ -298,7 +301,9 @@ class RemoteFolder:
         path.unlink()
 
     def mark(self, name: str) -> str:
-        """Return a text that changes when a file in the store is written; empty if the store has no such mark."""
+        """Return a mark of a file, such as an ETag, that changes when the file is written. It is empty if the store has
+        no such marks.
+        """
         return self._store.mark(name)
 
     def commit(self, new: Manifest) -> None:
@@ -326,7 +331,7 @@ class RemoteFolder:
 
 
 def open_place(text: str | Path) -> DataPlace:
-    """Return the place that a user names.
+    """Open the place that a user names: a folder, or a URL.
 
     Args:
         text: A folder, or a URL with an fsspec driver.

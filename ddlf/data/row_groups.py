@@ -109,7 +109,7 @@ class Field:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """The position of a row group.
+    """The position of a row group, which is a part of a Parquet file: its file and its number.
 
     Args:
         head: Its file.
@@ -282,7 +282,7 @@ class RowGroups(DataSet):
             pieces.close()
 
     def _made(self) -> dict[str, Column]:
-        """Return the columns of training data."""
+        """Return the description of the columns of training data, from the first rows."""
         if self._decode is not None:
             return self._decoded_columns(0, self._first, min(SOME, self._groups[0].rows))
         made = {}
@@ -325,7 +325,7 @@ class RowGroups(DataSet):
         return metadata
 
     def _chunks(self, row_group: Any) -> list[Any]:
-        """Return the footer's entries for the columns of a row group that are read."""
+        """Return the entries of the Parquet footer for those columns of a row group that the data set uses."""
         chunks = [row_group.column(number) for number in range(row_group.num_columns)]
         return [
             chunk
@@ -494,7 +494,9 @@ class RowGroups(DataSet):
     # -- the cache ----------------------------------------------------------------------------------------------------
 
     def _cached(self, number: int, fetch: Callable[[Path], None], beside: Collection[str] = ()) -> Path | None:
-        """Return the path of a row group in the cache; None without room. ``Cache.path`` describes the arguments."""
+        """Return the path of a row group's copy in this machine's cache; None if the cache has no room. ``Cache.path``
+        describes the arguments.
+        """
         unit, store = self.manifest.files[number], self.files.store
         ends = store.ending() if store is not None else lambda: False
         return self._cache.path(unit.sha256, unit.nbytes, fetch, beside=beside, ends=ends, exact=False)
@@ -545,7 +547,7 @@ class RowGroups(DataSet):
             file.write(hashlib.file_digest(file, "sha256").digest())
 
     def _verified(self, whole: Bytes, number: int) -> Arrays:
-        """Return the arrays of a file in the cache, after checking its hash.
+        """Return the arrays of a row group's copy in the cache, after checking its hash.
 
         Raises:
             _Torn: The file is damaged.
@@ -637,13 +639,13 @@ def _suited(groups: int, largest: int) -> str:
 
 
 class _Torn(Exception):
-    """A file in the cache is damaged."""
+    """Raised if the copy of a row group in the cache is damaged."""
 
 
 def _wanted(
     arguments: Mapping[str, Columns | None], names_there: Sequence[str], where: str
 ) -> dict[str, tuple[str, ...]]:
-    """Return the columns of the data set, each with its columns in the files.
+    """Return the columns of the data set, such as ``x``, each with the names of the Parquet columns that form it.
 
     If none are given, they are the columns with the names ``x``, ``y`` and ``w``.
 

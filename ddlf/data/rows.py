@@ -1,4 +1,4 @@
-"""Structured arrays with the samples of a source, and the interface of sources."""
+"""The interface of sources, which yield the samples of files, and the structured arrays that hold these samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = np.ndarray[Any, Any]
 
 
 class SampleSource(Protocol):
-    """The interface of sources.
+    """The interface of a source of samples, such as a folder of images, that can be written as a data set.
 
     Attributes:
         columns: The columns by name.
@@ -33,7 +33,7 @@ class SampleSource(Protocol):
 
 
 def row_type(columns: dict[str, Column]) -> np.dtype[Any]:
-    """Return the type of a sample, with a field for each column.
+    """Return NumPy's structured type for a sample, with a field for each column.
 
     The field of a ragged column has a length, and values with room for the longest row.
     """
@@ -46,7 +46,7 @@ def row_type(columns: dict[str, Column]) -> np.dtype[Any]:
 
 
 def put(rows: Rows, name: str, number: int, array: np.ndarray[Any, Any]) -> None:
-    """Set one column of one row."""
+    """Set one column of one row of a structured array of samples."""
     if rows.dtype[name].names is None:
         rows[name][number] = array
     else:
@@ -55,7 +55,7 @@ def put(rows: Rows, name: str, number: int, array: np.ndarray[Any, Any]) -> None
 
 
 def longest(arrays: Iterable[Sequence[Any] | np.ndarray[Any, Any]]) -> int:
-    """Return the length of the longest row; at least 1."""
+    """Return the length of the longest of some rows with different lengths; at least 1."""
     return max(1, *map(len, arrays))
 
 

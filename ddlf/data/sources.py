@@ -108,7 +108,7 @@ def state_of(path: Path, *options: str) -> str:
 
 
 def _kind(path: Path) -> tuple[str, list[Path]]:
-    """Return the kind of source at a path, and its files if the kind may have several."""
+    """Return the kind of source at a path, such as Parquet files, and its files if the kind may have several."""
     if path.is_dir():
         if (path / NAME).exists():
             return "placed", []

@@ -97,7 +97,7 @@ def split(
     moved: Callable[[str, int, int], None] = lambda what, done, of: None,
     say: Callable[[str, str], None] = lambda what, text: None,
 ) -> Manifest:
-    """Write a source to a place as a data set.
+    """Write the samples of a source to a place, a folder or a URL, as a data set of partition files.
 
     Args:
         source: Source of the samples.
@@ -224,8 +224,9 @@ def _say_how(
 
 
 def _of_the_source(pieces: Iterator[Rows], left: Unfinished, *, placed: bool) -> Iterator[Rows]:
-    """Yield the same pieces. If the source is damaged, remove the unfinished work, because the repaired source will
-    differ."""
+    """Pass on the pieces of a source. If reading fails because the source is damaged, remove the unfinished work,
+    because the repaired source will differ.
+    """
     try:
         yield from pieces
     except Exception as error:
@@ -244,7 +245,7 @@ def _told(
 
 
 def _cut(pieces: Iterable[Rows], sizes: Sequence[int], kind: np.dtype[Any]) -> Iterator[Rows]:
-    """Yield the same samples in pieces of these sizes. All pieces share one block of memory."""
+    """Cut the samples into pieces of these sizes, one for each file. All pieces share one block of memory."""
     whole, filled, number = np.empty(max(sizes, default=0), kind), 0, 0
     for rows in pieces:
         while len(rows):
@@ -288,7 +289,7 @@ def _hash(text: str) -> str:
 
 
 class Buckets:
-    """Decides the bucket of each sample, and shuffles buckets.
+    """Decides randomly into which bucket each sample goes, and shuffles buckets. Together, this shuffles all samples.
 
     Args:
         samples: Total number of samples.
@@ -315,7 +316,7 @@ class Buckets:
     def _thrown(
         self, pieces: Iterable[Rows], first: int = 0, labels: Iterable[tuple[int, int]] = ()
     ) -> Iterator[tuple[Rows, Numbers]]:
-        """Yield each piece with the buckets of its samples.
+        """Yield each piece of samples with the number of each sample's bucket.
 
         Args:
             pieces: Samples in order.
@@ -394,7 +395,9 @@ class Buckets:
 
 
 class _Dealer:
-    """Deals the numbers of buckets: all of them once in random order, then again in another order, and so on."""
+    """Deals the numbers of buckets like cards, for a stratified split: each number once in random order, then each
+    again in another order, and so on.
+    """
 
     def __init__(self, buckets: int, chance: np.random.Generator) -> None:
         self._buckets, self._chance = buckets, chance
@@ -402,7 +405,7 @@ class _Dealer:
         self.taken = 0
 
     def take(self, count: int) -> Numbers:
-        """Return the next ``count`` numbers."""
+        """Return the next ``count`` numbers of buckets."""
         self.taken += count
         rounds = range(-(-(count - len(self._left)) // self._buckets))
         parts = [self._left, *(self._chance.permutation(self._buckets).astype(np.uint32) for _ in rounds)]
@@ -412,7 +415,7 @@ class _Dealer:
 
 
 def behind(first: int, pieces: Iterable[Rows]) -> Iterator[Rows]:
-    """Yield the pieces without their first rows; ``first`` is the number of rows to skip."""
+    """Yield pieces of samples without the first ``first`` samples, which an earlier call has already handled."""
     for rows in pieces:
         yield rows[max(first, 0) :]
         first -= len(rows)
@@ -423,7 +426,7 @@ def _chance(seed: int, *numbers: int) -> np.random.Generator:
 
 
 class Heaps:
-    """Samples on a disk, with a file for each heap.
+    """Samples that wait on a disk to be shuffled. Each heap, a group of buckets that fits into memory, has a file.
 
     Files of an earlier call are used again if they have the noted hashes.
 
@@ -476,7 +479,7 @@ class Heaps:
         return sum(self._lengths)
 
     def throw(self, heap: int, rows: Rows) -> None:
-        """Append samples to a heap."""
+        """Append samples to the file of a heap."""
         with open(self._path(heap), "ab") as file:
             file.write(rows.data)
         self._hashes[heap].update(rows.data)
@@ -499,7 +502,7 @@ class Heaps:
         write_note(self._folder / HEAPS, facts | {"lengths": self._lengths, "hashes": self._noted})
 
     def length(self, heap: int) -> int:
-        """Return the number of samples on a heap."""
+        """Return the number of samples in the file of a heap."""
         return self._lengths[heap] // self.kind.itemsize
 
     def read(self, heap: int) -> Rows:
@@ -528,7 +531,8 @@ class Heaps:
 
 
 class PartitionedSource:
-    """A source with the columns of a data set. Samples come in the order of their ids.
+    """The samples of an existing data set as a source, to write them again in files of other sizes. They come in the
+    order of their ids.
 
     Args:
         place: Place of the data set.

@@ -57,7 +57,8 @@ def shares(manifest: Manifest, hosts: int, copies: int) -> list[list[int]]:
 
 
 def laid_out(place: Folder, hosts: int) -> Manifest:
-    """Return the manifest for a data set on this number of machines. If it changes, it becomes a new version.
+    """Return the manifest of a data set that is spread over this number of machines. If it changes, it becomes a new
+    version.
 
     Raises:
         DatasetError: The place cannot be written.
@@ -124,7 +125,7 @@ async def _pieces(place: Folder, file: PartitionFile) -> Any:
 
 
 def lacking(path: str, files: Sequence[tuple[str, int, str]]) -> list[str]:
-    """Return the names of the files that are missing or damaged here.
+    """Return the names of the files that are missing or damaged on this worker's disk, so that only they are sent.
 
     Args:
         path: Path of the folder.
@@ -143,7 +144,7 @@ def lacking(path: str, files: Sequence[tuple[str, int, str]]) -> list[str]:
 
 
 def take(path: str, name: str, begin: int, piece: Any) -> None:
-    """Write a piece of a file under a temporary name."""
+    """Write a received piece of a file to this worker's disk, under a temporary name."""
     part = _part(path, name)
     with explained(path, "write to"):
         part.parent.mkdir(exist_ok=True)
@@ -153,7 +154,7 @@ def take(path: str, name: str, begin: int, piece: Any) -> None:
 
 
 def keep(path: str, name: str, sha256: str) -> None:
-    """Give a complete file its final name.
+    """Check a completely received file, and give it its final name.
 
     Raises:
         DatasetError: The file differs from the manifest.
@@ -173,7 +174,9 @@ def keep(path: str, name: str, sha256: str) -> None:
 
 
 def end(path: str, spelled: bytes) -> None:
-    """Make this version the newest one here, and remove all others except the previous one."""
+    """Make the version with this manifest the newest one on this worker's disk, and remove all others except the
+    previous one.
+    """
     folder = Folder(path)
     with explained(folder, "write to"):
         new, kept = manifest.read(spelled, f"{path}/{manifest.NAME}"), set()

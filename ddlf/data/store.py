@@ -50,11 +50,11 @@ DRIVERS = {
 
 
 class Gone(Exception):
-    """The requested file does not exist."""
+    """Raised if the requested file does not exist in the store."""
 
 
 class Changed(Exception):
-    """The requested version of a file does not exist any more."""
+    """Raised if the requested version of a file does not exist in the store any more, because the file was written."""
 
 
 class Store:
@@ -89,17 +89,19 @@ class Store:
         return self.url
 
     def close(self) -> None:
-        """Make waiting requests raise an error, and refuse later ones."""
+        """End the requests that threads wait for with an error, and refuse later ones."""
         self._closed.set()
 
     def interrupt(self) -> None:
-        """Make waiting requests raise an error. Later requests work again."""
+        """End the requests that threads wait for with an error. Later requests work again."""
         if not self._closed.is_set():
             waiting, self._closed = self._closed, threading.Event()
             waiting.set()
 
     def ending(self) -> Callable[[], bool]:
-        """Return a function that returns whether work that begins now must end."""
+        """Return a function for work that begins now. The function returns True after ``interrupt`` or ``close``, when
+        this work must end.
+        """
         return self._closed.is_set
 
     def read(self, name: str, nbytes: int) -> bytes:
@@ -119,8 +121,9 @@ class Store:
 
     @property
     def is_s3(self) -> bool:
-        """Whether requests can have conditions. fsspec does not pass conditions on, so DDLF calls the driver of S3
-        directly."""
+        """Whether the store is S3, so that requests can have conditions, such as the version to read. fsspec does not
+        pass conditions on, so DDLF calls the driver of S3 directly.
+        """
         return "s3" in self._fs.protocol
 
     def read_range(self, name: str, begin: int, end: int, etag: str = "") -> bytes:
@@ -227,7 +230,9 @@ class Store:
         self._tried(f"read {self._said(name)}", once)
 
     def mark(self, name: str) -> str:
-        """Return a text that changes when a file is written; empty if it is missing, or if the store has none."""
+        """Return a mark of a file, such as an ETag, that changes when the file is written. It is empty if the file is
+        missing, or if the store has no marks.
+        """
         try:
             return str(self.info(name).get("ETag") or "")
         except Gone:
@@ -309,7 +314,9 @@ class Store:
             self._tried(f"write to {self}", lambda: self._fs.makedirs(path.rpartition("/")[0], exist_ok=True))
 
     def _tried(self, doing: str, once: Callable[[], T]) -> T:
-        """Call ``once``, and repeat the call after a temporary error. Turn other errors into one sentence."""
+        """Call ``once``, which makes a request to the store, and repeat the call after a temporary error. Turn other
+        errors into one sentence.
+        """
         from tenacity import (
             Retrying,
             retry_if_exception,
@@ -347,7 +354,8 @@ class Store:
             raise DatasetError(f"cannot {doing}: {_reason(error)}", hint=_hint(error)) from error
 
     def _done(self, verb: str, limit: float, *args: Any, came: Any = None, most: int = 0, **more: Any) -> Any:
-        """Call a method of the driver. A driver with an event loop gets a deadline; others have their own, or none.
+        """Call a method of the fsspec driver. A driver with an event loop gets a deadline; others have their own, or
+        none.
 
         Args:
             verb: Name of the method of the file system.
@@ -401,11 +409,11 @@ def _is_refused_condition(error: DatasetError) -> bool:
 
 
 class _Longer(Exception):
-    """The store sent more bytes than expected."""
+    """Raised if the store sent more bytes than expected."""
 
 
 class _Disk(OSError):
-    """This machine's disk cannot store more; the store is not to blame."""
+    """Raised if this machine's disk cannot store more, to distinguish it from an error of the store."""
 
 
 def _check_disk(target: Path, error: OSError) -> None:
@@ -438,7 +446,9 @@ def _hint(error: BaseException) -> str:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether a repeated request may succeed. It cannot if the error is about the request itself."""
+    """Return whether a request to the store may succeed if it is repeated. It cannot if the error is about the request
+    itself.
+    """
     lasting = (
         FileNotFoundError,
         FileExistsError,

@@ -1,4 +1,5 @@
-"""Reads the samples of partition files in the order of a portion, ahead of use, on a thread, in bounded memory.
+"""Reads the samples of partition files ahead of use, on a thread, in bounded memory. A portion gives the samples and
+their order.
 
 Runs on workers and on the master.
 """
@@ -218,7 +219,9 @@ class SampleStream:
             self._loading = False
 
     def _read(self, numbers: list[int], sizes: list[int]) -> Iterator[tuple[int, Arrays]]:
-        """Yield the files one after another. Files for memory are read a few at a time, to hide a store's latency."""
+        """Yield the columns of each file, one file after another. Files that go into memory are read a few at a time,
+        to hide a store's latency.
+        """
         if not self._loads or not self._data.on_disk or self._data.manifest.hosts:
             for number in numbers:
                 if not self._closed.done():
@@ -252,7 +255,7 @@ class SampleStream:
         return sum(sizes[number] for number, arrays in self._open.items() if not any(map(_is_mapped, arrays.values())))
 
     def _gather(self, whole: Arrays, filled: int, files: Any, rows: Any) -> None:
-        """Copy rows of open files into ``whole``, from place ``filled`` on."""
+        """Copy rows of open files into the arrays ``whole``, from row ``filled`` on."""
         for number in np.unique(files).tolist():
             where = np.flatnonzero(files == number)
             chosen, where = rows[where], where + filled

@@ -1,4 +1,4 @@
-"""A source of numbers from a CSV file. Its first line has the names of columns."""
+"""A source of samples from a CSV file of numbers. Its first line has the names of columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ddlf.errors import ConfigError, DatasetError
 
 
 class Table:
-    """A source with the column ``x``, all values of a line except the label, and ``y``, the label, if one is named.
+    """A source of samples from a CSV file. Column ``x`` has all values of a line except the label. Column ``y`` has the
+    label, if its column is named.
 
     Inputs are float32, or float64 if an integer has more digits than float32 keeps, such as 16777217. Labels are int64
     if all are integers, float32 if all are numbers, and otherwise the number of the class in the order of names.

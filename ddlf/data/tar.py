@@ -1,4 +1,5 @@
-"""A source of tar files in WebDataset's form: consecutive files with the same stem are a sample.
+"""A source of samples from tar files in WebDataset's form: consecutive files with the same stem, such as ``7.png`` and
+``7.cls``, are a sample.
 
 The files are not unpacked onto a disk.
 """
@@ -27,8 +28,8 @@ NUMBERS = ("cls", "id", "index", "count")
 def open_tar(
     path: Path, files: Sequence[Path], *, columns: str = "", image_size: str = "", ragged: str = ""
 ) -> Records:
-    """Return a source whose columns are the file endings. The image becomes ``x``, or the ``.npy`` file if there is no
-    image; the ``.cls`` file becomes ``y``.
+    """Return a source of samples from tar files, with a column for each file ending. The image becomes ``x``, or the
+    ``.npy`` file if there is no image; the ``.cls`` file becomes ``y``.
 
     Args:
         path: The path that the user has named.
@@ -95,7 +96,7 @@ def _groups(file: Path, *, read: bool = False) -> Iterator[tuple[str, dict[str, 
 
 
 def _named(member: tarfile.TarInfo, file: Path) -> tuple[str, str]:
-    """Return stem and ending of a member. Refuse members that are not plain files."""
+    """Return the stem and the ending of a file in a tar file. Refuse members that are not plain files."""
     path = PurePosixPath(member.name)
     if not member.isreg():
         what = "a link" if member.issym() or member.islnk() else "not a plain file"

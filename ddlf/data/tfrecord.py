@@ -1,4 +1,5 @@
-"""A source of TFRecord files. Reads checksums and ``tf.train.Example`` without TensorFlow. Needs google-crc32c
+"""A source of samples from TFRecord files. It reads checksums and ``tf.train.Example`` without TensorFlow. Needs
+google-crc32c
 and protobuf."""
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ MASK = 0xA282EAD8
 def open_tfrecord(
     path: Path, files: Sequence[Path], *, columns: str = "", image_size: str = "", ragged: str = ""
 ) -> Records:
-    """Return a source whose columns are the features of ``tf.train.Example``: numbers, vectors, or encoded images.
+    """Return a source of samples from TFRecord files. Its columns are the features of ``tf.train.Example``: numbers,
+    vectors, or encoded images.
 
     Args:
         path: The path that the user has named.
@@ -83,7 +85,7 @@ def _cut(file: Path, number: int) -> DatasetError:
 
 
 def masked_checksum() -> Callable[[bytes], int]:
-    """Return the function that computes TensorFlow's checksums of lengths and records.
+    """Return the function that computes the checksums (masked CRC-32C) of lengths and records in TFRecord files.
 
     Raises:
         DatasetError: google-crc32c is missing.

@@ -18,7 +18,7 @@ def tree_map(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def leaves(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each array of a tree with its name, such as ``x_train['left'][0]``."""
+    """Yield each array of a tree with its full name, such as ``x_train['left'][0]``."""
     if isinstance(data, dict):
         for key, value in data.items():
             yield from leaves(value, f"{name}[{key!r}]")
@@ -30,7 +30,7 @@ def leaves(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def named(trees: Any) -> dict[str, Any]:
-    """Return the arrays of a dict of trees by name. ``grown`` is the inverse.
+    """Return all arrays in a dict of trees by their full names, such as ``x['left']``. ``grown`` is the inverse.
 
     Raises:
         TypeError: The object is not a dict.
@@ -43,7 +43,8 @@ def named(trees: Any) -> dict[str, Any]:
 
 
 def grown(arrays: Mapping[str, Any], name: str) -> Any:
-    """Return the tree with a name from arrays whose names come from ``leaves``; None if there are none.
+    """Build the tree with a name again, from arrays by the full names of ``leaves``. Return None if no array belongs to
+    it.
 
     Args:
         arrays: Arrays by name. They may belong to other trees, too.
