@@ -1,1 +1,3 @@
-"""The master's side of a cluster: ``Cluster`` and its ``ProxyWorker``s. Runs on the master."""
+"""The master's side of a cluster: ``Cluster``, and a ``ProxyWorker`` for each worker, whose methods call it. Runs on
+the master.
+"""

@@ -59,7 +59,7 @@ def shared_loop() -> asyncio.AbstractEventLoop:
 
 
 def running_here() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of this thread, or None."""
+    """Return the event loop that runs in this thread, or None."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -67,7 +67,7 @@ def running_here() -> asyncio.AbstractEventLoop | None:
 
 
 async def _settle() -> None:
-    """Wait until every cancelled task of this loop has ended."""
+    """Wait until every cancelled task of the shared loop has ended, before the program exits."""
     current = asyncio.current_task()
     await asyncio.gather(
         *(task for task in asyncio.all_tasks() if task is not current and task.cancelling()), return_exceptions=True

@@ -63,7 +63,7 @@ class Hosted:
         what[name] = values if None in values else what.get(name, {}) | values
 
     def forget(self, what: dict[str, dict[int | None, Any]], name: str, numbers: Iterable[int | None]) -> None:
-        """Record that a name was removed from all or some workers."""
+        """Record that a method or variable was removed from all or some workers."""
         if None in numbers:
             what.pop(name, None)
         elif name in what:
@@ -124,7 +124,7 @@ SHOWN = (
 
 
 async def look(members: Members, *, reach: bool = False) -> list[dict[str, Any]]:
-    """Return the state of all workers. All daemons are asked at once.
+    """Return the state of all workers of a cluster. All daemons are asked at once.
 
     Args:
         members: Members of the cluster.
@@ -514,7 +514,7 @@ class Group:
 
 
 def _numbers(workers: Sequence[ProxyWorker]) -> str:
-    """Return a description of the workers' numbers, for an error message."""
+    """Return the numbers of workers as text, such as ``workers 1 to 4``, for an error message."""
     numbers = [worker.id for worker in workers]
     if numbers == list(range(1, len(numbers) + 1)):
         return f"workers 1 to {len(numbers)}"
@@ -776,7 +776,7 @@ class Cluster(Group):
         return self._members.loop
 
     def take_in(self, worker: ProxyWorker) -> None:
-        """Count a missing worker among the workers, after the master has reached it."""
+        """Move a worker from the missing ones to the workers, after the master has reached it."""
         self._members.take_in(worker)
         self._dispatch.look()
 

@@ -1,4 +1,6 @@
-"""Gives each call to a free worker. If that worker is lost, another one gets the call. Runs on the master."""
+"""Gives each call of ``map`` and ``submit`` to a free worker. If that worker is lost, another one gets the call. Runs
+on the master.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ class Behaviour:
             raise ConfigError(f"per_worker must be 1-{MAX_PER_WORKER}, got {per_worker!r}")
 
     def but(self, **given: Any) -> Behaviour:
-        """Return a copy with the given values. None keeps a value."""
+        """Return a copy of these options with the given values. None keeps a value."""
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -103,7 +105,7 @@ class Job:
         self.on_sent: Callable[[], None] = lambda: None
 
     def allows(self, lane: WorkerLane) -> bool:
-        """Return whether the worker of a lane may run the calls."""
+        """Return whether the worker of a lane, the queue of one worker, may run the calls of this job."""
         return self.workers is None or lane.worker in self.workers
 
     def fits(self, lane: WorkerLane) -> bool:
@@ -131,7 +133,7 @@ class QueuedCall:
 
 
 class Dispatch:
-    """Distributes the calls that any worker may do.
+    """Distributes the calls that any worker may do, of ``map``, ``starmap`` and ``submit``.
 
     Args:
         members: Members of the cluster.
@@ -147,13 +149,13 @@ class Dispatch:
         self._open = 0  # number of calls that have not ended
 
     def habit(self, address: bytes) -> Habit:
-        """Return the measurements of the function with this address."""
+        """Return the measurements of earlier calls of the function with this address, the hash of its pickled bytes."""
         if len(self._habits) > MAX_HABITS:
             self._habits.clear()
         return self._habits.setdefault(address, Habit())
 
     async def run(self, job: Job, request: Request) -> Any:
-        """Run a call on some worker.
+        """Run a call of a job on the best free worker, and wait for its result.
 
         Returns:
             The call's result, without its seconds.
@@ -239,7 +241,7 @@ class Dispatch:
         return queued.lane
 
     def _leave(self, queued: QueuedCall) -> None:
-        """Remove a call from its queue or lane."""
+        """Remove a call whose caller no longer waits from its queue or lane."""
         if queued.lane is None:
             if queued in self._queue(queued.job):
                 del self._queue(queued.job)[queued]
@@ -249,7 +251,7 @@ class Dispatch:
         self._fill_lane(queued.lane)
 
     def _fill(self) -> None:
-        """Move waiting calls to the lanes with the least work."""
+        """Move waiting calls to the lanes (the workers' queues) with the least work."""
         lanes = self._all()
         while True:
             free = {lane: queued for lane in lanes if (queued := self._next_for(lane))}
@@ -307,7 +309,7 @@ class Dispatch:
     # -- losses -----------------------------------------------------------------------------------------------------
 
     def _lost(self, lane: WorkerLane, error: DDLFError) -> None:
-        """Close a lane until its worker has returned."""
+        """Close the lane of a lost worker until this worker has returned."""
         self._why[lane] = error
         if not lane.open:
             return
@@ -320,7 +322,7 @@ class Dispatch:
         self._give_up()
 
     async def _bring_back(self, lane: WorkerLane) -> None:
-        """Reconnect to a worker, while any call is open."""
+        """Try to reconnect to a lost worker, as long as any call is open."""
         try:
             while True:
                 try:
@@ -348,7 +350,7 @@ class Dispatch:
         return copy.copy(why[-1]) if why else WorkerLost("no worker is left", may_have_run=False)
 
     def _give_up(self) -> None:
-        """End the calls that wait for workers that will not return."""
+        """End the waiting calls that only lost workers could do, because these workers will not return."""
         for queue in self._queues:
             for queued in list(queue):
                 if error := self._hopeless(queued.job):

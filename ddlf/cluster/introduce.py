@@ -53,7 +53,7 @@ HINT = "open that port in the firewall, or set the address for other workers: dd
 
 
 def unreachable(pairs: Sequence[tuple[ProxyWorker, ProxyWorker, str]], hint: str = HINT) -> ConnectError:
-    """Return the error for workers that cannot reach each other, given the result of ``introduced``."""
+    """Return the error that names the workers that cannot reach each other, from the result of ``introduced``."""
     lines = [f"{caller.name} cannot reach {called.name}: {why}" for caller, called, why in pairs]
     more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
     return ConnectError("\n".join([*lines[:PAIRS_SHOWN], *more]), hint=hint)
@@ -102,7 +102,7 @@ async def _check_there(worker: ProxyWorker, executor: str) -> None:
 
 
 async def _endpoint(worker: ProxyWorker) -> dict[str, Any]:
-    """Return a worker's port and addresses, as its daemon reports them."""
+    """Return the port and the addresses where other workers can call a worker, as its daemon reports them."""
     try:
         return dict(await worker.ask("addresses"))
     except ProtocolError as error:

@@ -81,7 +81,9 @@ class Lane(Generic[W]):
 
     @property
     def load(self) -> tuple[int, float, int]:
-        """The lane's work: number of calls of unknown length, seconds of the other turns, and number of calls."""
+        """The work in this lane, to compare it with other lanes: the number of calls of unknown length, the seconds of
+        the other turns, and the number of all calls.
+        """
         return self._unknown, self._seconds, len(self.turns) + len(self.beside)
 
     def add_turn(self, call: object, seconds: float | None) -> None:
@@ -91,7 +93,7 @@ class Lane(Generic[W]):
         self._unknown += seconds is None
 
     def end(self, call: object) -> None:
-        """Remove a call. Safe to call again."""
+        """Remove a call from this lane, because it has ended. Safe to call again."""
         self.beside.discard(call)
         if call in self.turns:
             seconds = self.turns.pop(call)

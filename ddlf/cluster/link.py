@@ -1,4 +1,5 @@
-"""The two connections to one worker, from dialling to the reason of their end. Runs on the master.
+"""The link between the master and one worker: its two connections, from dialling to the reason of their end. Runs on
+the master.
 
 *Control* leads to the daemon, which always answers. *Data* leads to the executor, which runs the methods. When data
 ends, control reports the reason. When control ends or falls silent, both end.
@@ -140,7 +141,8 @@ class DataChannel(Channel):
     crash_before: ExecutorCrashed | None = None
 
     def is_explained_by(self, crash: ExecutorCrashed | None) -> bool:
-        """Return whether the crash is this executor's.
+        """Return whether a crash that the daemon has reported explains the end of this channel, because it is the crash
+        of its executor.
 
         The daemon may report the crash of the previous executor after the master has reached this one.
         """
@@ -207,20 +209,20 @@ class LinkState:
         return self.phase in (Phase.OPEN, Phase.LOST)
 
     def open(self) -> None:
-        """Note that a daemon has accepted the master, which makes earlier reports irrelevant."""
+        """Record that the daemon has accepted the master, which makes earlier reports irrelevant."""
         self.phase, self.lease, self._stopped_by = Phase.OPEN, None, ""
 
     def lose(self) -> None:
-        """Note that the connection to the daemon has ended."""
+        """Record that the connection to the daemon has ended."""
         self.phase = Phase.CLOSED if self.is_closed else Phase.LOST
         self.changed.set()
 
     def close(self) -> None:
-        """Note that the master ends the link."""
+        """Record that the master ends the link."""
         self.phase, self.lease = Phase.CLOSED, None
 
     def reopen(self) -> None:
-        """Return a closed link to its first state."""
+        """Set a closed link back to the state before its first connection."""
         self.phase = Phase.NEW if self.is_closed else self.phase
 
     def check_not_closed(self, worker: str) -> None:
@@ -240,7 +242,7 @@ class LinkState:
         return WorkerLost(text, worker=worker, hint=hint, may_have_run=False)
 
     def heard(self, event: str, facts: dict[str, Any], worker: str, *, epoch: int, first_id: int) -> None:
-        """Note an event that the daemon reports.
+        """Record an event that the daemon reports, because it may be the reason why requests fail.
 
         Args:
             event: ``"executor_exited"``, ``"stopped_by"`` or ``"lease_lost"``.
@@ -279,7 +281,7 @@ class LinkState:
             )
 
     async def of_executor(self, data: DataChannel, reason: BaseException | None) -> ExecutorCrashed | None:
-        """Return how the executor of a data connection ended, as soon as its daemon reports that.
+        """Wait until the daemon reports how the executor of a data connection ended, and return this error.
 
         The result is None if the daemon does not report it in time, or if the master itself ended the connection.
         """
@@ -310,7 +312,9 @@ class LinkState:
         return lost
 
     def lost(self, reason: object, worker: str, silent_s: float | None) -> LeaseError | WorkerLost:
-        """Return the same reason as ``of_worker``, without the exit code of the worker's process."""
+        """Return the reason why there is no connection to the daemon, like ``of_worker``, but without the exit code of
+        the worker's process.
+        """
         if self.lease is not None:
             return self.lease
         lost = WorkerLost(
@@ -411,7 +415,7 @@ LATE_HEARTBEATS = 2
 
 
 class Pulse:
-    """The heartbeats of one master to one worker.
+    """Sends the heartbeats of this master to one worker while user code blocks the event loop that normally sends them.
 
     Args:
         dial: Opens an authenticated control connection to the worker, in the event loop that calls it.
@@ -429,7 +433,7 @@ class Pulse:
         _watcher.add(self)
 
     def beaten(self) -> None:
-        """Note that the event loop sent a heartbeat."""
+        """Record that the event loop has sent a heartbeat itself."""
         self._last = time.monotonic()
 
     def end(self) -> None:
@@ -469,7 +473,9 @@ class Pulse:
 
 
 class _Watcher:
-    """The watching thread. It lives while there are pulses to watch."""
+    """The thread that watches whether event loops send their heartbeats, for all workers. It ends when no ``Pulse`` is
+    left.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -626,13 +632,13 @@ class Link:
     # -- control ----------------------------------------------------------------------------------------------------
 
     async def connect(self, timeout_s: float) -> None:
-        """Open the connections that are not open."""
+        """Open the connections to the daemon and to the executor, unless they are open."""
         async with self._connecting:
             await self._open_control(timeout_s)
             await self._open_data(timeout_s)
 
     async def connect_control(self, timeout_s: float) -> None:
-        """Open control if it is not open."""
+        """Open the control connection, which leads to the daemon, unless it is open."""
         if self.control is None:
             async with self._connecting:
                 await self._open_control(timeout_s)
@@ -847,7 +853,7 @@ class Link:
         self.identity.renew()
 
     def drop(self, reason: DDLFError, *, abort: bool = False) -> None:
-        """End both connections, and all open requests with the same reason."""
+        """End both connections, and end all open requests with this error."""
         self._given_up = reason
         for channel in (self.data, self.control):
             if channel is not None:
@@ -864,7 +870,9 @@ class Link:
         return task
 
     def on_end(self, channel: Channel) -> None:
-        """Note the end of a channel. Data ends with control, because without control the master has no lease."""
+        """Record the end of one of the two connections. The data connection ends with the control connection, because
+        without the latter the master has no lease.
+        """
         if channel is self.data:
             self._bytes_before, self.data = self.bytes_carried, None
         elif channel is self.control:

@@ -33,7 +33,7 @@ _numbers = itertools.count(1)
 
 
 class Function:
-    """A snapshot of a function, for calls on any worker.
+    """A function as it was when this object was made, to call it on any worker.
 
     Args:
         function: Any callable that can be sent.
@@ -133,7 +133,7 @@ class Tally:
         return 2 * least if size is None else max(least, min(MOST_UNTAKEN, int(BUFFER_BYTES / max(size, 1))))
 
     def begin(self) -> None:
-        """Begin the map, and emit the event for that."""
+        """Begin the map, and emit ``MapBegan``."""
         self._begin = self._told = time.monotonic()
         self.function.dispatch.look()
         facts: dict[str, Any] = {"workers": len(self._workers), "per_worker": self.function.job.per_worker}
@@ -170,7 +170,7 @@ class Tally:
                 self._emit(MapMoved(**self._names, done=self.done, failed=self.failed))
 
     def end(self, error: BaseException | None = None) -> None:
-        """Emit the event for the end of the map. Safe to call again.
+        """End the map, and emit ``MapEnded``. Safe to call again.
 
         Args:
             error: The error that ended the map; None if all items are complete.
@@ -325,7 +325,9 @@ def items_of(iterables: Sequence[Any]) -> tuple[Any, int | None]:
 
 
 def untupled(source: Any) -> Any:
-    """Return the arguments for each item, if each single item of ``items_of`` is a tuple of arguments."""
+    """Convert the items of ``items_of`` for ``starmap``: each item, which is a tuple of arguments itself, becomes the
+    arguments.
+    """
     if isinstance(source, AsyncIterable):
         return _untupled(source)
     return (_arguments(args) for (args,) in source)

@@ -102,7 +102,9 @@ class Members:
         self._check_reached(known, outcomes)
 
     async def _reach_one(self, worker: ProxyWorker, connect: Callable[..., Coroutine[Any, Any, None]]) -> None:
-        """Connect to a worker. Try again if it dies meanwhile, if its daemon was reached or can be restarted."""
+        """Connect to one worker. If it dies meanwhile, try again, provided that its daemon was reached or can be
+        restarted.
+        """
         deadline = Deadline(self._timeout_s)
         for attempt in itertools.count(1):
             try:
@@ -118,7 +120,7 @@ class Members:
                 await asyncio.sleep(RETRY_S)
 
     def _give_numbers(self) -> None:
-        """Number the workers once, reached workers first. Later only the highest number can grow.
+        """Give each worker its number at the first connection, reached workers first. Later workers get higher numbers.
 
         A number never changes: after an absence, a worker returns to its part of the data and to its own variables.
         """
@@ -200,7 +202,7 @@ class Members:
         self._highest = worker.id
 
     def take_in(self, worker: ProxyWorker) -> None:
-        """Count a missing worker among the present ones, after it has been reached."""
+        """Move a missing worker to the present ones, after it has been reached."""
         if worker in self.missing:
             self._keep([*self.present, worker], [other for other in self.missing if other is not worker])
 

@@ -238,7 +238,9 @@ class ProxyWorker(IWorker):
         self._link.session.update(id=id, N=N)
 
     def share(self, workers: int) -> None:
-        """Set the number of workers that share the cores of its machine. The executor receives it with ``connect``."""
+        """Set the number of workers that share the cores of this worker's machine. The executor receives the number
+        with ``connect``.
+        """
         self._link.session["share"] = workers
 
     # -- connections ------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Sends a worker the modules in the script's folder, and the data files of packages there. Runs on the master.
+"""Sends a worker the source of modules in the script's folder on the master, and data files of packages there, when the
+worker imports them. Runs on the master.
 
 No module is imported for an answer. A name cannot lead out of the folder: its parts are identifiers, and the target of
 a link must be inside the folder, too.
@@ -138,7 +139,7 @@ def find(folder: Path, name: str) -> tuple[str, Path] | None:
 
 
 def _files(folder: Path) -> list[str] | None:
-    """Return the data files in a package's folder, with ``/``; None if there are too many."""
+    """Return the relative paths, with ``/``, of the data files in a package's folder; None if there are too many."""
     paths: list[str] = []
     for at, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))

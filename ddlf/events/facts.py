@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def to_data(value: Any) -> Any:
-    """Return facts as JSON data.
+    """Convert a value, such as a dataclass of facts, to data that JSON can contain.
 
     NumPy numbers and arrays become Python numbers and lists, because metrics of users may be either. JSON has no NaN
     and no infinity, so they become the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``float`` accepts.
@@ -32,7 +32,8 @@ def to_data(value: Any) -> Any:
 
 
 def from_data(kind: type[T], data: dict[str, Any]) -> T:
-    """Return a dataclass from JSON data. Unknown entries are ignored, and missing entries take their defaults.
+    """Create an object of a dataclass from JSON data. Unknown entries are ignored, and missing entries take their
+    defaults.
 
     Raises:
         TypeError: An entry without a default is missing, or an entry has another type.

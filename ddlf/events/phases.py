@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 
 
 class Phase:
-    """A phase that lasts as long as its ``with`` block.
+    """Emits the events of a phase, such as loading data, that lasts as long as a ``with`` block.
 
     Args:
         emit: Receives its events.
@@ -67,7 +67,8 @@ class Phase:
 
 
 class PhasesInTurn:
-    """Phases of one worker, one after another.
+    """Emits the events of the phases of one worker that follow each other, such as loading data, then building the
+    model.
 
     Args:
         emit: Receives their events.

@@ -175,7 +175,7 @@ class RoundRecord:
 
 
 def wrapped(parts: list[str]) -> str:
-    """Return parts joined to lines. Further lines begin with spaces."""
+    """Join the parts of a record's text to lines of at most 80 columns. Further lines begin with spaces."""
     lines = [parts[0]]
     for part in parts[1:]:
         if len(lines[-1]) + 2 + len(part) > WIDTH:
@@ -348,7 +348,7 @@ def metrics(record: RoundRecord) -> dict[str, float]:
 
 
 def row(record: RoundRecord) -> dict[str, Any]:
-    """Return a record as a row of a table: ``COLUMNS``, then its metrics."""
+    """Return a record as a row of a table, by column: the quantities in ``COLUMNS``, then its metrics."""
     return {**{name: getattr(record, name) for name in COLUMNS}, **metrics(record)}
 
 

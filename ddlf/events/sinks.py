@@ -17,7 +17,7 @@ Sink = Callable[[Event], object]
 
 
 class Events:
-    """The sinks of a run or a cluster."""
+    """Passes the events of a run or a cluster to its sinks, the functions that have subscribed."""
 
     def __init__(self) -> None:
         self._sinks: dict[object, Sink] = {}
@@ -57,7 +57,7 @@ class Events:
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """Return an event as JSON data: its facts, and its name as ``"event"``."""
+    """Return an event as data for JSON: its facts, and the name of its class as ``"event"``."""
     return {"event": type(event).__name__, **facts.to_data(event)}
 
 

@@ -1,4 +1,6 @@
-"""The state of a run, folded from its events, and sums of its updates. It has no clock: callers pass the time."""
+"""The state of a run, computed from its events one by one, and sums over its updates. It has no clock: callers pass the
+time.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class RunningPhase:
 
 @dataclass(slots=True)
 class WorkerLane:
-    """One worker.
+    """The state of one worker in a run, for displays.
 
     Args:
         worker: Number of the worker.
@@ -234,7 +236,7 @@ class State:
             self.phases[event.phase].done = event.done
 
     def _map(self, event: e.MapEvent, now: float) -> None:
-        """Treat a map as a phase with a negative number."""
+        """Update the state by an event of a map, which is shown like a phase. Its phase has a negative number."""
         phase = self.phases.get(-event.map)
         match event:
             case e.MapBegan():
@@ -335,7 +337,7 @@ class Sums:
     lost: int = 0
 
     def add(self, event: e.UpdateArrived | e.WorkerLost) -> None:
-        """Count an update or a loss."""
+        """Add an update, or the loss of a worker, to the sums."""
         if isinstance(event, e.WorkerLost):
             self.lost += 1
             return

@@ -26,7 +26,9 @@ LONG_S = 1.0
 
 
 class Json(Display):
-    """Each event as a line of JSON on standard output. Output of programs goes to standard error."""
+    """A display for programs: prints each event as a line of JSON on standard output. Prints of the user's code go to
+    standard error.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +45,7 @@ class Json(Display):
 
 
 def chosen(asked: str, origin: str = "ui") -> str:
-    """Return the selected display: ``"rich"``, ``"plain"``, ``"json"`` or ``"none"``.
+    """Return the name of the display to use: ``"rich"`` (live picture), ``"plain"`` (lines), ``"json"`` or ``"none"``.
 
     Args:
         asked: One of these, or ``"auto"``.
@@ -118,7 +120,9 @@ def shown(app: UserApp, cluster: Any = None) -> Iterator[None]:
 
 
 def choice(app: UserApp) -> str:
-    """Return the display of an app. The object's attribute overrides ``$DDLF_UI``, which overrides the class's."""
+    """Return the name of the display that an app wants. The attribute ``ui`` of the object overrides ``$DDLF_UI``,
+    which overrides the attribute of the class.
+    """
     named = os.environ.get("DDLF_UI") if "ui" not in vars(app) else None
     ui = chosen(named, "DDLF_UI") if named else chosen(app.ui)
     return ui if app.verbose or ui == "json" else "none"
@@ -148,7 +152,8 @@ def heard(cluster: Any, tell: Sink) -> Iterator[None]:
 
 
 class LongMaps:
-    """A context in which a picture shows a cluster's maps that take over a second. Printed text appears above it.
+    """A context for a function that runs on a cluster. A live picture shows the maps (``Cluster.map``) that take over a
+    second. Printed text appears above it.
 
     Args:
         cluster: The cluster.

@@ -139,7 +139,7 @@ class Budget:
         self.used_bytes = 0
 
     def take(self, size: int) -> None:
-        """Reserve ``size`` bytes.
+        """Reserve ``size`` bytes of the budget for a message that begins to arrive.
 
         Raises:
             ProtocolError: The limit does not leave ``size`` bytes.
@@ -153,7 +153,7 @@ class Budget:
         self.used_bytes += size
 
     def give_back(self, size: int) -> None:
-        """Release ``size`` reserved bytes."""
+        """Return ``size`` reserved bytes to the budget."""
         self.used_bytes -= size
 
 

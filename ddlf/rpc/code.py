@@ -125,7 +125,7 @@ def name_of(value: Any) -> str:
 
 
 def text_of(error: Exception) -> str:
-    """Return the text of an exception, even if its ``__str__`` raises."""
+    """Return the message of an exception, even if its ``__str__`` raises."""
     try:
         return str(error)
     except Exception:
@@ -314,7 +314,7 @@ class CodeSender:
         return Tag.CODE, address + data
 
     def forget(self) -> None:
-        """Send all code in full again."""
+        """Forget which code the other side has, so that all code is sent in full again."""
         self._held.clear()
 
 
@@ -331,7 +331,8 @@ class CodeCache:
         self._bytes = 0
 
     def load(self, tag: Tag, data: bytes) -> Any:
-        """Return the object. A cached function is not unpickled again.
+        """Return the object that arrived as these bytes, or as the address of bytes in the cache. A cached function is
+        not unpickled again.
 
         Raises:
             CodeMissing: Only an address arrived, and the cache lacks the code.

@@ -155,7 +155,7 @@ class Connection:
         self.resume_reading()
 
     def resume_reading(self) -> None:
-        """Read again after ``pause_reading``."""
+        """Read from the socket again after ``pause_reading``."""
         if not self._reading and not self.closed:
             self._reading = True
             self._loop.add_reader(self._sock.fileno(), self._readable)
@@ -484,7 +484,7 @@ class Channel:
             future.set_exception(RequestTimeout(text, worker=self._owner.name))
 
     def _elsewhere(self) -> WorkerLost:
-        """Return the error for a call from an event loop that does not own the connection."""
+        """Return the error for a call that was made on another event loop than the one of this connection."""
         where, hint = (
             ("another process", "create a separate Cluster in each process")
             if os.getpid() != self._pid
@@ -514,7 +514,7 @@ class Channel:
         future.set_result((frame.kind, value))
 
     def _hear(self, frame: Frame) -> None:
-        """Pass on the worker's message about an open request."""
+        """Pass a message of the worker about an open request, such as progress, to the caller of this request."""
         try:
             self._hearing[frame.id](loads(frame.buffers))
         except (LookupError, TypeError, AttributeError, ValueError) as error:

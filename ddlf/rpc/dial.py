@@ -185,7 +185,7 @@ async def dial(
 
 
 async def connect_to(host: str, port: int, timeout_s: float) -> socket.socket:
-    """Return a connected socket.
+    """Return a socket that is connected to this host and port.
 
     Raises:
         ConnectError: Nothing answers there. The hint is for a master that dials a worker.

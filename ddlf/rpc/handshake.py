@@ -46,7 +46,7 @@ FLAG_TLS = 0x01
 
 
 class Role(IntEnum):
-    """The purpose of a connection."""
+    """The purpose of a connection: ``CONTROL`` to the daemon, ``DATA`` to the executor, or ``JOIN`` to a master's gate."""
 
     CONTROL = 1  # to the daemon: ping, status, interrupt, shut down
     DATA = 2  # to the executor: everything that runs user code or moves arrays
@@ -83,16 +83,16 @@ class Hello:
     version: tuple[int, int] = VERSION
 
     def preamble(self) -> bytes:
-        """Return the first 8 bytes."""
+        """Return the first 8 bytes of this hello, which say protocol version, role and flags."""
         return PREAMBLE.pack(MAGIC, *self.version, self.role, self.flags)
 
     def encode(self) -> bytes:
-        """Return all 64 bytes."""
+        """Return this hello as the 64 bytes to send."""
         return HELLO.pack(self.preamble(), self.max_message_bytes, self.key_id, self.nonce)
 
 
 def new_hello(role: Role, max_message_bytes: int, key: bytes, flags: int = 0) -> Hello:
-    """Return a hello with a fresh nonce."""
+    """Return a new hello, the first message of one side, with a fresh random nonce."""
     return Hello(role, os.urandom(32), max_message_bytes, key_id(key), flags)
 
 
@@ -193,7 +193,7 @@ class ClientHandshake:
         self.hello = self._mine
 
     def read_hello(self, data: bytes, certificate: bytes = NO_CERTIFICATE) -> tuple[Hello, bytes]:
-        """Check the worker's 96 bytes.
+        """Check the 96 bytes that the worker answers: its hello and its proof that it has the token.
 
         Args:
             data: The bytes.
@@ -219,7 +219,7 @@ class ClientHandshake:
 
     @staticmethod
     def read_verdict(data: bytes) -> None:
-        """Check the last byte.
+        """Check the last byte of the handshake, which says whether the worker accepts this side.
 
         Raises:
             AuthError: The worker refused the proof.
@@ -248,7 +248,7 @@ class WorkerHandshake:
         self._client = self._mine = b""
 
     def answer(self, data: bytes) -> tuple[Hello, bytes]:
-        """Check the client's 64 bytes.
+        """Check the client's hello of 64 bytes, and return the answer to send.
 
         Returns:
             The client's hello, and the 96 bytes to send.

@@ -96,7 +96,7 @@ not spin."""
 
 
 class Liveness:
-    """The state of one peer.
+    """Judges from its signs of life whether the other side of a connection (the peer) is alive, suspect or dead.
 
     Args:
         timing: Times for the suspicion and the loss of the peer.
@@ -119,7 +119,7 @@ class Liveness:
         self.state = "alive"
 
     def silent_s(self, now: float) -> float:
-        """Return the seconds of silence that count."""
+        """Return the seconds of the peer's silence, without the gaps in which this side was not watching."""
         return now - self.last_heard
 
     def judge(self, now: float) -> State:

@@ -27,7 +27,7 @@ class IWorker(ABC):
 
     @abstractmethod
     async def connect(self, **session: Any) -> Any:
-        """Begin a session. Safe to call again."""
+        """Begin a session with the worker. Safe to call again."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -65,7 +65,7 @@ class RunOver(ConnectError):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The facts that a worker sends to the gate.
+    """The facts that a worker sends to the gate, the port where a master accepts workers, when it offers a connection.
 
     Args:
         place: Number of its place from 0, or ``ANY_PLACE``.
@@ -78,7 +78,9 @@ class Offer:
 
 
 def join_preamble() -> bytes:
-    """Return the first 8 bytes of both sides, which also tell a waiting worker that the run is over."""
+    """Return the preamble with which both sides begin the greeting. Sent to a worker that waits, it says that the run
+    is over.
+    """
     return PREAMBLE.pack(MAGIC, *VERSION, Role.JOIN, 0)
 
 
@@ -92,7 +94,8 @@ def _proof(key: bytes, side: str, *said: bytes) -> bytes:
 
 
 class Offering:
-    """The worker's side. Send ``opening``, then what ``answer`` returns for the gate's 40 bytes; pass 33 to ``check``.
+    """The worker's side of the greeting at a gate. Send ``opening``, then the result of ``answer`` for the gate's 40
+    bytes. Then pass the gate's last 33 bytes to ``check``.
 
     Args:
         token: The shared secret.
@@ -119,7 +122,7 @@ class Offering:
         return facts + _proof(self._key, "W", self._said)
 
     def check(self, answer: bytes) -> None:
-        """Check the gate's last 33 bytes.
+        """Check the gate's last 33 bytes, its verdict and proof.
 
         Raises:
             AuthError: The gate has another token, or refused this side's.
@@ -164,7 +167,8 @@ async def offer(sock: socket.socket, token: bytes, mine: Offer) -> None:
 
 
 class Greeting:
-    """The gate's side. Pass the worker's opening and then its offer; send what the methods return.
+    """The gate's side of the greeting. Pass the worker's opening to ``reply`` and its offer to ``read``, and send the
+    bytes that the methods return.
 
     Args:
         tokens: Accepted tokens.
@@ -181,7 +185,7 @@ class Greeting:
         return reply
 
     def read(self, data: bytes) -> Offer:
-        """Check the worker's 60 bytes.
+        """Check the 60 bytes of the worker's offer and proof, and return the offer.
 
         Raises:
             AuthError: The worker does not have one of the tokens.

@@ -219,7 +219,7 @@ class FrameDecoder:
         self._target, self._buffers, self._allocate = None, [], bytearray
 
     def _next(self) -> Frame | None:
-        """Return the next frame; None if bytes are missing."""
+        """Return the next complete frame in the received bytes; None if its end has not arrived."""
         if self._header is None:
             have = self._end - self._start
             if have < PREFIX.size:
@@ -339,7 +339,7 @@ def _read_zone(fields: Any) -> timezone | None:
 
 
 class _Other(Exception):
-    """Raised for a value that this file cannot encode."""
+    """Raised for a value that this module cannot encode, so that it is passed to ``dump_object``."""
 
 
 _DUMP: dict[type, tuple[str, Callable[[Any], list[Any]]]] = {
@@ -486,7 +486,7 @@ def _is_harmless(kind: Any) -> bool:
 
 
 def _state(value: Any) -> dict[str, Any]:
-    """Return all attributes of a dataclass that are set, including those in slots."""
+    """Return all attributes that are set on an object of a dataclass, also attributes in ``__slots__``."""
     slots = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
     return slots | getattr(value, "__dict__", {})
 
@@ -533,7 +533,7 @@ BIG_ENDIAN = 0x40
 
 
 class Tag(IntEnum):
-    """The msgpack extension types."""
+    """The msgpack extension types: the kinds of values in messages that msgpack itself does not have."""
 
     ARRAY = 1  # [buffer, dtype, order, *shape]
     INLINE_ARRAY = 2  # [bytes, dtype, order, *shape]
@@ -609,7 +609,7 @@ def _encode(value: Any, dump_object: DumpObject) -> list[Buffer]:
 
 
 class _Encoder:
-    """The state of one ``dumps``.
+    """The working state while ``dumps`` encodes one value.
 
     It is a class, because closures that call each other form a reference cycle. A cycle would keep the arrays until a
     later garbage collection.
@@ -685,7 +685,7 @@ def loads(buffers: list[Any], load_object: LoadObject = refuse_loading) -> Any:
 
 
 class _Decoder:
-    """The state of one ``loads``. It is a class for the same reason as ``_Encoder``."""
+    """The working state while ``loads`` decodes one value. It is a class for the same reason as ``_Encoder``."""
 
     __slots__ = ("_buffers", "_depth", "_load_object")
 
@@ -755,7 +755,7 @@ _numbers: dict[np.dtype[Any], int] = {}
 
 
 def _dtype_number(dtype: np.dtype[Any]) -> int | None:
-    """Return the number of an element type on the wire; None if it has no number."""
+    """Return the number that stands for an array's element type in messages; None if it has no number."""
     number = _numbers.get(dtype)
     if number is None and dtype.name in DTYPES:
         # Cached, because NumPy computes a type's name again each time. That would be most of the cost of a scalar.
@@ -769,7 +769,7 @@ def _is_big_endian(dtype: np.dtype[Any]) -> bool:
 
 @cache
 def _dtype(number: int) -> np.dtype[Any]:
-    """Return the element type of a number on the wire.
+    """Return the element type of arrays that a number in a message stands for.
 
     Raises:
         NotPicklable: The type is bfloat16, and this side lacks the package that defines it.
@@ -901,7 +901,7 @@ MAX_CHAIN = 20
 
 
 class Kind(IntEnum):
-    """The first field of a frame's header."""
+    """The kind of a message, such as a request or an event; the first field of a frame's header."""
 
     REQUEST = 1  # name: command, extra: seconds it may take or None, value: [args, kwargs]
     RESULT = 2  # value: the result
@@ -966,7 +966,7 @@ class Response:
 
 
 def read_arguments(value: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Check the value of a request.
+    """Check that the value in a request has the form of arguments, and return them.
 
     Returns:
         Positional and keyword arguments.
@@ -1037,7 +1037,7 @@ def where_modules_come_from(name: str) -> str:
 
 
 def _carried(error: BaseException) -> dict[str, Any]:
-    """Return the arguments and attributes of an exception that are data."""
+    """Return the arguments and attributes of an exception, as far as they are plain data that can be sent."""
     facts: dict[str, Any] = {}
     text = _text(error)  # the other side uses it as the only argument
     if error.args != ((text,) if text else ()) and _is_data(list(error.args)):
@@ -1055,7 +1055,9 @@ def _carried(error: BaseException) -> dict[str, Any]:
 
 
 def _no_object(value: Any) -> NoReturn:
-    """Refuse every object, even one whose class the master may know. The master needs the error in any case."""
+    """Refuse every object in an exception's attributes, even one whose class the master may know. The master must be
+    able to read the error in any case.
+    """
     raise TypeError
 
 
@@ -1135,7 +1137,8 @@ def _format(chain: list[Any]) -> str:
 
 
 def _line(file: str, text: str) -> str | None:
-    """Return the source line, or None to look it up on this side: in a notebook's cell, or in a file.
+    """Return the source line of a traceback's frame as the other side has sent it. Return None if it is missing and
+    this side can look it up itself, in a notebook's cell or in a file.
 
     Only regular files are read, because reading a device might never end.
     """

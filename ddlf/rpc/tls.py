@@ -129,7 +129,7 @@ def begin_worker(sock: socket.socket, tls: WorkerTLS) -> ssl.SSLSocket:
 
 
 async def finish(sock: ssl.SSLSocket) -> None:
-    """Complete the TLS handshake. The caller limits the time.
+    """Complete the TLS handshake on a socket of ``begin_client`` or ``begin_worker``. The caller limits the time.
 
     Raises:
         AuthError: A certificate is not accepted. The text says why.
@@ -149,7 +149,7 @@ async def finish(sock: ssl.SSLSocket) -> None:
 
 
 def explained(error: ssl.SSLError) -> AuthError | ProtocolError:
-    """Return the DDLF error for an error of OpenSSL."""
+    """Convert an error of OpenSSL to an error of DDLF with an explanation."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return AuthError(f"the other side's certificate {_why(error)}", hint="renew it, or correct tls_ca")
     reason = (error.reason or str(error)).replace("_", " ").lower()

@@ -151,7 +151,9 @@ def _wipe_variable(name: bytes) -> None:
 
 
 def loopback_tokens() -> Tokens:
-    """Return this user's automatic token for workers that listen on loopback only; see ``automatic_token``."""
+    """Return the token that DDLF creates for this user's workers that listen on loopback only, where no other machine
+    can connect. ``automatic_token`` describes it.
+    """
     return automatic_token("loopback token")
 
 

@@ -41,7 +41,7 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used."""
+    """Import the module of a public name when the name is first used."""
     if name not in _HOME:
         raise AttributeError(f"module 'ddlf.testing' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"ddlf.testing.{_HOME[name]}"), name)

@@ -19,7 +19,7 @@ Part = Literal["executor", "daemon", "both"]
 
 
 class Machine(ABC):
-    """One worker, with methods that cause faults in it.
+    """One worker of a cluster for tests, with methods that cause faults in it.
 
     Args:
         number: Number of the worker, from 1.
@@ -46,7 +46,7 @@ class Machine(ABC):
 
     @abstractmethod
     def thaw(self) -> None:
-        """Continue the paused parts. Safe to call if none is paused."""
+        """Let the paused processes of this worker continue. Safe to call if none is paused."""
 
     @abstractmethod
     async def slow(self, factor: float, seconds: float | None = None) -> None:
@@ -89,7 +89,7 @@ class Machine(ABC):
 
 
 class Harmable(Protocol):
-    """A launcher with a ``Machine`` for each worker, to cause faults."""
+    """The interface of a launcher that has a ``Machine`` for each worker, so that tests can cause faults in it."""
 
     machines: Sequence[Machine]
 

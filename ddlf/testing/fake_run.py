@@ -130,7 +130,7 @@ class FakeRun(IApp):
 
 
 def model_of(app: FakeRun) -> NumpyModel:
-    """Return a new model of a run."""
+    """Return a new ``NumpyModel`` with the initial weights of a fake run."""
     data = getattr(app, "train_data", None)
     model = NumpyModel(
         app.start,
@@ -187,7 +187,9 @@ class MadeUp:
 
 
 def gradient(app: FakeRun, task: Task, samples: Any, weights: Row) -> Row:
-    """Return ``0.1 w + N(0, 1)``, with noise from the task's seed and the batch's samples."""
+    """Return the made-up gradient of a batch: ``0.1 w + N(0, 1)``, with noise from the task's seed and the batch's
+    samples.
+    """
     chance = np.random.default_rng((task.seed, task.round, int(samples.sum()), len(samples)))
     found: Row = np.float32(0.1) * weights + chance.normal(size=weights.size).astype(np.float32)
     return found * np.float32(app.learning_rate > 0)
@@ -322,7 +324,7 @@ class FakeWorker:
         return await other.roles.call(RUN, role, verb, *arguments)
 
     async def _push(self, task: Task) -> Reply:
-        """Carry a slot's round of Downpour, like ``DownpourReplica`` on a worker. Only gradients are fake."""
+        """Train one round of a slot with Downpour, like ``DownpourReplica`` does on a worker. Only gradients are fake."""
         app, rows = self._app, rows_of(self._app)
         cadence = Cadence(n_fetch=app.n_fetch, n_push=app.n_push)
         size = task.batch_size
@@ -377,7 +379,9 @@ class FakeWorker:
         )
 
     async def _push_until_lost(self, task: Task) -> dict[str, Any]:
-        """Carry a slot's round of Downpour, and return the reply's message. A loss ends the wait at once, but not the work."""
+        """Train one round of a slot with Downpour, and return the message of the reply. If the worker is lost, the wait
+        ends at once, but not the work.
+        """
         self.carrying = asyncio.ensure_future(self._push(task))
         while not self.carrying.done() and not self.lost:
             await asyncio.wait({self.carrying}, timeout=LOOK_S)
@@ -410,7 +414,7 @@ class FakeWorker:
             raise WorkerLost("it was lost", worker=self.name)
 
     def train(self, task: Task) -> Reply:
-        """Carry one round of one slot."""
+        """Train one round of one slot, as a worker does."""
         return replace(self._carry(task), compute_s=self.compute_s)
 
     def fit(self, task: Task, weights: Weights, momentum: Weights | None) -> tuple[Weights, Weights]:
@@ -491,7 +495,7 @@ async def _crew_of(
 
 
 class Turns:
-    """Decides which slot's update arrives next.
+    """Decides which slot's update arrives next at the master, for ``FakeRun.arrivals``.
 
     The next slot is the first one of the remaining order. Its turn comes when all remaining slots wait, except slots
     that are too far ahead.
@@ -526,7 +530,7 @@ class Turns:
             self._waiting[self._left[0]].set()
 
     def _going(self) -> set[int]:
-        """Return the slots that are not too far ahead.
+        """Return the slots that may still send updates, because they are not too far ahead of the others.
 
         No slot continues past the measured rounds before all slots have finished them.
         """

@@ -70,8 +70,8 @@ def in_process_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float
 
 
 class OwnClasses:
-    """Unpickles objects for one of several receivers in the sender's process. Each receiver gets its own classes, as a
-    separate process would.
+    """Unpickles objects for one of several workers in the master's process. Each worker gets its own copies of classes,
+    as it would in a separate process.
 
     Otherwise cloudpickle would recognise classes that it has pickled, and set arriving methods on the sender's class.
     """
@@ -107,7 +107,7 @@ class InProcessWorker(Worker):
         return self._compute.submit(function, *args).result()
 
     def end(self) -> None:
-        """Release the thread."""
+        """Release the thread that computes for this worker."""
         if self._compute is not None:
             self._compute.shutdown(wait=False)
 

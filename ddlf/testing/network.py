@@ -212,7 +212,7 @@ class _Connection:
         self._end_by: End = "rst"
 
     def end(self, by: End) -> None:
-        """End both sides."""
+        """End the connection on both sides, to the master and to the worker."""
         self._end_by = by
         if self._task is not None:
             self._task.cancel()
@@ -327,7 +327,7 @@ class _Way:
         await self._moved.wait()
 
     def _fault(self) -> Fault:
-        """Return the present fault. Counts restart with each new fault."""
+        """Return the present fault of this direction. Counts of bytes restart with each new fault."""
         fault = self._proxy.fault(self._direction, self._connection.kind)
         if fault is not self._last:
             self._last, self._fault_began = fault, self._sent

@@ -42,7 +42,7 @@ WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFault:
-    """One planned fault.
+    """One fault that a ``FaultPlan`` causes at a point of a training run.
 
     Args:
         worker: Number of the affected worker, from 1.
@@ -315,7 +315,7 @@ NAMES: dict[object, str] = {
 
 
 class WrongUpdates:
-    """Replaces ``app.train`` on the workers.
+    """Replaces the method ``train`` of an app on the workers, to send wrong updates in some rounds.
 
     Args:
         app: The app.
@@ -337,7 +337,7 @@ class WrongUpdates:
 
 
 def _harm(outcome: Any, kinds: Sequence[str]) -> Any:
-    """Return the result of ``IApp.train`` with a wrong update."""
+    """Replace the update in the result of ``IApp.train`` by a wrong one."""
     update, *metrics = outcome if isinstance(outcome, tuple) else (outcome,)
     for kind in kinds:
         update = [WRONG[kind](np.asarray(array)) for array in update]

@@ -153,4 +153,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *args: Any) -> None:
-        """Print nothing."""
+        """Do not print the requests, as the standard library's server would do."""

@@ -1,4 +1,5 @@
-"""A page of shared memory in which the daemon reads what the executor is doing. Runs in both processes of a worker.
+"""A page of shared memory in which the daemon, the process that always answers, reads what the executor, the process
+that runs user code, is doing. Runs in both processes of a worker.
 
 The executor writes a few bytes before and after each method. The daemon reads them when a master asks. This needs no
 system call, so a small call stays cheap. It also works while the executor loops forever or holds the GIL. In the same
@@ -37,7 +38,7 @@ PAGE_BYTES = 4096
 
 
 class Running(NamedTuple):
-    """The running method.
+    """The method that the executor runs at the moment.
 
     Args:
         id: Number of its request.
@@ -73,7 +74,7 @@ class Shard(NamedTuple):
 
 
 class Activity:
-    """The shared page.
+    """The page of memory that the daemon and the executor of a worker share.
 
     Args:
         fd: Descriptor of the page, from ``create``. The caller still owns it.
@@ -85,12 +86,12 @@ class Activity:
         self._to_end: frozenset[int] = frozenset()
 
     def close(self) -> None:
-        """Release the page."""
+        """Release this process's view of the shared page."""
         self._page.close()
 
     @staticmethod
     def create() -> int:
-        """Make an empty page and return its descriptor. It has no name in the file system."""
+        """Create an empty page and return its file descriptor. The page has no name in the file system."""
         with tempfile.TemporaryFile() as file:
             file.truncate(PAGE_BYTES)
             return os.dup(file.fileno())
@@ -117,7 +118,7 @@ class Activity:
 
     @property
     def shard(self) -> Shard | None:
-        """The part recorded by ``show_shard``; None if there is none."""
+        """The part of a run's weights that ``show_shard`` has recorded; None if there is none."""
         begin, end, of, version, run, *counts = _SHARD.unpack_from(self._page, _SHARD_AT)
         return Shard(begin, end, of, version, run.rstrip(b"\0").decode(errors="replace"), *counts) if of else None
 
@@ -137,7 +138,9 @@ class Activity:
         return memoryview(self._page)[at : at + 8].cast("Q")
 
     def begin_beside(self, id: int) -> None:
-        """Record that a concurrent method starts. It may start before earlier requests."""
+        """Record that a concurrent method, which runs beside another method, starts. It may start before earlier
+        requests.
+        """
         if id > self.beside:
             _ID.pack_into(self._page, _BESIDE_AT, id)
 
@@ -156,11 +159,11 @@ class Activity:
         return id & ~_ENDED_BIT
 
     def end(self) -> None:
-        """Record that the method ended."""
+        """Record that the running method has ended."""
         self._page[_ENDED_BYTE_AT] |= _ENDED_BIT >> 56
 
     def shown(self) -> bytes:
-        """Return the current record of the running method, which ``show`` can restore."""
+        """Return the bytes that record the running method, so that ``show`` can restore them later."""
         return self._page[: _RUNNING.size]
 
     def show(self, shown: bytes) -> None:
@@ -180,7 +183,7 @@ class Activity:
         return self._page[_USED_AT] != 0
 
     def use(self) -> None:
-        """Record that the executor may have state that a new one would lack."""
+        """Record that the executor may have state that would be lost if it were replaced."""
         self._page[_USED_AT] = 1
 
     def ask_end(self, id: int) -> None:
@@ -206,7 +209,7 @@ class Activity:
         self._page[_LEASE_AT:_LEASE_END] = lease.ljust(_LEASE_BYTES, b"\0")
 
     def holds(self, lease: bytes) -> bool:
-        """Return whether this key, which is not empty, is the key of the lease."""
+        """Return whether this key is the key of the present lease, which proves that its sender may use the worker."""
         return self._page[_LEASE_AT:_LEASE_END] == lease
 
     def read_lease(self) -> bytes:

@@ -57,7 +57,7 @@ from ddlf.worker.peers import Admitted, Peers, refuse_between_workers, refuse_co
 
 @dataclass(slots=True)
 class Method:
-    """A function, and facts about the way to call it.
+    """A function that a request can call, with facts about the way to call it.
 
     Args:
         name: Its name in messages and status.
@@ -82,7 +82,7 @@ class Method:
 
 
 def once(function: Callable[..., Any]) -> Method:
-    """Return the method for a function that runs once without being hosted."""
+    """Wrap a function, which the request itself contains, as a ``Method``. It runs once, and is not kept on the worker."""
     name = getattr(function, "__name__", type(function).__name__)
     return Method(name, function, takes_self(function), getattr(function, "concurrent", False))
 
@@ -123,7 +123,9 @@ def takes_self(function: Callable[..., Any]) -> bool:
 
 
 def _positional(function: Callable[..., Any], *, follow_wrapped: bool) -> list[str]:
-    """Return the names of the positional parameters; ``"*"`` for any number, or if the signature is unknown."""
+    """Return the names of a function's positional parameters; ``"*"`` stands for any number, or for an unknown
+    signature.
+    """
     try:
         signature = inspect.signature(function, follow_wrapped=follow_wrapped)
     except (TypeError, ValueError):
@@ -164,7 +166,7 @@ class Methods:
                     self._methods[name] = Method(name, None, "s" in flags, "c" in flags, path)
 
     def find(self, request: Request, *, by_peer: bool) -> Method:
-        """Return the method that a request names.
+        """Return the command, hosted method or verb of a role that a request names.
 
         Args:
             request: The request.
@@ -195,7 +197,8 @@ class Methods:
         return sorted(self._methods)
 
     def add(self, function: Callable[..., Any], name: str | None, persist: bool, concurrent: bool) -> str:
-        """Host a function and return its name. It replaces a method of the same name.
+        """Keep a function on this worker, so that requests can call it by name, and return its name. It replaces a
+        method of the same name.
 
         Raises:
             ValueError: The name cannot be used.
@@ -219,7 +222,7 @@ class Methods:
         return name
 
     def remove(self, name: str) -> None:
-        """Remove a method.
+        """Remove a hosted method from this worker.
 
         Raises:
             LookupError: There is no method of this name.
@@ -229,7 +232,7 @@ class Methods:
         del self._methods[name]
 
     def get(self, name: str) -> Method:
-        """Return the method of this name, loaded.
+        """Return the hosted method of this name, after unpickling its function if necessary.
 
         Raises:
             LookupError: There is no method of this name. The text lists the existing methods.
@@ -264,11 +267,11 @@ class Role(Protocol):
     """
 
     async def close(self) -> None:
-        """End running work and release all resources. No verb follows."""
+        """End running work and release all resources of this role. No verb is called afterwards."""
 
 
 class Hosting:
-    """The roles of one worker.
+    """The roles (objects that take part in a run) that one worker hosts.
 
     Args:
         worker: The first argument of each role's constructor.
@@ -293,7 +296,8 @@ class Hosting:
         self._close = Method("close", self.close, concurrent=True, skip=0)
 
     def find(self, *args: Any, by_peer: bool = False) -> Method:
-        """Return the method for the arguments of ``call``: run, name of the role, verb, and the verb's own arguments.
+        """Return the verb, a method of a role, that the arguments of a request ``call`` name: run, name of the role,
+        verb, and the verb's own arguments.
 
         Args:
             args: Arguments of the request.
@@ -321,7 +325,7 @@ class Hosting:
         return Method(f"{name}.{verb}", function, concurrent=getattr(function, "concurrent", False), skip=3)
 
     async def call(self, run: str, name: str, verb: str, *args: Any) -> Any:
-        """Call a verb of a role, as another worker would.
+        """Call a verb (a method) of a role on this worker, in the same way as another worker calls it.
 
         Raises:
             AppMissing: The role does not exist in this run.
@@ -339,7 +343,7 @@ class Hosting:
         self._roles[run, name] = make(self._worker, *args, **kwargs)
 
     async def close(self, run: str, name: str, verb: str) -> None:
-        """End a role, if it is hosted."""
+        """End a role and stop hosting it, if this worker hosts it."""
         if (run, name) in self._roles:
             self._end((run, name))
 
@@ -361,13 +365,13 @@ class Hosting:
             del self._roles[run, name]
 
     def close_all(self) -> None:
-        """End all roles."""
+        """End all roles that this worker hosts."""
         for key in list(self._roles):
             if key in self._roles:
                 self._end(key)
 
     def _end(self, key: tuple[str, str]) -> None:
-        """End a role in the background. Nobody waits for it, because its computations may take time to end."""
+        """End a role in a background task. No request waits for it, because its computations may take time to end."""
         run, _ = key
         task = asyncio.get_running_loop().create_task(self._end_behind(self._taken(key)))
         self._closing.add(task)
@@ -456,7 +460,7 @@ class Calls:
         self._blocking_id = 0
 
     def submit(self, call: Call) -> None:
-        """Run a call now or when its turn comes. It is answered exactly once."""
+        """Run a call at once if the worker is free, or when its turn comes. The call is answered exactly once."""
         try:
             call.method = method = self._methods.find(call.request, by_peer=call.session.peer is not None)
         except Exception as error:
@@ -644,7 +648,7 @@ The time is long, because a master that computes in its event loop does not read
 
 
 class Session:
-    """The requests of one data connection.
+    """Reads and answers the requests of one data connection. The caller is a master or another worker.
 
     Args:
         sock: An authenticated socket.
@@ -788,8 +792,9 @@ class Session:
         self._submit(frame, -frame.id, args, kwargs)  # negative: hidden from the daemon
 
     def _connect(self, facts: dict[str, Any]) -> LeaseError | None:
-        """Record the sender, and remove lease and modules from the facts. Return the reason why its requests do not
-        run, or None."""
+        """Record the sender of a request to begin a session, and remove lease and modules from the facts that it sent.
+        Return the reason why its requests do not run, or None.
+        """
         # This choice applies to this connection only, because another master may choose differently.
         self._pickle_results = bool(facts.get("pickle_results"))
         self.is_guest = self.is_guest or facts.get("guest") is True
@@ -814,7 +819,7 @@ class Session:
                 self._connection.send(Kind.EVENT, id, DOING, dumps(facts))
 
     def answer(self, call: Call, response: Response) -> None:
-        """Send the only answer of a call."""
+        """Send the answer of a call, its result or error. Each call gets exactly one."""
         self._answer(abs(call.id), response)
 
     def _answer(self, id: int, response: Response) -> None:

@@ -1,4 +1,4 @@
-"""The small process that always answers. Runs on every worker's machine, on one port.
+"""The daemon, the small process of a worker that always answers. Runs on every worker's machine, on one port.
 
 It accepts every connection and reads eight bytes. It then serves a control connection itself, or passes a data
 connection's socket to the executor. It imports neither NumPy nor Keras and never runs user code. It therefore answers
@@ -113,8 +113,9 @@ class StoppedFor:
         self._pid: int | None = None
 
     def look(self, pid: int | None) -> float:
-        """Check again, ``STOP_CHECK_S`` after the last check. Return how many seconds the same process has been
-        stopped."""
+        """Check whether a process is stopped, ``STOP_CHECK_S`` after the last check. Return for how many seconds it has
+        been.
+        """
         stopped = pid is not None and is_stopped(pid)
         self.seconds = self.seconds + STOP_CHECK_S if stopped and pid == self._pid else 0.0
         self._pid = pid
@@ -140,7 +141,7 @@ until it has read the answers.
 
 
 class Control:
-    """One control connection. It answers a few commands at once.
+    """One control connection from a master to this daemon. It answers a few commands, such as ``status``, at once.
 
     Args:
         daemon: Carries out the commands.
@@ -178,7 +179,7 @@ class Control:
         return self._connection.queued_bytes
 
     def close(self) -> None:
-        """End the connection."""
+        """End this control connection."""
         self._connection.close()
 
     def hear(self) -> None:
@@ -447,7 +448,7 @@ class Daemon:
         return self._options.security is not None and self._options.security.insecure_plaintext
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until ``stop`` is called.
+        """Run the daemon: serve connections and keep an executor running, until ``stop`` is called.
 
         Args:
             ready: Called once, when the executor has started or has finally failed to start.
@@ -487,7 +488,7 @@ class Daemon:
         return self.process.given_up
 
     def stop(self, by: str = "") -> None:
-        """End ``run``.
+        """Make ``run`` return, so that the daemon ends.
 
         Args:
             by: The person or signal that ended it. The master that has this worker receives this text, and need not
@@ -502,7 +503,9 @@ class Daemon:
             self._listener.close()
 
     async def _join(self) -> None:
-        """Join masters, if this worker was started so. End the worker when no master comes, or when the run is over."""
+        """Connect to masters, if this worker was started with ``--join``. End the worker when no master comes, or when
+        the run is over.
+        """
         join = self._options.join
         if join is None:
             return
@@ -620,7 +623,7 @@ class Daemon:
         return epoch
 
     def hear(self, master_id: bytes) -> None:
-        """Record that a master is alive, because another of its connections reports it."""
+        """Record that the master with this id is alive, because another of its connections reports it."""
         if self._holder is not None and self._holder.master_id == master_id:
             self._holder.hear()
 
@@ -681,7 +684,9 @@ class Daemon:
         return await asyncio.to_thread(about, folders, list(map(str, needs)))
 
     async def give(self, control: Control, id: int, piece: bytes, last: bool) -> None:
-        """Pass an answer to the executor's question on, if it comes from the master that has the worker."""
+        """Pass the master's answer to a question of the executor, such as for a module to import, on to the executor.
+        Ignore answers of masters that do not have the worker.
+        """
         if control is self._holder:
             await self._questions.give(id, piece, last)
 
@@ -715,7 +720,8 @@ class Daemon:
         return who
 
     async def preload(self, modules: list[str], *, replace: bool = False) -> dict[str, Any]:
-        """Let executors start with modules imported, and wait until they do.
+        """Let the executors that start from now on have these modules imported already, and wait until this is
+        possible.
 
         Args:
             modules: Full names of the modules.

@@ -1,4 +1,5 @@
-"""The process that runs user code. The daemon starts it and passes it every data connection over a local channel.
+"""The executor, the process of a worker that runs user code. The daemon starts it and passes it every data connection
+over a local channel.
 
 The channel first carries the settings once, as a length and JSON. The settings contain the tokens, so that no argument
 list and no environment shows them. Then the channel carries each socket with its preamble and the deadline of its
@@ -115,7 +116,7 @@ class Executor:
             begin(lambda kind, name: ask(kind, name) if self._may_ask_master() else None)
 
     async def serve(self, sock: socket.socket, limits: Limits, peer_limits: Limits) -> None:
-        """Serve one connection until it ends.
+        """Answer the requests of one data connection until it ends.
 
         Args:
             sock: An authenticated socket.
@@ -183,7 +184,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(channel_fd: int, activity_fd: int) -> None:
-    """Run the executor in its own process.
+    """Run the executor in the process that the daemon has started for it.
 
     Args:
         channel_fd: Descriptor of this process's end of the channel.

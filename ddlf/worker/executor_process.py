@@ -74,7 +74,7 @@ class Questions:
         self._ids = itertools.count(1)
 
     def put(self, question: bytes, descriptor: int, event: Callable[[str, dict[str, Any]], None] | None) -> None:
-        """Pass a question on.
+        """Send a question of the executor, such as for a module to import, to the master.
 
         Args:
             question: ``[what, name, file]`` in JSON.
@@ -204,7 +204,7 @@ class ExecutorProcess:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the hosted methods, from their files."""
+        """The names of the methods that the worker hosts, from their files."""
         folders = (self._persist_dir, self._session_dir)
         return sorted({path.stem.rpartition("-")[2] for folder in folders for path in folder.glob("*.method")})
 
@@ -436,7 +436,7 @@ class ExecutorProcess:
         self._kill_group()
 
     async def end(self) -> None:
-        """End the process permanently."""
+        """End the executor's process, and start no other one."""
         self._kill_group()
         if self._process is not None:
             await self._process.wait()
@@ -464,7 +464,7 @@ class ExecutorProcess:
             self._channel = None
 
     def _hear(self, channel: socket.socket) -> None:
-        """Receive a question of the executor. It arrives with the socket for the answer."""
+        """Receive a question that the executor asks its master. It arrives with the socket for the answer."""
         try:
             question, descriptors, _, _ = socket.recv_fds(channel, MAX_QUESTION_BYTES, 1)
         except BlockingIOError:

@@ -55,7 +55,7 @@ def ask_daemon(channel: socket.socket, what: str, name: str, file: str = "") -> 
 
 
 class MasterFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules of the master.
+    """Finds modules in the script's folder on the master, for ``import`` statements in this executor.
 
     Args:
         ask: Asks the master, like ``ask_daemon`` without the channel.
@@ -110,7 +110,7 @@ class MasterFinder(importlib.abc.MetaPathFinder):
 
 
 class MasterLoader(importlib.abc.InspectLoader):
-    """Makes one module from the master's source."""
+    """Loads one module from its source text on the master."""
 
     def __init__(self, finder: MasterFinder, found: dict[str, Any]) -> None:
         self.finder = finder
@@ -125,7 +125,7 @@ class MasterLoader(importlib.abc.InspectLoader):
             exec(compile(self._source, self.file, "exec", dont_inherit=True), vars(module))
 
     def get_source(self, fullname: str) -> str:
-        """Return its source text, for tracebacks and ``inspect``."""
+        """Return the source text of the module, for tracebacks and ``inspect``."""
         return importlib.util.decode_source(self._source)
 
     def is_package(self, fullname: str) -> bool:
@@ -152,7 +152,7 @@ class MasterResources(TraversableResources):
         self._root = MasterFile(finder, package, PurePosixPath())
 
     def files(self) -> MasterFile:
-        """Return the package's folder."""
+        """Return the folder of the package on the master."""
         return self._root
 
 
@@ -179,11 +179,11 @@ class MasterFile(Traversable):
             yield self.joinpath(name)
 
     def is_dir(self) -> bool:
-        """Return whether it is the package's folder, or has files below it."""
+        """Return whether this entry is a folder: the package's own, or one with files below it."""
         return self._path == PurePosixPath() or any(file.parts for file in self._below())
 
     def is_file(self) -> bool:
-        """Return whether it is a file."""
+        """Return whether this entry is a file."""
         return PurePosixPath() in self._below()
 
     def joinpath(self, *descendants: str | os.PathLike[str]) -> MasterFile:
@@ -194,7 +194,7 @@ class MasterFile(Traversable):
         return self.joinpath(child)
 
     def read_bytes(self) -> bytes:
-        """Return its content.
+        """Return the bytes of the file, fetched from the master.
 
         Raises:
             FileNotFoundError: The package has no such data file on the master.
@@ -210,7 +210,7 @@ class MasterFile(Traversable):
         return stream if "b" in mode else io.TextIOWrapper(stream, *args, **kwargs)
 
     def read_text(self, encoding: str | None = None) -> str:
-        """Return its content as text."""
+        """Return the content of the file as text."""
         return self.read_bytes().decode(encoding or "utf-8")
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""A worker that dials its master. Runs in the daemon.
+"""Lets a worker join its master by dialling it, because the master cannot reach it. Runs in the daemon.
 
 It always offers the master's gate one connection that is not in use. When the master uses it, the daemon serves it like
 one that it has accepted, and the worker offers the next one. While no gate answers, it tries again after growing
@@ -33,7 +33,7 @@ alive.
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """How a worker joins masters.
+    """The options of a worker that joins its master by dialling it.
 
     Args:
         addresses: Hosts and ports of the gate. All are tried at once.
@@ -57,7 +57,7 @@ class Join:
 
 
 class Joining:
-    """Offers connections to a gate until it is cancelled.
+    """Offers connections to a gate, the port where a master accepts workers, until it is cancelled.
 
     Args:
         join: How to join.
@@ -84,7 +84,8 @@ class Joining:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def run(self) -> DDLFError | None:
-        """Offer connections, one after the other. Return the reason when no master came for ``Join.for_s`` seconds, or
+        """Offer connections to the gate, one after the other. Return the reason when no master came for ``Join.for_s``
+        seconds, or
         when a later worker has this place. Return None when the master says that the run is over.
         """
         loop = asyncio.get_running_loop()
@@ -192,5 +193,7 @@ class Joining:
 
 
 def _rank(error: DDLFError) -> int:
-    """Return the order of errors: first what a gate has said, which matters more than that nobody answers."""
+    """Return a number that sorts errors by importance: an error that a gate has sent matters more than an address that
+    does not answer.
+    """
     return next((rank for rank, kind in enumerate((RunOver, LeaseError, AuthError)) if isinstance(error, kind)), 3)

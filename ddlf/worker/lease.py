@@ -58,7 +58,7 @@ class Holder:
 
 
 class Lease:
-    """The lease of one worker.
+    """The lease of one worker: which master may use it at present.
 
     Attributes:
         epoch: Epoch of the last grant; 0 before the first.
@@ -76,7 +76,7 @@ class Lease:
         return self.holder.master_id + _EPOCH.pack(self.epoch) if self.holder else b""
 
     def claim(self, master: Holder, known_epoch: int = 0, *, takeover: bool = False, silent: bool = False) -> int:
-        """Give the worker to a master.
+        """Give the lease of the worker to a master.
 
         Args:
             master: The master that wants the worker.

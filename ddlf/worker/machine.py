@@ -70,7 +70,7 @@ def about(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> dict[str, 
 
 
 def packages(names: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Return the versions of the installed distributions."""
+    """Return the version of each of these Python distributions that is installed, by name."""
     versions = {}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):

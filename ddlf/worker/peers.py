@@ -91,8 +91,8 @@ class Dialling:
 
 
 class Peer:
-    """Another worker of the run, as this worker calls it. The first call connects, and so does the first call after a
-    lost connection.
+    """The connection through which this worker calls another worker of the run. The first call connects, and so does
+    the first call after a lost connection.
 
     Args:
         caller: This worker.
@@ -202,7 +202,9 @@ class Peer:
             )
 
     async def _greet(self, host: str, port: int) -> Channel | str:
-        """Return a connection to an address, or a text that says which other process answers there."""
+        """Connect to an address. Return the connection if the wanted worker answers; otherwise return a text that says
+        which process answers there.
+        """
         caller = self._caller
         sock, hello = await caller.dialling(host, port)
         end_when_silent(sock, SILENT_S)
@@ -270,7 +272,7 @@ class Peer:
         return ""
 
     def close(self) -> None:
-        """End the connection. No call follows."""
+        """End the connection to the other worker. No call follows."""
         self._is_over = True
         if self._channel is not None:
             self._channel.stream.close()
@@ -423,7 +425,7 @@ class Peers(Mapping[int, Peer]):
         self.changed()
 
     async def meet(self) -> list[tuple[int, str]]:
-        """Try to connect to each worker.
+        """Try to connect to each other worker that this worker may call.
 
         Returns:
             The numbers of the workers that were not reached, with the reasons.
@@ -473,7 +475,7 @@ class Peers(Mapping[int, Peer]):
         return facts, None if refusal else Admitted(executor, run, lease)
 
     def refusal(self, admitted: Admitted) -> LeaseError | None:
-        """Return why an admitted worker may no longer call this worker; None if it may."""
+        """Return the error for another worker that was admitted and may no longer call this worker; None if it may."""
         now = admitted.run == self.run and admitted.lease == self.lease() and admitted.executor in self._callers
         return (
             None
@@ -540,7 +542,7 @@ class Unreached(Exception):
 
 
 def calls_of(me: int, peers: Peers, own: Callable[..., Awaitable[Any]], run: str) -> Ask:
-    """Return a function that calls roles of a run on any of its workers.
+    """Return a function that calls a role's verb on any worker of a run, this one included.
 
     Args:
         me: Number of this worker.

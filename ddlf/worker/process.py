@@ -36,7 +36,8 @@ def can_fork() -> bool:
 
 
 def child_environment() -> dict[str, str]:
-    """Return a copy of this environment in which a child may keep a bytecode cache. Without this cache the import of
+    """Return a copy of this process's environment for a child process, in which the child may keep a bytecode cache.
+    Without this cache the import of
     TensorFlow takes 7 s instead of 3 s.
     """
     environment = dict(os.environ)
@@ -54,7 +55,7 @@ def executor_name(of: int | str) -> str:
 
 
 class Template:
-    """A connection to a template.
+    """A connection to a template, the process that imports Keras once and forks executors.
 
     Args:
         requests: This side of the template's socket. Other processes may share it.
@@ -73,7 +74,7 @@ class Template:
 
     @classmethod
     def start(cls, environment: dict[str, str], cwd: Path | None = None) -> Template:
-        """Start a template.
+        """Start a new template process, and return the connection to it.
 
         Args:
             environment: Environment of the template and its forks.
@@ -112,7 +113,7 @@ class Template:
         return self._requests.fileno()
 
     def begin_preload(self, modules: tuple[str, ...]) -> socket.socket:
-        """Ask for a preload; see ``preload``.
+        """Ask the template to import modules for later forks, like ``preload`` does, without waiting for the answer.
 
         Returns:
             The socket for the answer.
@@ -131,7 +132,7 @@ class Template:
         return reply
 
     async def preload(self, modules: tuple[str, ...]) -> str:
-        """Let forks start with modules imported, and wait until they do.
+        """Let the template import modules, so that later forks have them, and wait until it has.
 
         Returns:
             The reason why forks start without the modules; empty if they start with the modules.
@@ -146,7 +147,7 @@ class Template:
     async def fork(
         self, environment: dict[str, str], channel: int, activity: int, stdout: int, stderr: int
     ) -> Forked | None:
-        """Fork an executor.
+        """Let the template fork a new executor.
 
         Args:
             environment: Variables in addition to the template's environment.

@@ -169,7 +169,7 @@ class Template:
         child.bury()
 
     def _let_go(self) -> None:
-        """In a fork, close the descriptors that belong to its parent."""
+        """Close the file descriptors that belong to the parent, in a new fork."""
         for child in set(self._children.values()):
             child.let_go()
         self._requests.close()
@@ -254,7 +254,7 @@ class Child:
         self.pidfd = os.pidfd_open(pid)
 
     def code(self) -> int:
-        """Return the exit code of the ended process, without releasing its process id."""
+        """Return the exit code of this fork, which has ended, without releasing its process id."""
         ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
@@ -269,13 +269,14 @@ class Child:
         self.let_go()
 
     def let_go(self) -> None:
-        """Close its descriptors."""
+        """Close the file descriptors for this fork."""
         os.close(self.pidfd)
         self.reply.close()
 
 
 def warm_up(modules: list[str], requests: socket.socket, parent: int) -> MainFunction:
-    """Run the warm template: import the modules, check that this process can be forked, and return the loop to run.
+    """Turn this fork of the bare template into a warm one: import the modules, check that this process can be forked,
+    and return the loop to run.
 
     Args:
         modules: The modules to import.
@@ -316,7 +317,7 @@ def freeze() -> None:
 
 
 def answer(descriptors: list[int], reason: str) -> None:
-    """Answer a request to preload."""
+    """Answer a client's request to import modules; the reason is empty after success."""
     with socket.socket(fileno=descriptors[0]) as reply:
         tell(reply, {"reason": reason})
 
@@ -328,7 +329,7 @@ def tell(reply: socket.socket, facts: dict[str, Any]) -> None:
 
 
 def close(descriptors: list[int]) -> None:
-    """Close all descriptors."""
+    """Close these file descriptors."""
     for fd in descriptors:
         os.close(fd)
 

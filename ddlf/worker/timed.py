@@ -12,7 +12,8 @@ from ddlf.worker.calls import takes_self
 
 
 class Timed:
-    """A function to send to workers. A worker unpickles it as ``timed(function, concurrent)``.
+    """A function to send to workers that measures its own time there. A worker unpickles it as ``timed(function,
+    concurrent)``.
 
     Args:
         function: A callable that can be sent.

@@ -67,7 +67,7 @@ class Worker(IWorker):
         self._own_attributes = frozenset(vars(self)) | {"_own_attributes"}
 
     async def connect(self, **session: Any) -> dict[str, Any]:
-        """Begin a session.
+        """Begin a session of a master, or renew its settings.
 
         Args:
             session: The settings of the session. ``id`` and ``N`` of this worker. ``threads``, the threads for

@@ -59,7 +59,7 @@ NOTHING = b"", 0
 
 
 class Written:
-    """The executor's end.
+    """The executor's end of the pipe: takes the lines that user code writes.
 
     Args:
         activity: The page.
@@ -180,7 +180,8 @@ class Raw(io.RawIOBase):
 
 
 def joined(rest: tuple[bytes, int], data: bytes) -> tuple[bytes, int]:
-    """Append ``data`` to an unfinished line. Return the kept bytes, and the number of bytes that were cut off.
+    """Append ``data`` to an unfinished line, whose length is limited. Return the kept bytes, and the number of bytes
+    that were cut off.
 
     A carriage return restarts the line, like on a terminal.
     """
@@ -193,7 +194,7 @@ def joined(rest: tuple[bytes, int], data: bytes) -> tuple[bytes, int]:
 
 
 def shown(kept: bytes, more: int) -> bytes:
-    """Return a line in the form for the network."""
+    """Return a line as it is sent to the master, with a note about bytes that were cut off."""
     if not more:
         return kept.rstrip(b"\r")
     whole = kept.decode("utf-8", "ignore").encode() if _is_text(kept) else kept  # no partial character
@@ -210,7 +211,7 @@ def _is_text(data: bytes) -> bool:
 
 
 class Master(Protocol):
-    """The receiver of the lines."""
+    """The control connection of the master that receives the lines."""
 
     @property
     def queued_bytes(self) -> int:
@@ -221,7 +222,7 @@ class Master(Protocol):
 
 
 class Forwarding:
-    """The daemon's end.
+    """The daemon's end of the pipe: sends the lines that user code writes to the master.
 
     Args:
         activity: The page.

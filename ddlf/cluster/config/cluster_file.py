@@ -64,7 +64,7 @@ Where = tuple[int | str, ...]  # the path of a value: ("workers", 2, "port")
 
 
 class Problem(NamedTuple):
-    """A problem to repair. Line and column count from 1."""
+    """A mistake in cluster.yaml to repair. Line and column count from 1."""
 
     line: int
     column: int
@@ -72,12 +72,12 @@ class Problem(NamedTuple):
 
 
 def at(node: yaml.Node, sentence: str) -> Problem:
-    """Return a problem at the beginning of a node."""
+    """Return a problem whose position is the beginning of a YAML node."""
     return Problem(node.start_mark.line + 1, node.start_mark.column + 1, sentence)
 
 
 def _scalar(node: yaml.ScalarNode) -> str | int | float | bool | None:
-    """Return the value of a scalar.
+    """Return the value of a YAML scalar: a text, a number, a boolean or None.
 
     Numbers are read as people mean them. YAML 1.1 itself reads 22:22 as 1342 and 010 as 8.
     """
@@ -98,7 +98,7 @@ def _scalar(node: yaml.ScalarNode) -> str | int | float | bool | None:
 
 
 def shown(node: yaml.Node) -> str:
-    """Return a description of a node for error messages, after "got"."""
+    """Return a description of a YAML node for error messages, to follow the word "got"."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping"
     if isinstance(node, yaml.SequenceNode):
@@ -114,7 +114,7 @@ def shown(node: yaml.Node) -> str:
 
 
 class _Composer(yaml.SafeLoader):
-    """Composes the nodes of a file, and raises an error before a small file becomes a large structure."""
+    """Composes the YAML nodes of a file, and raises an error if aliases would turn a small file into a large structure."""
 
     aliases = 0
     depth = 0
@@ -143,7 +143,7 @@ def _too_much(sentence: str, at: yaml.Event | yaml.Node) -> yaml.YAMLError:
 
 
 def syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
-    """Turn an error of PyYAML into one sentence."""
+    """Convert an error of PyYAML to a problem with one sentence."""
     if isinstance(error, yaml.reader.ReaderError):
         before = text[: error.position]
         sentence = f"control character U+{ord(text[error.position]):04X} is not allowed"
@@ -163,7 +163,7 @@ def syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
 
 
 class Document:
-    """The plain data of a file, and the node of each value.
+    """The plain data of a cluster.yaml, and the YAML node of each value, for its position.
 
     Attributes:
         data: The content of the file as dict, list, str, int, float, bool and None.
@@ -180,7 +180,7 @@ class Document:
         self.data = self._plain(root, ())
 
     def _plain(self, node: yaml.Node, where: Where) -> Any:
-        """Return the data below ``node``. An alias is read again at each place that uses it."""
+        """Return the plain data of a YAML node and of the nodes in it. An alias is read again wherever it is used."""
         self.values[where] = node
         if len(where) > MAX_DEPTH:  # an alias can contain itself
             raise _too_much(f"nested deeper than {MAX_DEPTH} levels", node)
@@ -225,7 +225,7 @@ class Document:
 
 
 def compose(text: str) -> Document | None:
-    """Return the document of a text; None if the text is empty.
+    """Parse the text of a cluster.yaml; return None if the text is empty.
 
     Raises:
         yaml.YAMLError: The text is invalid YAML or exceeds the limits; ``syntax_problem`` describes the error.
@@ -643,7 +643,7 @@ def _check(text: str, folder: Path) -> tuple[ClusterConfig | None, list[Problem]
 
 
 def _problem(document: Document, details: ErrorDetails) -> Problem:
-    """Turn an error of pydantic into a sentence with a position."""
+    """Convert an error of pydantic to a problem, a sentence with a position in the file."""
     where = details["loc"]
     kind = details["type"]
     name = where[-1] if isinstance(where[-1], str) else f"{where[-2]}[{where[-1]}]"
@@ -668,7 +668,7 @@ def _problem(document: Document, details: ErrorDetails) -> Problem:
 
 
 def _contradictions(document: Document) -> Iterator[tuple[Where, str]]:
-    """Return the `contradictions` between the valid values."""
+    """Yield the `contradictions` between the valid values of a document."""
     entries = document.data.get("workers", [])
     if not isinstance(entries, list) or (not entries and "workers" in document.data):
         return iter(())  # already reported
@@ -681,7 +681,7 @@ def _contradictions(document: Document) -> Iterator[tuple[Where, str]]:
 
 
 def _unknown_key(where: Where) -> str:
-    """Return the sentence for an unknown key. Its value is never shown: it may be a secret."""
+    """Return the error's sentence for an unknown key in the file. The key's value is never shown: it may be a secret."""
     key = str(where[-1])
     if key == "token":
         return "token must not be stored in this file, use token_file in security"

@@ -1,4 +1,5 @@
-"""The gate, where workers join a master that they dial, and the launcher for such workers. Runs on the master.
+"""The gate, the port where a master accepts workers that dial it, and the launcher for such workers. Runs on the
+master.
 
 A worker that has joined always offers one connection that is not in use. The master takes it when it needs one: for
 control, for data, and for heartbeats while its event loop is blocked. The worker then offers the next one. The gate has
@@ -53,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Place:
-    """The worker at one place.
+    """The state of one place, a numbered position that one worker at a time can take by joining.
 
     Attributes:
         incarnation: Its incarnation; 0 before the first worker.
@@ -69,7 +70,7 @@ class Place:
 
 
 class Gate:
-    """Lets workers join at places.
+    """Accepts workers that dial this master. Each joins at a place, a number from 0.
 
     Args:
         host: An address of this machine, or a wildcard.
@@ -128,7 +129,7 @@ class Gate:
         self._thread.join()
 
     async def _end_workers(self) -> None:
-        """Tell each worker that the run is over, also one that offers its next connection only now."""
+        """Tell each joined worker that the run is over, also a worker that offers its next connection only now."""
         self._is_over = True
         for place in self._places:
             if place.waiting:
@@ -352,7 +353,7 @@ class Joined(Launcher):
 
     @property
     def gate(self) -> Gate:
-        """The open gate.
+        """The open gate of this launcher, where its workers join.
 
         Raises:
             ConnectError: The cluster is not connected.
@@ -362,7 +363,7 @@ class Joined(Launcher):
         return self._gate
 
     def open(self) -> Gate:
-        """Begin to listen. Safe to call again.
+        """Open the gate: begin to listen for workers. Safe to call again.
 
         Raises:
             ListenError: The address is taken, or not permitted.
@@ -413,6 +414,6 @@ def _is_address_of_this_machine_only(host: str) -> bool:
 
 
 def _places(numbers: Sequence[int]) -> str:
-    """Return places in words, such as ``"places 0, 1 and 3"``."""
+    """Return the numbers of places in words, such as ``"places 0, 1 and 3"``, for a message."""
     *first, last = map(str, numbers)
     return f"places {', '.join(first)} and {last}" if first else f"place {last}"

@@ -71,7 +71,9 @@ class Launcher(ABC):
         raise NotImplementedError
 
     def way(self, index: int) -> Way | None:
-        """Return how to get a connection to one worker; None to dial its address."""
+        """Return a function that gets a connection to a worker that dials this master; None if the master dials the
+        worker's address.
+        """
         return None
 
     async def how_ended(self, index: int) -> int | None:
@@ -87,7 +89,7 @@ class Launcher(ABC):
 
 
 class Given(Launcher):
-    """Running workers. This process neither starts nor ends them.
+    """The launcher for workers that already run. This process neither starts nor ends them.
 
     Args:
         hosts: Names or addresses of their machines.
@@ -125,7 +127,7 @@ class Given(Launcher):
 
 
 def installed(text: str) -> Launcher:
-    """Return a launcher of DDLF or of another package.
+    """Return the launcher with a name, from DDLF or from another package.
 
     Args:
         text: ``"NAME"``, or ``"NAME:TEXT"`` with a text for the launcher, as in ``"slurm:nodes=4"``.
@@ -148,12 +150,12 @@ def installed(text: str) -> Launcher:
 
 
 def machine(host: str) -> str:
-    """Return a text that is equal for all workers on the same machine."""
+    """Return a text that identifies the machine of a host: it is equal for all workers on the same machine."""
     return LOOPBACK if host == "::1" or host.startswith(("localhost", "127.")) else host
 
 
 def addresses(hosts: Sequence[str], ports: Sequence[int] | int) -> list[Address]:
-    """Return pairs of host and port.
+    """Combine hosts and ports to one address for each worker.
 
     Raises:
         ConfigError: A host or a port is invalid, or an address is named twice.

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Local(Launcher):
-    """New workers on this machine that share a throw-away token with this process.
+    """The launcher that starts new workers on this machine. They share a throw-away token with this process.
 
     Args:
         n: Number of workers, 1 to 1,024.
@@ -84,7 +84,7 @@ class Local(Launcher):
             return self.addresses[index]
 
     async def _unless_stopped(self, starting: Coroutine[Any, Any, T]) -> T:
-        """Run a start that ``stop`` can cancel."""
+        """Run the coroutine that starts workers, so that ``stop`` can cancel it."""
         task = asyncio.ensure_future(starting)
         self._starting.add(task)
         try:
@@ -112,7 +112,9 @@ class Local(Launcher):
         return process, int(facts["port"])
 
     async def _try_to_start(self, port: int, *options: str) -> tuple[asyncio.subprocess.Process, dict[str, Any]]:
-        """Start a process and read the facts that it reports; they are empty if it ended before."""
+        """Start the process of one worker, and return it with the facts that it reports, such as its port. They are
+        empty if it ended before its report.
+        """
         read_fd, write_fd = os.pipe()
         started = False
         template = [self._template.fileno()] if self._template is not None else []
@@ -168,7 +170,7 @@ class Local(Launcher):
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ask a process to end, so that it removes its folder. Kill it if that takes too long."""
+    """Ask a worker's process to end, so that it removes its folder. Kill the process if that takes too long."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:

@@ -37,7 +37,7 @@ STOP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """One task of a job.
+    """The facts about this process as one of the tasks that an engine, Slurm or MPI, starts together.
 
     Args:
         engine: Name of the engine.
@@ -53,7 +53,7 @@ class Ranks:
 
 
 def slurm(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Return this task of ``srun``.
+    """Return the facts about this process as a task of Slurm's ``srun``, from its environment.
 
     A batch script and the shell of ``salloc`` have a job, too. Only a task has a step.
 
@@ -76,7 +76,8 @@ def slurm(environment: Mapping[str, str] = os.environ) -> Ranks:
 
 
 def mpi(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Return this task of ``mpirun``. Only its environment is used, so no MPI library is needed.
+    """Return the facts about this process as a task of ``mpirun``. Only its environment is used, so no MPI library is
+    needed.
 
     Raises:
         ConfigError: This process was not started by ``mpirun`` of Open MPI or MPICH.
@@ -97,7 +98,8 @@ def _size(environment: Mapping[str, str], *names: str) -> int:
 
 
 class Ranked(Joined):
-    """The workers of all tasks of one job.
+    """The launcher for the workers of all tasks of one job: each task starts its own worker, which joins the master at
+    rank 0.
 
     Args:
         ranks: This task.
@@ -163,7 +165,9 @@ class Ranked(Joined):
         return await super().start(modules)
 
     def _write(self, meeting: dict[str, object]) -> None:
-        """Write the file so that it appears complete."""
+        """Write the meeting file, which tells the tasks the master's addresses, so that no task sees an incomplete
+        file.
+        """
         descriptor, name = tempfile.mkstemp(dir=self._file.parent, prefix=f"{self._file.name}.")  # mode 0600
         with open(descriptor, "w") as file:
             json.dump(meeting, file)
@@ -198,7 +202,7 @@ class Supervisor:
         self._is_stopped = False
 
     def start(self) -> None:
-        """Start a worker."""
+        """Start the worker's process."""
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, env=child_environment(), start_new_session=True
         )
@@ -263,17 +267,17 @@ def check_one_task(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def make_slurm(text: str) -> Ranked:
-    """Return the launcher of ``--launcher slurm``."""
+    """Make the launcher of ``--launcher slurm`` from its text."""
     return Ranked(slurm(), start_timeout_s=start_timeout(text))
 
 
 def make_mpi(text: str) -> Ranked:
-    """Return the launcher of ``--launcher mpi``."""
+    """Make the launcher of ``--launcher mpi`` from its text."""
     return Ranked(mpi(), start_timeout_s=start_timeout(text))
 
 
 def start_timeout(text: str) -> float:
-    """Read ``start_timeout=SECONDS``, the only option."""
+    """Return the seconds in the text of a launcher, whose only option is ``start_timeout=SECONDS``."""
     if not text:
         return START_TIMEOUT_S
     name, _, value = text.partition("=")

@@ -1,1 +1,1 @@
-"""Workers for synchronous programs."""
+"""``Pool``, which lets synchronous programs, without ``await``, call functions on workers."""

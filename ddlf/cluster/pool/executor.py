@@ -256,7 +256,7 @@ class Pool(concurrent.futures.Executor):
 
 
 class _State:
-    """The state that a pool shares with its views.
+    """The state that a pool shares with its views, the pools that ``options`` returns.
 
     Attributes:
         open: Calls that have not ended.
@@ -299,7 +299,7 @@ class _Results:
         future.add_done_callback(self._on_done)
 
     def on_sent(self) -> None:
-        """Note that another call has been sent to a worker."""
+        """Record that another call has been sent to a worker."""
         self._sent += 1
         self._news.set()
 
@@ -309,7 +309,7 @@ class _Results:
         self._news.set()
 
     def has_room(self, window: int) -> bool:
-        """Return whether another call may start."""
+        """Return whether another call may start, because fewer than ``window`` results are open."""
         return self._added - self._sent < UNSENT and len(self.open) < window
 
     def until(self, satisfied: Callable[[], bool]) -> Iterator[Any]:

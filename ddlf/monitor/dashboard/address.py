@@ -97,7 +97,8 @@ def tunnel(port: int, environment: Mapping[str, str]) -> str:
 
 
 def is_ours(host: str, origin: str | None, url: str) -> bool:
-    """Return whether to answer a request. This keeps pages of other sites from reaching this page by their own names.
+    """Return whether a request comes from the dashboard's own page, so that the server answers it. Pages of other sites
+    are refused, even if their host name leads to this machine.
 
     Args:
         host: Host header: a name of loopback with any port, because tunnels use other ports; or the proxy's host.
@@ -111,7 +112,8 @@ def is_ours(host: str, origin: str | None, url: str) -> bool:
 
 
 def announce(port: int, facts: dict[str, Any]) -> Path:
-    """Announce that this process shows a page.
+    """Write a file that announces that this process serves a dashboard, so that ``ddlf dashboard`` and ``ddlf top``
+    find it.
 
     Returns:
         The announcement's file. Remove it when the page closes.

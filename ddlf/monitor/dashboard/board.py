@@ -1,4 +1,5 @@
-"""The board: state, history and log of a cluster and its run, for pages and metrics. Runs on the master.
+"""The board, which holds the state, history and log of a cluster and its run, for the dashboard's pages and metrics.
+Runs on the master.
 
 Memory is bounded, however long the run and its log are. A ``Seen`` records what one viewer has received. The difference
 to the board is always small, so no viewer needs a queue: a slow viewer only receives fewer updates.
@@ -71,7 +72,7 @@ class Series:
         return x, columns
 
     def _newest(self) -> tuple[float, dict[str, float]]:
-        """Return x and means of the unfinished point."""
+        """Return x and the means of the newest point, which does not have all its values yet."""
         names = dict.fromkeys(name for _, values in self._open for name in values)
         return self._open[-1][0], {name: mean([values.get(name) for _, values in self._open]) or 0.0 for name in names}
 
@@ -137,7 +138,9 @@ class Tail:
 
 @dataclass
 class Seen:
-    """The content that one viewer has received: numbers of changes, points, spans and lines."""
+    """Records how much of the board one viewer has received, so that only the rest is sent: numbers of changes, points,
+    spans and lines.
+    """
 
     run: int = -1
     began: int = 0
@@ -172,7 +175,7 @@ class Header:
 
 
 class Board:
-    """Collects events, and returns what to show.
+    """Collects events, and returns the facts that viewers have not received yet.
 
     Args:
         most_points: Maximum number of points of a curve.
@@ -373,10 +376,10 @@ NOTHING = Sums()
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """Return a number for JSON: None for NaN and infinity."""
+    """Return a number as JSON can contain it: None replaces NaN and infinity."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float | None]:
-    """Return metrics for JSON."""
+    """Return metrics as JSON can contain them: None replaces NaN and infinity."""
     return {name: finite_or_none(value) for name, value in metrics.items()}

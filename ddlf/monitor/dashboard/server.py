@@ -251,7 +251,9 @@ class Dashboard:
                 self._board.tell(event, at)
 
     def _ask_workers(self) -> None:
-        """Store the workers' answers, and call them again if there are viewers. At most one call is under way."""
+        """Store the workers' answers about their state, and ask the workers again if there are viewers. At most one
+        question is under way.
+        """
         now = time.monotonic()
         if self._asked is not None and self._asked.done():
             if self._asked.cancelled() or self._asked.exception() is not None:
@@ -303,7 +305,9 @@ class Dashboard:
         return None
 
     def _may(self, authorization: str, protocols: str) -> bool:
-        """Return whether a request has the token, as a bearer token or, from browsers' WebSockets, as a subprotocol."""
+        """Return whether a request contains the page's token, as a bearer token or, from browsers' WebSockets, as a
+        subprotocol.
+        """
         given = [authorization.removeprefix("Bearer ").strip(), *(one.strip() for one in protocols.split(","))]
         return any(hmac.compare_digest(one.encode(errors="replace"), self._token.encode()) for one in given)
 

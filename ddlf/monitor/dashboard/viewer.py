@@ -1,4 +1,4 @@
-"""A client of the dashboard outside of a browser, on the same machine."""
+"""A client of the dashboard outside of a browser, for ``ddlf top`` on the same machine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def watch(port: int, token: str) -> AsyncGenerator[dict[str, Any], None]:
 
 
 def take(known: dict[str, Any], message: dict[str, Any]) -> None:
-    """Apply a message of the page to the state."""
+    """Update the known state of a run by a message of the dashboard, which contains only changes."""
     known.update({name: message[name] for name in ("about", "run", "lanes", "workers") if name in message})
     known.update({name: message[name] for name in ("now", "held_s", "over")})
     if series := message.get("series"):

@@ -56,7 +56,7 @@ class Behind:
             self._take()
 
     def close(self, timeout_s: float) -> bool:
-        """Write the queued events. Return whether this was done in time."""
+        """Write the queued events, and stop. Return whether all were written in time."""
         self._closing.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -76,7 +76,7 @@ class Behind:
                     self.tell(error)
 
     def tell(self, error: Exception) -> None:
-        """Log the first error only."""
+        """Log an error of ``write``, but only the first one, so that the log stays short."""
         if not self._told:
             self._told = True
             log.warning("%s cannot be written: %s; the run continues", self._what, reason(error))

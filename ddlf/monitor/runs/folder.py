@@ -77,12 +77,12 @@ def usual_out() -> str:
 
 
 def is_wanted(out: str | Path | None) -> bool:
-    """Return whether a setting ``out`` asks for a folder."""
+    """Return whether the value of the setting ``out`` asks for a folder of the run."""
     return out is not None and str(out) != NONE
 
 
 def begun(app: str) -> Status:
-    """Return the state of a run that this process starts now."""
+    """Return the status of a run that this process begins now, with the facts that identify the process."""
     pid = os.getpid()
     return Status(
         state="running",
@@ -115,7 +115,9 @@ def make(out: Path, name: str) -> Path:
 
 
 def file_name(name: str) -> str:
-    """Return a name without characters unfit for file names. Keep letters of all languages. Cut long names."""
+    """Return a name without the characters that are unfit for file names. Letters of all languages stay, and long names
+    are cut.
+    """
     clean = re.sub(r"[^\w.-]+", "-", unicodedata.normalize("NFC", name)).strip("-.")
     return clean.encode()[:MOST_NAME_BYTES].decode(errors="ignore").rstrip("-.")
 
@@ -181,7 +183,9 @@ def read_state(path: Path) -> Status:
 
 
 def process_started(pid: int) -> str | None:
-    """Return the start time of a process as text of its system; None if there is no such process."""
+    """Return the start time of a process, as a text in the form of its operating system; None if there is no such
+    process. It distinguishes processes with the same number.
+    """
     if Path("/proc/self/stat").exists():
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -25,7 +25,7 @@ SKIPPED = ('"event":"SlotStarted"', '"event":"SlotFinished"', '"event":"Phase', 
 
 @dataclass(kw_only=True)
 class Share(Sums):
-    """The work of one worker in a run.
+    """The share of one worker in the work of a run.
 
     Args:
         worker: Number of the worker.
@@ -46,7 +46,7 @@ class Share(Sums):
 
 @dataclass(frozen=True, kw_only=True)
 class UnusualEvent:
-    """An unusual event.
+    """An unusual event of a run, such as a lost worker, for the report.
 
     Args:
         time: Time of the event, in seconds since 1970.
@@ -63,7 +63,7 @@ class UnusualEvent:
 
 @dataclass(kw_only=True)
 class Past:
-    """A run as its folder shows it.
+    """A finished or running run, as its folder shows it.
 
     Args:
         path: Folder.
@@ -102,7 +102,7 @@ class Past:
 
 
 def read(path: Path) -> Past:
-    """Read a run's folder. Leave out damaged parts.
+    """Read a run from its folder. Damaged parts are left out.
 
     Raises:
         ConfigError: The folder is not that of a run.

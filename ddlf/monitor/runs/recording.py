@@ -71,7 +71,7 @@ class FolderWriter:
         self._write_state()
 
     def write(self, batch: list[Timed]) -> None:
-        """Write events.
+        """Write a batch of events to the run's folder.
 
         Raises:
             OSError: Some of them could not be written.
@@ -94,7 +94,7 @@ class FolderWriter:
             self._write_end()
 
     def end(self, how: folder.How, why: str, lost: int) -> None:
-        """Write how the run ended, the summary and the report.
+        """Write the end of the run: how it ended, the summary and the report.
 
         Args:
             how: How it ended.
@@ -273,13 +273,15 @@ class Recording:
                 behind.tell(failed)
 
     def leave(self) -> None:
-        """Unsubscribe from the app."""
+        """Stop receiving the events of the app."""
         for take_off in self._take_off:
             take_off()
 
 
 class Unrecorded:
-    """A recording without a folder. Nested runs create no folder either, and the reason is logged only once."""
+    """The recording of a run whose folder cannot be created; it writes nothing. Nested runs get no folder either, so
+    the reason is logged only once.
+    """
 
     path = None
     is_over = False

@@ -104,7 +104,7 @@ def state_of(past: Past) -> dict[str, Any]:
 
 
 def record_of(past: Past) -> dict[str, Any]:
-    """Return the facts that only a report shows, as JSON data."""
+    """Return the facts about a run that only the report shows, not the dashboard, as JSON data."""
     status = past.status
     workers = [share for share in past.shares.values() if share.updates or share.lost]
     tables = [("Result", table.of_runs([past])), *([("Workers", table.of_workers(past))] * bool(workers))]
@@ -189,7 +189,9 @@ def thinned(x: list[float], columns: dict[str, Column]) -> tuple[list[float], di
 
 
 def _faults(past: Past) -> list[dict[str, Any]]:
-    """Return the faults. If there are many, return the first and the last ones, and the number between them."""
+    """Return the faults of a run (its unusual events) for the report. If there are many, return the first and the last
+    ones, and the number between them.
+    """
     shown = [
         {
             "at": duration(max(fault.time - past.status.began, 0.0)),
@@ -212,7 +214,9 @@ def _faults(past: Past) -> list[dict[str, Any]]:
 
 
 def _marks(past: Past) -> list[tuple[int, str]]:
-    """Return rounds and kinds of faults for the curves; none if they would hide the curves."""
+    """Return the round and kind of each fault, to mark it on the curves of the report; none if they would hide the
+    curves.
+    """
     marks = [(fault.round, fault.kind) for fault in past.faults if fault.round and fault.kind in MARKED]
     return (
         []

@@ -117,7 +117,7 @@ def ledger_of(app: UserApp) -> dict[str, Any] | None:
 
 
 def results(last: RoundRecord, test: dict[str, float]) -> dict[str, Any]:
-    """Return the results of a run.
+    """Return the results of a run for its summary: the metrics of training and of the test.
 
     Args:
         last: Last record.

@@ -22,7 +22,9 @@ NUMBER = re.compile(r"|NaN|-?inf|-?\d[\d.,:/]*(e[-+]?\d+)?( [kMGT]?B| s)?")
 
 
 def of_runs(pasts: Sequence[Past]) -> Rows:
-    """Return a row for each quantity and a column for each run. Leave out quantities that no run has."""
+    """Return a table that compares runs, with a row for each quantity and a column for each run. Quantities that no run
+    has are left out.
+    """
     columns = [_quantities(past) for past in pasts]
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [[name, *(column.get(name, "") for column in columns)] for name in names]
@@ -116,7 +118,7 @@ def best_test(past: Past) -> float | None:
 
 
 def of_workers(past: Past) -> Rows:
-    """Return a row for each worker of a run."""
+    """Return a table with a row for each worker of a run, and its share of the work."""
     head = [
         "worker",
         "updates",

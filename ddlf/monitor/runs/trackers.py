@@ -23,7 +23,7 @@ from ddlf.monitor.runs.folder import How
 
 
 class TensorBoard:
-    """Curves for ``tensorboard --logdir runs``, in the run's folder.
+    """Writes a run's curves for TensorBoard into the run's folder. ``tensorboard --logdir runs`` shows them.
 
     Args:
         path: The run's folder.
@@ -36,7 +36,7 @@ class TensorBoard:
         self._scalars = Scalars()
 
     def write(self, batch: list[Timed]) -> None:
-        """Write the scalars of events."""
+        """Write the numbers in a batch of events as scalars of TensorBoard."""
         # Not EventFileWriter of tensorboard.summary.writer, which imports all of TensorFlow to open a file.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -62,7 +62,8 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of MLflow at ``$MLFLOW_TRACKING_URI``, in ``$MLFLOW_EXPERIMENT_NAME`` or an experiment named like the app.
+    """Writes a run's settings and curves to a run of MLflow at ``$MLFLOW_TRACKING_URI``. Its experiment is
+    ``$MLFLOW_EXPERIMENT_NAME``, or is named like the app.
 
     Args:
         path: The run's folder. The MLflow run gets its name.
@@ -77,7 +78,7 @@ class MLflow:
         self._scalars = Scalars()
 
     def write(self, batch: list[Timed]) -> None:
-        """Write the scalars of events. Create the MLflow run first."""
+        """Write the numbers in a batch of events as metrics of MLflow. The first call creates the MLflow run."""
         self._open(batch)
         from mlflow.entities import Metric
 
@@ -109,7 +110,7 @@ class MLflow:
         )
 
     def end(self, how: How) -> None:
-        """Report how the run ended."""
+        """Tell MLflow how the run ended."""
         if self._run:
             self._client.set_terminated(self._run, {"finished": "FINISHED", "failed": "FAILED"}.get(how, "KILLED"))
 
@@ -143,13 +144,17 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class Scalars:
-    """Numbers in events: the numbers of each record, and the numbers of tests, which belong to the previous record."""
+    """Finds the numbers in events to write to a tracker: the numbers of each record and of each test. A test belongs to
+    the previous record.
+    """
 
     def __init__(self) -> None:
         self._version = 0
 
     def of(self, batch: list[Timed]) -> Iterator[tuple[float, int, dict[str, float]]]:
-        """Yield time, number of commits so far, and finite numbers by name."""
+        """Yield for each event with numbers its time, the number of commits so far (the x of curves), and its finite
+        numbers by name.
+        """
         for when, event in batch:
             found: dict[str, float] = {}
             match event:

@@ -1,4 +1,4 @@
-"""The base of all displays: it folds events into a state, and shows nothing."""
+"""The base of all displays: it updates the state of the run with each event, and shows nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Display:
             put(text)
 
     def is_due(self, record: RoundRecord) -> bool:
-        """Return whether a record gets a line now."""
+        """Return whether to print a line for the record of a round now."""
         return True
 
     def note(self, text: str) -> None:

@@ -24,7 +24,7 @@ Line = tuple[str, str]
 
 
 class Echo:
-    """A sink that prints ``WorkerWrote``.
+    """A sink of events that prints the lines that user code on workers has written (``WorkerWrote``).
 
     Attributes:
         on: Whether it prints.
@@ -65,7 +65,9 @@ def lines(event: e.WorkerWrote) -> list[Line]:
 
 
 def collapsed(waiting: Sequence[Line]) -> list[str]:
-    """Return lines with names. Equal lines of several workers become one. Each worker's lines keep number and order."""
+    """Return the waiting lines with the names of their workers. Equal lines of several workers become one line. Each
+    worker's lines keep their number and order.
+    """
     times: Counter[Line] = Counter()
     writers: dict[tuple[str, int], list[str]] = {}
     for name, text in waiting:

@@ -41,7 +41,9 @@ GAIN_WORTH_SAYING = 1.3
 
 
 def training_event(event: e.Event) -> TrainingEvent | None:
-    """Return what ``IApp.on_event`` gets for an event; None for an event that it does not get."""
+    """Convert an event to the ``TrainingEvent`` that ``IApp.on_event`` receives; None for events that it does not
+    receive.
+    """
     kind = KINDS.get(type(event))
     if kind is None:
         return None
@@ -60,7 +62,9 @@ def line(event: e.Event) -> str:
 
 
 def line_without_hook(event: e.Event) -> str:
-    """Return the text as ``line`` does, but "" for events that ``IApp.on_event`` or ``IApp.on_round`` prints."""
+    """Return the text that is printed for an event, like ``line``, but "" for events that ``IApp.on_event`` or
+    ``IApp.on_round`` prints itself.
+    """
     return "" if type(event) in KINDS or isinstance(event, e.Committed) else _line(event)
 
 
@@ -213,8 +217,9 @@ LOOK_S = 0.5
 
 
 class Lines(Display):
-    """A run in lines. Hooks of the app print most lines. This display selects the records to print, and adds lines
-    about long waits."""
+    """A display that shows a run as lines of text. Methods of the app, such as ``on_round``, print most lines. This
+    display selects the records to print, and adds lines about long waits.
+    """
 
     prints = True
 
@@ -240,7 +245,9 @@ class Lines(Display):
             self._has_said()
 
     def is_due(self, record: RoundRecord) -> bool:
-        """Return whether a record gets a line now. The first one does, and the last one at the end of the run."""
+        """Return whether to print a line for the record of a round now. The first record gets one, and the last one at
+        the end of the run.
+        """
         now = time.monotonic()
         if now - self._told.get(record.slot, -APART_S) < APART_S:
             self._held = record

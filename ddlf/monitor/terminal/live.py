@@ -42,7 +42,9 @@ def _console() -> Console:
 
 
 class Terminal(Display):
-    """The picture in a terminal. All printed text appears above it. ``close`` removes it completely."""
+    """A display that draws a live picture of the run in a terminal. All printed text appears above the picture.
+    ``close`` removes it completely.
+    """
 
     prints = True
 
@@ -117,7 +119,7 @@ class _Reflowed(Live):
 
 
 class Cell(Display):
-    """The picture in the output of a notebook cell, which it changes in place."""
+    """A display that draws a picture of the run in the output of a notebook cell, and changes it in place."""
 
     prints = True
 
@@ -162,7 +164,7 @@ BARS = {False: "━╸─", True: "=>-"}
 
 
 def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool = False) -> Text:
-    """Return the picture.
+    """Return the picture of a run: its progress, its metrics and its workers.
 
     Args:
         state: State of the run.

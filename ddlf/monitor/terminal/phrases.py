@@ -46,7 +46,7 @@ def rate(samples: float, unit: str = "") -> str:
 
 
 def doing(phase: RunningPhase, *, amount: bool = True) -> str:
-    """Return the work of a phase, and its finished amount if known and wanted."""
+    """Return in words the work of a phase, such as loading data, and its finished amount if known and wanted."""
     words = DOING.get(phase.what, phase.what) + f" to {phase.address}" * bool(phase.address and amount)
     if not phase.total or not amount:
         return words
@@ -70,7 +70,7 @@ def place(state: State) -> str:
 
 
 def trouble(lane: WorkerLane, now: float) -> str:
-    """Return the trouble of a worker; "" if it has none."""
+    """Return in words why a worker does not work, such as a loss or a long silence; "" if there is no trouble."""
     why = re.sub(rf"^{re.escape(lane.name)}( \(\S*\))?: ", "", lane.why.partition("\n")[0])
     if lane.is_gone:
         return f"excluded: {why}"
