@@ -122,7 +122,7 @@ class IApp:
 
     @property
     def optimizers(self) -> list[Any]:
-        """The state of each slot's optimizer; the class describes it."""
+        """The state of each slot's optimizer, as the attributes of the class describe it."""
         return [] if self.run_context.progress is None else self.run_context.progress.optimizers
 
     @property
@@ -224,7 +224,7 @@ class IApp:
             self.say(f"{event.kind:<9} {event.text}")
 
     def say(self, text: str) -> None:
-        """Print a line, if ``verbose``."""
+        """Print a line, if the setting ``verbose`` is on."""
         if self.verbose and (self.run_context.display is None or self.run_context.display.prints):
             put(text)
 
@@ -245,18 +245,21 @@ class IApp:
         return RunContext(emit=self._emit, hook=self._hook, check=self._check, check_written=self._check_written)
 
     def _emit(self, event: Event) -> None:
-        """Send an event to all subscribers, and print it if no hook does. The line follows delayed records."""
+        """Send an event to all subscribers, and print its line if no hook of the user does.
+
+        The line follows records that wait for their evaluation.
+        """
         self.run_context.events.emit(event)
         if self._is_heard and (text := line_without_hook(event)):
             self.say(text)
 
     @property
     def _is_heard(self) -> bool:
-        """Whether lines are printed, or go to a ``say`` of the user's own."""
+        """Whether lines that the app prints reach somebody: the terminal, or a ``say`` of the user's own."""
         return bool(self.verbose) or getattr(self.say, "__func__", None) is not IApp.say
 
     def _hook(self, event: Event) -> Any:
-        """Pass an event to ``on_event``, if it is a training event."""
+        """Pass an event to the user's ``on_event``, if it is an event of training."""
         if not self._is_heard and getattr(self.on_event, "__func__", None) is IApp.on_event:
             return None  # the default hook only prints
         return None if (told := training_event(event)) is None else self.on_event(told)
@@ -264,7 +267,7 @@ class IApp:
     # -- connection -----------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect to the workers. Safe to call again."""
+        """Connect to the workers. You may call this again when they are connected."""
         from ddlf.cluster.cluster import default_cluster
 
         self.cluster = self.cluster or default_cluster()
@@ -273,12 +276,12 @@ class IApp:
             await self.cluster.connect(modules=PRELOADED)
 
     async def close(self) -> None:
-        """Disconnect from the workers. They keep their data for the next run. Safe to call again."""
+        """Disconnect from the workers. They keep their data for the next run. You may call this again."""
         if self.cluster is not None:
             await self.cluster.close()
 
     async def shutdown(self) -> None:
-        """End the workers' processes."""
+        """End the workers' processes, and disconnect from them."""
         if self.cluster is not None:
             await self.cluster.shutdown()
 
@@ -383,14 +386,14 @@ class IApp:
         return True
 
     async def _check(self) -> None:
-        """Refuse wrong settings, methods and folders before anything starts."""
+        """Raise an error for wrong settings, methods and folders before anything starts."""
         from ddlf.training.start import check
 
         await self.run_context.check_written()
         check(self, self.mode)
 
     async def _check_written(self) -> None:
-        """Refuse an app that lacks a method or an installed optional part. Let optional parts check it, too."""
+        """Raise an error for an app that lacks a method or an optional part of DDLF. Optional parts check it, too."""
         from ddlf.extras import check_settings, hooks
 
         check_settings(self, DEFAULTS)

@@ -61,20 +61,23 @@ class Arrived:
     last: bool = False
 
     def step(self, state: State, weights: Weights, merged: Weights) -> tuple[State, Weights]:
-        """Apply an update with the outer optimizer, and return the changed state groups and the new weights."""
+        """Apply an update with the outer optimizer.
+
+        Return the changed parts of the rule's state, and the new weights.
+        """
         outer, weights = self.outer.update(state["outer"], weights, merged, self.trainable)
         return {"outer": outer}, weights
 
 
 class Arrival(Named, ABC):
-    """Base of all arrival rules."""
+    """Base of all arrival rules: each says how an arrived update changes the global weights."""
 
     __slots__ = ()
     ignores: ClassVar[tuple[str, ...]] = ()
     """Settings without effect in this rule. A run that changes their defaults is refused."""
 
     def init(self, weights: Weights) -> State:
-        """Return the state before the first update."""
+        """Return the rule's state before the first update."""
         return {}
 
     def begin(self, state: State, weights: Weights, slot: int) -> Weights:
@@ -307,12 +310,12 @@ class Elastic(Arrival):
 
 
 def _own(slot: int) -> str:
-    """Return the name of the state group with a slot's own weights."""
+    """Return the name under which a rule's state has a slot's own weights."""
     return f"own_{slot:04d}"
 
 
 def moved(weights: Weights, arrived: Arrived, share: float) -> Weights:
-    """Return ``weights``, moved by this share of the difference towards a slot's final weights."""
+    """Return the weights, moved towards a slot's final weights by this share of the difference."""
     ways = zip(weights, arrived.start, arrived.update, strict=True)
     return [np.asarray(w - share * (g + (w - v)), w.dtype) if is_float(w) else w.copy() for w, v, g in ways]
 
@@ -330,7 +333,7 @@ def check_within(name: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peer:
-    """One of two peers whose weights are merged.
+    """One of two peers (master or slot) whose weights are merged.
 
     Args:
         weights: One array per tensor.

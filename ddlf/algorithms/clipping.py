@@ -49,7 +49,7 @@ class Rolling(Named):
             )
 
     def seen(self, norm: Any, mean: Any, spread: Any, count: Any, xp: Any) -> tuple[Any, Any, Any]:
-        """Update the statistics with the gradient norm of a batch.
+        """Update the running mean and spread of gradient norms by the norm of a batch.
 
         Args:
             norm: G, the norm of this batch.
@@ -68,7 +68,7 @@ class Rolling(Named):
 
     @staticmethod
     def factor(norm: Any, most: Any, xp: Any) -> Any:
-        """Return the factor that scales gradients of this norm down to the threshold T, ``most``."""
+        """Return the factor that scales a gradient with this norm down to the threshold T, ``most``."""
         return xp.where(norm > most, most / (norm + TINY), xp.ones_like(norm))
 
 

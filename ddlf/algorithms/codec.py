@@ -53,19 +53,28 @@ class Codec(Named, ABC):
 
     @abstractmethod
     def pack(self, tensor: Float32s) -> Payload:
-        """Return the payload of one tensor of any shape, without error feedback. It may share the tensor's memory."""
+        """Return the payload (the small arrays to send) of one tensor of any shape, without error feedback.
+
+        It may share the tensor's memory.
+        """
 
     def pack_within(self, tensor: Float32s, peak: float) -> Payload:
-        """Like ``pack``, for a part of a tensor whose largest magnitude is ``peak``."""
+        """Return the payload of a part of a tensor, like ``pack``.
+
+        ``peak`` is the largest magnitude in the whole tensor.
+        """
         return self.pack(tensor)
 
     def pack_after(self, tensor: Float32s, last: Tensor | None) -> Payload:
-        """Like ``pack``, with the array of the previous payload that ``goes_on`` names; None at first."""
+        """Return the payload of a tensor, like ``pack``, for a codec that continues from its previous payload.
+
+        ``last`` is the array of that payload that ``goes_on`` names; None at first.
+        """
         return self.pack(tensor)
 
     @abstractmethod
     def decode(self, payload: Payload, shape: Sequence[int]) -> Float32s:
-        """Return the tensor of a payload. It may share memory with the payload.
+        """Return the tensor that a payload encodes. It may share memory with the payload.
 
         Raises:
             ConfigError: The payload is not one of this codec for a tensor of this shape.
@@ -83,8 +92,7 @@ class Codec(Named, ABC):
         return {name: array[low:high] if array.size == prod(shape) else array for name, array in payload.items()}
 
     def decode_part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Float32s:
-        """Return the values of a part of the tensor, shape (high - low,). ``part`` made the payload, from the same
-        arguments.
+        """Return the values of a part of a tensor, shape (high - low,), from the payload that ``part`` made.
 
         Raises:
             ConfigError: The payload does not belong to such a part.
@@ -94,7 +102,7 @@ class Codec(Named, ABC):
     def encode(
         self, tensor: Float32s, error: Float32s | None = None, last: Tensor | None = None
     ) -> tuple[Payload, Float32s | None]:
-        """Return the payload of ``tensor + error``, and the lost part.
+        """Return the payload of ``tensor + error``, and the part of the values that the codec lost.
 
         Args:
             tensor: float32, any shape.
@@ -137,7 +145,7 @@ def peak_of(tensor: Tensor) -> float:
 
 
 def array_of(payload: Payload, key: str, dtype: npt.DTypeLike, size: int) -> Tensor:
-    """Return one array of a received payload, after checking its type and shape."""
+    """Return one array of a payload that another machine sent, after checking the array's type and shape."""
     array = payload.get(key)
     if array is None or array.dtype != dtype or array.shape != (size,):
         found = "nothing" if array is None else f"{array.dtype} {array.shape}"
@@ -351,7 +359,7 @@ class Int4(Codec):
         return self.decode(payload, (end - begin,))[low - begin : high - begin]
 
     def _whole(self, size: int, low: int, high: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Like ``_whole_blocks``, with blocks that begin at the beginning of a byte."""
+        """Return the range of blocks that a part of a tensor overlaps. Blocks begin at the beginning of a byte."""
         (first, last), part = _whole_blocks(lcm(self.block, 2), size, low, high)
         several = lcm(self.block, 2) // self.block
         return (first * several, min(last * several, _blocks(size, self.block))), part
@@ -370,7 +378,10 @@ def _blocks(size: int, block: int | None) -> int:
 
 
 def _rows(size: int, block: int | None) -> list[tuple[slice, slice]]:
-    """Cut values into the full blocks and the shorter last one, as (slice of values, slice of scales)."""
+    """Cut a tensor's values into its full blocks and a shorter last one.
+
+    Return each as (slice of values, slice of scales).
+    """
     length = block or size or 1
     full = size // length
     parts = [(slice(0, full * length), slice(0, full)), (slice(full * length, size), slice(full, full + 1))]
@@ -378,7 +389,7 @@ def _rows(size: int, block: int | None) -> list[tuple[slice, slice]]:
 
 
 def _rounded(values: Float32s, block: int | None, largest: int) -> tuple[npt.NDArray[np.int8], Float32s]:
-    """Return the steps of values, from ``-largest`` to ``largest``, and the scale of each block."""
+    """Round values to whole steps from ``-largest`` to ``largest``. Return the steps, and the scale of each block."""
     steps = np.empty(values.size, np.int8)
     scales = np.empty(_blocks(values.size, block), np.float32)
     for part, row in _rows(values.size, block):
@@ -387,7 +398,7 @@ def _rounded(values: Float32s, block: int | None, largest: int) -> tuple[npt.NDA
 
 
 def _values(steps: Tensor, scales: Tensor, block: int | None) -> Float32s:
-    """Return the decoded values of steps."""
+    """Return the decoded values: steps times the scale of their block."""
     values = np.empty(steps.size, np.float32)
     for part, row in _rows(steps.size, block):
         by_row = (len(scales[row]), -1)
@@ -397,7 +408,7 @@ def _values(steps: Tensor, scales: Tensor, block: int | None) -> Float32s:
 
 
 def _quantise(rows: Float32s, steps: npt.NDArray[np.int8], largest: int) -> Float32s:
-    """Write the steps of ``rows``, shape (blocks, values), to ``steps``, and return the scales, shape (blocks,)."""
+    """Round the blocks in ``rows``, shape (blocks, values), into ``steps``. Return their scales, shape (blocks,)."""
     scales: Float32s = np.maximum(rows.max(axis=1), -rows.min(axis=1))  # no array of magnitudes
     scales /= np.float32(largest)
     finite = np.isfinite(scales)
@@ -472,7 +483,7 @@ class TopK(Codec):
 
 
 def _largest(values: Float32s, sent: int) -> npt.NDArray[np.intp]:
-    """Return the places of the entries to send, ascending.
+    """Return the indices of the entries with the largest magnitudes, which are sent, in ascending order.
 
     ``np.argpartition`` is unsuitable: its choice among equal magnitudes depends on the machine's vector instructions.
     """
@@ -553,7 +564,7 @@ class PowerSGD(Codec):
 
 
 def _product(payload: Payload, columns: int, rank: int, low: int, high: int) -> Float32s:
-    """Return some values of the decoded matrix, shape (high - low,)."""
+    """Return a range of the values of the decoded matrix, shape (high - low,)."""
     begin, end = low // columns, -(-high // columns)
     left = array_of(payload, "left", np.float32, (end - begin) * rank).reshape(-1, rank)
     right = array_of(payload, "right", np.float32, columns * rank).reshape(columns, rank)
@@ -570,13 +581,15 @@ def _is_smaller(rows: int, columns: int, rank: int) -> bool:
 
 
 def _sides(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the numbers of rows and columns of a tensor as a matrix."""
+    """Return the numbers of rows and columns of a tensor when it is treated as a matrix."""
     return prod(shape[:-1]), shape[-1] if shape else 1
 
 
 def _begun(last: Tensor | None, shape: tuple[int, int]) -> Tensor:
-    """Return the first ``Q`` of an iteration. Missing columns and zeros become random, because zeros would stay
-    zeros."""
+    """Return the matrix ``Q`` that the power iteration begins with.
+
+    Missing columns and zeros become random, because zeros would stay zeros.
+    """
     chance = np.random.default_rng(0).standard_normal(shape)
     if last is None or last.size != chance.size:
         return chance

@@ -16,7 +16,7 @@ FALLING = (
 
 
 class Convergence(Protocol):
-    """Base of all convergence rules."""
+    """Base of all convergence rules: each says when training can end early."""
 
     @property
     def metric(self) -> str:
@@ -24,7 +24,7 @@ class Convergence(Protocol):
 
     @property
     def last(self) -> int:
-        """Number of latest values that the rule uses."""
+        """Number of latest values of the metric that the rule uses."""
 
     def reached(self, values: Sequence[float]) -> bool:
         """Return whether training can stop.

@@ -157,7 +157,7 @@ def encode_delta(
 
 
 def apply_delta(base: Sequence[Tensor], encoded: EncodedUpdate) -> list[Tensor]:
-    """Return the weights that a worker holds after an encoded difference arrived.
+    """Return the weights that a worker has after it received an encoded difference to its earlier weights.
 
     Args:
         base: The previous weights. Not modified.
@@ -227,12 +227,12 @@ def _travels_raw(codec: Codec, tensor: Tensor, exact: bool) -> bool:
 
 
 def _stays_raw(codec: Codec, tensor: Tensor, exact: bool, whole_bytes: int) -> bool:
-    """Return whether a tensor travels raw, whatever its values are."""
+    """Return whether a tensor travels without the codec, whatever its values are."""
     return exact or tensor.dtype != np.float32 or whole_bytes < RAW_BELOW_BYTES or isinstance(codec, Float32)
 
 
 def without_zeros(encoded: EncodedUpdate) -> EncodedUpdate:
-    """Return an encoded update in which ``SAME`` replaces each tensor of zero bits, for example of frozen weights."""
+    """Return an encoded update in which ``SAME`` replaces each tensor whose bits are all zero, such as a frozen one."""
     payloads = [
         SAME if "raw" in payload and not _bytes_of(payload["raw"]).any() else payload for payload in encoded["payloads"]
     ]
@@ -244,12 +244,15 @@ def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
 
 
 def _raw(tensor: Tensor) -> Payload:
-    """Return the payload of a raw tensor. (The difference of 0-d arrays is a NumPy scalar, not an array.)"""
+    """Return the payload of a tensor that travels without the codec.
+
+    (The difference of 0-d arrays is a NumPy scalar, not an array.)
+    """
     return {"raw": np.asarray(tensor)}
 
 
 def _in_range(codec: Codec, tensor: Tensor) -> bool:
-    """Return whether all values are in the codec's range.
+    """Return whether the codec can encode all values of a tensor.
 
     NaN and infinity are not: each comparison with NaN is false.
     """

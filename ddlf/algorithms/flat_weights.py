@@ -27,7 +27,7 @@ Slice = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The assignment of a model's weights to the two rows.
+    """Assigns a model's weights to two rows of numbers: the trained values, and the other floats.
 
     Args:
         like: Arrays with the shapes and types of the model's weights.
@@ -41,7 +41,7 @@ class Rows:
 
     @classmethod
     def of(cls, weights: Sequence[Tensor], trainable: Sequence[bool]) -> Rows:
-        """Return the rows of a model.
+        """Return the assignment of a model's weights to rows.
 
         Args:
             weights: Weights of the model. Only their shapes and types are used.
@@ -57,12 +57,12 @@ class Rows:
         return sum(self.like[i].size for i in self.trained), sum(self.like[i].size for i in self.rest)
 
     def row(self, weights: Sequence[Tensor], places: Sequence[int]) -> Row:
-        """Return the values of some weights as one float32 row."""
+        """Return the values of some weights, one after another, as one float32 row."""
         parts = [np.asarray(weights[i], np.float32).reshape(-1) for i in places]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
     def arrays(self, row: Row, places: Sequence[int]) -> list[Tensor]:
-        """Return the weights in a row, with their shapes and types. Float32 weights are views of the row."""
+        """Return the weights that a row contains, with their shapes and types. Float32 weights are views of the row."""
         found, begin = [], 0
         for i in places:
             end = begin + self.like[i].size
@@ -71,7 +71,7 @@ class Rows:
         return found
 
     def slices(self, part: Slice, row: Row, places: Sequence[int]) -> list[tuple[int, int, Tensor]]:
-        """Convert a slice of a row into slices of weights.
+        """Convert a range of a row into ranges of the weights that it overlaps.
 
         Args:
             part: Begin and end of the slice in the row.
@@ -99,7 +99,9 @@ class Rows:
         return found
 
     def cut(self, shards: int, layers: Sequence[str] | None = None) -> list[tuple[Slice, Slice]]:
-        """Return the ranges of both rows for each server. Ranges of the second row may be empty.
+        """Divide both rows among the servers of Downpour.
+
+        Return the ranges of both rows for each server. Ranges of the second row may be empty.
 
         Args:
             shards: S.
@@ -166,7 +168,10 @@ def cut_by_layer(sizes: Sequence[int], layers: Sequence[str], shards: int) -> li
 
 
 def overlapped(arrays: Sequence[Tensor], part: Slice) -> list[tuple[int, int, int]]:
-    """Return for each overlapping array its number, and the begin and end of its values in the range."""
+    """Return which arrays a range overlaps.
+
+    For each: its number, and the begin and end of its values in the range.
+    """
     begin, end = part
     low, found = 0, []
     for i, array in enumerate(arrays):

@@ -30,7 +30,7 @@ Control = list[Tensor | None]
 
 
 class LocalRule(Protocol):
-    """Base of all local rules.
+    """Base of all local rules: each changes the gradients of local training.
 
     Attributes:
         steers: Whether slots have controls, whose mean travels with the weights.
@@ -42,10 +42,10 @@ class LocalRule(Protocol):
         """Return the array that all steps of the round use for a tensor, with the tensor's shape."""
 
     def correction(self, weight: Any, held: Any) -> Any:
-        """Return the addition to the gradient. Arguments and result are tensors of the backend."""
+        """Return the term to add to the gradient. Arguments and result are tensors of the backend."""
 
     def left(self, control: Tensor, mean: Tensor, update: Tensor, steps: int, rate: float) -> Tensor:
-        """Return the control after a round.
+        """Return the slot's new control (estimate of its gradients) after a round.
 
         Args:
             control: The slot's control in this round.
@@ -56,7 +56,7 @@ class LocalRule(Protocol):
         """
 
     def check_optimizer(self, optimizer: Mapping[str, Any]) -> None:
-        """Refuse an optimizer that makes the rule incorrect.
+        """Raise an error for an optimizer that would make the rule incorrect.
 
         Args:
             optimizer: The result of ``describe_optimizer``.

@@ -36,7 +36,7 @@ from ddlf.errors import ConfigError
 
 
 class Merge(ABC):
-    """The merge of one round, while the updates still arrive.
+    """The merge of one round's updates. It receives them one by one, as they arrive.
 
     Args:
         slots: Number of slots, K > 0.
@@ -82,7 +82,7 @@ class Merge(ABC):
         self._take(slot, update, count)
 
     def leave_out(self, slot: int) -> None:
-        """Merge without the update of one slot.
+        """Merge without the update of one slot, because it was rejected or will not come.
 
         Args:
             slot: A slot whose update has not been added.
@@ -110,10 +110,10 @@ class Merge(ABC):
 
     @abstractmethod
     def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
-        """Store a checked update, or add it to the sum."""
+        """Store a slot's checked update, or add it to the sum."""
 
     def _leave_out(self, slot: int) -> None:  # noqa: B027  most have nothing to do
-        """Stop waiting for this slot."""
+        """Stop waiting for the update of this slot."""
 
     @abstractmethod
     def _merged(self, index: int) -> Tensor:
@@ -192,7 +192,7 @@ class Rule(Protocol):
     def useful(self) -> int: ...
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
-        """Begin the merge of one round; see ``Merge`` for the arguments."""
+        """Begin the merge of one round. ``Merge`` describes the arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +252,7 @@ class WholeRule(Named, ABC):
         return WholeMerge(slots, like, names, weigh=self.weigh_all)
 
     def weigh_all(self, updates: Sequence[Sequence[Tensor]], counts: Vector) -> tuple[Vector, float]:
-        """Return the result of ``weigh`` for the float tensors of all updates."""
+        """Return the weights of all updates, as ``weigh`` does, from the updates' float tensors."""
         return self.weigh(
             np.array([norm(update) for update in updates]) if self.by_length else squared_distances(updates), counts
         )
@@ -409,7 +409,7 @@ class Krum(WholeRule):
     useful = least
 
     def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
-        """Return 1 for the ``keep`` updates with the lowest scores; lower slots win ties."""
+        """Return weight 1 for the ``keep`` updates with the lowest scores, and 0 for others. Lower slots win ties."""
         # without the distance to itself, which is 0
         nearest = np.sort(found, axis=1)[:, 1 : 1 + max(1, len(found) - self.bad - 2)]
         best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.keep]
@@ -458,7 +458,7 @@ class GeometricMedian(WholeRule):
             raise ConfigError(f"smoothing must be finite and 1e-100 or more, got {self.smoothing}")
 
     def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
-        """Return the last ``b_i``, and their sum."""
+        """Return the weights ``b_i`` of the last step, and their sum."""
         weights = counts
         for _ in range(self.steps):
             shares = weights / weights.sum()

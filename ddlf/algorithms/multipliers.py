@@ -36,11 +36,11 @@ def factor(to_input: int, to_output: int, frozen: float) -> float:
 
 
 def factors(depths: Mapping[str, tuple[int, int]], frozen: float) -> dict[str, float]:
-    """Return the factor of each layer by name, without the layers whose factor is 1.
+    """Return by name the factor of each layer's steps, without the layers whose factor is 1.
 
     Args:
         depths: For each layer, the lengths of its longest paths from the input and to the output.
-        frozen: See ``factor``.
+        frozen: ``f`` in ``factor``: the share of the model that is not trained, in [0, 1].
     """
     found = {name: factor(*both, frozen) for name, both in depths.items()}
     return {name: one for name, one in found.items() if one != 1}
@@ -68,7 +68,7 @@ class Freeze:
 
     @property
     def family(self) -> "Multiplied":
-        """The family that reads this rule."""
+        """The object that reads this rule from text."""
         return MULTIPLIERS
 
 
@@ -97,12 +97,12 @@ class ByName:
 
     @property
     def family(self) -> "Multiplied":
-        """The family that reads this rule."""
+        """The object that reads this rule from text."""
         return MULTIPLIERS
 
 
 class Multiplied:
-    """Reads and writes both kinds of rules, like a ``Family``."""
+    """Reads and writes the values of the setting ``multipliers``, which are rules of two kinds, like a ``Family``."""
 
     kind = "multipliers"
 
@@ -110,7 +110,7 @@ class Multiplied:
         return "freeze:0.75, freeze:0.75,0.5,0 or layer=0.1,other/bias=2"
 
     def read(self, text: str) -> Freeze | ByName:
-        """Return the rule of a text.
+        """Return the rule that a text describes.
 
         Raises:
             ConfigError: The text does not name a rule.
@@ -127,7 +127,7 @@ class Multiplied:
             raise ConfigError(f"{text!r} is not a value of multipliers", hint=f"write {self}") from None
 
     def same(self, rule: Freeze | ByName) -> Freeze | ByName:
-        """Return the rule that its text is read as."""
+        """Return a rule in its usual form: the form that it has when it is read from its own text."""
         return self.read(self.text(rule))
 
     def text(self, rule: Freeze | ByName) -> str:

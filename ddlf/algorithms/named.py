@@ -18,7 +18,7 @@ _KINDS = {int: "a whole number", float: "a number"}
 
 
 class Named:
-    """A rule of a family. ``str`` gives the text that the family reads."""
+    """A rule that can be written as text. ``str`` gives the text that its family (the values of one setting) reads."""
 
     __slots__ = ()
     family: ClassVar["Family[Any]"]
@@ -30,7 +30,7 @@ class Named:
 
 
 class Family(Generic[R]):
-    """The possible values of one setting: rules by name.
+    """The possible values of one setting: rules that have names, such as ``mean`` and ``median``.
 
     Args:
         kind: Name of the family in errors, such as ``"merge"``.
@@ -56,18 +56,18 @@ class Family(Generic[R]):
 
     @property
     def names(self) -> list[str]:
-        """The names of all rules, in the order of the family."""
+        """The names of all rules that the setting can have, in the order of their declaration."""
         return list(self._rules)
 
     def meant(self, name: str) -> str:
-        """Return the end of a sentence that suggests a rule with a similar name; empty if no name is similar."""
+        """Return the end of an error's sentence that suggests a rule with a similar name; empty if there is none."""
         return _guess(name, self._rules)
 
     def __str__(self) -> str:
         return ", ".join(self._spelled(name, self._defaults[name]) for name in self._rules)
 
     def read(self, text: str) -> R:
-        """Return the rule of a text: ``name``, ``name:value`` or ``name:parameter=value,other=value``.
+        """Return the rule that a text describes: ``name``, ``name:value`` or ``name:parameter=value,other=value``.
 
         Values without a name belong to the first parameters. Missing parameters take their defaults.
 
@@ -87,7 +87,7 @@ class Family(Generic[R]):
             raise ConfigError(f"{self.kind} {text!r}: {error.message}", hint=hint) from None
 
     def same(self, rule: R) -> R:
-        """Return a rule of this family with parameters of their declared types, so that one rule has one text.
+        """Return an equal rule whose parameters have their declared types, so that one rule has one text.
 
         Raises:
             ConfigError: A parameter has another type, such as 2.5 instead of a whole number.
@@ -96,7 +96,7 @@ class Family(Generic[R]):
         return rule if text == repr(rule) else self.read(text)  # repr: a class of the user's own
 
     def text(self, rule: R) -> str:
-        """Return the text of a rule of this family, with all parameters; for a user's own class, its ``repr``."""
+        """Return the text that describes a rule, with all parameters; for a user's own class, its ``repr``."""
         for name, make in self._rules.items():
             values = {field: getattr(rule, field, default) for field, default in self._defaults[name].items()}
             if type(make()) is type(rule) and make(**values) == rule:
@@ -137,7 +137,10 @@ class Family(Generic[R]):
 
 
 def _as_text_has(kind: type, value: Any) -> Any:
-    """Return 1.0 for 1 if the parameter is a float, so that a rule has only one text."""
+    """Return the value of a parameter in its type: 1.0 for 1 if the parameter is a float.
+
+    So a rule has only one text.
+    """
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     return float(value) if kind is float and is_number else value
 
@@ -154,7 +157,7 @@ def check_positive(**values: float) -> None:
 
 
 def check_size(**values: float) -> None:
-    """Raise ``ConfigError`` for sizes whose squares, or quotients by them, leave the range of float32."""
+    """Raise ``ConfigError`` for a parameter whose square, or quotients by it, leave the range of float32."""
     for name, value in values.items():
         if not 1e-18 <= value <= 1e18:
             raise ConfigError(f"{name} must be from 1e-18 to 1e18, got {value}")

@@ -34,15 +34,15 @@ State = list[Tensor]
 
 
 class OuterOptimizer(Protocol):
-    """The interface of outer optimizers."""
+    """The interface of outer optimizers, which change the global weights by merged updates."""
 
     def init(self, weights: Sequence[Tensor]) -> State:
-        """Return the state before the first round."""
+        """Return the optimizer's state before the first round."""
 
     def update(
         self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
     ) -> tuple[State, list[Tensor]]:
-        """Return the state and the weights after one round.
+        """Return the optimizer's state and the weights after one round.
 
         Args:
             state: From ``init`` or from the round before.
@@ -67,7 +67,7 @@ class PerTensor(Named, ABC):
 
     @abstractmethod
     def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
-        """Return a tensor's next state, and the array to subtract from its weights.
+        """Return a tensor's next state, and the array to subtract from the tensor.
 
         Args:
             kept: The tensor's previous state. Not modified.
@@ -75,7 +75,7 @@ class PerTensor(Named, ABC):
         """
 
     def begin(self, w: Tensor) -> State:
-        """Return a tensor's first state: arrays with its shape and type."""
+        """Return a tensor's state before the first round: arrays with its shape and type."""
         return [np.zeros_like(w) for _ in range(self.kept)]
 
     def init(self, weights: Sequence[Tensor]) -> State:
@@ -107,7 +107,7 @@ def _minus(w: Tensor, g: Tensor) -> Tensor:
 
 
 def _check_fit(weights: Sequence[Tensor], other: Sequence[Tensor], trainable: Sequence[bool]) -> None:
-    """Refuse arrays with a wrong shape, because broadcasting would silently accept them."""
+    """Raise an error for arrays with a wrong shape, which NumPy's broadcasting would silently accept."""
     if not len(weights) == len(other) == len(trainable):
         raise ConfigError(f"{len(weights)} weights do not fit {len(other)} arrays and {len(trainable)} flags")
     for i, (w, o) in enumerate(zip(weights, other, strict=True)):
@@ -235,7 +235,7 @@ class Adaptive(PerTensor):
 
     @abstractmethod
     def squares(self, v: Tensor, g: Tensor) -> Any:
-        """Return the next ``v`` after a merged update."""
+        """Return the next ``v``, the squared size of a tensor's updates, after a merged update."""
 
     def begin(self, w: Tensor) -> State:
         return [np.zeros_like(w), np.full_like(w, self.tau**2 if is_float(w) else 0)]
@@ -438,7 +438,7 @@ class Streaming(Named):
 
 
 def put(whole: Sequence[Any], places: Iterable[int], values: Iterable[Any]) -> list[Any]:
-    """Return a copy of a list with new values at some places."""
+    """Return a copy of a list with new values at some indices."""
     found = list(whole)
     for place, value in zip(places, values, strict=True):
         found[place] = value
@@ -446,7 +446,7 @@ def put(whole: Sequence[Any], places: Iterable[int], values: Iterable[Any]) -> l
 
 
 def deal(weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -> list[list[int]]:
-    """Return the numbers of the trained tensors in each fragment.
+    """Divide the trained tensors into fragments of similar size. Return the numbers of the tensors in each.
 
     Each tensor, the largest first, goes to the fragment with the fewest bytes.
 
@@ -465,7 +465,7 @@ def deal(weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -
 
 
 def tensors_of(parts: Iterable[int], weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -> list[int]:
-    """Return the ascending numbers of the tensors in some fragments and of all untrained tensors."""
+    """Return the numbers, ascending, of all tensors in some fragments and of all untrained tensors."""
     dealt = deal(weights, trainable, fragments)
     return sorted([i for part in parts for i in dealt[part]] + [i for i, learns in enumerate(trainable) if not learns])
 

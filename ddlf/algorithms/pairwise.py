@@ -43,7 +43,7 @@ def cosines(updates: Sequence[Sequence[Tensor]]) -> Vector:
 
 
 def distances_in(rows: Sequence[Tensor]) -> Vector:
-    """Return the contribution of a block to the squared distances.
+    """Return what one block of values adds to the squared distances between S updates.
 
     Args:
         rows: The values of this block in each of S updates, each of shape (n,).
@@ -59,10 +59,10 @@ def distances_in(rows: Sequence[Tensor]) -> Vector:
 
 
 def cosines_in(rows: Sequence[Tensor], norms: Sequence[float]) -> Vector:
-    """Return the contribution of a block to the cosines; for ``rows`` see ``distances_in``.
+    """Return what one block of values adds to the cosines between S updates.
 
     Args:
-        rows: The values of this block in each update.
+        rows: The values of this block in each of S updates, each of shape (n,).
         norms: Length of each whole update.
     """
     # divide before the product, because large values would overflow
@@ -71,7 +71,7 @@ def cosines_in(rows: Sequence[Tensor], norms: Sequence[float]) -> Vector:
 
 
 def added(sums: Sequence[Vector], size: int) -> Vector:
-    """Return the exact sum of matrices of shape (size, size), rounded once.
+    """Return the exact sum of matrices of shape (size, size), rounded only once.
 
     It has the same bits in any order, and after ``brief``.
     """
@@ -82,7 +82,7 @@ def added(sums: Sequence[Vector], size: int) -> Vector:
 
 
 def brief(sums: Sequence[Vector], size: int) -> list[Vector]:
-    """Return a few matrices with the same exact sum as the given matrices."""
+    """Return a few matrices whose exact sum is the same as that of the given matrices, because fewer must be sent."""
     found: list[Vector] = []
     while (left := added([*sums, *(-one for one in found)], size)).any():
         found.append(left)
@@ -101,7 +101,7 @@ def _sum(values: list[float]) -> float:
 
 
 def _blocks(updates: Sequence[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
-    """Yield the values of all updates, block by block."""
+    """Yield the values of all updates, block by block, as one array for each update."""
     for tensors in zip(*updates, strict=True):
         flat = [tensor.reshape(-1) for tensor in tensors]
         for begin in range(0, flat[0].size, BLOCK):

@@ -154,7 +154,7 @@ def smooth_speed(old: float | None, new: float, alpha: float = 0.5) -> float:
 
 
 def check_split(n: int, k: int, minimum: int = 1) -> None:
-    """Raise ConfigError unless ``n`` samples give each of ``k`` slots at least ``minimum``."""
+    """Raise ConfigError if ``n`` samples are too few to give each of ``k`` slots at least ``minimum``."""
     if n <= 0:
         raise ConfigError(f"cannot split {n} samples", hint="load a data set with at least one sample")
     if k <= 0:

@@ -22,12 +22,12 @@ Owners = npt.NDArray[np.signedinteger[Any]]
 
 
 class Partition(Protocol):
-    """Base of all partition rules."""
+    """Base of all partition rules: each assigns samples to slots."""
 
     goes_by_labels: ClassVar[bool]
 
     def owners(self, samples: int, slots: int, seed: int, labels: Labels) -> Owners | None:
-        """Return the slot of each sample.
+        """Return the slot that each sample belongs to during the whole run.
 
         Args:
             samples: n, at least one for each slot.
@@ -179,7 +179,7 @@ PARTITION: Family[Partition] = Family("partition", equal=Equal, dirichlet=Dirich
 
 
 def labels_of(y: Any) -> Labels:
-    """Return the class number of each sample.
+    """Return the class number of each sample from its labels.
 
     Args:
         y: Whole numbers of shape (n,) or (n, 1), of any type, or one-hot rows.

@@ -45,7 +45,7 @@ class Pushed(Named, ABC):
     __slots__ = ()
 
     def start(self, size: int) -> list[FloatArray]:
-        """Return the state of a shard before its first push: float32 arrays of length ``size``."""
+        """Return the rule's state for a shard before its first push: float32 arrays of length ``size``."""
         return []
 
     def apply(
@@ -75,7 +75,7 @@ class Pushed(Named, ABC):
 
     @abstractmethod
     def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
-        """Change the state of a block, and return the array to subtract from its values."""
+        """Change the state of a block of values, and return the array to subtract from these values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ PUSHED: Family[Pushed] = Family("push rule", sgd=Sgd, momentum=Momentum, adagrad
 
 
 def check_fits(gradient: Any, weights: FloatArray) -> None:
-    """Raise ``ConfigError`` for a gradient that does not fit: broadcasting would silently accept it.
+    """Raise ``ConfigError`` for a gradient that does not fit, which NumPy's broadcasting would silently accept.
 
     Raises:
         ConfigError: The gradient is not an array, or has another length or type.
@@ -269,7 +269,7 @@ class Softsync:
 
     @classmethod
     def begun(cls, size: int, replicas: int, n: int) -> Softsync:
-        """Return an empty collection for a shard with ``size`` values.
+        """Return an object that has collected no push yet, for a shard with ``size`` values.
 
         Raises:
             ConfigError: ``n`` is not from 1 to the number of replicas.
@@ -279,7 +279,9 @@ class Softsync:
         return cls(replicas // n, np.zeros(size, np.float32))
 
     def add(self, gradient: FloatArray, factor: float) -> tuple[FloatArray, float] | None:
-        """Add a push. The last of ``c`` pushes returns the gradient and factor of the step, and resets the sum.
+        """Collect a push.
+
+        The last of ``c`` pushes returns the gradient and factor of a step, and begins a new collection.
 
         Raises:
             ConfigError: The gradient has another length or type; all values are unchanged.
@@ -319,7 +321,7 @@ Action = Literal["fetch", "begin fetch", "take", "step", "push"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
-    """When a replica fetches and pushes; its steps are numbered from 0.
+    """Decides in which of its steps a replica fetches weights and pushes gradients. Steps are numbered from 0.
 
     For example, 22 steps with ``n_fetch=5, n_push=4`` have 5 fetches, including the first one, and 6 pushes of 4, 4, 4,
     4, 4 and 2 gradients. Each gradient is pushed, and each fetch is used.

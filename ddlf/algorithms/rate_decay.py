@@ -14,7 +14,7 @@ from ddlf.errors import ConfigError
 
 
 class RateDecay(Protocol):
-    """Base of all rate-decay rules."""
+    """Base of all rate-decay rules: each lowers the learning rate after validations."""
 
     def rate(self, first: float, accuracies: Sequence[float], losses: Sequence[float]) -> float:
         """Return a limit for the learning rate: it replaces a larger rate, unless it is 0 or less.

@@ -104,28 +104,28 @@ class Portion:
 
     @property
     def samples(self) -> int:
-        """Number of samples."""
+        """Number of samples in the portion."""
         return (self.stop - self.start if self.end is None else self.end) - self.begin
 
     def __len__(self) -> int:
         return self.samples
 
     def __getitem__(self, part: slice) -> Self:
-        """Return some of the samples, in the order of reading."""
+        """Return a part of the portion: some of its samples, in the order of reading."""
         begin, end, _ = part.indices(len(self))
         return replace(self, begin=self.begin + begin, end=self.begin + max(begin, end))
 
     def of(self, again: tuple[int, ...]) -> Self:
-        """Return the same samples in the order of a later pass."""
+        """Return a portion with the same samples in the order of a later pass."""
         return replace(self, again=again)
 
     def to_message(self) -> dict[str, Any]:
-        """Return the portion as a message."""
+        """Return the portion as a message for the network."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Self:
-        """Return the portion of a message."""
+        """Return the portion that a message contains."""
         return cls(**{**message, "again": tuple(message["again"])})
 
     def digest(self) -> str:
@@ -222,7 +222,7 @@ class Turned:
 
     @property
     def samples(self) -> int:
-        """As of ``Portion``."""
+        """Number of samples in all parts."""
         return sum(map(len, self.pieces))
 
     def __len__(self) -> int:
@@ -230,12 +230,12 @@ class Turned:
 
     @property
     def shuffle(self) -> str:
-        """As of ``Portion``."""
+        """The shuffle rule of the parts, as text of ``SHUFFLE``."""
         return self.pieces[0].shuffle
 
     @property
     def version(self) -> int:
-        """As of ``Portion``."""
+        """The version of the data set whose files are read, as in ``Portion``."""
         return self.pieces[0].version
 
     @property
@@ -271,7 +271,9 @@ def _joined(block: list[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
 
 
 def pieces(whole: Sequence[Portion], begin: int, end: int) -> list[Portion]:
-    """Return the samples of a round: for each slot the same share of its samples as of all samples.
+    """Divide the samples of one round among the slots, if a round is a part of an epoch.
+
+    Each slot gets the same share of its samples as the round has of all samples.
 
     Args:
         whole: Portion of each slot in the epoch.
@@ -316,8 +318,8 @@ def portions(
         shuffle: The shuffle rule, as text of ``SHUFFLE``.
         seed: Seed of the run, >= 0.
         epoch: Number of the epoch, >= 0.
-        version: See ``Portion``.
-        stays: See ``Portion``.
+        version: Version of the data set whose files are read, as in ``Portion``.
+        stays: Whether a slot has the same files in each epoch, as in ``Portion``.
 
     Returns:
         A portion for each slot, in slot order.
@@ -351,7 +353,9 @@ def portions(
 
 
 def _cuts(shares: Sequence[int], ends: Numbers) -> list[int]:
-    """Return the end of each arc: at its share, or at the nearby end of a file. Each arc has at least one sample.
+    """Return the end position of each slot's arc on the circle of files.
+
+    An arc ends at the end of its slot's share, or at the end of a file nearby. Each arc has at least one sample.
 
     Args:
         shares: Number of samples in each arc, in the order of the arcs.
@@ -375,7 +379,7 @@ def _cuts(shares: Sequence[int], ends: Numbers) -> list[int]:
 
 
 def _layout(files: int, portion: Portion) -> Numbers:
-    """Return the order of the files on the circle, which is valid for K epochs with K slots."""
+    """Return the order of the files on the circle that slots cut into arcs. It is valid for K epochs with K slots."""
     if portion.stays or isinstance(SHUFFLE.read(portion.shuffle), Unshuffled):
         return np.arange(files)
     return _chance(LAYOUT, portion.seed, portion.epoch // portion.slots).permutation(files)

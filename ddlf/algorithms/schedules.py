@@ -24,10 +24,10 @@ def _check_share(**shares: float) -> None:
 
 
 class Course(Protocol):
-    """Base of all courses of the learning rate after the warm-up."""
+    """Base of all courses, which say how the learning rate changes after the warm-up."""
 
     def share(self, done: Any, xp: Any) -> Any:
-        """Return the share of the highest rate.
+        """Return the learning rate as a share of its highest value.
 
         Args:
             done: Finished share ``q`` of the steps after the warm-up, from 0 to 1; an array or a tensor.
@@ -169,11 +169,11 @@ class Rates:
 
     @property
     def family(self) -> "Schedules":
-        """The family that reads this rule."""
+        """The object that reads this rule from text."""
         return SCHEDULE
 
     def share(self, step: Any, steps: Any, warm: Any, xp: Any) -> Any:
-        """Return the share of the highest rate at a step.
+        """Return the learning rate at a step as a share of its highest value.
 
         Args:
             step: ``s``, the number of the step, from 1.
@@ -192,13 +192,16 @@ PARTS: Family[Any] = Family(
 
 
 class Schedules:
-    """Reads and writes ``Rates`` like a ``Family``: a course, with or without a warm-up before it."""
+    """Reads and writes the values of the setting ``schedule``, like a ``Family``.
+
+    A value is a course of the learning rate, with or without a warm-up before it.
+    """
 
     kind = "schedule"
 
     @property
     def names(self) -> list[str]:
-        """The names of all rules."""
+        """The names of all courses and of the warm-up."""
         return PARTS.names
 
     def __str__(self) -> str:
@@ -225,7 +228,7 @@ class Schedules:
         return Rates(warmup=warmup, course=Constant() if is_warm[-1] else rules[-1])
 
     def same(self, rule: Rates) -> Rates:
-        """Return the rule that its text is read as."""
+        """Return a rule in its usual form: the form that it has when it is read from its own text."""
         return self.read(self.text(rule))
 
     def text(self, rule: Rates) -> str:

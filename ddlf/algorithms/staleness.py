@@ -18,10 +18,10 @@ LEAST = sys.float_info.min
 
 
 class Staleness(Protocol):
-    """Base of all staleness rules."""
+    """Base of all staleness rules: each says how much a stale update counts."""
 
     def __call__(self, tau: int) -> float:
-        """Return the factor on an update.
+        """Return the factor to multiply an update by.
 
         Args:
             tau: Staleness, in applied merges, 0 or more.
@@ -111,7 +111,10 @@ class Hinge(Named):
 
 
 def _check(tau: int) -> None:
-    """Refuse a negative staleness, which would give a factor above 1. It means that versions were confused."""
+    """Raise an error for a negative staleness, which would give a factor above 1.
+
+    It means that versions of the weights were confused.
+    """
     if tau < 0:
         raise ConfigError(f"staleness must be at least 0 merges, got {tau}")
 

@@ -79,7 +79,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to do with one slot's update.
+    """The judgement on one slot's update: accept it, scale it down or reject it.
 
     Args:
         slot: ``0 .. K-1``.
@@ -96,7 +96,7 @@ class Verdict:
     fault: Fault | None = None
 
     def __str__(self) -> str:
-        """Return the line for logs and records, such as ``"slot 2 rejected: all zeros"``."""
+        """Return the line about the update for logs and records, such as ``"slot 2 rejected: all zeros"``."""
         done = {"accept": "accepted", "clip": f"scaled by {self.factor:.3g}", "reject": "rejected"}[self.action]
         return f"slot {self.slot} {done}" + (f": {self.reason}" if self.reason else "")
 
@@ -114,7 +114,7 @@ def judge(
     trainable: Sequence[bool] = (),
     limits: Limits | None = None,
 ) -> dict[int, Verdict]:
-    """Return a verdict for each slot.
+    """Return a verdict on each slot's update: whether it is accepted, scaled down or rejected.
 
     Norms and directions use the trained weights. For other weights (BatchNorm statistics) only too large norms count.
 
@@ -150,7 +150,7 @@ def judge(
 
 
 def verdicts_of(faults: Mapping[int, Fault | None]) -> dict[int, Verdict]:
-    """Return a verdict for each slot, in order, from the fault of its update, if it has one."""
+    """Return a verdict for each slot, in order: rejected if its update has a fault, accepted otherwise."""
     return {
         slot: Verdict(slot=slot, action="reject", reason=found.reason, fault=found) if found else Verdict(slot=slot)
         for slot, found in sorted(faults.items())
@@ -165,7 +165,7 @@ def scaled(update: Sequence[Tensor], factor: float) -> list[Tensor]:
 
 
 class Comparison:
-    """Compares updates without faults by their lengths and directions.
+    """Compares usable updates of a round by their lengths and directions.
 
     Args:
         lengths: Norm of each slot's update, for the trained weights and for the others.
@@ -194,7 +194,7 @@ class Comparison:
         self.pointing = pointing if len(pointing) > 2 else []
 
     def verdicts(self, cosine: npt.NDArray[np.float64]) -> dict[int, Verdict]:
-        """Return the verdicts that clip or reject an update.
+        """Return the verdicts on the updates that must be scaled down or rejected.
 
         Args:
             cosine: Cosines of the trained weights of ``pointing``, shape (P, P).
@@ -210,7 +210,7 @@ class Comparison:
 def _length(
     slot: int, norms: Mapping[int, float], samples: Mapping[int, int], policy: str, limits: Limits, *, trained: bool
 ) -> Verdict | None:
-    """Return the verdict on one slot's norm; None if it is within the limits."""
+    """Return the verdict on an update that is too long or too short; None if its length is within the limits."""
     others = [norms[k] for k in norms if k != slot]
     if not others:
         return None
@@ -234,7 +234,7 @@ def _length(
 
 
 def _directions(slots: Sequence[int], cosine: npt.NDArray[np.float64], limits: Limits) -> dict[int, Verdict]:
-    """Return rejections of updates that point away from the common direction of the others."""
+    """Return rejections of updates that point away from the direction that most others have in common."""
     found: dict[int, Verdict] = {}
     for row, slot in enumerate(slots):
         others = np.delete(np.arange(len(slots)), row)

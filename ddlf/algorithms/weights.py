@@ -20,13 +20,13 @@ Weights = list[np.ndarray[Any, Any]]
 
 
 def is_float(tensor: Tensor) -> bool:
-    """Return whether a tensor is merged: only floating-point tensors are."""
+    """Return whether a tensor takes part in merges: only floating-point tensors do."""
     return is_float_type(tensor.dtype)
 
 
 @lru_cache(maxsize=256)
 def is_float_type(dtype: np.dtype[Any]) -> bool:
-    """Return whether tensors of a type are merged: only floating-point types are."""
+    """Return whether tensors of a type take part in merges: only floating-point types do."""
     if dtype.kind != "V" or dtype.names is not None:
         return dtype.kind == "f"
     try:
@@ -97,7 +97,7 @@ def digest(weights: Sequence[Tensor]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why an update cannot be used at all.
+    """The reason why an update cannot be used at all.
 
     Args:
         reason: The problem and its location.
@@ -112,14 +112,14 @@ class Fault:
     hint: str = ""
 
     def error(self, slot: int, worker: str = "") -> BadUpdate:
-        """Return the error for this fault."""
+        """Return the error that reports this fault of a slot's update."""
         return BadUpdate(
             f"slot {slot}: {self.reason}", hint=self.hint, worker=worker, tensor=self.tensor, count=self.count
         )
 
 
 def fault(update: Sequence[Tensor], samples: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Fault | None:
-    """Return the fault that makes an update unusable; None if it is usable.
+    """Return the fault that makes an update unusable, such as NaN; None if it is usable.
 
     Args:
         update: One array per tensor.

@@ -349,10 +349,10 @@ __all__ = [name for name, kind in list(globals().items()) if isinstance(kind, ty
 
 
 def explained(name: str) -> str:
-    """Return a description of a class: when it is raised, what to do, and the exit code.
+    """Return a description of an error class: when DDLF raises it, what to do, and the exit code.
 
     Args:
-        name: One of ``__all__``.
+        name: Name of the class, one of ``__all__``.
     """
     import inspect
 

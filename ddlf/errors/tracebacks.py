@@ -54,7 +54,7 @@ class DDLFError(Exception):
         return (f"{sentence}; {hint}" if hint else sentence) + rest
 
     def _rest(self) -> str:
-        """Return the lines below the sentence, beginning with a line break."""
+        """Return the lines of the error's text below its sentence, beginning with a line break."""
         return ""
 
     def _render_traceback_(self) -> list[str]:
@@ -64,11 +64,11 @@ class DDLFError(Exception):
         return hide_library_frames(format_for_user(self)[0]).splitlines()
 
     def join(self, others: Sequence[Exception], of: int) -> None:
-        """Represent the errors of several workers.
+        """Make this error represent the errors of several workers that failed in the same call.
 
         Args:
             others: The errors of the other workers.
-            of: Number of workers in the call.
+            of: Number of all workers in the call.
         """
         self.others, self._of = tuple(others), of
         self.exit_code = max(getattr(error, "exit_code", 1) for error in (self, *others))
@@ -78,7 +78,7 @@ class DDLFError(Exception):
 
 
 def parts(error: DDLFError) -> tuple[str, str, str]:
-    """Return the parts of an error's text.
+    """Return the parts of an error's text, so that a caller can arrange them.
 
     Returns:
         The event and its location; the hint; the lines below, beginning with a line break. These are a worker's
@@ -95,7 +95,10 @@ def _where(error: DDLFError) -> str:
 
 
 def _several(errors: Sequence[Exception], of: int) -> str:
-    """Return the failures of several workers: each text once, with its workers, then each traceback once."""
+    """Return a text about the failures of several workers.
+
+    It has each message once, with its workers, then each traceback once.
+    """
     workers_of: dict[str, list[str]] = {}
     tracebacks: dict[str, str] = {}
     for error in errors:
@@ -164,7 +167,7 @@ class RemoteError(DDLFError):
 
     @classmethod
     def of(cls, name: str, *arguments: Any, worker: str = "") -> RemoteError:
-        """Return the error for an exception on a worker.
+        """Return the error that stands for an exception on a worker.
 
         Args:
             name: Name of its class. The class is found without importing a module or running its code.
@@ -177,7 +180,7 @@ class RemoteError(DDLFError):
         return error
 
     def adopt(self, attributes: dict[str, Any], args: tuple[Any, ...]) -> None:
-        """Take over the attributes and arguments of the exception on the worker."""
+        """Give this error the attributes and arguments of the exception on the worker."""
         self.attributes = attributes
         for name, value in attributes.items():
             # Set it in the object's dictionary, because a property of the class would run code.
@@ -187,7 +190,7 @@ class RemoteError(DDLFError):
         self._fill()
 
     def _fill(self) -> None:
-        """Set the values that a builtin exception keeps outside its attributes, such as the numbers of an OSError."""
+        """Set the values that a builtin exception keeps outside its attributes, such as the number of an OSError."""
         error: Any = self
         with contextlib.suppress(Exception):
             builtin_base(builtins.type(self)).__init__(self, *self.args)
@@ -204,9 +207,9 @@ OS_ERROR = ("errno", "strerror", "filename")
 
 @functools.cache
 def _remote(kind: type[Exception]) -> type[RemoteError]:
-    """Return a class that derives from ``RemoteError`` and from ``kind``, or from the nearest suitable base class.
+    """Return a class that derives from ``RemoteError`` and from the class of the worker's exception.
 
-    Some classes cannot be combined with any other class.
+    If that class cannot be combined with others, its nearest suitable base class takes its place.
     """
     for base in kind.__mro__:
         # A group needs its members. StopIteration and StopAsyncIteration cannot leave a coroutine. A DDLFError of a
@@ -226,7 +229,7 @@ def _remote(kind: type[Exception]) -> type[RemoteError]:
 
 
 def _remake(kind: type[Any], base: Any, args: tuple[Any, ...], state: dict[str, Any]) -> Any:
-    """Return the error that ``DDLFError.__reduce__`` described."""
+    """Return a copy of an error in another process, from the parts that ``DDLFError.__reduce__`` returned."""
     error = bare(kind if base is None else _remote(base))
     error.__dict__.update(state)
     error.args = args
@@ -250,12 +253,12 @@ def known_class(name: str) -> type[BaseException] | None:
 
 
 def qualified_name(kind: type) -> str:
-    """Return the name of a class for the other side. A builtin has no module in its name."""
+    """Return the name of an exception class for the other side. A builtin has no module in its name."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def bare(kind: type[Any]) -> Any:
-    """Return an error of that class without running its constructor or any code of a user's class."""
+    """Return an error of a class without running its constructor or any code of a user's class."""
     builtin: Any
     for builtin in kind.__mro__:
         if builtin.__module__ == "builtins":
@@ -265,7 +268,7 @@ def bare(kind: type[Any]) -> Any:
 
 
 def builtin_base(kind: type[Any]) -> Any:
-    """Return the nearest builtin base class."""
+    """Return the nearest builtin base class of an exception class."""
     return next(base for base in kind.__mro__ if base.__module__ == "builtins")
 
 
@@ -286,7 +289,7 @@ def is_machinery(file: str) -> bool:
 
 
 def visible_frames(files: Sequence[str]) -> list[bool]:
-    """Return for each frame of a traceback, given by its file, whether to show it.
+    """Return for each frame of a traceback whether to show it. The frames are given by their files.
 
     The user's frames are shown. If there are none, the frames of libraries are shown.
     """
@@ -298,7 +301,7 @@ def visible_frames(files: Sequence[str]) -> list[bool]:
 
 
 def hide_library_frames(text: str) -> str:
-    """Return a text without the frames of libraries in its tracebacks."""
+    """Return a text in which the tracebacks lack the frames of libraries."""
 
     def shown(run: re.Match[str]) -> str:
         frames = list(FRAME.finditer(run[0]))

@@ -20,7 +20,7 @@ from ddlf.errors import ConfigError
 
 
 def with_names(text: str, names: Sequence[str]) -> str:
-    """Return a description of a setting that has each name of a valid value."""
+    """Return a description of a setting's valid values in which each valid name occurs."""
     more = [name for name in names if name not in text]
     joined = ", ".join(more)
     return text if not more else f"{text}: {joined}" if len(more) == len(names) else f"{text}; also {joined}"
@@ -28,7 +28,7 @@ def with_names(text: str, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Whole:
-    """Integers in a range; NumPy integers are accepted, too.
+    """A check that accepts integers in a range, including NumPy integers.
 
     Args:
         low: The smallest value.
@@ -57,7 +57,7 @@ class Whole:
 
 
 class OneOf:
-    """One of the given names."""
+    """A check that accepts one of the given names."""
 
     def __init__(self, *choices: str, hint: str = "") -> None:
         self.names, self._hint = choices, hint
@@ -74,7 +74,7 @@ class OneOf:
 
 
 class Several:
-    """Any number of the given names: a list, or a text with commas."""
+    """A check that accepts any number of the given names, as a list or as a text with commas."""
 
     def __init__(self, *choices: str, hint: str) -> None:
         self._one = OneOf(*choices, hint=hint)
@@ -94,7 +94,7 @@ class Several:
 
 @dataclass(frozen=True)
 class OfType:
-    """Values of some types, with a description for people."""
+    """A check that accepts values of some types. It has a description of them for people."""
 
     types: tuple[type, ...]
     what: str
@@ -110,7 +110,7 @@ class OfType:
 
 @dataclass(frozen=True)
 class RuleOf:
-    """A rule, or its text.
+    """A check that accepts a rule, such as a merge rule, or the text of one.
 
     Args:
         home: Module and name of the family of rules, which is imported when a text is read.
@@ -134,7 +134,7 @@ class RuleOf:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the rules."""
+        """The names of the rules that the setting can have."""
         names: Sequence[str] = getattr(resolve_name(self.home), "names", ())
         return names
 
@@ -143,7 +143,10 @@ class RuleOf:
 
 
 class OuterOf(RuleOf):
-    """A rule like in ``RuleOf``, or any object with ``init`` and ``update``; None means ``subtract``."""
+    """A check for an outer optimizer: a rule or its text, or any object with ``init`` and ``update``.
+
+    None means ``subtract``.
+    """
 
     def __call__(self, name: str, value: Any) -> Any:
         if value is None or isinstance(value, str):
@@ -165,7 +168,7 @@ class OuterOf(RuleOf):
 
 
 class CodecOf(RuleOf):
-    """A rule like in ``RuleOf``; the error for ``delta:`` says which setting accepts it."""
+    """A check for a codec or its text. The error for ``delta:`` says which setting accepts that."""
 
     def __call__(self, name: str, value: Any) -> Any:
         if isinstance(value, str) and value.startswith("delta:"):
@@ -177,25 +180,25 @@ class CodecOf(RuleOf):
 
 
 class RuleOrNone(RuleOf):
-    """A rule like in ``RuleOf``, or None for the default of the mode."""
+    """A check that accepts a rule, its text, or None for the default of the mode."""
 
     def __call__(self, name: str, value: Any) -> Any:
         return None if value is None else super().__call__(name, value)
 
 
 class RuleOrNothing(RuleOf):
-    """A rule like in ``RuleOf``, or None for no rule, which users can write as ``none``."""
+    """A check that accepts a rule, its text, or None for no rule, which users can write as ``none``."""
 
     def __call__(self, name: str, value: Any) -> Any:
         return None if value is None or value == "none" else super().__call__(name, value)
 
 
 class OutwardOf(RuleOf):
-    """A rule like in ``RuleOf``, or a codec."""
+    """A check for the encoding of weights on their way to workers: a codec, a difference, or the text of one."""
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the codecs that can encode whole weights, and the form of a difference."""
+        """The names of the codecs that can encode whole weights, and the form of the text for a difference."""
         codecs = resolve_name("ddlf.algorithms.codec:CODEC")
         return [*(name for name in codecs.names if not codecs.read(name).biased), "delta:CODEC"]
 

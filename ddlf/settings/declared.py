@@ -20,6 +20,6 @@ def declared() -> Mapping[str, Setting[Any, Any]]:
 
 
 def declared_with(mode: Any, exchange: Any) -> Mapping[str, Setting[Any, Any]]:
-    """Return ``ddlf.training.registry.settings_with(mode, exchange)``."""
+    """Return the settings of ``declared``, and the settings of a strategy or exchange of another package."""
     settings: Mapping[str, Setting[Any, Any]] = resolve_name("ddlf.training.registry:settings_with")(mode, exchange)
     return settings

@@ -21,7 +21,7 @@ In = TypeVar("In")
 
 
 class Use(Flag):
-    """The places besides a run where a setting is used."""
+    """The places where a setting is used besides a run."""
 
     FILE = auto()
     """``run:`` of cluster.yaml."""
@@ -50,16 +50,16 @@ class Setting(Generic[Out, In]):
         default: The value if the user gives none.
         check: Receives the setting's name and a value; returns the value as the run uses it, or raises ConfigError.
         help: One line for the command line, the file's schema and the reference.
-        flag: Placeholder for the value in ``--help``; "" lists the choices instead; None if there is no option.
-        use: Other places where it is used.
+        flag: Placeholder for the value in ``--help``; "" lists the choices instead; None if there is no such option.
+        use: Other places where the setting is used.
         flat: The app's attribute for it, if its name differs from the field.
         option: The name of the option, if it differs from the attribute.
         unset: The default of the attribute, if groups have different defaults.
 
     Attributes:
         accepts: The argument ``check``.
-        name: The name of the app's attribute.
-        field: The name of the field.
+        name: The name of the app's attribute for it.
+        field: The name of the field in its group.
         strategies: The names of the strategies that have it; empty if every run has it.
     """
 
@@ -95,7 +95,7 @@ class Setting(Generic[Out, In]):
         vars(group)[self.field] = self.check(self.field, value)
 
     def check(self, name: str, value: Any) -> Any:
-        """Return a value as the run uses it.
+        """Return a value of the setting in the form that the run uses, or raise an error.
 
         Args:
             name: The name of the setting, for the error.
@@ -112,11 +112,11 @@ class Setting(Generic[Out, In]):
             raise ConfigError(f"{name} cannot be {value!r}: {error}") from error
 
     def used_by(self, mode: str | None) -> bool:
-        """Return whether training in a mode has this setting."""
+        """Return whether training in a mode (such as ``"sync"``) has this setting."""
         return not self.strategies or mode in self.strategies
 
     def read(self, text: str) -> Any:
-        """Return the value for a piece of a group's text; the check runs later."""
+        """Return the value that a piece of a group's text gives this setting. The check runs later."""
         if text in ("none", "None") and isinstance(self.accepts, Whole):
             return None
         try:
@@ -162,21 +162,21 @@ class Group:
                     break
 
     def given(self) -> dict[str, Any]:
-        """Return the values of the settings that the user gave, by the name of the app's attribute."""
+        """Return the values of the settings that the user gave, by the names of the app's attributes."""
         return {one.name: getattr(self, one.field) for one in self.settings() if one.field in self._given}
 
     def flat(self) -> dict[str, Any]:
-        """Return the value of each setting, by the name of the app's attribute."""
+        """Return the value of each setting of the group, by the name of the app's attribute."""
         return {one.name: getattr(self, one.field) for one in self.settings()}
 
     @classmethod
     def of_flat(cls, values: Mapping[str, Any]) -> Self:
-        """Return a group from values by the names of the app's attributes."""
+        """Return a group whose settings have these values, given by the names of the app's attributes."""
         return cls(**{one.field: values[one.name] for one in cls.settings()})
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Return a group from ``field=value,field=value``.
+        """Return the group that a text of the form ``field=value,field=value`` describes.
 
         Values without a field's name belong to the first fields, in order. A value may contain commas:
         ``outer=diloco:lr=0.7,momentum=0.9``.

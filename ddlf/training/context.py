@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class App(UserApp, Protocol):
-    """The user's object with the context of its runs."""
+    """The interface of the user's app, as far as training needs it."""
 
     @property
     def run_context(self) -> RunContext:
-        """The context that its runs share."""
+        """The state that all runs of this app share on this node."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +87,10 @@ MASTER_ONLY = frozenset(
 
 
 def travels(app: App) -> dict[str, Any]:
-    """Return the attributes to send: all but ``MASTER_ONLY`` and results of ``load_dataset`` and ``create_model``."""
+    """Return the attributes of an app to send to workers.
+
+    These are all except ``MASTER_ONLY`` and the results of ``load_dataset`` and ``create_model``.
+    """
     state, set_here = {}, app.run_context.made
     for name, value in vars(app).items():
         made = set_here.get(name)

@@ -38,7 +38,7 @@ MOST_ROUNDS = 5_000_000
 
 
 class Span(NamedTuple):
-    """The samples of a round: ``order[begin:end]``.
+    """The samples of a round, as a range of positions in an order of all samples.
 
     Args:
         order: The number that determines the order of the samples: the round, or the epoch if a round is a part of one.
@@ -109,7 +109,7 @@ class Ledger:
 
 
 class FileLedger:
-    """The counts of one run on partition files. Its size does not grow with the number of samples.
+    """How often each sample of partition files was trained on. Its size does not grow with the number of samples.
 
     A slot reads a range of the order of an epoch. When the ranges cover an epoch, each sample has been trained on once
     more, and the ranges are dropped.
@@ -204,7 +204,7 @@ class FileLedger:
         return self._times == epochs and not self._open and not self._skipped and not self.inexact
 
     def summary(self) -> dict[str, Any]:
-        """Return the same facts as ``Ledger``. The SHA-256 is computed from the ranges."""
+        """Return the least, the most and the mean of the counts, and their SHA-256, computed from the ranges."""
         read = [times * len(portion) for portion, times in self._open]
         counts = self.counts if read or self._skipped else np.array([self._times])
         return {
@@ -223,7 +223,7 @@ class FileLedger:
         }
 
     def to_facts(self) -> dict[str, Any]:
-        """Return the ledger as JSON data for a checkpoint."""
+        """Return the ledger as JSON data, which a checkpoint stores."""
         open = [[portion.to_message() | {"again": []}, times] for portion, times in self._open]
         facts = {"samples": self.samples, "times": self._times, "open": open}
         left_out = [[portion.to_message() | {"again": []}, times, files] for portion, times, files in self._skipped]
@@ -231,7 +231,7 @@ class FileLedger:
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> FileLedger:
-        """Return the stored ledger, without the sizes of the files."""
+        """Return the ledger that a checkpoint has stored, without the sizes of the files."""
         open = [(Portion.from_message(portion), times) for portion, times in facts["open"]]
         skipped = [(Portion.from_message(portion), *more) for portion, *more in facts.get("skipped", ())]
         return cls(facts["samples"], times=facts["times"], open=open, skipped=skipped)
@@ -248,12 +248,12 @@ def _is_all(portions: Sequence[Portion], samples: int) -> bool:
 
 
 def _epoch(portion: Portion) -> tuple[Any, ...]:
-    """Return the facts that identify the order of an epoch."""
+    """Return the facts about a portion that identify the order of its epoch."""
     return portion.shuffle, portion.seed, portion.epoch, portion.slots, portion.version
 
 
 async def no_evaluation(*_: object) -> None:
-    """Return None: the master must evaluate."""
+    """Return None. This is the ``evaluate`` of weights that workers cannot evaluate, so the master must do it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -281,7 +281,7 @@ class WeightsRef:
     _read: Weights | None = field(default=None, init=False)
 
     async def fetch(self) -> Weights:
-        """Return the arrays, from the workers or else from the checkpoint."""
+        """Return the arrays, fetched from the workers or else read from the checkpoint."""
         return await asyncio.to_thread(self.read) if self.from_workers is None else await self.from_workers()
 
     def read(self) -> Weights:
@@ -299,7 +299,7 @@ class WeightsRef:
 
 
 def local(weights: Weights | WeightsRef) -> Weights:
-    """Return the arrays; read them from a checkpoint if the master does not have them yet.
+    """Return the weights as arrays. If they are only in a checkpoint, read them from there.
 
     Raises:
         ConfigError: Only workers have the arrays.
@@ -308,7 +308,7 @@ def local(weights: Weights | WeightsRef) -> Weights:
 
 
 def slices_of(weights: Weights | WeightsRef) -> Slices | None:
-    """Return the slices of a checkpoint that have the weights; None if none have them."""
+    """Return the slices of the checkpoint that has the weights; None if the weights are not in a checkpoint."""
     return weights.slices if isinstance(weights, WeightsRef) else None
 
 
@@ -326,7 +326,7 @@ SHALLOW = (
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """The state after a round of synchronous training, or after an update of asynchronous training.
+    """The whole state of a training after a round of synchronous, or an update of asynchronous training.
 
     Its arrays are replaced, never changed in place, so a thread can write them while training continues.
     Rounds, slots and epochs are numbered from 0.
@@ -409,25 +409,29 @@ class Progress:
 
     @property
     def optimizers(self) -> list[Weights | None]:
-        """The optimizer state of each slot; None before its first round, and if it is not kept."""
+        """The optimizer state of each slot; None before the slot's first round, and if it is not kept."""
         return [state.get(OPTIMIZER) for state in self.states]
 
     def slots_in(self, number: int) -> int:
-        """Return K in a round."""
+        """Return K, the number of slots, in a round."""
         return next(slots for first, slots in reversed(self.slots_from) if first <= number)
 
     def parts_in(self, number: int) -> tuple[int, ...]:
-        """Return the samples of each slot in a whole round; empty if parts are equal."""
+        """Return how many samples each slot has in a round of whole epochs; empty if parts are equal."""
         return next((parts for first, parts in reversed(self.parts_from) if first <= number), ())
 
     def version_in(self, number: int) -> int:
-        """Return the version of the partition files in a round; 0 for the version first opened, and for arrays."""
+        """Return the version of the partition files that a round reads.
+
+        It is 0 for the version first opened, and for arrays.
+        """
         return next((version for first, version in reversed(self.versions_from) if first <= number), 0)
 
     def plan(self, epochs: int, worker_epochs: int, *, more: bool, portion: int = 0, together: int = 0) -> None:
-        """Plan the remaining rounds. Rounds that any slot has done stay, so that all slots have the same rounds.
+        """Plan the remaining rounds: their local epochs and samples.
 
-        A partly done epoch is completed before others begin.
+        Rounds that any slot has done stay, so that all slots have the same rounds. A partly done epoch is completed
+        before others begin.
 
         Args:
             epochs: Local epochs of the whole training, or the additional ones.
@@ -445,7 +449,9 @@ class Progress:
         self.asked = self.starts[-1]
 
     def plan_again(self, rounds: Mapping[int, int], worker_epochs: int) -> None:
-        """Plan whole-epoch rounds as a former training had them, and append rounds for the remaining epochs.
+        """Plan the rounds that an earlier training had, and append rounds for the remaining epochs.
+
+        All rounds consist of whole epochs.
 
         Args:
             rounds: Local epochs of each former round, by its number.
@@ -458,7 +464,9 @@ class Progress:
             self._add(asked - sum(planned), worker_epochs)
 
     def add_slots(self, number: int, slots: int) -> None:
-        """Increase the number of slots from a round on that begins an epoch, and cut that and later rounds again.
+        """Increase the number of slots from a round on, which must begin an epoch.
+
+        The samples of that and later rounds are divided again.
 
         New slots begin without a slot state.
         """
@@ -472,19 +480,19 @@ class Progress:
             self._add(epochs, 1)
 
     def cut(self, number: int, parts: tuple[int, ...]) -> None:
-        """Set the slots' numbers of samples from a round on that no slot has begun; () makes them equal."""
+        """Set how many samples each slot has from a round on that no slot has begun; () makes the parts equal."""
         epochs, begun = self.starts[-1] - self.starts[number], self.offsets[number] > 0
         self.parts_from.append((number, parts))
         self._forget(number)
         self._add(epochs, 1, begun=begun)
 
     def _forget(self, number: int) -> None:
-        """Drop the planned rounds from a number on."""
+        """Drop the planned rounds from a round's number on."""
         self.epochs, self.sizes = self.epochs[:number], self.sizes[:number]
         self._lay_out()
 
     def _add(self, epochs: int, worker_epochs: int, *, begun: bool = False) -> None:
-        """Plan more epochs; ``begun`` says whether the first of them is partly done.
+        """Plan rounds for more epochs. ``begun`` says whether the first of them is partly done.
 
         Raises:
             ConfigError: The training would have too many rounds.
@@ -507,7 +515,7 @@ class Progress:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Compute ``starts`` and ``offsets`` from ``epochs`` and ``sizes``."""
+        """Compute where each round begins (``starts`` and ``offsets``) from ``epochs`` and ``sizes``."""
         self.starts, self.offsets = [0], [0]
         samples = self.samples if any(self.sizes) else 0
         epoch = offset = 0
@@ -525,7 +533,7 @@ class Progress:
         return samples
 
     def span(self, number: int) -> Span:
-        """Return the samples of a round."""
+        """Return the samples of a round, as a range of an order."""
         begin, size = self.offsets[number], self.sizes[number]
         end = min(begin + size, self.samples) if size else self.samples
         return Span(self.starts[number] if begin or size else number, begin, end, self.version_in(number))
@@ -539,7 +547,7 @@ class Progress:
         return self.offsets[number] == 0
 
     def updates_of_epoch(self, number: int) -> int:
-        """Return the number of slot updates that use every sample once, with the round's size.
+        """Return how many updates of slots use every sample once, in rounds of this round's size.
 
         If a round has several epochs, they use every sample that many times.
         """
@@ -555,7 +563,7 @@ class Progress:
         return min(self.slots_in(number), span.end - span.begin)
 
     def following(self, slot: int, number: int) -> int:
-        """Return the first round from ``number`` on in which a slot trains; the number of rounds if there is none."""
+        """Return the next round, from ``number`` on, in which a slot trains; the number of rounds if there is none."""
         rounds = range(number, len(self.epochs))
         return next((one for one in rounds if slot < self.tasks_in(one)), len(self.epochs))
 
@@ -570,7 +578,10 @@ class Progress:
 
     @property
     def epochs_done(self) -> int:
-        """Completed local epochs: how often all samples were trained on. Asynchronous slots are counted together."""
+        """Completed local epochs, that is, how often all samples were trained on.
+
+        Asynchronous slots are counted together.
+        """
         rounds = self.slot_rounds or [self.round]
         done = sum(self.starts[number] * self.samples + self.offsets[number] for number in rounds)
         return done // (self.samples * len(rounds))
@@ -582,34 +593,34 @@ class Progress:
         return range(done, self.starts[min(bisect.bisect_right(self.starts, done), len(self.epochs))])
 
     def snapshot(self) -> Self:
-        """Return a copy that later rounds do not change."""
+        """Return a copy of the state that later rounds do not change."""
         then = copy.copy(self)
         for name in SHALLOW:
             setattr(then, name, copy.copy(getattr(self, name)))
         return then
 
     def set_back(self, then: Self) -> None:
-        """Restore a snapshot, with its weights in this process."""
+        """Restore the state of a snapshot, with its weights in this process."""
         for one in fields(self):
             setattr(self, one.name, getattr(then, one.name))
         self.fetch()
 
     def fetch(self) -> None:
-        """Read weights and state into this process if they are only in a checkpoint."""
+        """Read the weights and the loop's state into this process if they are only in a checkpoint."""
         self.weights = local(self.weights)
         self.state = self.local_state()
         self.remote_state = {}
 
     def local_state(self) -> dict[str, Weights]:
-        """Return ``state`` with the arrays that are only in a checkpoint, which it reads."""
+        """Return the arrays that the loop keeps. Arrays that are only in a checkpoint are read."""
         return self.state | {name: group.read() for name, group in self.remote_state.items()}
 
     def group(self, name: str) -> Weights | WeightsRef | None:
-        """Return arrays that the loop keeps, or a reference to them; None if there are none of this name."""
+        """Return the arrays that the loop keeps under a name, or a reference to them; None if there are none."""
         return self.remote_state.get(name, self.state.get(name))
 
     def keep(self, name: str, group: Weights | WeightsRef) -> None:
-        """Replace arrays that the loop keeps."""
+        """Store arrays that the loop keeps under a name, in place of older ones."""
         self.state.pop(name, None)
         self.remote_state.pop(name, None)
         if isinstance(group, WeightsRef):
@@ -623,16 +634,16 @@ class Progress:
         return min(self.slot_rounds, default=self.round) >= len(self.epochs)
 
     def begin_sync(self) -> None:
-        """Continue synchronously, with the round after the fastest slot's last one."""
+        """Prepare to continue synchronously, with the round after the fastest slot's last one."""
         self.round, self.slot_rounds = self.reached, []
 
     def begin_async(self) -> None:
-        """Continue asynchronously, with each slot's own next round."""
+        """Prepare to continue asynchronously, with each slot's own next round."""
         if not self.slot_rounds:
             self.slot_rounds = [self.following(slot, self.round) for slot in range(len(self.states))]
 
     def to_checkpoint(self, names: Sequence[str], slices: Slices | None = None) -> Checkpoint:
-        """Return the state as it is stored, without its records. Later rounds do not change it.
+        """Return the state in the form that a checkpoint stores, without its records. Later rounds do not change it.
 
         Args:
             names: Names of the weights, for people who read the file.
@@ -672,7 +683,10 @@ class Progress:
         return with_states(checkpoint, self.states, () if slices is None else slices.left)
 
     def _done(self) -> list[list[int]]:
-        """Return the completed rounds as runs of equal ones: [count, local epochs], plus the size of partial epochs."""
+        """Return the completed rounds in a short form for a checkpoint.
+
+        Equal rounds are one entry: their count, their local epochs, and their size if they are parts of an epoch.
+        """
         done = itertools.islice(zip(self.epochs, self.sizes, strict=True), self.reached)
         return [
             [len(list(equal)), epochs, *([size] if size else [])] for (epochs, size), equal in itertools.groupby(done)
@@ -680,7 +694,7 @@ class Progress:
 
     @staticmethod
     def from_checkpoint(checkpoint: Checkpoint) -> Progress:
-        """Return the stored state. Accepts checkpoints of older versions, which store less."""
+        """Return the state that a checkpoint has stored. Accepts checkpoints of older versions, which store less."""
         arrays, facts = checkpoint.arrays, checkpoint.facts
         if "states" not in facts:
             arrays, facts = as_of_now(arrays, facts)

@@ -49,7 +49,7 @@ With less, most slots send nothing for most coordinates (docs/algorithms.md).
 
 
 def check(rows: Iterable[Refusal]) -> None:
-    """Raise an error for the first row that applies.
+    """Raise an error for the first of these combinations of settings that the run has.
 
     Raises:
         ConfigError: Has the row's sentence and hint.
@@ -60,7 +60,7 @@ def check(rows: Iterable[Refusal]) -> None:
 
 
 def check_spec(spec: RunSpec) -> None:
-    """Refuse settings that contradict each other or would have no effect.
+    """Raise an error for settings that contradict each other or would have no effect.
 
     Raises:
         ConfigError: Settings contradict each other or have no effect. The error names them.
@@ -72,7 +72,7 @@ def check_spec(spec: RunSpec) -> None:
 
 
 def of_settings(spec: RunSpec) -> Iterator[Refusal]:
-    """Yield the rows that depend on the settings only."""
+    """Yield the combinations of settings that are refused, as far as the settings alone decide it."""
     local, outer = spec.local, spec.outer
     streams = isinstance(outer, Streaming)
     yield Refusal(
@@ -146,7 +146,7 @@ def _is_misspelt(metric: str, usual: str) -> bool:
 
 
 def _unused(spec: RunSpec) -> Iterator[Refusal]:
-    """Yield a refusal for each setting that has no effect with this strategy or exchange."""
+    """Yield an entry for each setting that has no effect with this run's strategy or exchange."""
     train, exchange = spec.train, spec.exchange
     for unused, where, instead in (
         (train.unused, f"in {train.words} training", "train in mode 'sync'"),
@@ -167,7 +167,7 @@ def _unused(spec: RunSpec) -> Iterator[Refusal]:
 
 
 def check_slots(spec: RunSpec, slots: int, fewest: int = 0) -> None:
-    """Refuse settings that need more slots than the run has.
+    """Raise an error for settings that need more slots than the run has.
 
     Args:
         spec: The run.
@@ -181,7 +181,7 @@ def check_slots(spec: RunSpec, slots: int, fewest: int = 0) -> None:
 
 
 def check_takeover(spec: RunSpec, *, of_workers: bool) -> None:
-    """Refuse ``takeover`` if the run has no checkpoints, and takes no workers over either.
+    """Raise an error for ``takeover`` if there is nothing to take over: no folder of checkpoints and no workers.
 
     Args:
         spec: The run.
@@ -200,7 +200,7 @@ def check_takeover(spec: RunSpec, *, of_workers: bool) -> None:
 
 
 def check_workers(spec: RunSpec, workers: int, *, one_at_a_time: bool = False) -> None:
-    """Refuse workers that are too few for the run or cannot do what the settings need.
+    """Raise an error for workers that are too few for the run or cannot do what the settings need.
 
     Args:
         spec: The run.
@@ -214,7 +214,7 @@ def check_workers(spec: RunSpec, workers: int, *, one_at_a_time: bool = False) -
 
 
 def check_effect(spec: RunSpec, weights: Sequence[Tensor], trainable: Sequence[bool]) -> str:
-    """Refuse settings that have no effect on this model.
+    """Raise an error for settings that have no effect on this model.
 
     Args:
         spec: The run.
@@ -247,7 +247,7 @@ def check_effect(spec: RunSpec, weights: Sequence[Tensor], trainable: Sequence[b
 
 
 def check_arrays(spec: RunSpec, *, other_files: bool) -> None:
-    """Refuse settings for partition files if the training data is something else.
+    """Raise an error for settings that need partition files if the training data are arrays.
 
     Args:
         spec: The run.
@@ -282,7 +282,7 @@ def _on_bad(spec: RunSpec, *, on_disk: bool) -> Refusal:
 
 
 def check_files(spec: RunSpec, data: DataSet) -> None:
-    """Refuse settings that are impossible with partition files.
+    """Raise an error for settings that are impossible with partition files.
 
     Args:
         spec: The run; its ``shuffle`` is resolved.
@@ -339,7 +339,7 @@ def check_files(spec: RunSpec, data: DataSet) -> None:
 
 
 def check_rounds(spec: RunSpec, samples: int, slots: int) -> None:
-    """Refuse rounds so short that a slot could get no row of its files.
+    """Raise an error for rounds so short that a slot could get no row of its files.
 
     Args:
         spec: The run.
@@ -364,7 +364,7 @@ def check_rounds(spec: RunSpec, samples: int, slots: int) -> None:
 
 
 def check_averages(spec: RunSpec) -> None:
-    """Refuse to drop the optimizer state if the optimizer averages the weights over the run.
+    """Raise an error if the optimizer state is dropped, but the optimizer averages the weights over the run.
 
     Raises:
         ConfigError: A setting cannot be used. The error names it.
@@ -379,7 +379,7 @@ def check_averages(spec: RunSpec) -> None:
 
 
 def check_evaluation(spec: RunSpec, *, validates: bool) -> None:
-    """Refuse settings that need validation data if there is none.
+    """Raise an error for settings that need validation data if there are none.
 
     Args:
         spec: The run.
@@ -411,7 +411,7 @@ SIMILAR = 0.84
 
 
 def check_app(app: App) -> None:
-    """Refuse an app with a misspelt setting, or with a method that has wrong arguments.
+    """Raise an error for an app with a misspelt setting, or with a method that has wrong arguments.
 
     Raises:
         ConfigError: An attribute looks like a misspelt setting.
@@ -451,7 +451,7 @@ def _check_misspelt(app: App, base: type) -> None:
 
 
 def _looks_like_settings(value: Any, group: type[Group]) -> bool:
-    """Return whether a dict or a text has the settings of a group."""
+    """Return whether a dict or a text seems to be meant as a group of settings."""
     settings: list[Setting[Any, Any]] = list(group.settings()) if is_dataclass(group) else []
     names = {name for one in settings for name in (one.field, one.name)}
     if isinstance(value, str) and "=" in value:
@@ -492,7 +492,7 @@ def _check_train(app: App) -> None:
 
 
 def check_backend() -> None:
-    """Refuse a Keras backend that cannot train here.
+    """Raise an error for a Keras backend that cannot train here.
 
     Raises:
         ConfigError: The backend cannot train here. The error lists the backends that can.

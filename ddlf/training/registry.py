@@ -50,19 +50,22 @@ Kind = TypeVar("Kind", bound=Group)
 
 @cache
 def outside(group: str) -> Mapping[str, EntryPoint]:
-    """Return the entry points of other packages in a group, by name, without an import of these packages."""
+    """Return the classes that other packages register in an entry point group, by name, without importing them."""
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
 class KindOf(Generic[Kind]):
-    """A check for a group, its name, or a text such as ``downpour:replicas=16``; it returns the name.
+    """The check of a setting that selects a class, such as ``mode`` and ``exchange``.
+
+    The value may be a group of settings, its name, or a text such as ``downpour:replicas=16``. The check returns the
+    name.
 
     Args:
         setting: The setting that has the name.
-        entries: The group of entry points in which other packages register their classes. A class of another package is
+        entries: The entry point group in which other packages register their classes. A class of another package is
             imported only when its name is used.
         base: The class that all classes derive from.
-        own: The classes of this package by name.
+        own: DDLF's own classes by name.
     """
 
     def __init__(self, setting: str, entries: str, base: type[Kind], own: Mapping[str, type[Kind]]) -> None:
@@ -76,7 +79,7 @@ class KindOf(Generic[Kind]):
         return text if text in self._own else OneOf(*self.names)(name, text)
 
     def kind(self, name: str) -> type[Kind]:
-        """Return the class of a name that the check has returned.
+        """Return the strategy or exchange class with a name that the check has returned.
 
         Raises:
             ConfigError: The package that registers the name cannot be imported, or the class is of another kind.
@@ -100,11 +103,14 @@ class KindOf(Generic[Kind]):
         )
 
     def find(self, name: Any) -> type[Kind] | None:
-        """Return the class of a name, or None if there is none."""
+        """Return the class with this name, or None if there is none."""
         return self.kind(name) if name in self._own or name in outside(self._entries) else None
 
     def group(self, name: str, text: str) -> Kind | None:
-        """Return the group in a text with settings; None if the text is the name, and the attribute has the setting."""
+        """Return the group of settings that a text describes.
+
+        Return None if the text is only a name, and the attribute itself has the setting.
+        """
         kind, colon, rest = text.partition(":")
         if colon:
             return self.kind(self(name, kind)).of_text(rest)
@@ -117,11 +123,11 @@ class KindOf(Generic[Kind]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names."""
+        """The names of all classes that the setting can select."""
         return (*self._own, *self.more)
 
     def about(self) -> str:
-        """Return the names of the classes of this package, each after its description."""
+        """Return the descriptions and names of DDLF's own classes, for the help of the setting."""
         *parts, last = (f"{getattr(kind, 'about', '')} ({name})" for name, kind in self._own.items())
         return f"{', '.join(parts)}, or {last}"
 
@@ -175,7 +181,7 @@ KINDS_OF_GROUPS: tuple[type[Group], ...] = (
 
 
 def _settings() -> dict[str, Setting[Any, Any]]:
-    """Return every setting by the name of the app's attribute, and note which strategies have it."""
+    """Return all settings by the names of the app's attributes. Also note in each setting which strategies have it."""
     table: dict[str, Setting[Any, Any]] = {"mode": _MODE, "exchange": _EXCHANGE}
     for kind in KINDS_OF_GROUPS:
         for one in kind.settings():
@@ -207,7 +213,9 @@ def titles() -> dict[str, tuple[str, ...]]:
 
 
 def settings_with(mode: Any, exchange: Any) -> Mapping[str, Setting[Any, Any]]:
-    """Return all settings by the name of the app's attribute, also of a strategy and an exchange of other packages.
+    """Return all settings by the names of the app's attributes.
+
+    Include the settings of a strategy or exchange of another package, if the run uses it.
 
     Args:
         mode: The value of the setting ``mode``. An invalid one adds no settings.
@@ -221,13 +229,13 @@ def settings_with(mode: Any, exchange: Any) -> Mapping[str, Setting[Any, Any]]:
 
 
 def option(name: str) -> str:
-    """Return the command line form of a setting or another option."""
+    """Return the command line form of a setting or another option, such as ``--batch-size``."""
     other = SETTINGS[name].option if name in SETTINGS else ""
     return f"--{(other or name).replace('_', '-')}"
 
 
 def group_of(name: str, value: object) -> Group | None:
-    """Return the group that an app's attribute is set to; None for any other value.
+    """Return the group of settings that an app's attribute is set to; None for any other value.
 
     Args:
         name: The name of the attribute.
@@ -249,7 +257,7 @@ def group_of(name: str, value: object) -> Group | None:
 
 
 class View:
-    """A descriptor: an app's attribute that returns a group with the app's settings, and accepts one."""
+    """A descriptor for an app's attribute that can be read and set as a whole group of settings."""
 
     def __init__(self, kind: type[Group]) -> None:
         self._kind = kind
@@ -291,7 +299,7 @@ def spread(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 class Configured(Protocol):
-    """An object with settings as attributes: an app."""
+    """An object with settings as attributes, such as an app."""
 
     mode: Any
 
@@ -356,7 +364,7 @@ def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] |
 
 
 def _rounds_are_of_another_mode(app: Configured, kind: type[StrategySettings]) -> bool:
-    """Return whether a class set ``worker_epochs`` for its usual mode, and now trains in a mode that ignores it."""
+    """Return whether an app's ``worker_epochs`` was meant for the mode of its class, but this run's mode ignores it."""
     return (
         "worker_epochs" in kind.unused
         and getattr(type(app), "mode", kind.name) != kind.name
@@ -373,7 +381,10 @@ def _unused(name: str, value: Any, usual: Any, kind: type[StrategySettings], oth
 
 
 def flat(spec: RunSpec) -> dict[str, Any]:
-    """Return every setting by the name of the app's attribute, with defaults for settings of other strategies."""
+    """Return the value of every setting by the name of the app's attribute.
+
+    Settings of other strategies have their defaults.
+    """
     values = {"mode": spec.train.name, "exchange": spec.exchange.name}
     for group in spec.groups:
         values.update(group.flat())

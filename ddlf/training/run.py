@@ -54,12 +54,12 @@ STOP_S = 2.0
 
 
 class Ended(Exception):
-    """The run must end, for a reason that appeared during the round. ``Run.all`` raises this error."""
+    """Error: the run must end, for a reason that appeared during the round. ``Run.all`` raises it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The facts that do not change in a run.
+    """The facts about a run that do not change while it trains.
 
     Args:
         samples: n, the number of samples in every node's data set.
@@ -108,7 +108,9 @@ class Round:
 
 
 class SlotLoops(Protocol):
-    """Slots that are each in their own round, for strategies without common rounds. ``Arrivals`` implements it.
+    """The interface of slots that each train in their own round, for strategies without common rounds.
+
+    ``Arrivals`` implements it.
 
     Attributes:
         paced: Whether faster slots get more steps in a round.
@@ -120,7 +122,10 @@ class SlotLoops(Protocol):
         """Return whether the commit of a slot's round completes one more epoch over all samples by all slots."""
 
     def will_end_epoch(self, number: int) -> bool:
-        """Return what ``ends_epoch`` will return when a slot's round is committed. Not for paced slots."""
+        """Return what ``ends_epoch`` will return when a slot's next round is committed.
+
+        Not for slots with different numbers of steps.
+        """
 
     def committed(
         self,
@@ -130,7 +135,7 @@ class SlotLoops(Protocol):
         *,
         remote: bool = False,
     ) -> None:
-        """Make the slots of a commit wait for its checkpoint and its hooks."""
+        """Make the slots of a commit wait, before they continue, for its checkpoint and the user's hooks."""
 
     def turn(self) -> None:
         """Wake all waiting slots, so that they check again whether they may begin."""
@@ -201,7 +206,10 @@ class Reporter:
         return task
 
     def due(self, *, validate: bool, last: bool) -> tuple[bool, bool]:
-        """Return whether to evaluate test data and validation data for the newest record. Arguments: see ``report``."""
+        """Return whether to evaluate test data, and whether to evaluate validation data, for the newest record.
+
+        The arguments are the same as for ``report``.
+        """
         tested = bool(self._every) and (last or self._records[-1].version % self._every == 0)
         return tested, validate and self._validates
 
@@ -379,7 +387,7 @@ class Run:
 
     @property
     def slots(self) -> int:
-        """K of the current or, between two rounds, the last round."""
+        """K, the number of slots, of the current round or, between two rounds, of the last one."""
         return len(self.progress.states)
 
     @property
@@ -391,7 +399,7 @@ class Run:
         return self.progress.state
 
     async def rounds(self, balance: str = "equal") -> AsyncIterator[Round]:
-        """Yield the remaining rounds. Each round begins when the one before is committed.
+        """Yield the remaining rounds. Each round begins after the commit of the round before.
 
         Args:
             balance: ``"equal"`` partitions, or partitions in proportion to each slot's measured ``"speed"``.
@@ -413,7 +421,7 @@ class Run:
             yield Round(number=number, tasks=tasks, last=number + 1 == len(progress.epochs))
 
     async def all(self, tasks: Sequence[Task], *, into: Merge | None = None) -> list[Reply]:
-        """Have workers carry tasks, all at the same time.
+        """Have workers carry out tasks, all at the same time, and return their replies.
 
         Args:
             tasks: At most one task for each slot.
@@ -440,13 +448,13 @@ class Run:
             raise
 
     def is_last(self, reply: Reply) -> bool:
-        """Return whether no slot has a remaining round after the commit of this reply of ``arrivals``."""
+        """Return whether the training is complete after the commit of this reply, which ``arrivals`` has yielded."""
         rounds, ends = self.progress.slot_rounds, len(self.progress.epochs)
         following = self.progress.following(reply.slot, reply.task.round + 1)
         return following == ends and all(n == ends for slot, n in enumerate(rounds) if slot != reply.slot)
 
     async def commit(self, weights: Weights | WeightsRef, replies: Sequence[Reply], **shown: float) -> bool:
-        """Replace the global weights.
+        """Make new weights the global ones, and do what follows from that: records, checkpoint, evaluation and hooks.
 
         Args:
             weights: The new arrays, or ``self.weights`` if no update was merged; a reference if workers have them.
@@ -512,7 +520,10 @@ class Run:
             await self.reporter.close()
 
     async def keep_last(self, *, again: bool = False) -> None:
-        """Fetch the slot states that only workers have, and write the last checkpoint; ``again`` rewrites it."""
+        """Fetch the slot states that only workers have, and write the last checkpoint.
+
+        ``again`` writes it even if the last merge has one.
+        """
         try:
             self.progress.states = await self.exchange.states.all()
         finally:
@@ -525,7 +536,7 @@ class Run:
     # -- for the run's own parts -------------------------------------------------------------------------------------
 
     async def part(self, slot: int, number: int) -> Any:
-        """Return a slot's part of the samples in a round, numbered from 0.
+        """Return the samples that a slot trains on in a round, numbered from 0.
 
         All slots shuffle alike, so the parts are disjoint and complete.
         """
@@ -563,7 +574,7 @@ class Run:
     async def carry(
         self, slot: int, number: int, part: Any, make: Callable[[], Task], avoid: frozenset[int] = frozenset()
     ) -> Reply:
-        """Have a worker carry a slot's round; another worker takes over if the first one is lost.
+        """Have a worker train a slot for one round. If the worker is lost, another one takes over.
 
         Args:
             slot: The slot, from 0.
@@ -586,7 +597,7 @@ class Run:
         avoid: frozenset[int] = frozenset(),
         leaves: bool = True,
     ) -> Any:
-        """Have a worker do some work on a slot's samples, if possible a worker that has them on its disks.
+        """Have a worker do some work on a slot's samples, if possible a worker that has the samples on its disks.
 
         Args:
             slot: The slot, from 0.
@@ -602,12 +613,14 @@ class Run:
         return await self.crew.carry(slot, number, work, avoid=avoid, leaves=leaves, near=near)
 
     async def use_newest_files(self, first: Callable[[], int]) -> None:
-        """Use the newest partition files from the beginning of an epoch on; see ``go_over``."""
+        """Switch to the newest version of the partition files, at the beginning of an epoch, as ``go_over`` does."""
         if self.facts.files is not None:
             await go_over(self.facts.files, self.progress, self.crew.emit, first)
 
     def grow(self, number: int) -> range:
-        """Add a slot for each additional worker, if the run may grow. The number of slots never decreases.
+        """Add a slot for each worker that exceeds the number of slots, if the run may grow.
+
+        The number of slots never decreases.
 
         Args:
             number: A round, from 0, that no slot has begun. Slots are added only between epochs: within an epoch,
@@ -631,11 +644,14 @@ class Run:
         await self.exchange.stop(self._cluster.workers, STOP_S)
 
     async def again(self, task: Task, avoid: frozenset[int] = frozenset()) -> Reply:
-        """Have a task carried again, if possible by a worker outside of ``avoid``."""
+        """Have a task carried out again after its update was rejected, if possible by a worker outside of ``avoid``."""
         return await self.carry(task.slot, task.round, task.indices, lambda: task, avoid)
 
     def _note(self, replies: Sequence[Reply]) -> None:
-        """Store the slot states, sample counts and speeds of the slots whose updates count."""
+        """Store what the replies say about their slots: states, sample counts and speeds.
+
+        Only slots whose updates count are given.
+        """
         progress = self.progress
         self.exchange.count(replies, whole_round=self.loops is None)
         for reply in replies:
@@ -693,7 +709,7 @@ class Run:
 
 
 def arrived(reply: Reply) -> UpdateArrived:
-    """Return the event that reports a reply."""
+    """Return the event that reports the arrival of a reply."""
     return UpdateArrived(
         round=reply.task.round + 1,
         slot=reply.slot + 1,
@@ -709,7 +725,7 @@ def arrived(reply: Reply) -> UpdateArrived:
 
 
 def speeds_in(progress: Progress, number: int, balance: str, facts: Facts) -> Sequence[float | None]:
-    """Return the speeds, or sizes, that determine the proportions of the parts in a round of synchronous training.
+    """Return the numbers that determine how a round's samples are divided among slots: their speeds, or fixed sizes.
 
     An epoch of files is shared out as a whole. So if rounds are parts of it, they use the speeds that were measured
     before the epoch began.
@@ -743,7 +759,7 @@ Again = Callable[[Task, frozenset[int]], Coroutine[Any, Any, Reply]]
 async def gather(
     run: Run, tasks: Sequence[Task], carrying: Sequence[asyncio.Task[Reply]], again: Again, into: Merge | None = None
 ) -> list[Reply]:
-    """Wait for all updates of a round, and return the replies that count.
+    """Wait for all updates of a round, check them by the update policy, and return the replies that count.
 
     Args:
         run: The run.
@@ -823,7 +839,7 @@ async def _compared(
 
 
 def check(run: Run, reply: Reply) -> None:
-    """Refuse an update that is unusable by itself, whatever the other updates are.
+    """Raise an error if an update is unusable by itself, whatever the other updates are.
 
     Raises:
         BadUpdate: Names the worker, the tensor and the number of wrong values.
@@ -834,12 +850,14 @@ def check(run: Run, reply: Reply) -> None:
 
 
 def stays(reply: Reply) -> bool:
-    """Return whether an update stays on its worker, which has checked it and reported any fault."""
+    """Return whether an update stays on its worker. Then the worker has checked it and reported any fault."""
     return reply.update is None or isinstance(reply.update, Fault)
 
 
 def check_weights(run: Run, weights: Weights | WeightsRef, replies: Sequence[Reply]) -> None:
-    """Refuse new global weights that contain NaN or infinity. The updates were usable, so the rule went too far.
+    """Raise an error if new global weights contain NaN or infinity.
+
+    The updates were usable, so the merge rule or outer optimizer went too far.
 
     Raises:
         BadUpdate: Names the round, the tensor and the number of wrong values.
@@ -861,7 +879,7 @@ def unfit(found: Fault, number: int) -> BadUpdate:
 
 
 def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | None:
-    """Judge one update against the last one of each other slot.
+    """Judge an update of asynchronous training by comparing it with the last one of each other slot.
 
     Returns:
         The reply, with its update scaled if it was too long; None if the update is rejected.
@@ -884,20 +902,20 @@ def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | No
 
 
 def as_it_counts(reply: Reply, verdict: Verdict) -> Reply:
-    """Return the reply with its update scaled, if the update was too long and is on the master."""
+    """Return a reply in the form that is merged: its update is scaled if it was too long and is on the master."""
     if verdict.factor == 1 or stays(reply):
         return reply
     return dataclasses.replace(reply, update=scaled(reply.update, verdict.factor))
 
 
 def tell_clipped(run: Run, reply: Reply, verdict: Verdict) -> None:
-    """Emit the event that an update was scaled down."""
+    """Emit the event that says that an update was too long and was scaled down."""
     facts = {"round": reply.task.round + 1, "slot": reply.slot + 1, "worker": reply.worker}
     run.crew.emit(UpdateClipped(**facts, factor=verdict.factor, why=str(verdict)))
 
 
 def verdicts_on(run: Run, replies: dict[int, Reply]) -> dict[int, Verdict]:
-    """Return the verdicts on the updates of some slots, by slot. Their texts number slots from 1."""
+    """Return whether each of these slots' updates is usable, by slot. Messages number slots from 1."""
     found = judge(
         {slot + 1: (reply.update, reply.weight) for slot, reply in replies.items()},
         run.weights,

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class Refusal(NamedTuple):
-    """A combination of settings that cannot work.
+    """A combination of settings that cannot work, and the error's text for it.
 
     Args:
         applies: Whether this run has the combination.
@@ -376,7 +376,7 @@ class StrategySettings(Group):
     unused: ClassVar[dict[str, str]] = {}
 
     def has_fixed_slots(self, spec: RunSpec) -> bool:
-        """Return whether workers that join later get no slot."""
+        """Return whether the number of slots stays the same, so that workers that join later get no slot."""
         return False
 
     def slot_warning(self, slots: int) -> str:
@@ -385,12 +385,15 @@ class StrategySettings(Group):
 
     @classmethod
     def compared(cls, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of a checkpoint that had an effect, by name."""
+        """Return the settings of a checkpoint that had an effect.
+
+        A run that resumes must have the same ones.
+        """
         return saved
 
     @property
     def extra_workers(self) -> int:
-        """The number of workers that train no slot."""
+        """Return the number of workers that train no slot, such as servers."""
         return 0
 
     def refusals(self, spec: RunSpec) -> Iterable[Refusal]:
@@ -402,11 +405,11 @@ class StrategySettings(Group):
         return ()
 
     def worker_refusals(self, workers: int, one_at_a_time: bool) -> Iterable[Refusal]:
-        """Return refusals of too few or unsuitable workers; same arguments as ``refusals.check_workers``."""
+        """Return errors about too few or unsuitable workers, for the arguments of ``refusals.check_workers``."""
         return ()
 
     def slot_refusals(self, slots: int, fewest: int) -> Iterable[Refusal]:
-        """Return refusals of too few slots; same arguments as ``refusals.check_slots``."""
+        """Return errors about too few slots, for the arguments of ``refusals.check_slots``."""
         return ()
 
 
@@ -543,27 +546,27 @@ class RunSpec(Group):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups of the spec, and the spec itself for the settings of the run as a whole."""
+        """The groups of settings in the spec, and the spec itself for the settings of the run as a whole."""
         return self, self.data, self.local, self.exchange, self.train, self.evaluation, self.checkpoint, self.output
 
     @property
     def outer(self) -> Any:
-        """The outer optimizer; None if the strategy merges no updates."""
+        """The outer optimizer, which applies merged updates; None if the strategy merges no updates."""
         return getattr(self.train, "outer", None)
 
     @property
     def batchnorm(self) -> str:
-        """The treatment of batch normalization."""
+        """The value of the setting ``batchnorm``: how batch normalization is treated."""
         setting: str = getattr(self.train, "batchnorm", "averaged")
         return setting
 
     @property
     def role(self) -> str:
-        """The role that trains on the workers, as ``"module:Class"``."""
+        """The class on the workers that trains, as ``"module:Class"``."""
         return self.train.role or self.exchange.role
 
     def changed(self, names: Iterable[str]) -> Iterator[tuple[Setting[Any, Any], Any]]:
-        """Yield the settings of some names whose value in this run is not the default, with their values.
+        """Yield the settings in ``names`` whose value in this run is not the default, each with its value.
 
         Args:
             names: Names of app's attributes. Settings that the run does not have are left out.

@@ -66,7 +66,7 @@ NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
 
 
 def check(app: App, mode: str, *given: int | None, fresh: bool = False) -> RunSpec:
-    """Refuse wrong settings, methods and folders that can be found before anything starts.
+    """Raise an error for wrong settings, methods and folders that can be found before anything starts.
 
     Args:
         app: The user's ``IApp``.
@@ -102,7 +102,9 @@ def _check_workers(spec: RunSpec, cluster: Any) -> None:
 
 
 async def train(app: App, mode: str, *given: int | None, fresh: bool = False, crew_of: Any = crew_of) -> History:
-    """Check the settings, prepare the nodes and run a strategy. The app has the result, also after an error.
+    """Train an app with a strategy: check its settings, prepare all nodes, and run the strategy's loop.
+
+    The app has the result, also after an error.
 
     Args:
         app: The user's ``IApp``.
@@ -183,7 +185,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
 
 
 async def _train(run: Run, loop: Loop, callbacks: Callbacks | None) -> None:
-    """Run the strategy's loop between the first and the last calls of the callbacks."""
+    """Run the strategy's training loop, between ``on_train_begin`` and ``on_train_end`` of the callbacks."""
     if callbacks is not None:
         if callbacks.need_weights:
             run.progress.fetch()
@@ -208,7 +210,7 @@ async def _bring_states(run: Run) -> None:
 
 @contextlib.asynccontextmanager
 async def _told(app: App, spec: RunSpec) -> AsyncIterator[str]:
-    """Emit the events at the beginning and at the end of a run. Yield the name of the run."""
+    """Emit the events at the beginning and at the end of a run, around a ``with`` block. Yield the name of the run."""
     if app.run_context.is_training:
         raise LeaseError(
             "this app is in another training run of this program",

@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
 
 class Loop(Protocol):
-    """A strategy's half on the master. One object serves one run."""
+    """The part of a strategy that runs on the master and trains. One object serves one run."""
 
     def begin(self, run: Run) -> None:
         """Store the loop's initial state in ``run.state``, where callbacks can read it before training."""
@@ -88,7 +88,7 @@ class CommonStep(Protocol):
     """An outer optimizer that makes the common step of all slots, such as the model's own optimizer."""
 
     def plan(self, steps: int, epochs: int) -> None:
-        """Receive the number of steps and epochs of the run."""
+        """Receive the number of steps and epochs of the run, which the optimizer's schedules need."""
 
     def init(self, weights: Sequence[Tensor]) -> State:
         """Return the initial state, as ``OuterOptimizer`` requires."""
@@ -96,7 +96,7 @@ class CommonStep(Protocol):
     def update(
         self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
     ) -> tuple[State, list[Tensor]]:
-        """Step, as ``OuterOptimizer`` requires."""
+        """Change the weights by the merged update, as ``OuterOptimizer`` requires."""
 
 
 class Strategy(StrategySettings):
@@ -112,7 +112,7 @@ class Strategy(StrategySettings):
         raise NotImplementedError
 
     def weights(self, place: Place) -> WeightSource | None:
-        """Return the source of the weights for tasks; None leaves this to the exchange."""
+        """Return the object that supplies the weights for tasks; None leaves this to the exchange."""
         return None
 
     def check_model(self, model: Any) -> None:
@@ -128,15 +128,15 @@ class Exchange(ExchangeSettings):
         return self, ""
 
     def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop | None:
-        """Return the exchange's own loop of synchronous training; None for the usual one."""
+        """Return the exchange's own loop of synchronous training; None to use the strategy's loop."""
         return None
 
     def step(self, app: App) -> CommonStep | None:
-        """Return the factory of the common step; None if slots train locally."""
+        """Return the function that makes the common step of all slots; None if slots train locally."""
         return None
 
     def weights(self, place: Place) -> WeightSource:
-        """Return the source of the weights for tasks: the master."""
+        """Return the object that supplies the weights for tasks. By default these come from the master."""
         from ddlf.training.exchanges.carrier import StarWeights
 
         return StarWeights(str(self.weights_codec), place.lossless, fragments=place.fragments)
@@ -144,7 +144,7 @@ class Exchange(ExchangeSettings):
     def states(
         self, place: Place, source: WeightSource, known: list[SlotState], parts: Mapping[str, Kept]
     ) -> SlotStates:
-        """Return the states of the slots.
+        """Return the object that keeps the states of the slots between rounds.
 
         Args:
             place: The run.
@@ -158,7 +158,7 @@ class Exchange(ExchangeSettings):
 
 
 def parts_of(spec: RunSpec) -> tuple[Strategy, Exchange]:
-    """Return the strategy and the exchange of a run, after checking that they can train.
+    """Return the strategy and the exchange of a run. Raise an error if one of them has no code that trains.
 
     Raises:
         ConfigError: A class that another package registered only has settings.

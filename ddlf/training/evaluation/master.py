@@ -72,8 +72,6 @@ async def measured(
     The workers evaluate if they have the weights or share evaluations. A cancelled evaluation ends after its current
     batch.
 
-    A cancelled evaluation ends after its current batch.
-
     Args:
         function: ``evaluate`` or ``validate``.
         app: The function's first argument.

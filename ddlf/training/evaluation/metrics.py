@@ -43,7 +43,7 @@ def scalars(values: Any) -> dict[str, float]:
 
 
 def counted_names(model: Any, metrics: Mapping[str, float]) -> list[str | None]:
-    """Return the names of a model's metrics. A name is None if ``metrics`` has a value that Keras did not count.
+    """Return the names of a model's metrics; None in place of a name if ``metrics`` has another value than Keras.
 
     Args:
         model: Model after training.

@@ -136,7 +136,7 @@ def _not_added(model: Any, other: set[str], most: int) -> list[str]:
 def _one_at_a_time(app: App) -> Iterator[None]:
     """Make each call of the compiled test step evaluate one batch only, in this context.
 
-    Afterwards the model has its former test step and training step again, so that they need not be compiled again.
+    The compiled step is kept for the next such evaluation. Afterwards the model has its former test step again.
     """
     model = app.model
     before = model.steps_per_execution, model.test_function

@@ -28,7 +28,7 @@ from ddlf.training.slot.task import Reply, Task
 
 
 class WeightSource(Protocol):
-    """The source of the weights for tasks: each exchange has one.
+    """The interface of the object that supplies the weights for tasks. Each exchange has one.
 
     Attributes:
         stays: Whether updates stay on the workers.
@@ -61,7 +61,7 @@ class WeightSource(Protocol):
 
 
 class StarWeights:
-    """The source of the weights at the master. ``ddlf.training.slot.parts`` has the worker's side.
+    """Supplies the weights for tasks from the master. ``ddlf.training.slot.parts`` has the worker's side.
 
     ``ddlf.algorithms.encoding`` applies the codecs. For delta codecs, the master keeps the exact weights that each
     slot's worker holds, so that another worker can get the same ones.
@@ -128,10 +128,10 @@ class StarWeights:
         return {"delta": False, "encoded": encode_update(codec, weights, self.lossless)[0]}
 
     async def reach(self, worker: ProxyWorker) -> None:
-        """Prepare a worker to get weights. The master needs no preparation."""
+        """Do nothing to prepare a worker for weights, since the master sends them itself."""
 
     def silent(self, worker: int, other: int, why: str) -> None:
-        """Handle the report that two workers cannot reach each other. The master reaches both, so it ignores this."""
+        """Ignore the report that two workers cannot reach each other, since the master reaches both."""
 
     def _difference(self, slot: int, weights: Weights, tensors: Sequence[int] | None) -> dict[str, Any] | None:
         """Return the message that brings a slot to new weights; None if the slot holds nothing yet."""
@@ -146,7 +146,7 @@ class StarWeights:
 
 
 class Carrier:
-    """Carries tasks and replies between a run and its workers.
+    """Sends the tasks of a run to its workers, and receives their replies.
 
     Args:
         name: Name of the run on the workers.
@@ -222,7 +222,7 @@ class Carrier:
         return await worker.call(self._role, "measure", task.to_message())
 
     def _moved(self, task: Task, worker: int, facts: dict[str, Any]) -> None:
-        """Handle a worker's progress report on a task: emit it as an event."""
+        """Emit an event for a worker's report of its progress in a task."""
         if facts["what"] == "silent":
             self.weights_out.silent(worker, facts["worker"], facts["why"])
             return
@@ -240,7 +240,7 @@ class Carrier:
         )
 
     async def stop(self, workers: Sequence[ProxyWorker], timeout_s: float) -> None:
-        """Send STOP: workers that still train stop after their current batch.
+        """Tell workers that still train to stop after their current batch.
 
         Args:
             workers: All workers of the run.

@@ -39,7 +39,7 @@ HINT = (
 
 
 class Members:
-    """The workers of one run that hold its weights. Tasks use it instead of ``StarWeights``.
+    """The workers of one run that hold its weights, as the master sees them. It replaces ``StarWeights``.
 
     Args:
         run: Name of the run on the workers.
@@ -98,7 +98,7 @@ class Members:
         return {(number, member[1]): member[0] for number, member in found if member is not None}
 
     def member(self, worker: int) -> Member | None:
-        """Return the current member of a worker number; None if the worker does not take part."""
+        """Return the worker with this number, as it takes part now; None if it does not."""
         found = self._crew.member(worker)
         return None if found is None else (worker, found[1])
 
@@ -116,7 +116,7 @@ class Members:
         part: str,
         batch_size: int = EVALUATION_BATCH,
     ) -> dict[str, float] | None:
-        """Have a worker evaluate weights, with the same bits as on the master.
+        """Have a worker evaluate weights, with the same bits as an evaluation on the master.
 
         Args:
             at: Workers that have the weights, or can get them, in the order in which to ask them.
@@ -180,7 +180,7 @@ class Members:
             await self.begin()
 
     async def cut(self, worker: int, other: int, why: str) -> None:
-        """Continue without one of two workers whose link has failed.
+        """Exclude one of two workers whose link has failed, and continue without it.
 
         Args:
             worker: Number of the worker that cannot reach the other one.
@@ -206,7 +206,7 @@ class Members:
         looking.add_done_callback(self._looking.discard)
 
     async def close(self) -> None:
-        """Cancel the searches for failed links that still run."""
+        """Cancel the searches for failed links that are still running."""
         await end_all(list(self._looking))
 
     async def _look(self, worker: int, other: int, why: str) -> None:
@@ -236,7 +236,7 @@ class Members:
 
 
 def cannot_reach(one: ProxyWorker, other: ProxyWorker) -> str:
-    """Return the sentence that one worker cannot reach another one."""
+    """Return the sentence which says that one worker cannot reach another one."""
     return f"{one.name} cannot reach {other.name}"
 
 

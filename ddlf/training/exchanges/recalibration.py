@@ -62,12 +62,12 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
 
 
 def measuring(weights: dict[str, Any], reply: Reply) -> Task:
-    """Return the task to measure statistics of some weights over the samples of a reply."""
+    """Return the task that makes a worker measure moving statistics for given weights over a reply's samples."""
     return dataclasses.replace(reply.task, weights=weights, state=None, shared={}, control=None)
 
 
 async def carried(run: Run, tasks: Sequence[Task], measure: Callable[..., Awaitable[Any]]) -> list[Any]:
-    """Have each task measured by some worker, and return the results in order."""
+    """Have each task measured by some worker, and return the measured statistics in order."""
 
     async def one(task: Task) -> Any:
         work = partial(measure, run, task)
@@ -86,7 +86,9 @@ async def _measure(run: Run, task: Task, worker: ProxyWorker, holds: bool) -> An
 
 
 def norms_of(app: App, setting: str) -> dict[str, tuple[int, ...]]:
-    """Return the places of the weights that slots keep apart, or that are recalibrated, for a value of ``batchnorm``.
+    """Return the indices of the weights that slots keep to themselves, or that are recalibrated.
+
+    The value of ``batchnorm`` decides which.
 
     Raises:
         ConfigError: The model has no such weights.

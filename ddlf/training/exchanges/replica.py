@@ -31,7 +31,7 @@ class HoldingReplica(Replica):
     async def evaluate(
         self, which: dict[str, Any], part: str, batch_size: int, content: dict[str, str]
     ) -> dict[str, float] | None:
-        """Evaluate weights on workers, between the trainings of slots.
+        """Evaluate weights that workers hold, between the trainings of slots.
 
         Args:
             which: Names the weights, for ``_weights_of``.

@@ -28,7 +28,7 @@ FETCH_S = 30.0
 
 
 class LeftBy(NamedTuple):
-    """The worker that has the state of a slot after a round.
+    """Tells which worker has the state of a slot after a round.
 
     Args:
         worker: Number of the worker.
@@ -42,7 +42,7 @@ class LeftBy(NamedTuple):
 
 
 class SlotStates:
-    """The state of each slot.
+    """The states of all slots between rounds, and which worker has which parts of them.
 
     Args:
         run: Name of the training run.
@@ -80,13 +80,13 @@ class SlotStates:
         self._fetched = tuple(name for name, part in parts.items() if not part.back and name not in AT_HOME)
 
     def check(self, reply: Reply, worker: str) -> None:
-        """Check the arrays that came back from a worker; see ``SlotPart.check``."""
+        """Check the arrays of slot state that came back from a worker, as ``SlotPart.check`` does."""
         for name in self.back:
             if (part := self.parts[name].part) is not None:
                 part.check(reply.state[name], reply.task.weights, worker)
 
     def left(self, reply: Reply) -> None:
-        """Record that a slot's update was accepted, and store the slot state of that round."""
+        """Note that a slot's update was accepted, and store the slot state of that round."""
         slot = reply.slot
         self._coming.pop(slot, None)
         self._on.pop(slot, None)
@@ -105,7 +105,7 @@ class SlotStates:
             self._share([reply.state[self.averaged] for reply in replies], [reply.samples for reply in replies])
 
     def _share(self, left: Sequence[Left], samples: Sequence[int]) -> None:
-        """Make all slots, and slots that join later, begin with the mean of what slots have left."""
+        """Make all slots, including later ones, begin with the mean of the states that slots have left."""
         if (mean := self.parts[self.averaged].mean) is not None:
             self.shared = {self.averaged: mean(left, samples)}
         for slot, state in enumerate(self._known):
@@ -125,7 +125,7 @@ class SlotStates:
         return found
 
     def holds(self, slot: int, weights: Weights) -> None:
-        """Store the weights that a slot holds when weights travel as differences."""
+        """Store the weights that a slot's worker has, if weights travel as differences to them."""
         self._known[slot] = {**self._known[slot], HELD: weights}
 
     async def given(self, task: Task, worker: ProxyWorker, holds: bool) -> tuple[SlotState | None, bool]:
@@ -145,11 +145,14 @@ class SlotStates:
         return self._sent(task.slot, await asyncio.shield(coming) if coming else {}), holds
 
     def _sent(self, slot: int, more: SlotState) -> SlotState:
-        """Return a slot's state for its worker: the parts on the master that travel, and more parts."""
+        """Return a slot's state to send to its worker: the parts on the master that travel, and more parts."""
         return {name: group for name, group in (self._known[slot] | more).items() if name not in AT_HOME}
 
     def set_back(self, states: list[SlotState]) -> None:
-        """Replace all states, and forget what workers hold. The list is used and changed from now on."""
+        """Replace the states of all slots, and forget what workers hold.
+
+        The list is used and changed from now on.
+        """
         self._known = states
         self._coming, self._on = {}, {}
 
@@ -160,14 +163,17 @@ class SlotStates:
         )
 
     async def close(self) -> None:
-        """Cancel the fetches that are still running."""
+        """Cancel the fetches of slot states that are still running."""
         coming = list(self._coming.values())
         for future in coming:
             future.cancel()
         await asyncio.gather(*coming, return_exceptions=True)
 
     def _coming_of(self, slot: int) -> asyncio.Future[SlotState] | None:
-        """Return a future with the parts that are only on the slot's worker; None without any. Asks at most once."""
+        """Return a future with the parts of a slot's state that are only on its worker; None without any.
+
+        The worker is asked at most once.
+        """
         if slot not in self._coming and slot in self._on:
             self._coming[slot] = asyncio.ensure_future(self._fetch(slot, self._on[slot]))
         return self._coming.get(slot)
@@ -178,7 +184,10 @@ class SlotStates:
         return [member[0]] if member is not None and member[1] == left.openings else []
 
     async def _fetch(self, slot: int, left: LeftBy) -> SlotState:
-        """Fetch the parts of a slot's state that did not come back. If they are lost, say so and return nothing."""
+        """Fetch the parts of a slot's state that did not come back with the reply.
+
+        If they are lost, emit an event and return nothing.
+        """
         why = "it was lost"
         for holder in self._holders(slot, left):
             try:
@@ -194,7 +203,10 @@ class SlotStates:
         return {}
 
     async def _stored_state(self, slot: int, number: int) -> SlotState | None:
-        """Return a slot's state after a round from elsewhere than its workers; None if it is lost."""
+        """Return a slot's state after a round from another place than its workers, such as a checkpoint.
+
+        Return None if it is lost.
+        """
         return None
 
 

@@ -19,7 +19,9 @@ from ddlf.training.slot.task import Task
 
 
 class Fragments:
-    """The fragments of one run, round by round. ``run.state["merged"]`` has the last round that merged each fragment.
+    """Chooses which fragment of the weights a run exchanges in each round.
+
+    ``run.state["merged"]`` has the last round that merged each fragment.
 
     Args:
         run: The run.
@@ -42,7 +44,7 @@ class Fragments:
         self._parts: Sequence[int] = ()
 
     def tasks(self, round: Round) -> list[Task]:
-        """Return the tasks of a round, with the fragments to exchange."""
+        """Return the tasks of a round, which name the fragments to exchange."""
         run, rule = self._run, self._rule
         self._parts = range(rule.fragments) if round.last else [round.number % rule.fragments]
         self.tensors = tensors_of(self._parts, self._like, run.facts.trainable, rule.fragments)
@@ -58,12 +60,12 @@ class Fragments:
         return weights
 
     def were_merged(self, number: int) -> None:
-        """Record that the fragments of a round, from 0, are merged."""
+        """Note that the fragments of a round, numbered from 0, are merged."""
         merged = self._run.state["merged"][0]
         self._run.state["merged"] = [np.where(np.isin(np.arange(len(merged)), self._parts), number, merged)]
 
     def tell_late(self) -> None:
-        """Warn if some of the slots' learning is not in the model when training ends."""
+        """Warn when training ends if the model lacks the last local training of some slots."""
         merged = self._run.state["merged"][0]
         if late := int(np.count_nonzero(merged < merged.max())):
             why = (

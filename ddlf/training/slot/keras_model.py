@@ -48,8 +48,6 @@ def use_fast_steps(model: Any, callbacks: Sequence[Any], chosen: int) -> None:
     Do so only if the user chose no number, no callback looks at single batches, and the backend is TensorFlow.
     TensorFlow handles a shorter last group of batches and gives the same bits.
 
-    Only with TensorFlow, which handles a shorter last group of batches and gives the same bits.
-
     Args:
         model: The model to be trained next.
         callbacks: Callbacks of this ``fit``.

@@ -153,7 +153,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def restarts(optimizer: Any) -> bool:
-    """Return whether the learning rate follows a Keras schedule, which starts again whenever its optimizer does."""
+    """Return whether the learning rate follows a schedule of Keras that starts again whenever its optimizer does."""
     rate = getattr(innermost(optimizer), "_learning_rate", None)
     if not callable(rate):  # a number or a variable; runs without Keras must not import Keras here
         return False

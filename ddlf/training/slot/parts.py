@@ -407,7 +407,10 @@ def whole(weights: Weights, *, copy: bool = False) -> dict[str, Any]:
 
 
 def travelling(update: Any) -> Any:
-    """Return an encoded update without tensors that are all zero, such as frozen ones, which need not travel."""
+    """Return an encoded update without tensors that are all zero, such as frozen ones, which need not travel.
+
+    Return any other value unchanged.
+    """
     return without_zeros(update) if isinstance(update, dict) and "payloads" in update else update  # type: ignore[arg-type]
 
 

@@ -309,11 +309,6 @@ class Replica:
 
         A user's ``train`` may choose others. None if they were the task's samples in each epoch, or if ``fit`` did not
         run.
-
-        A user's ``train`` may choose others. None if they were the task's samples in each epoch, or if ``fit`` did not
-        run.
-
-        None if they were the partition in each epoch, or if ``fit`` did not run.
         """
         as_given = len(self._fed) == task.epochs and all(indices is task.indices for indices in self._fed)
         if as_given or not self._fed:

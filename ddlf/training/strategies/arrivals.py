@@ -29,12 +29,12 @@ Gate = Callable[[int, int], bool]
 
 
 def always(slot: int, number: int) -> bool:
-    """Return True: the default ``Gate`` lets every slot begin."""
+    """Return True. As the default ``gate``, it lets every slot begin its next round."""
     return True
 
 
 def global_weights(state: dict[str, Weights], weights: Weights, slot: int) -> Weights:
-    """Return the global weights: the default ``Begin``."""
+    """Return the global weights. As the default ``begin``, it lets every slot begin with them."""
     return weights
 
 
@@ -99,7 +99,7 @@ class Arrivals:
         self._news: asyncio.Queue[asyncio.Task[None] | tuple[Reply, asyncio.Future[None]]] = asyncio.Queue()
 
     async def replies(self) -> AsyncIterator[Reply]:
-        """Yield the accepted replies of all slots in order of arrival, for ``arrivals``.
+        """Yield the accepted replies of all slots in the order of their arrival.
 
         Ends when all slots have done their rounds, or the run is ending, and all hooks have returned.
         """
@@ -134,7 +134,10 @@ class Arrivals:
         return self._epochs > before
 
     def will_end_epoch(self, number: int) -> bool:
-        """Return what ``ends_epoch`` will return when a slot's round is committed. Not for paced slots."""
+        """Return what ``ends_epoch`` will return when a slot's next round is committed.
+
+        Not for slots with different numbers of steps.
+        """
         progress = self._run.progress
         of_epoch, arrived = progress.updates_of_epoch(number), progress.version + 1 + len(progress.dropped)
         return arrived // of_epoch > self._arrived // of_epoch
@@ -147,7 +150,7 @@ class Arrivals:
         *,
         remote: bool = False,
     ) -> None:
-        """Make the slots of a commit wait for its checkpoint and its hooks.
+        """Make the slots of a commit wait, before they continue, for its checkpoint and the user's hooks.
 
         They wait for the turn of the checkpoint before their next round, and for the hooks after it.
 
@@ -197,8 +200,7 @@ class Arrivals:
             number = progress.following(slot, number + 1)
 
     async def _round_begins(self, slot: int, number: int) -> None:
-        """Let new workers join, and use new partition files. The first slot that begins a round does this for all
-        slots."""
+        """Let new workers join, and use new partition files, when the first slot begins a round."""
         self._run.began[slot] = time.perf_counter()
         self._run.crew.meet_new_workers()
         self._grow()
@@ -228,7 +230,7 @@ class Arrivals:
         return dataclasses.replace(task, weights=self._begin(state, task.weights, slot))
 
     def _drop(self, slot: int, number: int, worker: int) -> None:
-        """Record that the update of a slot's round was rejected."""
+        """Note that the update of a slot's round was rejected."""
         self._run.progress.slot_rounds[slot] = self._run.progress.following(slot, number + 1)
         self._run.progress.dropped[slot, number] = worker
 
@@ -249,14 +251,14 @@ class Arrivals:
             self._spawn(self._loop(slot))
 
     def _first(self) -> int:
-        """Return the first round that begins an epoch and that no slot has begun."""
+        """Return the first round that no slot has begun, among the rounds that begin an epoch."""
         first = max(self._begun)
         while not self._run.progress.begins_epoch(first):
             first += 1
         return first
 
     def _pace(self, number: int) -> None:
-        """Cut a round that no slot has begun, and all later ones, in proportion to the speed of the slots."""
+        """Divide the samples of rounds that no slot has begun in proportion to the slots' speeds."""
         run, progress = self._run, self._run.progress
         if not self.paced or number < max(self._begun):
             return

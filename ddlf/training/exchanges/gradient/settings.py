@@ -40,7 +40,7 @@ class Gradient(Exchange):
     role: ClassVar[str] = "ddlf.training.exchanges.gradient.replica:GradientReplica"
 
     def check_app(self, app: App) -> None:
-        """Refuse an app with its own ``train``, which is local training.
+        """Raise an error for an app with its own ``train``, which trains locally.
 
         Raises:
             AppError: The app has its own ``train``.
@@ -52,14 +52,17 @@ class Gradient(Exchange):
             )
 
     def step(self, app: App) -> CommonStep:
-        """Return the common step, made by the model's own optimizer on the master."""
+        """Return the function that makes the common step of all slots, with the model's own optimizer on the master."""
         from ddlf.training.exchanges.gradient.step import Step, check_model
 
         check_model(app)
         return Step(app.model)
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
-        """Yield refusals of settings for local training. Parts of a batch are equal, since other sizes recompile."""
+        """Yield an error for each setting that needs local training or unequal parts of a batch.
+
+        Parts of other sizes would compile the step again.
+        """
         local = spec.local
         for setting, value in spec.changed(OF_LOCAL_TRAINING):
             text = str(value) if hasattr(value, "family") else value

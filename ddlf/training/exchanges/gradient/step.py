@@ -27,7 +27,7 @@ AT_FIRST = "_ddlf_at_first"
 
 
 def check_model(app: App) -> None:
-    """Refuse a model whose mean gradient over parts differs from the gradient of the whole batch.
+    """Raise an error for a model whose mean gradient over parts differs from the gradient of the whole batch.
 
     Raises:
         ConfigError: The model has a scaled loss, or a loss whose reduction is not the mean over samples.
@@ -84,7 +84,7 @@ class Step:
     def update(
         self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
     ) -> tuple[State, list[Tensor]]:
-        """Step along the mean gradient, as ``OuterOptimizer`` requires. Return the new state and the new weights."""
+        """Take one step along the mean gradient, as ``OuterOptimizer`` requires. Return the new state and weights."""
         import keras
 
         if self._apply is None:
@@ -101,7 +101,7 @@ class Step:
 
 
 def _compiled(optimizer: Any) -> Callable[[list[Any]], Any]:
-    """Return the optimizer's step along gradients of all variables that it was built with. TensorFlow compiles it."""
+    """Return a function that makes one step of the optimizer along given gradients. TensorFlow compiles it."""
     import keras
 
     if keras.backend.backend() != "tensorflow":

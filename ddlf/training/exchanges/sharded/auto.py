@@ -23,10 +23,7 @@ AGREED_S = 0.05
 
 @dataclass(frozen=True)
 class Auto(Exchange):
-    """Choose between the exchanges ``star`` and ``sharded`` the one that is likely to be faster.
-
-    A line of the output names it, and gives the reason.
-    """
+    """Star or sharded, whichever is likely to be faster. A line of the output says which one, and why."""
 
     name: ClassVar[str] = "auto"
     strategies: ClassVar[tuple[str, ...]] = ("sync",)

@@ -356,13 +356,7 @@ class Sharded:
     def _says(self, slot: int, number: int, holds: bool) -> dict[str, Any]:
         """Return the entry about weights in a slot's task: the generation, and the workers that have it.
 
-        It also says how many slots each mean sums, and names the workers that have the slot's state, unless the slot's
-        worker has it.
-
-        It also says how many slots each mean sums, and names the workers that have the slot's state, unless the slot's
-        worker has it.
-
-        If the slot's state is on other workers, the entry names them, too.
+        It also says how many slots each mean sums. If the slot's state is on other workers, it names them, too.
         """
         now, present = self._now, self._there.members()
         told: dict[str, Any] = {"generation": now.generation, "at": [one[0] for one in now.at if one in present]}

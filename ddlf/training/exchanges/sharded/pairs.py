@@ -54,8 +54,6 @@ async def sums(
     This is a few matrices, each the exact sum over the blocks of the range. A block belongs to the range that it begins
     in.
 
-    A block belongs to the range that it begins in.
-
     Args:
         asked: The request.
         like: The model's weights.

@@ -218,8 +218,6 @@ class Together:
         """Return the error that told the master of the loss of a worker; None if the worker still answers.
 
         It is called when another worker cannot reach that worker.
-
-        It is called when another worker cannot reach that worker.
         """
         try:
             async with asyncio.timeout(NOTICED_S):

@@ -33,7 +33,7 @@ from ddlf.training.strategies.arrivals import arrivals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asynchronous:
-    """Apply each update when it arrives.
+    """The loop of asynchronous training: it applies each update when it arrives.
 
     Args:
         arrival: The arrival rule, which changes the weights with an update.

@@ -40,7 +40,7 @@ class Async(Strategy):
     max_staleness: Setting[int | None, int | None] = MAX_STALENESS
 
     def loop(self, spec: RunSpec, step: CommonStep | None) -> Loop:
-        """Return the loop in which each slot has its own rounds."""
+        """Return the master's training loop, in which each slot has its own rounds."""
         from ddlf.training.strategies.asynchronous.master import Asynchronous
 
         return Asynchronous(
@@ -53,18 +53,21 @@ class Async(Strategy):
 
     @classmethod
     def compared(cls, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of a checkpoint that had an effect.
+        """Return those settings of a checkpoint that had an effect, to compare them with a run that resumes.
 
         Release 0.1 accepted ``balance`` with rounds of whole epochs, where it has no effect.
         """
         return saved if saved.get("worker_steps") else {name: saved[name] for name in saved if name != "balance"}
 
     def has_fixed_slots(self, spec: RunSpec) -> bool:
-        """Return True with ``balance="speed"``, which gives each slot its own pace."""
+        """Return whether the number of slots stays the same.
+
+        It does with ``balance="speed"``, which gives each slot its own number of steps.
+        """
         return spec.data.balance == "speed"
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
-        """Yield refusals of settings for rounds that all slots end together."""
+        """Yield an error for each setting that only works if all slots end a round together."""
         yield Refusal(
             spec.local.optimizer_state == "averaged",
             "optimizer_state='averaged' is for synchronous training: asynchronous slots end no round together",

@@ -44,8 +44,6 @@ def name_of(shard: int, epoch: int) -> str:
     """Return the name of a server among the objects that its worker offers to other workers.
 
     The name contains the term, so it changes each time another worker takes the server over.
-
-    The name contains the term, so it changes each time another worker takes the server over.
     """
     return f"server:{shard + 1}:{epoch}"
 

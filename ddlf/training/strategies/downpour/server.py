@@ -55,7 +55,7 @@ class Server:
         weights: The trained values of its range.
         rest: The untrained values of its range that change during training, such as moving statistics.
         rule: Push rule.
-        staleness: Returns the weight of a push that was computed from old weights.
+        staleness: Rule for the weight of a push that was computed from old weights.
         state: State of the push rule.
         softsync: Collects pushes, if several pushes make one step.
         codec: Codec of trained values to replicas, including replicas on the same worker.
@@ -136,7 +136,7 @@ class Server:
 
     @concurrent
     async def snapshot(self) -> dict[str, Any]:
-        """Return the server's whole state at one moment, for backups, new owners and the master."""
+        """Return the server's whole state at one moment, for backups, new owners and checkpoints."""
         async with self._news:
             return self._snapshot()
 
@@ -159,8 +159,6 @@ class Server:
     @concurrent
     async def mark(self, moment: int) -> None:
         """Keep a copy of the current values for evaluation, instead of an earlier copy, while training continues.
-
-        The master numbers the moment. With 0, keep no copy.
 
         The master numbers the moment. With 0, keep no copy.
         """

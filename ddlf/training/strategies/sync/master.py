@@ -26,7 +26,7 @@ from ddlf.training.run import Ended, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synchronous:
-    """Train all slots from the same weights, and merge their updates into one.
+    """The loop of synchronous training: all slots train from the same weights, and their updates become one.
 
     Args:
         merge: The merge rule for the updates of a round.

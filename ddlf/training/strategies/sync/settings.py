@@ -51,7 +51,7 @@ class Sync(Strategy):
     a forward pass and sends the weights twice per round. Scale and offset are merged like other weights."""
 
     def loop(self, spec: RunSpec, step: CommonStep | None) -> Loop:
-        """Return the loop of the exchange, which trains in rounds of all slots."""
+        """Return the master's training loop, whose rounds all slots end together."""
         from ddlf.training.strategies.sync.master import Synchronous
 
         merge, outer, balance = self.merge, step or self.outer, spec.data.balance
@@ -59,7 +59,7 @@ class Sync(Strategy):
         return own or Synchronous(merge=merge, outer=outer, balance=balance)
 
     def slot_warning(self, slots: int) -> str:
-        """Return a warning if the merge has too few slots to find bad updates."""
+        """Return a warning if there are too few slots for the merge rule to find bad updates; "" otherwise."""
         useful = self.merge.useful
         if slots >= useful:
             return ""
@@ -67,7 +67,7 @@ class Sync(Strategy):
         return f"{said} cannot tell a bad update from a good one: it needs at least {useful} slots"
 
     def slot_refusals(self, slots: int, fewest: int) -> Iterator[Refusal]:
-        """Yield refusals of too few slots for the merge."""
+        """Yield an error if there are too few slots for the merge rule."""
         least = self.merge.least
         yield Refusal(
             0 < slots < least,
