@@ -86,7 +86,10 @@ class Arrival(Named, ABC):
 
     @abstractmethod
     def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
-        """Return the changed state groups and the new weights, or ``weights`` itself if the rule has not merged yet."""
+        """Change the weights by an arrived update. Return the changed parts of the rule's state, and the new weights.
+
+        The result is ``weights`` itself if the rule collects updates and has not merged this one yet.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,7 +366,7 @@ class PeerRule(Arrival):
 
     @abstractmethod
     def merge(self, mine: Peer, theirs: Peer) -> Peer:
-        """Return the merged peer; ``mine`` itself if it does not change."""
+        """Return the peer ``mine`` after a merge with ``theirs``; ``mine`` itself if the rule changes nothing."""
 
     def init(self, weights: Weights) -> State:
         return {"peer": [np.asarray(0), np.asarray(-inf)]}

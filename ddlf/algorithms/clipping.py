@@ -92,7 +92,7 @@ class Adaptive(Named):
             raise ConfigError(f"share must be finite and > 0, got {self.share}")
 
     def factor(self, gradient: Any, weight: Any, xp: Any) -> Any:
-        """Return the factor of each unit's gradient, in a shape that broadcasts to the gradient's shape.
+        """Return the factor that clips each unit's gradient, in a shape that broadcasts to the gradient's shape.
 
         A unit consists of all weights with the same index on the last axis. A vector or a number is one unit, like in
         the authors' code.

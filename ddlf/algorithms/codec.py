@@ -28,7 +28,7 @@ Payload = dict[str, Tensor]
 
 
 class Codec(Named, ABC):
-    """One way to make a float32 tensor smaller. Subclasses define ``pack`` and ``decode``.
+    """One way to make a float32 tensor smaller for the network. Subclasses define ``pack`` and ``decode``.
 
     Attributes:
         biased: Whether the codec needs error feedback. Then ``encode`` returns the error to pass to its next call.
@@ -81,7 +81,9 @@ class Codec(Named, ABC):
         """
 
     def part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Payload:
-        """Cut a payload for a part of its tensor. Arrays with an entry for each value are cut, and others stay whole.
+        """Return the part of a payload that encodes a part of its tensor.
+
+        Arrays with an entry for each value are cut, and others stay whole.
 
         Args:
             payload: From ``pack``.
@@ -597,7 +599,7 @@ def _begun(last: Tensor | None, shape: tuple[int, int]) -> Tensor:
 
 
 def _orthonormal(matrix: Tensor) -> npt.NDArray[np.float64]:
-    """Return an orthonormal basis of the columns of a thin matrix, in float64."""
+    """Return an orthonormal basis of the space that the columns of a thin matrix span, in float64."""
     return np.asarray(np.linalg.qr(np.asarray(matrix, np.float64))[0])
 
 

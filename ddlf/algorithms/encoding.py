@@ -92,7 +92,7 @@ def encode_update(
 def decode_update(
     encoded: EncodedUpdate, like: Sequence[Tensor], of: Sequence[tuple[Sequence[int], int, int]] = ()
 ) -> list[Tensor]:
-    """Decode what ``encode_update`` made.
+    """Return the tensors that ``encode_update`` has encoded.
 
     Args:
         encoded: Update as it arrived. The result may share its memory.

@@ -91,7 +91,10 @@ class Rows:
         return found
 
     def weights(self, trained: Row, rest: Row, others: Sequence[Any]) -> Weights:
-        """Return all weights of the model from both rows. Weights that are in neither row come from ``others``."""
+        """Return all weights of the model, put together from both rows.
+
+        Weights that are in neither row come from ``others``.
+        """
         found = list(others)
         for row, places in ((trained, self.trained), (rest, self.rest)):
             for i, array in zip(places, self.arrays(row, places), strict=True):

@@ -60,7 +60,7 @@ class Merge(ABC):
         self._missing = set(range(slots))
 
     def add(self, slot: int, update: Sequence[Tensor], count: int, *, checked: bool = False) -> None:
-        """Add the update of one slot.
+        """Add the update of one slot to the merge.
 
         Args:
             slot: ``0 .. K-1``.
@@ -176,7 +176,7 @@ class RunningMerge(Merge):
 
 
 class Rule(Protocol):
-    """The interface of merge rules.
+    """The interface of merge rules, which merge the updates of a round into one.
 
     Attributes:
         least: Smallest number of slots.
@@ -212,7 +212,9 @@ class Mean(Named):
 
 
 class SortedMerge(Merge):
-    """Base of rules that sort the values of each coordinate. All updates are kept until ``result``.
+    """Base of merges that sort the values of each coordinate over all slots.
+
+    All updates are kept until ``result``.
 
     Since values are sorted, neither the order of arrival nor that of the slots changes a bit. Memory: the updates
     themselves, by reference, and one tensor times the number of slots.
@@ -259,7 +261,7 @@ class WholeRule(Named, ABC):
 
     @abstractmethod
     def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
-        """Return a weight for each of S updates, and the divisor of their weighted sum.
+        """Return a weight for each of S updates, and the divisor of the updates' weighted sum.
 
         Args:
             found: The lengths of the updates, shape (S,), or their squared distances, shape (S, S), over all float
@@ -269,7 +271,7 @@ class WholeRule(Named, ABC):
 
 
 class WholeMerge(Merge):
-    """Base of rules that weigh whole updates. All updates are kept until ``result``.
+    """Base of merges that give each whole update a weight. All updates are kept until ``result``.
 
     Sums are taken in slot order and in float64. Memory: the updates themselves, by reference.
 

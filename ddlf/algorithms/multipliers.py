@@ -131,7 +131,7 @@ class Multiplied:
         return self.read(self.text(rule))
 
     def text(self, rule: Freeze | ByName) -> str:
-        """Return the text of a rule."""
+        """Return the text that describes a rule."""
         if isinstance(rule, Freeze):
             return f"freeze:{','.join(f'{share:g}' for share in rule.shares)}"
         return ",".join(f"{name}={one:g}" for name, one in rule.factors)

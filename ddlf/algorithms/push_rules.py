@@ -236,7 +236,7 @@ def check_fits(gradient: Any, weights: FloatArray) -> None:
 
 
 def is_finite(row: FloatArray) -> bool:
-    """Return whether a push, a float32 row, has no NaN and no infinity.
+    """Return whether a pushed gradient, as a float32 row, contains no NaN and no infinity.
 
     Then its float64 sum is finite, because float32 values cannot overflow it.
     """
@@ -299,7 +299,7 @@ class Softsync:
 
 
 class Last(NamedTuple):
-    """The last push of a replica that a shard has accepted.
+    """The last push from one replica that a shard (a server's part of the weights) has accepted.
 
     Args:
         life: Incarnation of the replica, from 1.
@@ -365,7 +365,7 @@ class Cadence:
         return (step + 1) % self.n_push == 0 or step + 1 == steps
 
     def actions(self, steps: int) -> Iterator[Action]:
-        """Return all actions of a replica in this number of steps, in order."""
+        """Return all fetches and pushes that a replica makes in this number of steps, in order."""
         for step in range(steps):
             if self.takes(step):
                 yield "take" if step else "fetch"
@@ -377,7 +377,7 @@ class Cadence:
 
 
 def turns(steps: Sequence[int], length: int, chance: np.random.Generator, *, alone: int = 0) -> list[int]:
-    """Return the number of the replica that makes each step, for replicas that share a worker.
+    """Return which replica makes each step, for replicas that share a worker's model.
 
     The order is random. With strict turns, the staleness of every push would be the number of the other replicas. This
     is the worst order: fixed rates that are stable in a random order diverge, and so does Adagrad (parameter servers

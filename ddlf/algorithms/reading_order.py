@@ -133,7 +133,7 @@ class Portion:
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
     def stretches(self, sizes: Sequence[int] | Numbers) -> Numbers:
-        """Return the rows to read, one range for each file, in the order of reading.
+        """Return the rows that the portion contains, as one range for each file, in the order of reading.
 
         Args:
             sizes: Number of samples in each file, as when the portions were made.
@@ -156,7 +156,7 @@ class Portion:
         return found
 
     def blocks(self, sizes: Sequence[int] | Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-        """Yield the samples in training order, window by window or file by file.
+        """Yield the portion's samples in training order, in blocks: one for each window of files, or for each file.
 
         Args:
             sizes: Number of samples in each file, as when the portions were made.
@@ -196,7 +196,7 @@ class Portion:
                 return
 
     def ids(self, sizes: Sequence[int] | Numbers) -> Numbers:
-        """Return the numbers of the samples, counted through all files, in the order of reading."""
+        """Return the numbers of the portion's samples, counted through all files, in the order of reading."""
         sizes = np.asarray(sizes, np.int64)
         firsts = np.cumsum(sizes) - sizes
         return np.concatenate([firsts[:0], *(firsts[files] + rows for files, rows in self.blocks(sizes))])
@@ -240,11 +240,14 @@ class Turned:
 
     @property
     def windows(self) -> int:
-        """As of ``Portion``."""
+        """The windows of files that are read, as in ``Portion``."""
         return len(self.pieces)
 
     def blocks(self, sizes: Sequence[int] | Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-        """Yield samples like ``Portion.blocks``. A block ends where one of the parts enters its next window."""
+        """Yield the samples in training order, like ``Portion.blocks``.
+
+        A block ends where one of the parts enters its next window of files.
+        """
         sources = [piece.blocks(sizes) for piece in self.pieces]
         nothing = np.zeros(0, np.int64)
         held = [(nothing, nothing)] * len(sources)

@@ -154,7 +154,7 @@ class Warmup(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """The learning rate at each step: after W steps of warm-up, a course over the others.
+    """The rule of a learning rate over a run: it rises for W steps of warm-up, and then follows a course.
 
     Args:
         warmup: The warm-up.
@@ -208,7 +208,7 @@ class Schedules:
         return f"one of {PARTS}, or one of them after warmup"
 
     def read(self, text: str) -> Rates:
-        """Return the rule of a text such as ``warmup:0.05,cosine:least=0.01``.
+        """Return the rule that a text describes, such as ``warmup:0.05,cosine:least=0.01``.
 
         Without a course, the rate stays constant after the warm-up.
 
@@ -232,7 +232,7 @@ class Schedules:
         return self.read(self.text(rule))
 
     def text(self, rule: Rates) -> str:
-        """Return the text of a rule, with all of its parameters."""
+        """Return the text that describes a rule, with all of its parameters."""
         warmup = [str(rule.warmup)] if rule.warmup.share else []
         return ",".join([*warmup, str(rule.course)])
 

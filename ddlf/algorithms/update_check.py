@@ -101,7 +101,7 @@ class Verdict:
         return f"slot {self.slot} {done}" + (f": {self.reason}" if self.reason else "")
 
     def error(self, worker: str = "") -> BadUpdate:
-        """Return the error for a rejected update."""
+        """Return the error that reports the rejected update of a worker."""
         return (self.fault or Fault(self.reason)).error(self.slot, worker)
 
 
@@ -158,7 +158,7 @@ def verdicts_of(faults: Mapping[int, Fault | None]) -> dict[int, Verdict]:
 
 
 def scaled(update: Sequence[Tensor], factor: float) -> list[Tensor]:
-    """Return a clipped update: its float tensors times ``factor``. Integers stay."""
+    """Return an update that was too long, scaled down: its float tensors times ``factor``. Integers stay."""
     return [
         np.asarray(tensor * factor, tensor.dtype) if factor != 1 and is_float(tensor) else tensor for tensor in update
     ]
@@ -246,7 +246,7 @@ def _directions(slots: Sequence[int], cosine: npt.NDArray[np.float64], limits: L
 
 
 def compared(like: Sequence[Tensor], trainable: Sequence[bool]) -> tuple[list[int], list[int]]:
-    """Return the indices of the trained and of the untrained float tensors."""
+    """Return the indices of the trained and of the untrained float tensors, which are compared separately."""
     floats = [i for i, tensor in enumerate(like) if is_float(tensor)]
     trained = [i for i in floats if not trainable or trainable[i]]
     return trained, [i for i in floats if i not in trained]

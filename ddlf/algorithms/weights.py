@@ -41,7 +41,7 @@ def is_float_type(dtype: np.dtype[Any]) -> bool:
 
 
 def divided(update: Sequence[Tensor], by: float) -> list[Tensor]:
-    """Return a share of an update: its floats divided by ``by``. Other types are zero, because they are not merged."""
+    """Return an update divided by a number. Types other than floats become zero, because they are not merged."""
     return [np.asarray(u / by, u.dtype) if is_float(u) else np.zeros_like(u) for u in update]
 
 

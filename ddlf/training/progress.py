@@ -74,11 +74,11 @@ class Ledger:
 
     @property
     def samples(self) -> int:
-        """n, the number of samples."""
+        """n, the number of samples in the data set."""
         return len(self.counts)
 
     def add(self, indices: np.ndarray[Any, Any], epochs: int, fed: np.ndarray[Any, Any] | None = None) -> None:
-        """Count the samples of one slot's merged update.
+        """Count the samples of a slot's update, which was merged, as trained on.
 
         Args:
             indices: Indices of the slot's samples, shape (n_j,).
@@ -149,7 +149,7 @@ class FileLedger:
         fed: Sequence[Sequence[int]] | int | None = None,
         skipped: Sequence[int] = (),
     ) -> None:
-        """Count the samples of one slot's merged update.
+        """Count the samples of a slot's update, which was merged, as trained on.
 
         Args:
             indices: The portion that the slot read.
@@ -184,7 +184,10 @@ class FileLedger:
 
     @property
     def counts(self) -> np.ndarray[Any, Any]:
-        """The counts as in ``Ledger``, int32, shape (n,). Computed on request, 4 bytes for each sample."""
+        """How often each sample was trained on, as in ``Ledger``: int32, shape (n,).
+
+        It is computed on request, with 4 bytes for each sample.
+        """
         counts = np.full(self.samples, self._times, np.int32)
         for portion, times in self._open:
             np.add.at(counts, portion.ids(self._sizes_of(portion)), np.int32(times))
@@ -238,7 +241,7 @@ class FileLedger:
 
 
 def _is_all(portions: Sequence[Portion], samples: int) -> bool:
-    """Return whether ranges of one epoch cover all of it."""
+    """Return whether ranges of an epoch's order cover the whole epoch."""
     reached = 0
     for begin, length in sorted((portion.start + portion.begin, len(portion)) for portion in portions):
         if begin != reached:
@@ -285,7 +288,7 @@ class WeightsRef:
         return await asyncio.to_thread(self.read) if self.from_workers is None else await self.from_workers()
 
     def read(self) -> Weights:
-        """Return the arrays from the checkpoint, for code that cannot await. The first call reads the files.
+        """Return the arrays from the checkpoint, for code that cannot use ``await``. The first call reads the files.
 
         Raises:
             ConfigError: Only workers have the arrays.
@@ -539,11 +542,11 @@ class Progress:
         return Span(self.starts[number] if begin or size else number, begin, end, self.version_in(number))
 
     def ends_epoch(self, number: int) -> bool:
-        """Return whether every sample was trained on equally often after a round."""
+        """Return whether every sample has been trained on equally often after a round."""
         return self.offsets[number + 1] == 0
 
     def begins_epoch(self, number: int) -> bool:
-        """Return whether every sample was trained on equally often before a round."""
+        """Return whether every sample has been trained on equally often before a round."""
         return self.offsets[number] == 0
 
     def updates_of_epoch(self, number: int) -> int:
@@ -555,7 +558,7 @@ class Progress:
         return full * len(self.states) + min(rest, len(self.states))
 
     def tasks_in(self, number: int) -> int:
-        """Return the number of slots that train in a round: always the first ones.
+        """Return how many slots train in a round. If not all do, these are the first ones.
 
         At the end of an epoch fewer samples than slots may remain.
         """

@@ -141,7 +141,10 @@ def _bare(metric: str) -> str:
 
 
 def _is_misspelt(metric: str, usual: str) -> bool:
-    """Return whether the name of a metric has a typing error, rather than more letters like ``inaccuracy``."""
+    """Return whether the name of a metric is a usual name with a typing error.
+
+    It is none if it has more letters, like ``inaccuracy``.
+    """
     return usual not in metric and bool(get_close_matches(_bare(metric), [usual], 1, SIMILAR))
 
 

@@ -118,7 +118,7 @@ class KindOf(Generic[Kind]):
 
     @property
     def more(self) -> tuple[str, ...]:
-        """The names that other packages have registered."""
+        """The names that other packages have registered for the setting."""
         return tuple(name for name in outside(self._entries) if name not in self._own)
 
     @property
@@ -197,7 +197,7 @@ DEFAULTS: Mapping[str, Any] = {name: one.default for name, one in SETTINGS.items
 
 
 def titles() -> dict[str, tuple[str, ...]]:
-    """Return the names of all settings by the names of their groups, which are an app's attributes or strategies.
+    """Return the names of all settings in each group. A group's name is an attribute of the app or a strategy.
 
     A setting of several strategies is in the group of the first one.
     """
@@ -268,7 +268,7 @@ class View:
 
 
 def spread(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Replace groups by the settings that the user gave in them.
+    """Replace groups of settings by the settings that the user gave in them.
 
     Args:
         values: Values by the names of an app's attributes, including groups and texts of groups.
@@ -305,7 +305,7 @@ class Configured(Protocol):
 
 
 def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] | None = None) -> RunSpec:
-    """Return the spec of a run from an app's settings.
+    """Return all settings of a run, as one ``RunSpec``, from an app's attributes.
 
     Args:
         app: Has the settings as attributes.

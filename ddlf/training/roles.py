@@ -41,19 +41,21 @@ def begin_import(then: Callable[[], object] = lambda: None) -> None:
 
 
 async def have_keras() -> None:
-    """Wait until Keras is imported on a thread, which continues if this coroutine is cancelled."""
+    """Wait until Keras is imported on another thread. The import continues if this coroutine is cancelled."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     begin_import(lambda: loop.call_soon_threadsafe(done.set))
     await done.wait()
 
 
 def is_importing() -> bool:
-    """Return whether a thread is importing Keras."""
+    """Return whether a thread is importing Keras now."""
     return any(thread.name == IMPORT for thread in threading.enumerate())
 
 
 def import_keras() -> None:
-    """Import Keras and its backend, on any thread. Suppress errors: the code that needs Keras meets them.
+    """Import Keras and its backend, on any thread.
+
+    Errors are suppressed: the code that needs Keras gets them when it imports Keras itself.
 
     The garbage collector is off meanwhile. It would spend a fifth of the time on hundreds of thousands of objects that
     stay.

@@ -92,7 +92,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round of all slots.
+    """One round of training, in which each slot has a task.
 
     Args:
         number: The round, from 0.
@@ -138,10 +138,10 @@ class SlotLoops(Protocol):
         """Make the slots of a commit wait, before they continue, for its checkpoint and the user's hooks."""
 
     def turn(self) -> None:
-        """Wake all waiting slots, so that they check again whether they may begin."""
+        """Wake all waiting slots, so that they check again whether they may begin their next round."""
 
     async def close(self) -> None:
-        """Cancel all slots and wait until they have ended."""
+        """Cancel the training of all slots, and wait until it has ended."""
 
 
 class Reporter:
@@ -184,7 +184,9 @@ class Reporter:
         self.converged = False
 
     async def report(self, weights: Weights | WeightsRef, *, validate: bool, last: bool) -> asyncio.Task[bool]:
-        """Begin to report the newest record. At the end of an epoch with callbacks, wait until it is reported.
+        """Begin to report the newest record to the user's hooks.
+
+        At the end of an epoch with callbacks, wait until it is reported.
 
         Args:
             weights: The global weights after it.
@@ -377,7 +379,7 @@ class Run:
 
     @property
     def version(self) -> int:
-        """The number of commits so far."""
+        """The number of commits (replacements of the global weights) so far."""
         return self.progress.version
 
     @property
@@ -497,7 +499,7 @@ class Run:
 
     @property
     def converged(self) -> bool:
-        """Whether the app's ``is_convergent`` has ended the training."""
+        """Whether the app's ``is_convergent`` or another rule has ended the training."""
         return self.reporter.converged
 
     # -- for the code that starts a run ------------------------------------------------------------------------------
@@ -544,7 +546,7 @@ class Run:
         return (await self._parts.of(progress.span(number), progress.slots_in(number), progress.parts_in(number)))[slot]
 
     def task(self, slot: int, number: int, indices: Any, means: Mapping[str, Any] | None = None) -> Task:
-        """Return a slot's task for a round, numbered from 0, with the current global weights.
+        """Return the task of a slot for a round, numbered from 0, with the current global weights.
 
         Args:
             slot: The slot, from 0.
@@ -637,7 +639,7 @@ class Run:
         return range(before, workers)
 
     async def stop_workers(self) -> None:
-        """Send STOP: workers that still train stop after their current batch.
+        """Tell workers that still train to stop after their current batch.
 
         The run does not wait for a worker that does not answer.
         """

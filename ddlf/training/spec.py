@@ -380,7 +380,7 @@ class StrategySettings(Group):
         return False
 
     def slot_warning(self, slots: int) -> str:
-        """Return a warning if K slots are few, though enough to run; "" otherwise."""
+        """Return a warning if K slots are enough to run, but few for these settings; "" otherwise."""
         return ""
 
     @classmethod
@@ -397,11 +397,11 @@ class StrategySettings(Group):
         return 0
 
     def refusals(self, spec: RunSpec) -> Iterable[Refusal]:
-        """Return the combinations of settings that this strategy does not support."""
+        """Return an error for each combination of settings that this strategy does not support."""
         return ()
 
     def file_refusals(self, spec: RunSpec) -> Iterable[Refusal]:
-        """Return the settings that this strategy cannot train with on partition files."""
+        """Return an error for each setting that stops this strategy from training on partition files."""
         return ()
 
     def worker_refusals(self, workers: int, one_at_a_time: bool) -> Iterable[Refusal]:
@@ -462,7 +462,7 @@ class ExchangeSettings(Group):
         """Raise an error before anything starts if the app cannot be trained with this exchange."""
 
     def refusals(self, spec: RunSpec) -> Iterable[Refusal]:
-        """Return the combinations of settings that this exchange does not support."""
+        """Return an error for each combination of settings that this exchange does not support."""
         return ()
 
 

@@ -55,7 +55,7 @@ as they arrive."""
 
 
 class Place(NamedTuple):
-    """Everything that an exchange needs to locate the weights of a run.
+    """Everything that an exchange needs to find and fetch the weights of a run.
 
     Args:
         run: The name of the run on the workers.
@@ -91,7 +91,7 @@ class CommonStep(Protocol):
         """Receive the number of steps and epochs of the run, which the optimizer's schedules need."""
 
     def init(self, weights: Sequence[Tensor]) -> State:
-        """Return the initial state, as ``OuterOptimizer`` requires."""
+        """Return the optimizer's initial state, as ``OuterOptimizer`` requires."""
 
     def update(
         self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
@@ -103,7 +103,7 @@ class Strategy(StrategySettings):
     """How a run trains: a frozen dataclass with the settings of one strategy."""
 
     def loop(self, spec: RunSpec, step: CommonStep | None) -> Loop:
-        """Return the object that trains on the master.
+        """Return the object that trains with this strategy on the master.
 
         Args:
             spec: The spec of the run, which contains this strategy.
@@ -124,7 +124,7 @@ class Exchange(ExchangeSettings):
     """How updates and weights travel. ``Star``, ``Sharded``, ``Auto`` and ``Gradient`` are exchanges."""
 
     async def chosen(self, app: App, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
-        """Return the exchange of this run, and why it was chosen; "" if there was no choice."""
+        """Return the exchange that this run uses, and why it was chosen; "" if there was no choice."""
         return self, ""
 
     def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop | None:

@@ -76,7 +76,7 @@ def warnings_of_master(app: App, mode: str) -> list[str]:
 
 
 def _better(monitor: str) -> str:
-    """Return "min" if a smaller value of the metric is better, and "max" if a larger one is; "" if unknown."""
+    """Return "min" if smaller values of a metric are better, and "max" if larger ones are; "" if unknown."""
     name = monitor.removeprefix("val_").lower()
     if name.endswith(("loss", "error", "mae", "mse", "rmse")):
         return "min"

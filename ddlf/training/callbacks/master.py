@@ -77,7 +77,7 @@ class Callbacks:
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback has set ``stop_training``."""
+        """Whether a callback has set ``stop_training``, which ends the run."""
         return bool(self._model.stop_training)
 
     @property
@@ -106,7 +106,7 @@ class Callbacks:
         return self._list if look_at_tests(self._list.callbacks) else None
 
     async def begin(self, progress: Progress) -> None:
-        """Call ``on_train_begin``, and restore the callbacks' states from the checkpoint.
+        """Call ``on_train_begin`` of all callbacks, and restore their states from the checkpoint.
 
         Args:
             progress: Progress that the run continues from; receives weights and learning rates that callbacks set.
@@ -121,7 +121,7 @@ class Callbacks:
         await compute(self._show)
 
     async def end_epoch(self) -> RoundRecord:
-        """Call ``on_epoch_end`` for everything trained since the last call.
+        """Call ``on_epoch_end`` of all callbacks for everything trained since the last call.
 
         Returns:
             The newest record, with the metrics that callbacks have added.
@@ -130,7 +130,10 @@ class Callbacks:
         return record
 
     async def begin_epoch(self) -> None:
-        """Call ``on_epoch_begin`` for each epoch of the next round; in asynchronous training, for the next epoch."""
+        """Call ``on_epoch_begin`` of all callbacks for each epoch of the next round.
+
+        In asynchronous training, call it for the next epoch.
+        """
         await compute(self._begin_epoch)
 
     async def end(self, *, whole: bool) -> None:

@@ -59,7 +59,7 @@ class CallbackStates:
         return bool(self._callbacks)
 
     def checked(self) -> Self:
-        """Return this object, if all attributes can move with a slot.
+        """Return this object. Raise an error if an attribute cannot move with a slot to another worker.
 
         Raises:
             AppError: An attribute cannot move with a slot. The error names the first one.
@@ -85,7 +85,7 @@ class CallbackStates:
         return [np.frombuffer(bytes(part), np.uint8) for part in dumps(changed)]
 
     def write(self, state: Sequence[Any]) -> list[str]:
-        """Restore the attributes that ``read`` has returned.
+        """Restore the callbacks' attributes from bytes that ``read`` has returned.
 
         Returns:
             Names of the callbacks that are missing here, or have another class.
@@ -103,7 +103,7 @@ class CallbackStates:
         self._goes_on = state is not None
 
     def go_on(self) -> Callable[[], None]:
-        """Return a function to call after ``on_train_begin`` of the next ``fit``.
+        """Return a function that the caller must call after ``on_train_begin`` of the next ``fit``.
 
         It restores the current attributes, which ``on_train_begin`` may reset.
         """

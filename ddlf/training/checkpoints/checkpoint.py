@@ -263,7 +263,7 @@ class CheckpointFolder:
                 )
 
     def _highest_epoch(self) -> int:
-        """Return the highest term in which a checkpoint was written."""
+        """Return the highest term (number of an owner) in which a checkpoint of the folder was written."""
         epochs = [0]
         for _, name in self._candidates():
             with contextlib.suppress(CheckpointError):
@@ -329,7 +329,7 @@ class CheckpointFolder:
     def load(
         self, path: str | os.PathLike[str], *, report: Callable[[str], None] = log.warning, apart: bool = False
     ) -> Checkpoint:
-        """Return one checkpoint.
+        """Return one checkpoint of the folder, after checking its bytes.
 
         Args:
             path: Folder, absolute or relative to this one, such as ``"round-000012"``.

@@ -125,7 +125,7 @@ class Manifest(BaseModel):
 
 
 def manifest_of(checkpoint: Checkpoint, files: list[File], extent: Extent, epoch: int) -> dict[str, Any]:
-    """Return the manifest of a checkpoint whose files are written."""
+    """Return the manifest (list of files with sizes and hashes) of a checkpoint whose files are written."""
     begun = checkpoint.slices
     more: dict[str, Any] = {}
     if begun is not None:
@@ -246,7 +246,7 @@ def bytes_in(folder: Path) -> int:
 
 
 def _read_file(path: Path, *, limit: int) -> bytes:
-    """Return the bytes of a regular file.
+    """Return the bytes of a regular file that belongs to a checkpoint.
 
     Raises:
         CheckpointCorrupt: The file is missing, not a regular file, longer than the limit, or the disk cannot read it.

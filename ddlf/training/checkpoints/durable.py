@@ -102,7 +102,7 @@ def _text(value: Any, line: str) -> str:
 
 
 def damaged(file: Path, expected: str, got: str, *, text: str = "") -> CheckpointCorrupt:
-    """Return the error for a damaged file. If ``text`` is given, it is the whole message."""
+    """Return the error that reports a damaged file. If ``text`` is given, it is the whole message."""
     return CheckpointCorrupt(
         text or f"{file} is damaged: expected {expected}, found {got}",
         hint="use another checkpoint, or a copy of this one",
@@ -113,7 +113,7 @@ def damaged(file: Path, expected: str, got: str, *, text: str = "") -> Checkpoin
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    """Wait until a file's bytes, or the names of the files in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _sync(descriptor)

@@ -92,7 +92,7 @@ class Keeper:
         return slices
 
     def _warn(self, slices: Slices) -> None:
-        """Warn once for each worker whose slices go through the master, with the reason."""
+        """Warn once for each worker whose slices the master must write, with the reason."""
         new = {worker: why for worker, why in sorted(slices.through.items()) if worker not in self._warned}
         self._warned.update(new)
         sentences = [
@@ -110,7 +110,7 @@ class Keeper:
             self._emit(Warned(about="checkpoint", why=sentence))
 
     def drop(self) -> None:
-        """Remove a checkpoint that was begun but not completed."""
+        """Remove the files of a checkpoint that was begun but not completed."""
         begun, self._begun = self._begun, None
         if begun is not None:
             begun.drop()

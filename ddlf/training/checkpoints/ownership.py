@@ -157,7 +157,7 @@ class Ownership:
         self.mine = None
 
     def read(self) -> Owner | None:
-        """Return the owner of the folder, or the last one; None if there was none.
+        """Return the current or last owner of the folder; None if there was none.
 
         Raises:
             CheckpointCorrupt: ``owner.json`` is damaged.

@@ -135,7 +135,7 @@ class Restoring:
 
 
 def names_of(checkpoint: Checkpoint) -> list[str]:
-    """Return number and path of each weight of a checkpoint, in slices or not."""
+    """Return number and path of each weight of a checkpoint, whether its values are in slices or not."""
     slices = checkpoint.slices
     return list(checkpoint.arrays[WEIGHTS]) if slices is None else [name for name, _, _ in slices.sliced[WEIGHTS]]
 

@@ -326,7 +326,7 @@ async def _open(
 
 
 def settings_of(app: App, samples: int, spec: RunSpec) -> dict[str, Any]:
-    """Return all facts that determine the bits of a run, as JSON data."""
+    """Return all facts that determine the bits of a run's result, as JSON data for a checkpoint."""
     return {
         "samples": samples,
         "data": app.run_context.content,
@@ -339,7 +339,7 @@ def settings_of(app: App, samples: int, spec: RunSpec) -> dict[str, Any]:
 
 
 def rules_of(spec: RunSpec) -> dict[str, Any]:
-    """Return the settings that determine the bits of a run, as JSON data."""
+    """Return the settings that determine the bits of a run's result, as JSON data."""
     values = flat(spec)
     own = {one.name: one for group in (spec.exchange, spec.train) for one in group.settings()}  # of other packages, too
     return {name: _fact(values[name]) for name, setting in {**SETTINGS, **own}.items() if Use.FACT in setting.use}

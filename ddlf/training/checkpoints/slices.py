@@ -124,7 +124,7 @@ def assembled(
     arrays: Mapping[str, Mapping[str, tensors.Array]],
     manifest: Path,
 ) -> Arrays:
-    """Return all arrays of a checkpoint, assembled from its slices.
+    """Return all arrays of a checkpoint, put together from the parts in its slices.
 
     Args:
         contents: File and arrays of each slice.

@@ -114,7 +114,10 @@ class Crew:
             self._check()
 
     async def ready(self) -> None:
-        """Wait until training can begin: at least one worker is open, and the first opening of every worker has ended.
+        """Wait until training can begin.
+
+        At least one worker must be open (have the app and the data), and the first opening of every worker must have
+        ended.
 
         A first opening ends with an open worker, a loss or an error. ``Recovery`` opens lost workers again later.
 
@@ -182,18 +185,18 @@ class Crew:
         return len(self._schedule.workers)
 
     def others_than(self, workers: frozenset[int]) -> bool:
-        """Return whether there is a worker besides these workers."""
+        """Return whether the run has a worker besides these workers."""
         return bool(self._schedule.workers - workers)
 
     def member(self, worker: int) -> tuple[ProxyWorker, int] | None:
-        """Return a worker that takes part and how often it received the app; None if it is lost.
+        """Return a worker that takes part in the run, and how often it received the app; None if it is lost.
 
         When that number changes, the worker has lost everything that it held.
         """
         return (self._workers[worker], self._opened[worker]) if worker in self._schedule.workers else None
 
     def distrust(self, slot: int, worker: int, why: str) -> None:
-        """Reject the result that a worker brought for a slot.
+        """Reject the result that a worker returned for a slot, because its update is suspicious.
 
         After three rejections in a row the worker leaves this run, if there is another one.
 
@@ -219,7 +222,7 @@ class Crew:
             self._recovery.served(worker)
 
     def progressed(self, slot: int) -> None:
-        """Note that a slot got further in its round than ever before, which resets its number of crashed executors."""
+        """Note that a slot got further in its round than ever before, which resets its number of crashes."""
         self._schedule.progressed(slot)
 
     # -- carrying out the schedule ----------------------------------------------------------------------------------
@@ -322,7 +325,7 @@ class Crew:
             self.lose(worker, None, error)
 
     def lose(self, worker: ProxyWorker, slot: int | None, error: Exception) -> None:
-        """Handle the loss of a worker and of its attempt at a slot, if it carried one."""
+        """Handle the loss of a worker, and of its work on a slot if it had one."""
         self._last_loss = error
         self.losses += 1
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
@@ -332,7 +335,7 @@ class Crew:
         self._recovery.bring_back(worker, error)
 
     def entered(self, worker: ProxyWorker) -> None:
-        """Let a worker take part: it has received everything that the run needs."""
+        """Let a worker take part in the run, since it has received everything that the run needs."""
         self._opened[worker.id] += 1
         self._cluster.take_in(worker)
         self._schedule.apply(Ready(worker.id))
@@ -374,7 +377,7 @@ class Crew:
             self._first[worker.id] = True
 
     def meet_new_workers(self) -> None:
-        """Bring in workers that have joined the cluster."""
+        """Prepare workers that have joined the cluster for this run."""
         for worker in (*self._cluster.workers, *self._cluster.missing):
             if worker.id not in self._opened and worker not in _training:
                 self._meet(worker, "joined")

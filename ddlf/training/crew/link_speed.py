@@ -34,7 +34,7 @@ class Ways:
 
     @concurrent
     async def measure(self, other: int, size: int) -> list[float]:
-        """Measure the link to another worker.
+        """Measure delay and speed of the link to another worker.
 
         Args:
             other: Number of the other worker.

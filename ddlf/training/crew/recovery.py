@@ -44,13 +44,13 @@ class Host(Protocol):
     """The object that ``Recovery`` tells about each worker: a crew."""
 
     def entered(self, worker: ProxyWorker) -> None:
-        """Let a worker take part: it has received everything that the run needs."""
+        """Let a worker take part in the run, since it has received everything that the run needs."""
 
     def absent(self, worker: ProxyWorker, error: DDLFError) -> None:
-        """Handle a worker that cannot be reached yet; it is tried again."""
+        """Note that a worker cannot be reached yet. ``Recovery`` tries again."""
 
     def put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
-        """Continue without a worker that cannot take part."""
+        """Continue the run without a worker that cannot take part."""
 
     def changed(self) -> None:
         """Handle a change: a worker entered, cannot be reached, was excluded, or began to load its data."""
@@ -87,7 +87,7 @@ class Recovery:
         self.coming[worker.id] = self._spawn(self._bring(worker))
 
     def bring_back(self, worker: ProxyWorker, loss: Exception) -> None:
-        """Bring back a worker that was lost while it carried a slot, unless it has lost the app too often."""
+        """Bring back a worker that was lost while it worked on a slot, unless it has lost the app too often."""
         if isinstance(loss, AppMissing) and not self._may_try(worker):
             self._host.put_out(worker, _robbed(loss))
         else:
@@ -98,7 +98,7 @@ class Recovery:
         self.tries.pop(worker, None)
 
     def end(self, *, at_once: bool) -> list[asyncio.Future[Any]]:
-        """Stop bringing workers in.
+        """Stop bringing workers into the run.
 
         Args:
             at_once: Whether to cancel openings, too, which costs those workers their executors. Otherwise they
@@ -115,7 +115,11 @@ class Recovery:
         return list(self.coming.values())
 
     def _may_try(self, worker: ProxyWorker) -> bool:
-        """Count an opening that failed or was undone before the worker served; return whether to try again."""
+        """Count a failed opening of a worker; return whether to try again.
+
+        An opening sends a worker everything that it needs. It failed if it was undone before the worker finished any
+        work.
+        """
         self.tries[worker.id] += 1
         return self.tries[worker.id] < MAX_OPENINGS
 

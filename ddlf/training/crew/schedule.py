@@ -114,7 +114,7 @@ class _Running:
 
 @dataclass(slots=True, kw_only=True)
 class Schedule:
-    """Decides which worker carries which slot.
+    """Decides which worker gets which slot, as workers and slots come and go.
 
     Args:
         backups: Whether a second worker also gets the slot of a straggler.
@@ -193,7 +193,7 @@ class Schedule:
         self._crashes[slot] = 0
 
     def order(self, workers: Sequence[int]) -> None:
-        """Set the order in which free workers get slots if no other rule decides."""
+        """Set the order in which free workers get slots, as far as no other rule decides."""
         self._free = dict.fromkeys(sorted(self._free, key=workers.index))
 
     def plan(self, now: float) -> list[Action]:

@@ -24,7 +24,7 @@ Facts = Mapping[str, Any]
 
 
 def given_threads(app: App, *, fresh: bool = False) -> int | None:
-    """Return the number of threads that the app, its cluster or the earlier training sets.
+    """Return the number of compute threads that the app, its cluster or the earlier training demands.
 
     Args:
         app: The user's ``IApp``.
@@ -66,7 +66,7 @@ def _recorded(app: App, fresh: bool) -> int | None:
 
 
 def chosen_threads(workers: Sequence[Facts], slots: int) -> int:
-    """Choose the number of threads so that the slots of a run use all cores of the smallest machine.
+    """Choose the number of compute threads, so that the slots of a run use all cores of the smallest machine.
 
     The slots count as spread evenly over the machines.
 

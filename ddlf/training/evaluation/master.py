@@ -267,7 +267,7 @@ def check_test(app: App) -> None:
 
 
 def wrong_with_test(app: App) -> str:
-    """Return why the model cannot be evaluated on the app's test data; empty if no reason is known."""
+    """Return the reason why the model cannot be evaluated on the app's test data; empty if none is known."""
     try:
         if place_of(app, "test") is not None:
             check_part(app, "test")

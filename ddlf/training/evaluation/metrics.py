@@ -92,7 +92,7 @@ class MetricMerge:
         self._ready: bool | None = None
 
     def __call__(self, parts: Sequence[tuple[dict[str, float], int, Any]]) -> dict[str, float]:
-        """Return the merged metrics.
+        """Return the metrics of a round, merged from the metrics of its slots.
 
         Args:
             parts: Metrics, number of samples, and the result of ``read_state``, for each slot.
@@ -137,7 +137,10 @@ class MetricMerge:
         return {name: value for name, value in zip(names, values, strict=True) if name is not None}
 
     def _build(self) -> bool:
-        """Make Keras create the variables of the master's metrics, which it does in the first batch."""
+        """Make Keras create the variables of the metrics in the master's model.
+
+        Otherwise Keras creates them in the first batch.
+        """
         if self._ready is None:
             model = self._model
             try:

@@ -104,7 +104,7 @@ def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int,
 
 
 async def beside(worker: Worker, app: App, work: Callable[[], Any]) -> Any:
-    """Evaluate on a worker's compute thread, between trainings. Cancellation ends it after the current batch."""
+    """Evaluate on a worker's thread for Keras, between trainings. If cancelled, it ends after the current batch."""
     gone: list[bool] = []
     evaluating = asyncio.ensure_future(worker.compute(lambda: None if gone else work()))
     try:
@@ -176,7 +176,7 @@ def fitting(app: App, part: str, batch_size: int) -> int:
 
 
 def end_reading(app: App) -> None:
-    """Stop an evaluation from reading more of its partition files. Any thread may call this."""
+    """Stop an evaluation from reading more partition files. Any thread may call this."""
     for feed, *_ in app.run_context.feeds.values():
         if isinstance(feed, FileFeed):
             feed.end()

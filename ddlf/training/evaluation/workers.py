@@ -122,7 +122,10 @@ class EvaluationThere:
         return place.inexact if place is not None else ""
 
     async def _content_of(self, part: str) -> dict[str, str]:
-        """Return the fingerprints that the workers' data of a part must have."""
+        """Return the fingerprints of a part of the master's data.
+
+        Workers must have data with the same ones to evaluate.
+        """
         if (place := place_of(self._app, part)) is not None:
             return {f"{part}_data": place.manifest.identity}
         now = [id(getattr(self._app, f"{letter}_{part}", None)) for letter in "xyw"]
@@ -152,7 +155,7 @@ class _Counted:
         self.names: list[str] = []
 
     def cut(self, parts: int) -> None:
-        """Cut the samples into this number of ranges, each of whole batches except the last."""
+        """Divide the samples into this number of ranges, each of whole batches except the last."""
         batches = -(-self._samples // self.batch_size)
         ends = [batches * (part + 1) // max(parts, 1) for part in range(max(parts, 1))]
         cuts = [min(end * self.batch_size, self._samples) for end in [0, *ends]]

@@ -120,7 +120,7 @@ class StarWeights:
         return {"delta": False, "encoded": encoded}
 
     def whole(self, weights: Weights) -> dict[str, Any]:
-        """Return the message with whole weights, for workers that may hold nothing.
+        """Return the message with whole weights, for workers that may have no earlier weights.
 
         The weights are exact if they usually travel as differences, and encoded with the codec otherwise.
         """
@@ -134,7 +134,7 @@ class StarWeights:
         """Ignore the report that two workers cannot reach each other, since the master reaches both."""
 
     def _difference(self, slot: int, weights: Weights, tensors: Sequence[int] | None) -> dict[str, Any] | None:
-        """Return the message that brings a slot to new weights; None if the slot holds nothing yet."""
+        """Return the message that turns the weights on a slot's worker into new ones; None if it has no weights."""
         if slot not in self.held:
             self.held[slot] = weights
             return None
@@ -214,7 +214,7 @@ class Carrier:
         )
 
     async def measure(self, task: Task, worker: ProxyWorker) -> Any:
-        """Have a worker compute the moving statistics for a task's weights again, over the task's samples.
+        """Have a worker compute batch normalization's moving statistics again, for a task's weights and samples.
 
         ``Replica.measure`` is the worker's side.
         """
@@ -250,7 +250,7 @@ class Carrier:
         await asyncio.gather(*telling, return_exceptions=True)
 
     def count(self, replies: Sequence[Reply], *, whole_round: bool) -> None:
-        """Accept updates, and store the slot states and held weights that belong to them.
+        """Accept the updates of replies, and store the slot states and weights that belong to them.
 
         Args:
             replies: The replies with accepted updates.

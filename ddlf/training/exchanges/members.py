@@ -89,11 +89,11 @@ class Members:
         self._looking: set[asyncio.Task[None]] = set()
 
     def proxies(self) -> Sequence[ProxyWorker]:
-        """Return all workers of the cluster, whether they take part or not."""
+        """Return all workers of the cluster, whether they take part in the run or not."""
         return self._cluster.workers
 
     def members(self) -> dict[Member, ProxyWorker]:
-        """Return the workers that take part now."""
+        """Return the workers that take part in the run now."""
         found = [(worker.id, self._crew.member(worker.id)) for worker in self.proxies()]
         return {(number, member[1]): member[0] for number, member in found if member is not None}
 
@@ -105,7 +105,7 @@ class Members:
     def encode(
         self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
     ) -> dict[str, Any]:
-        """Return the task's entry about weights: where the worker finds them."""
+        """Return the entry about weights in a slot's task, which says where the worker finds them."""
         return self.says(slot, number, holds)
 
     async def evaluated(
@@ -221,7 +221,10 @@ class Members:
         await self.cut(worker, other, why)
 
     def _leave_out(self, broken: Sequence[tuple[int, int, str]]) -> None:
-        """Remove workers from the run, most broken links first, until all remaining workers reach each other."""
+        """Exclude workers from the run until all remaining workers reach each other.
+
+        The workers with the most broken links leave first.
+        """
         while True:
             present = {number: proxy for (number, _), proxy in self.members().items()}
             broken = [one for one in broken if present.keys() >= {*one[:2]}]

@@ -26,7 +26,7 @@ from ddlf.training.slot.task import Reply, Task
 
 
 async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], merge: Rule) -> Weights:
-    """Return the weights with new moving statistics, for ``batchnorm="recalibrated"``.
+    """Return the merged weights with new moving statistics of batch normalization, for ``batchnorm="recalibrated"``.
 
     Each slot computes the statistics over the samples of its round. The merge rule for updates merges their differences
     to the merged statistics. With the mean, the result is the statistics of all samples of the round. They depend only

@@ -112,7 +112,9 @@ class SlotStates:
             self._known[slot] = state | self.shared
 
     def means_for_tasks(self, like: Weights) -> dict[str, Any]:
-        """Return the fields of a round's tasks with the means of parts that each slot also has for itself, by name.
+        """Return the entries of a round's tasks with means of slot states, by name.
+
+        These are means of parts that each slot also has for itself.
 
         Args:
             like: Arrays with the types of the weights.
@@ -157,7 +159,10 @@ class SlotStates:
         self._coming, self._on = {}, {}
 
     def all(self) -> asyncio.Future[list[SlotState]]:
-        """Return a future with the state of every slot at the time of this call, not of its await."""
+        """Return a future with the state of every slot.
+
+        It is the state at the time of this call, not of the ``await``.
+        """
         return asyncio.ensure_future(
             _collected([(known, self._coming_of(slot)) for slot, known in enumerate(self._known)])
         )

@@ -76,7 +76,7 @@ class Fragments:
 
 
 def fragments_of(run: Run, outer: OuterOptimizer, like: Weights) -> Fragments | None:
-    """Return the fragments of a run; None if its outer optimizer exchanges whole weights.
+    """Return the object that chooses a run's fragments; None if its outer optimizer exchanges whole weights.
 
     Args:
         run: The run.

@@ -61,7 +61,7 @@ class Parts:
     async def of(
         self, span: Span, slots: int, speeds: Sequence[float | None] = (), batch_size: int = 1
     ) -> list[Indices]:
-        """Return the samples of each slot in a round: disjoint, and together all samples of the round.
+        """Return the samples of each slot in a round. No two slots share a sample, and together they have all of them.
 
         If there are fewer samples than slots, the first slots have one each.
 
@@ -110,7 +110,7 @@ class FileParts:
     async def of(
         self, span: Span, slots: int, speeds: Sequence[float | None] = (), batch_size: int = 1
     ) -> list[Portion]:
-        """Return the portion of each slot in a round; the arguments are the same as for ``Parts``.
+        """Return the portion of the files' samples that each slot gets in a round, with the arguments of ``Parts.of``.
 
         With a global shuffle, parts are cut like parts of arrays. Otherwise a slot reads the same
         share of its part of the epoch as the round has of the epoch.
@@ -186,7 +186,9 @@ def _labels(app: App, rule: Partition) -> Labels:
 
 
 class PlannedSteps:
-    """The planned steps of each slot's optimizer, counted once for each plan of the run.
+    """The number of steps that each slot's optimizer is planned to make, for learning rate schedules.
+
+    The steps are counted once for each plan of the run.
 
     Parts by speed have unknown sizes in advance and count as equal here. A worker stretches its actual steps to the
     planned ones.
@@ -203,7 +205,7 @@ class PlannedSteps:
         self._before: dict[int, list[int]] = {}  # slot -> the steps before each round, and after the last one
 
     def of(self, slot: int, number: int) -> Steps:
-        """Return the steps of a slot in a round, both numbered from 0."""
+        """Return the planned steps of a slot's optimizer in a round, both numbered from 0."""
         progress = self._progress
         # These facts identify the plan. The completed rounds of an earlier plan stay the same.
         plan = (len(progress.epochs), progress.starts[-1], tuple(progress.slots_from), len(progress.parts_from))

@@ -89,7 +89,7 @@ def _trained(model: Any) -> list[Any]:
 
 
 def norm_layers(model: Any) -> list[Any]:
-    """Return the batch normalization layers: Keras's ``BatchNormalization`` and its subclasses."""
+    """Return the model's batch normalization layers: Keras's ``BatchNormalization`` and its subclasses."""
     return [
         one
         for one in model._flatten_layers()

@@ -45,7 +45,9 @@ def fresh_names() -> Iterator[None]:
 
 
 def ready_model(app: App) -> Any:
-    """Return the app's model, checked. Call it on some samples if its layers do not declare their input shape.
+    """Return the app's model after checking it.
+
+    If its layers do not declare their input shape, call it on some samples, so that it has its weights.
 
     Raises:
         AppError: There is no model, or it cannot be trained.
@@ -243,7 +245,10 @@ def _shortest(value: Any) -> Any:
 
 
 def describe(value: Any, depth: int = 0) -> str:
-    """Return a value's class and plain attributes as text, without memory addresses: the same in every process."""
+    """Return a value's class and plain attributes as text that is the same in every process.
+
+    So it contains no memory addresses.
+    """
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, np.ndarray | np.generic):
@@ -277,7 +282,7 @@ beside CUDA's). A ratio above twice that is a measurement error."""
 
 
 def set_precision(name: str) -> None:
-    """Set Keras's dtype policy for later layers, on this thread. Weights stay float32 everywhere.
+    """Set the number format (Keras's dtype policy) of layers that this thread makes later. Weights stay float32.
 
     ``mixed_bfloat16`` and ``mixed_float16`` are policies of Keras. ``auto`` keeps float32, and ``gain_of_bfloat16``
     measures how much faster bfloat16 would be: many processors have matrix units for it.
@@ -306,7 +311,7 @@ def gain_of_bfloat16() -> float:
 def times_as_fast(
     one: Callable[[], object], other: Callable[[], object], clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Return how many times faster one piece of work is than another, by their quickest turns; 0 if it is unclear.
+    """Return how many times faster one function is than another, by their quickest runs; 0 if it is unclear.
 
     The quickest turn shows the ability of the processor, in spite of its other work. Turns alternate, so that other
     work slows both. The first turns do not count, because kernels are chosen and threads start in them. On a busy

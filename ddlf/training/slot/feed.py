@@ -42,7 +42,7 @@ class Feed(Protocol):
     data: Any
 
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
-        """Set the indices of the samples for the next pass, shape ``(n,)``, of any integer type."""
+        """Set which samples the next pass reads, and in which order: indices of shape ``(n,)``, of any integer type."""
 
 
 def make_feed(data: Any, batch_size: int) -> Feed:
@@ -92,7 +92,7 @@ class TensorFlowFeed:
         return (samples + self._batch_size - 1) // self._batch_size
 
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
-        """Set the indices of the samples for the next pass, shape ``(n,)``, of any integer type.
+        """Set the samples of the next pass in their order: indices of shape ``(n,)``, of any integer type.
 
         This needs no retracing: only the number of steps, which Keras asks for, is set on the data set.
         """
@@ -155,7 +155,7 @@ def memory_of(app: App) -> int:
 
 
 class FileFeed:
-    """A part of an app's data set of partition files, in a settable order, read ahead.
+    """A source of batches that reads a part of an app's partition files ahead, in an order that can be set.
 
     Args:
         app: The user's ``IApp``.
@@ -365,7 +365,7 @@ class TrainingSamples:
         self._data: tuple[Any, ...] = ()  # source arrays of batches that use no feed
 
     def feed(self, batch_size: int) -> Any:
-        """Return the source of batches for ``fit``, which is kept from round to round."""
+        """Return the source of batches for ``fit``. It is made once and used in all rounds."""
         if self._feed is None or self._feed[0] != batch_size:
             if place_of(self._app, "train") is not None:
                 return self._reading(batch_size)

@@ -64,7 +64,7 @@ def use_fast_steps(model: Any, callbacks: Sequence[Any], chosen: int) -> None:
 
 
 class KerasModel:
-    """A worker's model, which slots take turns to train.
+    """A worker's Keras model, which slots take turns to train.
 
     Args:
         app: The app, with its model built.
@@ -126,7 +126,7 @@ class KerasModel:
         }
 
     def begin(self, task: Task, optimizer: Weights | None) -> None:
-        """Prepare a slot's round: optimizer, learning rates and random numbers, but not the weights.
+        """Prepare a slot's round: set optimizer, learning rates and random numbers, but not the weights.
 
         Args:
             task: The round.
@@ -361,7 +361,7 @@ NONE = np.zeros(0, np.int64)
 
 
 def entries_of(app: App) -> np.ndarray[Any, Any]:
-    """Return the number of counted label entries of each sample, shape (n,); empty if the loss ignores no entries.
+    """Return for each sample how many label entries count in the loss, shape (n,); empty if the loss ignores none.
 
     Args:
         app: The app, with data and a compiled model.
@@ -470,7 +470,7 @@ def reseed(model: Any, seed: tuple[int, ...]) -> None:
 
 
 def keeps_a_seed(model: Any) -> bool:
-    """Return whether the compiled TensorFlow training step draws random numbers from its seed at compilation."""
+    """Return whether the compiled TensorFlow training step draws random numbers from a seed set at its compilation."""
     for cell in getattr(getattr(model, "train_function", None), "__closure__", None) or ():
         try:
             compiled: list[Any] = getattr(cell.cell_contents, "_list_all_concrete_functions", list)()
@@ -491,7 +491,7 @@ LOOPS = ("While", "If", "Case", "For")
 
 
 def quick_step(model: Any) -> Callable[[Any], Any] | None:
-    """Return a function that replaces a model's ``train_function`` at a lower cost if one call is one batch.
+    """Return a cheaper replacement for a model's ``train_function``, if one call of it is one batch.
 
     For a small model, calling the step costs more than computing it. Keras wraps the result, TensorFlow looks up the
     compiled function, and a thread pool runs each operation. Here one lookup serves a whole ``fit``, and the operations

@@ -37,7 +37,7 @@ class LocalRuleSteps(Protocol):
 
 
 class TrainableModel(Protocol):
-    """A model that slots take turns to train, round by round.
+    """The interface of a worker's model, which slots take turns to train, round by round.
 
     Attributes:
         like: Arrays with the shapes and types of the model's weights.

@@ -232,7 +232,7 @@ class BatchNormalization:
 
 
 class CountedSamples:
-    """Training samples without data, for a ``NumpyModel``, which uses only the numbers of the samples."""
+    """Training samples that have numbers but no data, which is enough for a ``NumpyModel``."""
 
     skipped: list[tuple[int, int]] = []  # noqa: RUF012  never modified
     dataset = None
@@ -260,5 +260,5 @@ class CountedSamples:
 
 
 def accuracy_of(weights: Weights) -> float:
-    """Return the accuracy that a ``NumpyModel`` claims to have with some weights."""
+    """Return the made-up accuracy that a ``NumpyModel`` reports for some weights."""
     return float(1 / (1 + np.abs(weights[0]).mean()))

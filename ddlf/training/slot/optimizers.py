@@ -41,7 +41,7 @@ def write_optimizer(model: Any, state: Weights) -> None:
 
 
 def other_optimizers(model: Any) -> list[str]:
-    """Return the attributes of a model and its layers that hold optimizers other than the compiled one."""
+    """Return the attributes of a model and its layers that contain optimizers besides the compiled one."""
     known = list(chain(model.optimizer))
     found = []
     for layer in (model, *model._flatten_layers()):
@@ -105,7 +105,9 @@ def no_final_averages(model: Any) -> Iterator[None]:
 
 
 def final_weights(model: Any, weights: Weights, optimizers: Sequence[Weights | None]) -> Weights:
-    """Return a run's final weights: with ``use_ema`` the mean of the slots' averages, otherwise unchanged.
+    """Return a run's final weights.
+
+    With ``use_ema`` they are the mean of the slots' averages. Otherwise the weights stay unchanged.
 
     Args:
         model: The master's model. Its weights and its optimizer are changed.
@@ -213,7 +215,7 @@ class RunPosition:
         return cls(optimizer, parts) if optimizer is not None and (parts := followers(optimizer)) else None
 
     def set(self, steps: Steps, made: int | None = None) -> None:
-        """Set the position to the beginning of a round.
+        """Set how far the slot is in its run, at the beginning of a round.
 
         Args:
             steps: Steps of the round.
@@ -240,7 +242,7 @@ def read_position(held: Any, iterations: Any) -> tuple[Any, Any, Any]:
 
 
 def continue_schedule(optimizer: Any) -> None:
-    """Let the Keras schedule of an optimizer, if it has one, continue over the run.
+    """Let the optimizer's Keras schedule, if it has one, continue from round to round.
 
     The optimizer restarts in each round, and so would its schedule.
     """

@@ -77,7 +77,7 @@ class SlotRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPlan:
-    """Facts about a run, for a part to decide whether slots keep it.
+    """Facts about a run. A part of slot state uses them to decide whether the slots keep it.
 
     Args:
         spec: The spec of the run.
@@ -189,7 +189,7 @@ class SlotPart:
 
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
-        """Return how the slots of a run keep this part; None if they do not."""
+        """Return how the slots of a run keep this part between rounds; None if they do not keep it."""
         return None
 
     @classmethod
@@ -237,7 +237,7 @@ class OptimizerState(SlotPart):
     name = OPTIMIZER
 
     def is_needed(self, task: Task, state: SlotState) -> bool:
-        """Return True: a slot without a state begins with a fresh optimizer."""
+        """Return True, since even a slot without a state needs this part, which gives it a fresh optimizer."""
         return True
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
@@ -324,7 +324,7 @@ class ReceivedWeights(SlotPart):
     travels = False
 
     def is_needed(self, task: Task, state: SlotState) -> bool:
-        """Return True: each round decodes its weights."""
+        """Return True, since each round must decode the weights that it received."""
         return True
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
@@ -355,7 +355,7 @@ class Residual(SlotPart):
         self._residual: Left | None = None
 
     def is_needed(self, task: Task, state: SlotState) -> bool:
-        """Return True: each round encodes its update."""
+        """Return True, since each round must encode its update."""
         return True
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
@@ -452,7 +452,7 @@ def send_update(
 
 
 def changed(task: Task, since: int, like: Weights, lossless: Sequence[bool]) -> list[int]:
-    """Return the numbers of the tensors whose global values have changed since a round.
+    """Return the numbers of the tensors whose global values have changed since an earlier round.
 
     Args:
         task: A task that exchanges fragments.
@@ -499,7 +499,7 @@ class OwnFragments(SlotPart):
         return begun
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
-        """Return the update of the global weights: the global weights minus the slot's own."""
+        """Return the slot's update: the global weights minus the slot's own."""
         task, weights, begun = round.task, round.weights, round.begun
         if not task.merged:
             return update, []

@@ -83,7 +83,9 @@ class Replica:
     # -- verbs --------------------------------------------------------------------------------------------------------
 
     async def load(self, wanted: dict[str, str] | None = None) -> dict[str, Any] | None:
-        """Load the app's data, then build its model, in the master's order: ``create_model`` may use the data.
+        """Load the app's data, then build its model.
+
+        The master does this in the same order, because ``create_model`` may use the data.
 
         Args:
             wanted: The fingerprints for ``load_data``; None if the master does not know them yet.
@@ -132,7 +134,9 @@ class Replica:
 
     @concurrent
     async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
-        """Return groups of a slot's state after a round, from 0, even while another slot trains.
+        """Return groups of a slot's state after a round, from 0, to the master or a worker.
+
+        This works even while another slot trains.
 
         Raises:
             AppMissing: This worker does not have the state, or has dropped it.
@@ -167,7 +171,7 @@ class Replica:
         return found
 
     def _has(self, content: dict[str, str]) -> bool:
-        """Return whether the data here has these fingerprints, by name of the attribute."""
+        """Return whether the data on this worker have these fingerprints, by the names of the attributes."""
         return bool(content) and all(self._found.get(name) == one for name, one in content.items())
 
     async def _weights_of(self, there: dict[str, Any]) -> Weights | None:
@@ -196,7 +200,7 @@ class Replica:
     # -- methods for the compute thread -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Import Keras, and set the precision before any layer is made."""
+        """Import Keras, and set the number format for layers before any layer is made."""
         set_precision(self.app.precision)
 
     def build(self) -> dict[str, Any]:
@@ -457,7 +461,7 @@ def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple
 
 
 def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
-    """Return the indices that the user's ``train`` has set as ``self.indices``, after a check.
+    """Return the sample indices that the user's ``train`` has set as ``self.indices``, after checking them.
 
     Args:
         indices: The value of ``self.indices``.

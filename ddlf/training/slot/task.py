@@ -109,7 +109,7 @@ class Task:
 
     @property
     def since(self) -> int:
-        """Number of the round whose state the slot begins with."""
+        """Number of the earlier round that left the state which the slot begins with."""
         return self.round - 1 if self.before is None else self.before
 
     def digest(self) -> str:
@@ -189,12 +189,12 @@ class Reply:
 
     @property
     def weight(self) -> int:
-        """Weight of the update in a mean: its samples, or its counted entries if the loss ignores some."""
+        """Weight of the update in a mean: its samples, or its counted label entries if the loss ignores some."""
         return self.entries or self.samples
 
     @property
     def slot(self) -> int:
-        """The slot, from 0."""
+        """The slot that was trained, from 0."""
         return self.task.slot
 
     def of_shards(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class Reply:
         *,
         stays: bool = False,
     ) -> Self:
-        """Return the reply in a message, after checking it, since it comes from another machine.
+        """Return the reply that a message contains, after checking it, since it comes from another machine.
 
         Args:
             message: The result of ``to_message``.
@@ -309,7 +309,7 @@ class KeptStates:
         self._left: dict[int, dict[int, SlotState]] = {}
 
     def begin(self, task: Task) -> SlotState:
-        """Return the state that a slot's round begins with.
+        """Return the state that a slot's round begins with: from the task, or left here by the slot's last round.
 
         Raises:
             AppMissing: The task expects the state of the slot's last round on this worker, but it is missing.

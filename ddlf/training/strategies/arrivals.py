@@ -69,7 +69,7 @@ the model."""
 
 
 class Arrivals:
-    """The slots of one run, each in its own round.
+    """Trains the slots of one run, each in its own rounds.
 
     Args:
         run: The run; its progress has the completed rounds of each slot.
@@ -169,7 +169,7 @@ class Arrivals:
                 self._tested[reply.slot] = told
 
     async def close(self) -> None:
-        """Cancel all slots and wait until they have ended."""
+        """Cancel the training of all slots, and wait until it has ended."""
         tasks = [*self._tasks, *self._keeping.values()]
         for task in tasks:
             task.cancel()
@@ -210,7 +210,10 @@ class Arrivals:
         self._begun[slot] = number + 1
 
     def _may_begin(self, slot: int, number: int) -> bool:
-        """Return whether the gate, the pace and the bound let a slot begin a round."""
+        """Return whether a slot may begin a round now.
+
+        The gate must allow it, rounds by speed need measured speeds, and the slot must not be too far ahead of others.
+        """
         if not self._gate(slot, number):
             return False
         if self.paced and number >= MEASURED and min(self._run.progress.slot_rounds) < MEASURED:
@@ -235,12 +238,12 @@ class Arrivals:
         self._run.progress.dropped[slot, number] = worker
 
     def turn(self) -> None:
-        """Wake all waiting slots, so that they check again whether they may begin."""
+        """Wake all waiting slots, so that they check again whether they may begin their next round."""
         self._turned.set()
         self._turned = asyncio.Event()
 
     def _grow(self) -> None:
-        """Add slots for new workers.
+        """Add slots for workers that have joined the run.
 
         They begin with the first round, or epoch, that no slot has begun. It and later rounds get more parts.
         """

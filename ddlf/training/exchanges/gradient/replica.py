@@ -13,7 +13,7 @@ from ddlf.training.slot.replica import Replica
 
 
 class GradientModel(KerasModel):
-    """A Keras model whose round is the gradient of one batch. The optimizer that steps is on the master."""
+    """A Keras model that computes the gradient of one batch in each round. The optimizer is on the master."""
 
     def __init__(self, app: App) -> None:
         described = describe_optimizer(app.model.optimizer)

@@ -53,7 +53,7 @@ def check_model(app: App) -> None:
 
 
 class Step:
-    """An outer optimizer that steps with a Keras optimizer. The merged updates are gradients.
+    """An outer optimizer that changes the weights with a Keras optimizer. The merged updates are gradients.
 
     Its state is the optimizer's state, so every checkpoint contains it. An untrained weight becomes the mean of the
     workers' values.

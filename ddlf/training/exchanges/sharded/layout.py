@@ -85,7 +85,7 @@ class HeldWeights:
             return None
 
     def writers(self, place: Layout, alive: Collection[Member]) -> list[tuple[Slice, Member]]:
-        """Return the ranges to write into a checkpoint, with the worker that writes each.
+        """Return the ranges of the state to write into a checkpoint, with the worker that writes each.
 
         Raises:
             ClusterTooSmall: The workers do not have all ranges.
@@ -109,7 +109,7 @@ class HeldWeights:
         return found
 
     async def write_mean(self, place: Layout, group: str, slices: Slices, number: int) -> dict[str, int]:
-        """Have a worker write a mean into a checkpoint, in the format of the first slot's state.
+        """Have a worker write a mean of slot states into a checkpoint, in the format of the first slot's state.
 
         Args:
             place: Location of the mean.
@@ -130,7 +130,9 @@ class HeldWeights:
         return dict((await slices.write_one(number, there, here))["lengths"])
 
     async def write(self, place: Layout, names: Sequence[str], slices: Slices) -> int:
-        """Have workers write weights and state into a checkpoint. If one is lost meanwhile, begin again without it.
+        """Have workers write weights and state into a checkpoint.
+
+        If one of the workers is lost meanwhile, begin again without it.
 
         Args:
             place: Location of the weights.

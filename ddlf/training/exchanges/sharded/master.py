@@ -116,7 +116,9 @@ class Sharded:
         there.compares = partial(verdicts, self._together)
 
     async def _begin(self) -> None:
-        """Make sure that some workers have the weights and the state. If none has them, send the master's copy to some.
+        """Make sure that some workers have the weights and the state.
+
+        If none has them, send the master's copy to some.
 
         Raises:
             ClusterTooSmall: All workers with the weights are lost, and the master has no copy.
@@ -325,7 +327,10 @@ class Sharded:
             self._home = self._run.progress.snapshot()
 
     async def settle(self) -> None:
-        """Bring the final weights to the master. If they are lost, restore its last weights, and undo later rounds."""
+        """Fetch the final weights to the master.
+
+        If they are lost, restore the master's last weights, and undo later rounds.
+        """
         run, progress = self._run, self._run.progress
         if self._here.generation == self._now.generation:
             progress.fetch()
@@ -413,7 +418,7 @@ class ShardedRounds:
             run.state["outer"] = self.outer.init(run.weights)
 
     async def train(self, run: Run) -> None:
-        """Train until the last round or the end of the run. Bring the final weights to the master."""
+        """Train until the last round or the end of the run. Then fetch the final weights to the master."""
         there = run.exchange.weights_out
         assert isinstance(there, Members)
         self.begin(run)

@@ -132,7 +132,7 @@ class Generation:
         codec: str,
         trainable: Sequence[bool],
     ) -> Generation:
-        """Return a generation from slices of a checkpoint.
+        """Return the generation that the slices of a checkpoint contain.
 
         Args:
             parts: Slices of the checkpoint, from ``Restored``.
@@ -178,7 +178,7 @@ class Generation:
         return encode_parts(self.codec, values, sizes, exact, [self.peaks[i] for i in places] if self.peaks else ())
 
     async def wait_for(self, part: Slice) -> None:
-        """Wait until a range is ready."""
+        """Wait until this worker has computed or received a range of the weights."""
         if (
             part in self.ready
         ):  # nearly always true: searching all pieces each time took a third of an exchange's CPU time
@@ -236,7 +236,7 @@ def codec_of(text: str) -> Codec | None:
 
 
 def write(worker: int, arrays: Weights, part: Slice, values: Any, before: Generation | None = None) -> None:
-    """Write values that a worker sent into arrays.
+    """Write values that a worker sent into a range of some arrays, after checking them.
 
     Args:
         worker: Number of the worker.
@@ -318,7 +318,7 @@ def left_of(slot: int, lengths: Mapping[str, int], arrays: Mapping[str, Tensor])
 
 
 def numbers_of(slices: Slices, groups: Collection[str]) -> list[int]:
-    """Return the numbers, from 0, of the slices with parts of some groups of arrays."""
+    """Return the numbers, from 0, of a checkpoint's slices that contain parts of some groups of arrays."""
     return [
         number
         for number, file in enumerate(slices.files)

@@ -99,7 +99,7 @@ def put(arrays: Sequence[Tensor], part: Slice, values: Sequence[Tensor]) -> None
 
 
 def take_encoded(encoded: EncodedUpdate, like: Sequence[Tensor], part: Slice) -> EncodedUpdate:
-    """Return a slice of an encoded update, for ``decode_slice``.
+    """Return a range of an encoded update, which ``decode_slice`` can decode.
 
     Args:
         encoded: Whole update from ``encode_update``.
@@ -117,7 +117,7 @@ def take_encoded(encoded: EncodedUpdate, like: Sequence[Tensor], part: Slice) ->
 
 
 def decode_slice(encoded: EncodedUpdate, like: Sequence[Tensor], part: Slice) -> list[Tensor]:
-    """Decode a slice from ``take_encoded``. The result equals the same slice of the whole decoded update.
+    """Return the values of a range of an encoded update. They equal the same range of the whole decoded update.
 
     Args:
         encoded: The slice as it arrived.

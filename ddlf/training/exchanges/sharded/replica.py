@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ShardedReplica(HoldingReplica):
-    """One worker's copy of an app and its model, with its part of the sharded exchange.
+    """One worker's copy of an app and its model, which also stores and computes weights in the sharded exchange.
 
     Args:
         worker: The replica's worker.

@@ -302,7 +302,10 @@ async def lengths(
 async def pairs(
     among: Together, replies: list[Reply], tensors: Sequence[int], norms: Sequence[float] = ()
 ) -> tuple[list[Reply], Vector]:
-    """Return the replies and their updates' squared distances over some tensors, or with norms the cosines: (S, S)."""
+    """Return the replies and a matrix (S, S) that compares their updates.
+
+    It has the squared distances over some tensors, or with ``norms`` the cosines.
+    """
     found: list[Vector] = []
     if not replies:
         return [], np.zeros((0, 0))
@@ -325,7 +328,7 @@ async def pairs(
 
 
 async def measured(run: Run, weights: dict[str, Any], replies: Sequence[Reply]) -> list[Reply]:
-    """Have slots compute moving statistics of weights that workers hold.
+    """Have slots compute batch normalization's moving statistics for weights that workers hold.
 
     The differences to the merged statistics stay on the workers, like updates.
 

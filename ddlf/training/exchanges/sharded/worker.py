@@ -81,7 +81,7 @@ class Held:
         return found
 
     def generation(self, number: int) -> Generation:
-        """Return a generation by its number.
+        """Return the generation (version of the weights) with this number.
 
         Raises:
             AppMissing: This worker does not have it.
@@ -92,7 +92,7 @@ class Held:
             raise AppMissing("the weights of this round are not here") from None
 
     async def expected(self, number: int) -> Generation:
-        """Return a generation, and wait for it if this worker has not received its plan yet.
+        """Return a generation of the weights. Wait for it if this worker has not received its plan yet.
 
         A worker without any generation has just joined and is in no plan, so it fails at once.
 
@@ -113,7 +113,7 @@ class Held:
         await self.only({**self.generations, **more})
 
     async def only_since(self, generation: int) -> None:
-        """Forget generations and updates that are older than a generation."""
+        """Drop generations and updates that are older than a generation."""
         await self.only({n: one for n, one in self.generations.items() if n >= generation})
         self.updates = {key: update for key, update in self.updates.items() if key[0] >= generation}
 
@@ -183,7 +183,7 @@ class ShardedWorker(Restored):
 
     @concurrent
     async def left_restored(self, slot: int, number: int, known: SlotState, lengths: dict[str, int], of: int) -> None:
-        """Store the state of a slot's round from a checkpoint slice that this worker has received."""
+        """Store a slot's state after a round, from a checkpoint slice that this worker has received."""
         self.copies.restore(slot, number, known, lengths, self.restored.pop(of))
 
     @concurrent
@@ -265,7 +265,7 @@ class ShardedWorker(Restored):
 
     @concurrent
     async def lengths(self, generation: int, slot: int, groups: Sequence[Sequence[int]], factor: float) -> list[float]:
-        """Return the norms of groups of tensors of a slot's update on this worker, times a factor.
+        """Return the norms of a slot's update on this worker, one for each group of tensors, times a factor.
 
         Raises:
             AppMissing: This worker does not have the update.
@@ -318,7 +318,7 @@ class ShardedWorker(Restored):
         await bring(self._asked, self._in_turn(at), generation, self._held.generation(generation), means)
 
     def means(self, generation: int) -> SlotState:
-        """Return the means of a generation on this worker, by group.
+        """Return the means of slot states that belong to a generation on this worker, by group.
 
         Raises:
             AppMissing: This worker does not have the generation.
@@ -486,7 +486,9 @@ class ShardedWorker(Restored):
     # -- parts --------------------------------------------------------------------------------------------------------
 
     async def exact(self, generation: int, parts: Sequence[Sequence[int]]) -> Weights:
-        """Return the exact weights of a generation, before encoding, from the workers that have parts of them.
+        """Return the exact weights of a generation, as they are before a codec rounds them.
+
+        They come from the workers that have parts of them.
 
         Args:
             generation: Number of the generation.

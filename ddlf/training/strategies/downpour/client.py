@@ -79,7 +79,7 @@ class Owners:
             self._news = None
 
     async def each(self, one: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
-        """Run a coroutine for each server, all at the same time. If one fails, cancel the others."""
+        """Call a coroutine function for each server, all at the same time. If one fails, cancel the others."""
         if len(self.owners) == 1:
             return [await one(0)]
         tasks = [asyncio.ensure_future(one(shard)) for shard in range(len(self.owners))]
@@ -320,7 +320,9 @@ class ModelReplica:
         return found.weights, found.rest
 
     async def push(self, gradient: Row, rest: Row) -> None:
-        """Send a push after the last one. Wait only if too many pushes are unacknowledged.
+        """Give a gradient to the client, which sends it to all servers after the last push.
+
+        Wait only if too many pushes are unacknowledged.
 
         Args:
             gradient: Sum of the gradients since the last push. The client keeps the array.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The loop of Downpour on the master, for replicas that push gradients to servers.
+    """The master's training loop of Downpour, whose replicas push gradients to servers.
 
     Args:
         how: The settings of Downpour.
@@ -63,7 +63,7 @@ class Replicas:
         """Do nothing before training: the servers have the state of the push rule."""
 
     async def train(self, run: Run) -> None:
-        """Train until all slots have done their rounds or the run ends. Bring the final weights to the master."""
+        """Train until all slots have done their rounds or the run ends. Then fetch the final weights to the master."""
         there = run.exchange.weights_out
         assert isinstance(there, Members)
         serving = Serving(run, there, self.how, self.weights_codec)
@@ -191,7 +191,7 @@ class Serving:
                     self._run.loops.turn()
 
     async def _begin(self) -> None:
-        """Make sure that the servers are on workers, and that all workers know their locations.
+        """Make sure that the servers are on workers, and that all workers know which worker has which server.
 
         Raises:
             ClusterTooSmall: A server is lost, and there is no backup or checkpoint to continue from.
@@ -257,7 +257,10 @@ class Serving:
             self._brought, self._home = run.version, run.progress.snapshot()
 
     async def settle(self) -> None:
-        """Bring the final weights to the master. If they are lost, restore its last weights, and undo later updates."""
+        """Fetch the final weights to the master.
+
+        If they are lost, restore the master's last weights, and undo later updates.
+        """
         run, progress = self._run, self._run.progress
         if not self._placement.owners:
             return
@@ -292,7 +295,7 @@ class Serving:
         return min(WARM, pushes // 2)
 
     def _shards_wanted(self, workers: int) -> int:
-        """Return the number of servers: from the checkpoint, or from the settings."""
+        """Return how many servers the run must have, from the checkpoint or the settings."""
         if META in self._run.state and self._run.progress.group(STATE) is not None:
             return len(self._run.state[META][0])
         most = (

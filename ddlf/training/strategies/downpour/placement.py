@@ -152,7 +152,7 @@ class Placement:
                 await self._arrange()
 
     async def call(self, shard: int, verb: str, *arguments: Any) -> Any:
-        """Call the current owner of a server, and return its answer.
+        """Call a method of a server on its current owner, and return the answer.
 
         Raises:
             ClusterTooSmall: The server is lost, and there is no backup or checkpoint to continue from.
@@ -172,7 +172,7 @@ class Placement:
                 await self.lost(owner, error)
 
     async def versions(self) -> list[int]:
-        """Return the number of steps of each server. Servers whose worker is lost during the call are missing.
+        """Return how many steps each server has made. Servers whose worker is lost during the call are missing.
 
         Raises:
             ClusterTooSmall: A server is lost, and there is no backup or checkpoint to continue from.
@@ -216,7 +216,7 @@ class Placement:
             await self._arrange()
 
     async def close(self) -> None:
-        """Cancel announcements that are still under way."""
+        """Cancel announcements that have not reached their workers yet."""
         await end_all([*self._telling])
 
     # -- parts --------------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class Turns:
         return weights
 
     def samples(self, indices: Any, batch_size: int) -> Any:
-        """Return the samples of all steps, in the order of the steps."""
+        """Return the samples that the replicas train on, in the order of all their steps."""
         if isinstance(indices, Portion):
             ends = np.cumsum([one.steps for one in self._replicas]).tolist()
             pieces = [
@@ -572,7 +572,7 @@ class Stepper:
 
     @property
     def rate(self) -> float:
-        """The current learning rate."""
+        """The current learning rate of the compiled optimizer."""
         return float(np.asarray(self._optimizer.learning_rate))
 
     def unpushed(self) -> Row:
@@ -632,7 +632,7 @@ class _Variables:
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
     def set(self, arrays: Sequence[Any]) -> None:
-        """Set the values, given in the variables' shapes and types."""
+        """Set the variables to some values, given in the variables' shapes and types."""
         for variable, array in zip(self._variables, arrays, strict=True):
             self._write(variable, array)
 

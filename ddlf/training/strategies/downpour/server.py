@@ -658,7 +658,7 @@ class Servers(Restored):
 
     @concurrent
     async def release(self, epoch: int, shard: int, following: int, to: list[int]) -> str:
-        """Hand a server over: send its whole state to the next owner, and to the workers with backups.
+        """Move a server to its next owner: send the whole state there, and to the workers with backups.
 
         Args:
             epoch: The current term.
