@@ -169,7 +169,9 @@ class Scaffold(Plain):
 
 
 def mean_control(controls: Sequence[Control | None]) -> Control | None:
-    """Return the mean of all slots' controls, summed in slot order in float64; None if all controls are None.
+    """Return the mean of all slots' controls (estimates of their gradients); None if all controls are None.
+
+    It is summed in slot order in float64.
 
     A control of None counts as zeros.
     """

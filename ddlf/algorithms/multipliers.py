@@ -74,7 +74,7 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class ByName:
-    """Factors of steps by the names of layers or weights.
+    """Multiply the steps of some layers or weights, given by their names, by factors.
 
     Args:
         factors: Pairs of a name and a factor, each factor 0 or more.

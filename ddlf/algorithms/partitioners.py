@@ -107,7 +107,7 @@ class Dirichlet(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes(Named):
-    """Each slot has samples of few classes.
+    """Give each slot samples of few classes.
 
     The samples are sorted by class and divided into ``per_slot * K`` equal shares. Each slot gets ``per_slot`` random
     shares. A share at the border of two classes contains both.

@@ -80,7 +80,7 @@ class Pushed(Named, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sgd(Pushed):
-    """Subtract each push: ``w <- w - s rate g``.
+    """Subtract each pushed gradient from the weights, times the rate: ``w <- w - s rate g``.
 
     Args:
         rate: Step size on a gradient, > 0.
@@ -103,7 +103,7 @@ class Sgd(Pushed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Momentum(Pushed):
-    """Apply pushes with momentum: ``m <- beta m + g``, ``w <- w - s rate m``.
+    """Apply pushed gradients with momentum: ``m <- beta m + g``, ``w <- w - s rate m``.
 
     All replicas share one velocity ``m``. A constant ``g`` moves the weights by ``rate / (1 - beta) * g`` with each
     push.

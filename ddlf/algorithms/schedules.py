@@ -37,7 +37,7 @@ class Course(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant(Named):
-    """Stay at the highest rate: ``1``."""
+    """Keep the learning rate at its highest value: ``1``."""
 
     def share(self, done: Any, xp: Any) -> Any:
         return xp.ones_like(done)
@@ -45,7 +45,7 @@ class Constant(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cosine(Named):
-    """Fall along half a cosine: ``least + (1 - least) (1 + cos(pi q)) / 2``.
+    """Lower the learning rate along half a cosine: ``least + (1 - least) (1 + cos(pi q)) / 2``.
 
     Args:
         least: Final rate as a share of the highest rate, in [0, 1].
@@ -65,7 +65,7 @@ class Cosine(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear(Named):
-    """Fall along a line: ``1 - (1 - least) q``. For ``least`` see ``Cosine``."""
+    """Lower the learning rate along a line: ``1 - (1 - least) q``. ``least`` is the same as in ``Cosine``."""
 
     least: float = 0.0
 
@@ -78,7 +78,7 @@ class Linear(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold(Named):
-    """Stay at the highest rate while ``q <= until``, then fall: ``1 - (1 - least) (q - until) / (1 - until)``.
+    """Keep the highest rate while ``q <= until``, then lower it: ``1 - (1 - least) (q - until) / (1 - until)``.
 
     Args:
         until: Share of the steps after the warm-up that have the highest rate, in [0, 1).
@@ -100,7 +100,7 @@ class Hold(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarts(Named):
-    """Repeat ``Cosine`` in several cycles of equal length. In the last step of a cycle ``q`` is 1.
+    """Repeat the course ``Cosine`` in several cycles of equal length. In the last step of a cycle ``q`` is 1.
 
     Args:
         cycles: Number of cycles, 1 or more.
@@ -127,7 +127,7 @@ class Restarts(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmup(Named):
-    """Rise along a line at the beginning: ``s / W`` at step ``s``.
+    """Raise the learning rate along a line at the beginning: ``s / W`` at step ``s``.
 
     The warm-up takes ``max(1, floor(share * epochs))`` epochs, but at most half of the run.
 

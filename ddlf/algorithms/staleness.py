@@ -30,7 +30,7 @@ class Staleness(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant(Named):
-    """Count every update in full: ``s(tau) = 1``.
+    """Count every update in full, however stale it is: ``s(tau) = 1``.
 
     Source:
         Phan, Do 2023, Algorithm 3; FedAsync's "constant" (arXiv:1903.03934).
@@ -43,7 +43,7 @@ class Constant(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inverse(Named):
-    """Divide by the staleness: ``s(tau) = 1 / max(1, tau)``.
+    """Divide each update by its staleness: ``s(tau) = 1 / max(1, tau)``.
 
     This rule can learn where a fixed rate diverges because many slots step from the same old weights.
 
@@ -58,7 +58,7 @@ class Inverse(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polynomial(Named):
-    """Shrink with a power of the staleness: ``s(tau) = (1 + tau) ** -a``.
+    """Shrink each update with a power of its staleness: ``s(tau) = (1 + tau) ** -a``.
 
     Args:
         a: Exponent, >= 0; 0 counts every update in full.

@@ -641,7 +641,7 @@ class Progress:
         self.round, self.slot_rounds = self.reached, []
 
     def begin_async(self) -> None:
-        """Prepare to continue asynchronously, with each slot's own next round."""
+        """Prepare to continue asynchronously: each slot continues with its own next round."""
         if not self.slot_rounds:
             self.slot_rounds = [self.following(slot, self.round) for slot in range(len(self.states))]
 

@@ -217,7 +217,7 @@ class Reporter:
 
     @property
     def shows(self) -> bool:
-        """Whether a callback reads the weights after each epoch."""
+        """Whether a callback reads the weights after each epoch, so that the master must have them."""
         return self._callbacks is not None and self._callbacks.need_weights
 
     async def close(self) -> None:
@@ -317,7 +317,7 @@ async def hooked(app: App, end: Callable[[Exception], None]) -> AsyncIterator[No
 
 
 class Run:
-    """One training run, as a strategy's loop sees it.
+    """One training run, as a strategy's loop sees it: the loop sends tasks, gets replies and commits weights.
 
     Args:
         facts: The facts that do not change during the run.
@@ -394,14 +394,14 @@ class Run:
 
     @property
     def state(self) -> dict[str, Weights]:
-        """The arrays that the loop keeps between commits, by name.
+        """The arrays that the strategy's loop keeps between commits, by name.
 
         Every checkpoint contains it. Replace its arrays, do not change them in place.
         """
         return self.progress.state
 
     async def rounds(self, balance: str = "equal") -> AsyncIterator[Round]:
-        """Yield the remaining rounds. Each round begins after the commit of the round before.
+        """Yield the remaining rounds of synchronous training. Each one begins after the commit of the round before.
 
         Args:
             balance: ``"equal"`` partitions, or partitions in proportion to each slot's measured ``"speed"``.

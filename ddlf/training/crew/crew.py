@@ -153,21 +153,21 @@ class Crew:
         leaves: bool = True,
         near: Mapping[int, int] = {},
     ) -> Any:
-        """Have a worker do a slot's work, and return the result of ``work``.
+        """Have a worker do the work of a slot, and return the result of ``work``.
 
-        If the worker is lost, another one takes over.
+        A slot is a share of the training. If its worker is lost, another one takes over.
 
         Args:
             slot: The slot, from 0.
             number: The slot's round, from 0.
-            work: Function that carries the slot on a given worker.
-            avoid: Workers that may carry it only if there are no others.
+            work: Function that does the slot's work on a given worker.
+            avoid: Workers that may do the work only if there are no others.
             leaves: Whether the work is the slot's round, so that the worker then holds the slot state.
             near: Bytes of the slot's data that workers have on their own disks, by worker number.
 
         Raises:
             ClusterTooSmall: No worker was left, and none came back in time.
-            ExecutorCrashed: Three executors crashed while they carried the slot.
+            ExecutorCrashed: The processes of three workers crashed during the slot's work.
             LeaseError: Another master took the workers over.
             DDLFError: ``work`` raised it.
         """

@@ -114,7 +114,7 @@ class _Running:
 
 @dataclass(slots=True, kw_only=True)
 class Schedule:
-    """Decides which worker gets which slot, as workers and slots come and go.
+    """Decides which worker gets which slot (share of the training), as workers and slots come and go.
 
     Args:
         backups: Whether a second worker also gets the slot of a straggler.

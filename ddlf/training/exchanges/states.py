@@ -44,6 +44,8 @@ class LeftBy(NamedTuple):
 class SlotStates:
     """The states of all slots between rounds, and which worker has which parts of them.
 
+    A slot is a share of the training. Its state, such as that of its optimizer, passes from round to round.
+
     Args:
         run: Name of the training run.
         crew: The workers of the run.

@@ -33,7 +33,7 @@ IN_A_THREAD = 100_000
 
 
 class Parts:
-    """Divides the samples of one run among its slots, in each round.
+    """Divides the samples of one run among its slots (shares of the training), in each round.
 
     Args:
         samples: n, the number of samples.

@@ -13,7 +13,7 @@ from ddlf.errors import AppError
 
 
 def state_of(model: Any) -> list[Any]:
-    """Return the variables of a model's optimizer, in Keras's order."""
+    """Return the variables of a model's optimizer, such as momenta, in Keras's order."""
     return [] if model.optimizer is None else [v for v in model.optimizer.variables if HELD_PATH not in v.path]
 
 
@@ -192,7 +192,9 @@ def followers(optimizer: Any) -> list[Any]:
 
 
 class RunPosition:
-    """How far a slot is in its run. Schedules and other parts of an optimizer that follow the run read it.
+    """How far a slot (a share of the training) is in its run.
+
+    Schedules and other parts of an optimizer that follow the run read it.
 
     It is a variable of the slot's optimizer. A round sets the variable when it begins, so the step is not compiled
     again. JAX passes the variable to the step like all others. The variable is not part of the optimizer's state: the

@@ -40,7 +40,7 @@ Left = list[Any]
 
 @dataclass(slots=True)
 class SlotRound:
-    """One round of a slot while a worker trains it.
+    """One round of a slot (a share of the training, which any worker can do) while a worker trains it.
 
     Args:
         task: The round.
@@ -94,7 +94,7 @@ class SlotPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Where a part of a slot's state is between two rounds, and how the master uses it.
+    """Where a part of a slot's state is between two rounds of training, and how the master uses it.
 
     A part always stays on the worker that left it. If it does not come back, the master fetches it when another worker
     needs it, for a checkpoint, and at the end of the run.
@@ -119,6 +119,9 @@ class Kept:
 
 class SlotPart:
     """The interface of one part of a slot's state, such as the optimizer's variables.
+
+    A slot is a share of the training, which a different worker may train in each round. So its state moves between
+    workers in parts. To add a part, write a subclass, and list it in ``PARTS``.
 
     To add a part, write a subclass, and list it in ``PARTS``.
 

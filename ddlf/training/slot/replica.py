@@ -48,7 +48,9 @@ MOVED_EVERY_S = 0.5
 
 
 class Replica:
-    """One worker's copy of an app and its model. The master calls its methods.
+    """One worker's copy of an app and its model, which the master calls to train slots.
+
+    A slot is a share of the training with its own samples and state, which any worker can train in a round.
 
     Args:
         worker: The worker that runs it.

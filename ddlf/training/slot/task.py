@@ -47,7 +47,7 @@ MOST_FILES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Task:
-    """The order to train one slot for one round, from the master to a worker.
+    """The order from the master to a worker to train one slot (a share of the training) for one round.
 
     Args:
         slot: The slot, from 0.
@@ -298,7 +298,7 @@ def _left_out(skipped: Any, task: Task, worker: str) -> Sequence[tuple[int, int]
 
 
 class KeptStates:
-    """The states that rounds of slots left on one worker, for the slots' next rounds.
+    """The states that rounds of slots (shares of the training) left on one worker, for the slots' next rounds.
 
     Each slot has the states of its last two rounds: until the last round counts, the master may ask for the state
     before it. Groups that the master has itself are kept for the last round only.

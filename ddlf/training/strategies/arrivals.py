@@ -69,7 +69,7 @@ the model."""
 
 
 class Arrivals:
-    """Trains the slots of one run, each in its own rounds.
+    """Trains the slots (shares of the training) of one run, each in its own rounds.
 
     Args:
         run: The run; its progress has the completed rounds of each slot.

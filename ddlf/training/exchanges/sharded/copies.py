@@ -25,7 +25,7 @@ Shapes = dict[str, list[tuple[tuple[int, ...], Tensor] | None]]
 
 
 class SlotCopies:
-    """The slot states that rounds on this worker left, and backups of slot states on other workers.
+    """The states that slots' rounds left on this worker, and backups of slots' states on other workers.
 
     Args:
         kept: Slot states that rounds on this worker have left.

@@ -189,7 +189,7 @@ class Generation:
                 await event.wait()
 
     def state_of(self, part: Slice) -> State:
-        """Return the outer optimizer's state of a range, as views.
+        """Return the outer optimizer's state for a range of the weights, without copying it.
 
         Raises:
             AppMissing: This worker does not have it.

@@ -27,7 +27,7 @@ from ddlf.training.slot.task import Reply, SlotState, Task
 
 
 class ShardedStates(SlotStates):
-    """The states of all slots between rounds. Large parts of them stay on workers.
+    """The states of all slots (shares of the training) between rounds. Large parts of them stay on workers.
 
     Args:
         run, crew, known, parts, codec: Arguments of ``SlotStates``.
