@@ -173,7 +173,7 @@ def check_slots(spec: RunSpec, slots: int, fewest: int = 0) -> None:
     """Raise an error for settings that need more slots than the run has.
 
     Args:
-        spec: The run.
+        spec: All settings of the run.
         slots: K; 0 while it is unknown.
         fewest: The smallest number of slots in any round; 0 while it is unknown.
 
@@ -187,7 +187,7 @@ def check_takeover(spec: RunSpec, *, of_workers: bool) -> None:
     """Raise an error for ``takeover`` if there is nothing to take over: no folder of checkpoints and no workers.
 
     Args:
-        spec: The run.
+        spec: All settings of the run.
         of_workers: Whether the cluster takes workers over.
 
     Raises:
@@ -206,7 +206,7 @@ def check_workers(spec: RunSpec, workers: int, *, one_at_a_time: bool = False) -
     """Raise an error for workers that are too few for the run or cannot do what the settings need.
 
     Args:
-        spec: The run.
+        spec: All settings of the run.
         workers: The number of workers.
         one_at_a_time: Whether a worker cannot answer while it computes.
 
@@ -220,7 +220,7 @@ def check_effect(spec: RunSpec, weights: Sequence[Tensor], trainable: Sequence[b
     """Raise an error for settings that have no effect on this model.
 
     Args:
-        spec: The run.
+        spec: All settings of the run.
         weights: Weights of the model; only their shapes and types are used.
         trainable: For each tensor, whether it is trained.
 
@@ -253,7 +253,7 @@ def check_arrays(spec: RunSpec, *, other_files: bool) -> None:
     """Raise an error for settings that need partition files if the training data are arrays.
 
     Args:
-        spec: The run.
+        spec: All settings of the run.
         other_files: Whether the validation or test data is in files.
 
     Raises:
@@ -345,7 +345,7 @@ def check_rounds(spec: RunSpec, samples: int, slots: int) -> None:
     """Raise an error for rounds so short that a slot could get no row of its files.
 
     Args:
-        spec: The run.
+        spec: All settings of the run.
         samples: n, the number of samples.
         slots: K, the number of slots.
 
@@ -385,7 +385,7 @@ def check_evaluation(spec: RunSpec, *, validates: bool) -> None:
     """Raise an error for settings that need validation data if there are none.
 
     Args:
-        spec: The run.
+        spec: All settings of the run.
         validates: Whether there is validation data.
 
     Raises:

@@ -61,7 +61,7 @@ class KindOf(Generic[Kind]):
     name.
 
     Args:
-        setting: The setting that has the name.
+        setting: The setting whose value is checked, for errors.
         entries: The entry point group in which other packages register their classes. A class of another package is
             imported only when its name is used.
         base: The class that all classes derive from.

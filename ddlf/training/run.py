@@ -95,7 +95,7 @@ class Round:
     """One round of training, in which each slot has a task.
 
     Args:
-        number: The round, from 0.
+        number: Number of the round, from 0.
         tasks: The task of each slot, in slot order, with its samples and the current weights. At the end of an epoch
             that is cut into rounds (``worker_steps``), fewer samples than slots may remain; then only the first slots
             have a task.
@@ -154,7 +154,7 @@ class Reporter:
     Args:
         app: The user's ``IApp``.
         records: Records of the run. They contain the reported record, which gets its evaluation there.
-        spec: The run.
+        spec: All settings of the run.
         callbacks: The user's Keras callbacks on the master, if any.
         there: Evaluates on the workers, if they share evaluations.
 
@@ -189,7 +189,7 @@ class Reporter:
         At the end of an epoch with callbacks, wait until it is reported.
 
         Args:
-            weights: The global weights after it.
+            weights: The global weights after the record's round.
             validate: Whether an epoch is over, so that validation data is evaluated, if there is any.
             last: Whether it is the last record of the run, whose weights are always evaluated.
 
@@ -549,8 +549,8 @@ class Run:
         """Return the task of a slot for a round, numbered from 0, with the current global weights.
 
         Args:
-            slot: The slot, from 0.
-            number: The round, from 0.
+            slot: Number of the slot, from 0.
+            number: Number of the round, from 0.
             indices: The slot's part of the samples.
             means: Fields of the task with means over all slots, by name.
         """
@@ -579,11 +579,11 @@ class Run:
         """Have a worker train a slot for one round. If the worker is lost, another one takes over.
 
         Args:
-            slot: The slot, from 0.
-            number: The slot's round, from 0.
+            slot: Number of the slot, from 0.
+            number: Number of the slot's round, from 0.
             part: The slot's samples.
             make: Makes a new task for each worker that tries.
-            avoid: Workers that may carry it only if there are no others.
+            avoid: Workers that may train it only if there are no others.
         """
         reply: Reply = await self.near(slot, number, part, partial(self.exchange.send, make), avoid=avoid)
         self.crew.emit(arrived(reply))
@@ -602,8 +602,8 @@ class Run:
         """Have a worker do some work on a slot's samples, if possible a worker that has the samples on its disks.
 
         Args:
-            slot: The slot, from 0.
-            number: The slot's round, from 0.
+            slot: Number of the slot, from 0.
+            number: Number of the slot's round, from 0.
             part: The slot's samples.
             work: Function that does the work on a given worker.
             avoid: Workers that may do it only if there are no others.
@@ -734,7 +734,7 @@ def speeds_in(progress: Progress, number: int, balance: str, facts: Facts) -> Se
 
     Args:
         progress: Has the speeds; receives the sizes when an epoch begins.
-        number: The round, from 0.
+        number: Number of the round, from 0.
         balance: ``"equal"`` or ``"speed"``.
         facts: The facts of the run.
 

@@ -62,7 +62,7 @@ class Place(NamedTuple):
         crew: The workers of the run.
         cluster: The cluster of these workers.
         lossless: For each tensor, whether it travels without a codec.
-        spec: The run.
+        spec: All settings of the run.
         fragments: Whether slots exchange fragments of the weights.
     """
 
@@ -147,7 +147,7 @@ class Exchange(ExchangeSettings):
         """Return the object that keeps the states of the slots between rounds.
 
         Args:
-            place: The run.
+            place: The workers of the run, and what else locates its weights.
             source: The source of its weights.
             known: The initial state of each slot.
             parts: How slots keep their parts, by name.

@@ -48,7 +48,7 @@ class Callbacks:
 
     Args:
         app: The user's ``IApp``, with its model.
-        spec: The run.
+        spec: All settings of the run.
 
     Attributes:
         final: The weights that ``on_train_end`` has set; None if it changed none.

@@ -137,7 +137,7 @@ async def begin(
     Args:
         app: The user's ``IApp``, prepared.
         samples: n, the number of samples.
-        spec: The run.
+        spec: All settings of the run.
         fresh: Whether to ignore the app's earlier training, except for the model's weights.
         restoring: Lets workers read slices of a checkpoint, if they hold the weights.
 

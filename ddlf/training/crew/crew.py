@@ -158,8 +158,8 @@ class Crew:
         A slot is a share of the training. If its worker is lost, another one takes over.
 
         Args:
-            slot: The slot, from 0.
-            number: The slot's round, from 0.
+            slot: Number of the slot, from 0.
+            number: Number of the slot's round, from 0.
             work: Function that does the slot's work on a given worker.
             avoid: Workers that may do the work only if there are no others.
             leaves: Whether the work is the slot's round, so that the worker then holds the slot state.
@@ -167,7 +167,7 @@ class Crew:
 
         Raises:
             ClusterTooSmall: No worker was left, and none came back in time.
-            ExecutorCrashed: The processes of three workers crashed during the slot's work.
+            ExecutorCrashed: Three executor processes crashed during the slot's work.
             LeaseError: Another master took the workers over.
             DDLFError: ``work`` raised it.
         """
@@ -202,7 +202,7 @@ class Crew:
 
         Args:
             slot: The slot. Its state on this worker is no longer used.
-            worker: The worker that carried it.
+            worker: The worker that trained it.
             why: The reason, as a sentence.
         """
         self._holds.pop(slot, None)

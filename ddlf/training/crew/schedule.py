@@ -38,8 +38,8 @@ class Wanted:
     """Event: a slot needs a worker.
 
     Args:
-        slot: The slot, from 0.
-        avoid: Workers that may carry it only if there are no others.
+        slot: Number of the slot, from 0.
+        avoid: Workers that may train it only if there are no others.
         near: Bytes of its data that workers have, by worker number.
     """
 

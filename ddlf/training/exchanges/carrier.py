@@ -96,7 +96,7 @@ class StarWeights:
         """Return the message with the weights for a slot's worker. Without deltas, all slots share one encoding.
 
         Args:
-            slot: The slot, from 0.
+            slot: Number of the slot, from 0.
             weights: The global weights.
             number: The slot's round. Within one round, the same list of weights gives the same message, so another
                 worker gets what the first one got. In a later round, the same list (if no update was merged) gives a
@@ -181,7 +181,7 @@ class Carrier:
 
         Args:
             make: Function that makes the task.
-            worker: The worker that carries it.
+            worker: The worker that trains it.
             holds: Whether the worker holds the state of the slot's last round.
 
         Raises:

@@ -136,8 +136,8 @@ class SlotStates:
         """Return the state to send along with a slot's next round.
 
         Args:
-            task: The round.
-            worker: The worker that carries it.
+            task: The round to train, with the slot and its samples.
+            worker: The worker that trains it.
             holds: Whether the worker still holds the state of the slot's last round.
 
         Returns:

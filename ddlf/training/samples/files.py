@@ -41,7 +41,7 @@ def settled(app: App, spec: RunSpec) -> RunSpec:
 
     Args:
         app: The user's ``IApp``, with its data.
-        spec: The run.
+        spec: All settings of the run.
 
     Raises:
         ConfigError: A setting cannot be used. The error names it.
@@ -159,7 +159,7 @@ class Nearby:
 
         Args:
             part: The samples of the slot.
-            work: The work for the crew.
+            work: Function that does the work on a given worker.
         """
         if not self._is_spread(part):
             return work

@@ -129,7 +129,7 @@ class KerasModel:
         """Prepare a slot's round: set optimizer, learning rates and random numbers, but not the weights.
 
         Args:
-            task: The round.
+            task: The round to train, with the slot and its samples.
             optimizer: State of the slot's optimizer; None for a fresh one.
         """
         model = self._app.model

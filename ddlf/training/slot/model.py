@@ -60,7 +60,7 @@ class TrainableModel(Protocol):
         """Prepare a slot's round: set optimizer, learning rates and random numbers, but not the weights.
 
         Args:
-            task: The round.
+            task: The round to train, with the slot and its samples.
             optimizer: State of the slot's optimizer; None for a fresh one.
         """
 

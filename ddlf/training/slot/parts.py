@@ -43,7 +43,7 @@ class SlotRound:
     """One round of a slot (a share of the training, which any worker can do) while a worker trains it.
 
     Args:
-        task: The round.
+        task: The round to train, with the slot and its samples.
         model: The model that is trained.
 
     Attributes:
@@ -152,7 +152,7 @@ class SlotPart:
         The answer may depend on the run, and on the names in ``state``, but not on the round.
 
         Args:
-            task: The round.
+            task: The round to train, with the slot and its samples.
             state: State of the slot that the round begins with.
         """
         return self.name in task.keep or self.name in state
@@ -161,7 +161,7 @@ class SlotPart:
         """Let this part prepare a round of training. Parts are called in the order of the list.
 
         Args:
-            round: The round.
+            round: The round that is trained.
             weights: Weights that local training would begin with.
             left: The arrays that this part left after the slot's round before; None in its first round.
 
@@ -174,7 +174,7 @@ class SlotPart:
         """Let this part finish a round of training. Parts are called in the reverse order of the list.
 
         Args:
-            round: The round.
+            round: The round that is trained.
             update: Weights before minus weights after.
 
         Returns:

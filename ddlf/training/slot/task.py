@@ -50,7 +50,7 @@ class Task:
     """The order from the master to a worker to train one slot (a share of the training) for one round.
 
     Args:
-        slot: The slot, from 0.
+        slot: Number of the slot, from 0.
         round: The round, from 0.
         slots: Number of slots that train in this round: K, or fewer at the end of an epoch with few remaining samples.
         first_epoch: Local epochs of the slot before this round.

@@ -52,7 +52,7 @@ def fastest(spec: RunSpec, workers: int, weights: int) -> tuple[Star | Sharded, 
     """Choose the exchange that moves the data of a round in less time.
 
     Args:
-        spec: The run.
+        spec: All settings of the run.
         workers: K, the number of workers that train.
         weights: P, the bytes of the model's weights.
 

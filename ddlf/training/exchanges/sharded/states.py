@@ -76,7 +76,7 @@ class ShardedStates(SlotStates):
         """Let a worker read a slot state that is still only in a slice of the checkpoint being resumed.
 
         Args:
-            slot: The slot, from 0.
+            slot: Number of the slot, from 0.
             number: The round that left the state, from 0.
             worker: The worker that carries the slot's next round.
 
@@ -105,7 +105,7 @@ class ShardedStates(SlotStates):
         """Return the workers that have those parts of a slot's state that stayed on workers after its last round.
 
         Args:
-            slot: The slot, from 0.
+            slot: Number of the slot, from 0.
             holds: Whether the worker that will carry it has this state.
 
         Returns:

@@ -176,7 +176,7 @@ class Fetched:
 
     Args:
         weights: Trained values. The caller may change the array.
-        rest: The other values.
+        rest: The untrained values.
         versions: Version of each server.
         received: Number of pushes in each server.
         numbers: For each server, the number of the replica's last push of this round in it, from 0; -1 for none.

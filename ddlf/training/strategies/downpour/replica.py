@@ -57,8 +57,8 @@ class Turns:
 
     Args:
         model: Keras model.
-        stepper: The model's optimizer.
-        task: The round.
+        stepper: The optimizer that replaces the compiled one of the model.
+        task: The round to train, with the slot and its samples.
         batches: Number of batches in the round.
         replicas: Replicas of the slot.
         at_once: Number of steps in one call of the model's compiled training step.
@@ -310,7 +310,7 @@ def planned(task: Task, replicas: list[ModelReplica], batches: int) -> tuple[lis
     A turn ends where a fetch is taken or a push is sent.
 
     Args:
-        task: The round.
+        task: The round to train, with the slot and its samples.
         replicas: Replicas of the slot.
         batches: Number of batches in the round.
 

@@ -218,7 +218,7 @@ class Server:
 
         Args:
             replica: Number of the calling replica.
-            life: Its incarnation.
+            life: Its incarnation: how often the replica has begun a round, or begun it again after a loss.
 
         Returns:
             ``weights``, encoded, and ``rest``: both arrays never change afterwards; ``version`` and ``received``;
@@ -255,7 +255,7 @@ class Server:
 
         Args:
             replica: Number of the replica.
-            life: Its incarnation.
+            life: Its incarnation: how often the replica has begun a round, or begun it again after a loss.
             round: Number of its round, from 0.
             number: Number of the push in the round, from 0.
             read: Version of the weights that the gradient was computed from.
@@ -293,7 +293,7 @@ class Server:
         """Write the server's whole state into a checkpoint.
 
         Args:
-            part: The server's ranges of both rows.
+            part: The server's ranges of the rows of trained and untrained values.
             names: Paths of the weights.
             place: Destination.
 
