@@ -76,7 +76,7 @@ def forget() -> None:
 
 
 async def measure(worker: ProxyWorker, size: int) -> Way:
-    """Measure the link to a connected worker.
+    """Measure the latency and the speed of the link between the master and a connected worker.
 
     Args:
         worker: The worker, which should be idle.

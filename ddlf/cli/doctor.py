@@ -44,7 +44,7 @@ ENOUGH_S = 0.2
 
 @dataclass(slots=True)
 class Answer:
-    """The results for one worker.
+    """The results of examining one worker: its answers and measurements, or the error.
 
     Args:
         name: Name of the worker, for people.

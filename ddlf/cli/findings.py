@@ -27,7 +27,7 @@ COMPARED = {"keras": 2, "tensorflow": 2, "jax": 2, "torch": 2, "numpy": 1}
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem, and how to repair it.
+    """A finding of ``ddlf doctor``: a problem, and how to repair it.
 
     Args:
         level: ``"error"``, a run would end with it; ``"warning"``, a run would be slow, or may fail later.

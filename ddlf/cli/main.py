@@ -161,7 +161,7 @@ def _without_command(argv: list[str]) -> NoReturn:
 
 
 def _explain(name: str) -> NoReturn:
-    """Print the full description of an error class."""
+    """Run ``ddlf help ERROR``: print the full description of an error class, and exit."""
     if name not in errors.__all__:
         near = difflib.get_close_matches(name, errors.__all__, 1)
         more = f", did you mean {near[0]!r}?" if near else ""

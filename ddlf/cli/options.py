@@ -214,7 +214,7 @@ def add_target(parser: Parser, *, what: str = "class", common: bool = True) -> N
 
 
 def add_verbose(parser: Parser) -> None:
-    """Add the option for tracebacks."""
+    """Add the option ``-v``, which shows whole tracebacks."""
     parser.add("-v", "--verbose", "--debug", dest="debug", action="store_true", help="print full tracebacks")
 
 
@@ -312,7 +312,9 @@ def check_app_options(options: argparse.Namespace, app: IApp) -> None:
 
 
 def new_workers(options: argparse.Namespace) -> bool:
-    """Return whether a run starts its workers itself."""
+    """Return whether a run starts its own workers: with ``--local``, or if neither an option nor a cluster file names
+    workers.
+    """
     from ddlf.cluster.config.addresses import find_config
 
     return bool(options.local) or (reads_cluster_file(options) and not find_config(options.config))

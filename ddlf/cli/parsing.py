@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
         parents: Sequence[argparse.ArgumentParser] = (),
         placeholders: Sequence[str] = (),
     ) -> None:
-        """Create a parser.
+        """Create a parser for the options of a command.
 
         Args:
             prog: The command as it is typed.
@@ -182,7 +182,7 @@ class Parser(argparse.ArgumentParser):
         return not all(option.is_common for option in self.options)
 
     def format_help(self, groups: Sequence[str] = ()) -> str:
-        """Return the help.
+        """Return the text of the help.
 
         Args:
             groups: The groups whose options are listed in full. Without any, the common options are listed.
@@ -212,7 +212,7 @@ class Parser(argparse.ArgumentParser):
         return "\n\n".join(parts) + "\n"
 
     def format_usage(self) -> str:
-        """Return the usage in one line."""
+        """Return the usage, the form of the command, in one line."""
         arguments = [option.value for option in self.options if not option.names]
         return f"usage: {' '.join([self.prog, *arguments, *self._placeholders])} [OPTIONS]\n"
 

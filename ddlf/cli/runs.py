@@ -27,7 +27,7 @@ DEFAULT_LAST = 20
 
 
 def runs_folder(options: argparse.Namespace) -> Path:
-    """Return the parent folder of the runs that a command is about."""
+    """Return the folder whose runs a command lists or changes: ``--out``, or the default."""
     return Path(options.out or folder.usual_out())
 
 

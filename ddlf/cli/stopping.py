@@ -61,7 +61,7 @@ BLOCKED_S = 2.0
 
 
 class StopRequest:
-    """Asks a run to end.
+    """Passes the user's wish that a run ends, by Ctrl-C or SIGTERM, to the run.
 
     Attributes:
         gently: Asks the present work to end soon, and returns whether any work will. Called by a signal handler.

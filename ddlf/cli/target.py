@@ -55,7 +55,7 @@ class Importing:
         self.named: Any = None
 
     def check_runs_by_itself(self, coroutine: Any) -> None:
-        """Note that the script runs by itself.
+        """Record that the script waits for a coroutine itself, so that it has nothing left to run.
 
         Raises:
             ConfigError: There are options that would have no effect.

@@ -41,7 +41,7 @@ _GONE = object()
 
 
 class Hosted:
-    """The methods and variables that the master has given to workers.
+    """Records the methods and variables that the master has given to workers, to give them to new executors again.
 
     It has no reference to the cluster, so that Python frees an unused cluster at once.
 
@@ -458,7 +458,7 @@ class Group:
         return await self._all("run_code", code)
 
     async def set_variable(self, name: str, value: Any = None, *, each: Sequence[Any] | None = None) -> None:
-        """Set a named value on all workers.
+        """Store a value under a name on all workers.
 
         Args:
             name: A Python identifier.
@@ -482,7 +482,7 @@ class Group:
         return await self._all("get_variable", name)
 
     async def delete_variable(self, name: str) -> None:
-        """Delete a variable on all workers."""
+        """Delete a variable, a value that ``set_variable`` stored, on all workers."""
         self._hosted.forget(self._hosted.variables, name, self._for_each(None))
         await self._all("delete_variable", name)
 

@@ -81,7 +81,7 @@ WorkerLane = Lane[ProxyWorker]
 
 
 class Job:
-    """Calls that share a function, options and workers.
+    """Several calls of one function, such as the items of a map, with the same options and workers.
 
     Args:
         habit: Measurements of earlier calls of the same function.
@@ -265,7 +265,7 @@ class Dispatch:
             self._put(queued, lane)
 
     def _next_for(self, lane: WorkerLane) -> QueuedCall | None:
-        """Return the next call for a lane, or None.
+        """Return the waiting call that a lane (the queue of one worker) gets next, or None.
 
         If the lane may do a call but has no room for it yet, no later call overtakes it.
         """
@@ -293,7 +293,7 @@ class Dispatch:
         job.on_sent()
 
     def _note(self, queued: QueuedCall, lane: WorkerLane, seconds: float) -> None:
-        """Record the measurements of a call that has ended."""
+        """Record how long a call that has ended took and how many bytes it sent, to plan later calls."""
         habit = queued.job.habit
         habit.took(seconds)
         queued.job.compute_s += seconds

@@ -37,7 +37,7 @@ class Habit:
     calls: int = 0
 
     def took(self, seconds: float) -> None:
-        """Record the seconds of one call."""
+        """Record the seconds that one call took on a worker."""
         self.calls += 1
         self.seconds = _mixed(self.seconds, seconds, max(RECENT, 1 / self.calls))
 
@@ -114,7 +114,7 @@ class Lane(Generic[W]):
         return self._seconds - (1 - WORTH) * first < AHEAD_S + 2 * self.way_s
 
     def is_first(self, call: object) -> bool:
-        """Return whether this call is the next to run."""
+        """Return whether the worker runs this call next, or runs it now."""
         return next(iter(self.turns), call) is call
 
     def measured_way(self, seconds: float) -> None:

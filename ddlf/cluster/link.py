@@ -89,7 +89,7 @@ class Identity:
         self.epoch = 0
 
     def request(self, first_id: int, timing: Timing) -> Request:
-        """Return the request that claims the worker.
+        """Return the request to the daemon that claims the worker's lease for this master.
 
         ``first_id`` says which requests belong to this master. When the master disappears, for whatever reason, the
         daemon ends the calls of these requests.
@@ -130,7 +130,7 @@ def program_name() -> str:
 
 
 class DataChannel(Channel):
-    """A channel to an executor, which may crash.
+    """The data connection to an executor, which runs user code and may crash.
 
     Attributes:
         pid: Process id of the executor, once it has answered.
@@ -548,7 +548,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, repr=False)
 class Link:
-    """The connections of one master to one worker.
+    """The connections of one master to one worker, which it opens, watches and reopens.
 
     Args:
         session: Settings that an executor receives with each session: id, N, threads, share, pickle_results. The next
@@ -888,7 +888,7 @@ class Link:
         return crash or await self.link_state.of_worker(reason, self.name, self.silent_s)
 
     def on_cancel(self, channel: Channel, id: int) -> None:
-        """Interrupt a request that was cancelled.
+        """Ask the daemon to interrupt a request that its caller has cancelled.
 
         A method that awaits is already cancelled; the daemon interrupts a method that blocks.
         """

@@ -140,7 +140,7 @@ class Tally:
         self._emit(MapBegan(**self._names, items=self.total, **facts))
 
     async def item(self, number: int, args: tuple[Any, ...]) -> Any:
-        """Compute an item and return its result.
+        """Compute one item of the map on a free worker, and return its result.
 
         Args:
             number: Number of the item, from 0.
@@ -265,7 +265,7 @@ class Map:
             await asyncio.gather(feeding, *self._open, return_exceptions=True)
 
     async def _feed(self) -> None:
-        """Take items from their source when there is room for them."""
+        """Take items from their source and start their calls, as long as fewer than ``Tally.window`` are open."""
         error = None
         numbers = itertools.count()
         try:

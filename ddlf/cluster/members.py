@@ -24,7 +24,7 @@ RETRY_S = 0.2
 
 
 class Members:
-    """The workers of a cluster and of all its views.
+    """The workers that belong to a cluster and to all its views, whether they are connected or missing.
 
     Args:
         launcher: Launcher of the workers.
@@ -181,7 +181,7 @@ class Members:
         self.missing[:] = sorted(dict.fromkeys(missing), key=attrgetter("id"))
 
     def next_number(self, host: str, port: int) -> int:
-        """Return the number for a new worker.
+        """Return the number that a new worker with this address gets.
 
         Raises:
             ConfigError: The worker is already a member.

@@ -214,7 +214,7 @@ class ProxyWorker(IWorker):
 
     @property
     def epoch(self) -> int:
-        """Epoch of the lease; 0 without a lease."""
+        """The number of the master's lease of this worker, which rises with each grant; 0 without a lease."""
         return self.identity.epoch
 
     @property
@@ -246,7 +246,7 @@ class ProxyWorker(IWorker):
     # -- connections ------------------------------------------------------------------------------------------------
 
     async def connect(self, *, timeout_s: float = CONNECT_TIMEOUT_S, **session: Any) -> None:
-        """Open both connections. Safe to call again.
+        """Connect to the daemon and to the executor of the worker. Safe to call again.
 
         Args:
             timeout_s: Seconds for the TCP connection.

@@ -46,7 +46,7 @@ def script_folder() -> Path | None:
 
 
 class Sources:
-    """Answers one worker's questions about modules.
+    """Answers the questions of one worker about modules in the script's folder on the master.
 
     Args:
         folder: The folder of the answers; None for the script's folder.

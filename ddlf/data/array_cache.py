@@ -19,7 +19,7 @@ KEPT_USES = 2
 
 
 class ArrayCache(dict[str, Any]):
-    """Arrays, or lists, tuples and dicts of arrays, by a hash of their content or by name.
+    """A cache of arrays, or of lists, tuples and dicts of arrays. The key is a hash of their content, or a name.
 
     Args:
         max_bytes: Limit for all data together. Above it, data of earlier runs is freed. By default a quarter of this
@@ -60,7 +60,7 @@ class ArrayCache(dict[str, Any]):
         self._changed()
 
     def clear(self) -> None:
-        """Free all data."""
+        """Free all data in the cache."""
         super().clear()
         self._changed()
 
@@ -74,7 +74,7 @@ class ArrayCache(dict[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """Total bytes of all arrays."""
+        """The total bytes of all arrays in the cache."""
         return sum(array.nbytes for value in list(self.values()) for _, array in leaves(value))
 
 

@@ -74,7 +74,7 @@ class Arrays:
         return {name.removesuffix(".npy"): partial(self._archive.open, name) for name in names if name.endswith(".npy")}
 
     def _chosen(self, columns: str, part: str) -> dict[str, str]:
-        """Return the chosen arrays: a dict from new names to the names in the file."""
+        """Return the arrays that the options choose, as a dict from new names to the names in the file."""
         names = list(self._open)
         if columns and part:
             raise ConfigError("--columns and --part both choose arrays", hint="leave one of them out")

@@ -86,7 +86,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _checked(values: Any, name: str, where: Where) -> Any:
-    """Return the values as plain Arrow arrays without nulls.
+    """Check that a column has a value in each row, and return its values as a plain Arrow array.
 
     Raises:
         DatasetError: A row has no value; the message names the first such row.

@@ -112,7 +112,7 @@ def check_alike(where: str, arrays: Arrays, columns: Any) -> None:
 
 
 def batch_of(where: str, batch: Any) -> Arrays:
-    """Return the columns of a batch in the form of ``fit``.
+    """Convert a batch in the form of Keras's ``fit``, such as ``(x, y)``, to columns by name.
 
     Raises:
         DatasetError: The object is not a batch.

@@ -162,7 +162,7 @@ class Decoder:
         return pixels.reshape(*pixels.shape[:2], -1)
 
     def checked(self, file: Path | BinaryIO, where: str) -> np.ndarray[Any, Any]:
-        """Return the bytes of an image, after checking that ``pixels`` can read it."""
+        """Return the bytes of an image file, after checking that ``pixels`` can decode it."""
         data = file.read_bytes() if isinstance(file, Path) else file.read()
         self.pixels(io.BytesIO(data), where)
         return np.frombuffer(data, np.uint8)

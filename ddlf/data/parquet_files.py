@@ -64,7 +64,7 @@ def _pattern_at(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class FileVersion:
-    """The identity of a file, from facts that are cheap to read.
+    """The identity of a Parquet file, to notice a change of it: facts that are cheap to read.
 
     Args:
         name: Path below the root of the place.
@@ -339,7 +339,7 @@ def _split(texts: Sequence[str]) -> tuple[str, list[tuple[str, bool]]]:
 
 
 class _Ranges(io.RawIOBase):
-    """A file of a store as a Python file object. Ranges that were read ahead come from memory."""
+    """A file of a store as a Python file object for pyarrow. Ranges of bytes that were read ahead come from memory."""
 
     def __init__(self, files: ParquetFiles, head: FileVersion, ahead: Sequence[tuple[int, int]]) -> None:
         self._files, self._head, self._at = files, head, 0

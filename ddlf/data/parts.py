@@ -85,7 +85,7 @@ def rows(app: UserApp, part: str, columns: Mapping[str, Any]) -> tuple[Any, ...]
 
 
 def together(app: UserApp, part: str, x: Any, y: Any, w: Any) -> tuple[Any, ...]:
-    """Return inputs, labels and weights as the tuple that ``fit`` takes."""
+    """Return inputs, labels and sample weights as the tuple that Keras's ``fit`` takes, without missing ones."""
     if part == "train" and getattr(app, "class_weight", None) is not None:
         w = class_weights(y, app.class_weight)
     return (x,) if y is None else (x, y) if w is None else (x, y, w)

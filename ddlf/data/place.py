@@ -61,7 +61,7 @@ class Unfinished:
         self.other = [name for name, text in self._plan.items() if known and known.get(name) != text]
 
     def begin(self) -> None:
-        """Create the folder, and write the plan."""
+        """Begin the work: create the folder, and write the plan (a description of source and result)."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._plan and not self.goes_on:
             write_note(self.folder / PLAN, self._plan)
@@ -73,7 +73,7 @@ class Unfinished:
 
     @contextlib.contextmanager
     def watched(self, say: Callable[[], None]) -> Iterator[None]:
-        """Call ``say`` if the block fails and its work can be continued."""
+        """Call ``say``, which tells the user, if the ``with`` block fails and a later call can continue its work."""
         try:
             yield
         except BaseException as error:
@@ -126,7 +126,7 @@ class DataPlace(Protocol):
     """
 
     def manifest(self, version: int = 0) -> Manifest:
-        """Return the manifest at this place.
+        """Return the manifest (content list) of the data set at this place.
 
         Args:
             version: Number of the version; 0 for the newest.
@@ -403,7 +403,7 @@ class Folder:
         self.put(new)
 
     def put(self, new: Manifest) -> None:
-        """Replace the manifest in one step."""
+        """Replace the manifest file of the data set in one step, so that readers see either the old or the new one."""
         self._write(manifest.NAME, new)
         synced(self.path)
 

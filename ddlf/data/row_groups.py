@@ -58,7 +58,7 @@ CONVERT = "write it as numbers, bytes or lists of numbers: times as seconds, dec
 
 @dataclass(frozen=True)
 class Field:
-    """A column of the data set, and the columns of the files that it is made from.
+    """A column of the data set, with the names of the Parquet columns that it is made from.
 
     Args:
         name: Name in the data set: ``x``, ``y``, ``w``, or a leaf of a tree such as ``x['left']``.
@@ -79,7 +79,7 @@ class Field:
         return self.kind in ("image", "bytes")
 
     def read(self, batch: Any, where: Where) -> Array | Ragged:
-        """Return the rows of an Arrow batch.
+        """Return the rows of this field in an Arrow batch, as an array or as ``Ragged``.
 
         Args:
             batch: A batch with all source columns.
@@ -274,7 +274,7 @@ class RowGroups(DataSet):
         return [f"{name}.bytes" if kind_of(schema.field(name).type) == "image" else name for name in names]
 
     def _read_first(self) -> Arrays:
-        """Return some rows from the beginning, which determine types and shapes."""
+        """Read some rows from the beginning of the data set, which determine types and shapes."""
         pieces = self._pieces(0, SOME)
         try:
             return next(pieces)
@@ -481,7 +481,7 @@ class RowGroups(DataSet):
         return self.taken(0, self._first, np.arange(min(count, SOME, self._groups[0].rows)))
 
     def interrupt(self) -> None:
-        """Make a thread that waits for the store raise an error. Later requests work again."""
+        """End a thread's wait for the store: the thread gets an error. Later requests work again."""
         self.files.interrupt()
 
     def newer(self, version: int) -> None:

@@ -62,7 +62,7 @@ def longest(arrays: Iterable[Sequence[Any] | np.ndarray[Any, Any]]) -> int:
 def chosen(
     columns: str, available: Sequence[str], path: Path, usual: Mapping[str, str], what: str = "column"
 ) -> dict[str, str]:
-    """Return the chosen columns: a dict from new names to the names in the source.
+    """Return the columns that the user's option chooses, as a dict from new names to the names in the source.
 
     Args:
         columns: The option of ``open_source``.

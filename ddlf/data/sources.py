@@ -18,7 +18,7 @@ KINDS = (".npz", ".npy", ".csv", ".parquet", ".tar", ".tfrecord", "arrays", "ima
 def open_source(
     path: Path, *, columns: str = "", part: str = "", label: str = "", image_size: str = "", ragged: str = ""
 ) -> SampleSource:
-    """Return the source at a path.
+    """Open the source of samples at a path, such as a folder of images.
 
     Args:
         path: A ``.npz`` or ``.npy`` file, a ``.csv`` table, or a Parquet, tar or TFRecord file; a folder of Parquet,

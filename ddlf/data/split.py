@@ -351,7 +351,7 @@ class Buckets:
         return buckets
 
     def held(self, pieces: Iterable[Rows], kind: np.dtype[Any]) -> tuple[Rows, Numbers]:
-        """Return all samples with their buckets, in memory."""
+        """Read all samples into memory, and return them with the number of each sample's bucket."""
         whole, buckets_of, done = np.empty(self._samples, kind), np.empty(self._samples, np.uint32), 0
         for rows, buckets in self._thrown(pieces):
             whole[done : done + len(rows)], buckets_of[done : done + len(rows)] = rows, buckets
@@ -475,7 +475,7 @@ class Heaps:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all samples on the heaps."""
+        """The bytes of all samples in the files of the heaps."""
         return sum(self._lengths)
 
     def throw(self, heap: int, rows: Rows) -> None:

@@ -306,7 +306,7 @@ class Store:
         return f"{self.url}/{name}" if name else self.url
 
     def _made(self, path: str) -> None:
-        """Make the folder of a file.
+        """Create the folder for a file in the store, before it is written.
 
         Buckets have no folders. Their drivers would make a bucket, which may be a misspelt one, so they are skipped.
         """
@@ -422,7 +422,7 @@ def _check_disk(target: Path, error: OSError) -> None:
 
 
 def _reason(error: BaseException | None) -> str:
-    """Return the driver's reason for an error, without the surrounding text."""
+    """Return the reason that the driver gives in an error of the store, without the surrounding text."""
     status = getattr(error, "status", None)
     if status is not None:
         return f"the store answered {status} {getattr(error, 'message', '')}".rstrip()

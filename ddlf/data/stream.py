@@ -44,7 +44,7 @@ USUAL = 2**30
 
 
 class StreamClosed(Exception):
-    """The stream was closed while a thread waited for it."""
+    """Raised in a thread that waits for samples when the stream is closed."""
 
 
 def usual_memory() -> int:

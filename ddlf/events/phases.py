@@ -85,7 +85,7 @@ class PhasesInTurn:
         return self
 
     def begin(self, what: What, *, total: int = 0, unit: str = "") -> None:
-        """End the current phase, and begin the next one."""
+        """End the current phase of the worker, if there is one, and begin the next phase."""
         self.__exit__(None, None, None)
         self._now = Phase(self._emit, what, **self._who, total=total, unit=unit).__enter__()
 

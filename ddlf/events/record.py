@@ -319,7 +319,7 @@ class History(list[RoundRecord]):
         return figure
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks."""
+        """Return the records as an HTML table, which a notebook shows."""
         names = list(self.history)
         head = "".join(f"<th>{escape(name)}</th>" for name in ("round", *names, "seconds"))
         half = SHOWN // 2

@@ -116,7 +116,7 @@ def hook_for(name: str, types: str, suffix: str) -> Callable[..., Any] | None:
 
 
 def suffixes(types: str) -> tuple[str, ...]:
-    """Return the suffixes of all files that the installed parts handle.
+    """Return the suffixes of all files that the installed optional parts can read or write.
 
     Args:
         types: ``"file_types"`` or ``"saved_types"``.
@@ -144,7 +144,7 @@ def provided(name: str, needed_by: str) -> Any:
 
 
 def check_settings(app: object, defaults: Mapping[str, Any]) -> None:
-    """Refuse a setting that no installed part implements.
+    """Refuse a setting of the app that needs an optional part of DDLF which is not installed.
 
     Args:
         app: The user's ``IApp``, or another object with these settings.

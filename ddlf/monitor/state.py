@@ -21,7 +21,7 @@ RATE_S = 0.5
 
 @dataclass(slots=True)
 class RunningPhase:
-    """A running phase: work other than training that takes time.
+    """A phase that is running now: work other than training that takes time, such as loading data.
 
     Args:
         what: One of ``ddlf.events.What``, or a phrase.
@@ -167,7 +167,7 @@ class State:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def tell(self, event: e.Event, now: float) -> None:
-        """Update the state by an event that happens now."""
+        """Update the state of the run by an event that happens now."""
         match event:
             case e.PhaseEvent():
                 self._phase(event, now)

@@ -35,7 +35,7 @@ class Json(Display):
         self._out, sys.stdout = sys.stdout, sys.stderr
 
     def tell(self, event: Event) -> None:
-        """Write an event as a line."""
+        """Print an event as a line of JSON."""
         self._out.write(f"{json.dumps(to_json(event))}\n")
         self._out.flush()
 
@@ -81,7 +81,7 @@ def in_kernel() -> bool:
 
 @contextlib.contextmanager
 def opened(ui: str) -> Iterator[Display]:
-    """Open a display for the time of a ``with`` block.
+    """Open the display with a name, and close it at the end of the ``with`` block.
 
     Args:
         ui: Result of ``chosen``.

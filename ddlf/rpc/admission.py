@@ -71,7 +71,7 @@ class Admission:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """The handshakes in progress."""
+        """The tasks of the handshakes in progress."""
         return list(self._greetings)
 
     @property

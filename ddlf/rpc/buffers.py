@@ -26,7 +26,7 @@ gained nothing.
 
 
 class BufferPool:
-    """Free memory by size. Safe to use from several threads.
+    """A pool of free memory blocks by size, to receive arrays into. Safe to use from several threads.
 
     Args:
         max_free_bytes: Maximum bytes of free memory that the pool keeps.

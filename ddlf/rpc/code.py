@@ -111,7 +111,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:
-    """Yield the globals that a function uses, including the functions inside it."""
+    """Yield the names of the global variables that a function uses, also in functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -268,7 +268,7 @@ class Pickled(bytes):
 
     @functools.cached_property
     def address(self) -> bytes:
-        """The SHA-256 of the bytes."""
+        """The SHA-256 of the pickled bytes, under which a worker finds them again."""
         return hashlib.sha256(self).digest()
 
 

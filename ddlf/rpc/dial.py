@@ -36,7 +36,7 @@ class EncryptionWanted(Exception):
 
 
 async def open_socket(host: str, port: int) -> socket.socket:
-    """Connect to the first address of ``host`` that answers.
+    """Open a TCP connection to the first address of ``host`` that answers, and return the socket.
 
     Raises:
         OSError: No address answered. The error is the last reason.

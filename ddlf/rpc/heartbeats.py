@@ -123,7 +123,7 @@ class Liveness:
         return now - self.last_heard
 
     def judge(self, now: float) -> State:
-        """Judge the peer. Call this at least once in every heartbeat."""
+        """Return whether the peer is alive, suspect or dead at this time. Call this at least once in every heartbeat."""
         timing = self.timing
         looked, self._looked = self._looked, now
         if now - looked > GAP_HEARTBEATS * timing.heartbeat_s:
@@ -216,7 +216,7 @@ class ControlChannel(Channel):
         self._look(on_dead)
 
     def _look(self, on_dead: Callable[[WorkerLost], None]) -> None:
-        """Send a heartbeat and judge the worker's silence.
+        """Send a heartbeat, and check how long the worker has been silent.
 
         This detects losses that no error reports: the machine lost power, or the network broke.
         """

@@ -47,7 +47,7 @@ class IWorker(ABC):
     async def add_method(
         self, method: Callable[..., Any], *, name: str | None = None, persist: bool = False, concurrent: bool = False
     ) -> Any:
-        """Host a function until it is removed.
+        """Host a function: the worker keeps it, so that ``run`` can call it by name, until it is removed.
 
         Args:
             method: A function. If its first parameter is named ``self``, it receives the ``Worker`` that runs it.
@@ -58,7 +58,7 @@ class IWorker(ABC):
 
     @abstractmethod
     async def remove_method(self, method: str | Callable[..., Any]) -> Any:
-        """Remove a hosted method."""
+        """Remove a hosted method from the worker."""
 
     @abstractmethod
     async def run(self, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -69,7 +69,7 @@ kernel.
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The sizes that one side accepts.
+    """The largest sizes of a message that one side of a connection accepts.
 
     Args:
         max_header_bytes: Maximum bytes of one frame's header.
@@ -183,7 +183,7 @@ class FrameDecoder:
         return self._target is not None
 
     def wants(self) -> memoryview:
-        """Return the memory for the next bytes, never empty."""
+        """Return the memory to write the next received bytes to. It is never empty."""
         if self._target is not None:
             return self._target[self._filled :]
         if self._start == self._end:
@@ -572,7 +572,7 @@ def refuse_loading(tag: Tag, data: bytes) -> NoReturn:
 
 
 def dumps(value: Any, dump_object: DumpObject = refuse_objects) -> list[Buffer]:
-    """Encode a value.
+    """Encode a value for a message.
 
     Args:
         value: Any of the types above. Other objects are passed to ``dump_object``.
@@ -956,7 +956,7 @@ class Response:
         self.error = error
 
     def unwrap(self) -> Any:
-        """Return the result or raise the error."""
+        """Return the result of the request, or raise its error."""
         if self.error is not None:
             raise self.error
         return self.result
@@ -1105,7 +1105,7 @@ def _rebuild(facts: dict[str, Any], worker: str) -> DDLFError:
 
 
 def type_name(error: BaseException) -> str:
-    """Return ``"ValueError"`` for a builtin, ``"module.Name"`` otherwise."""
+    """Return the name of an error's class: ``"ValueError"`` for a builtin, ``"module.Name"`` otherwise."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 

@@ -76,7 +76,7 @@ class WorkerTLS:
 
 
 def worker_tls(own: Path, security: Security) -> WorkerTLS:
-    """Load a worker's certificate.
+    """Load a worker's certificate and key, and return the objects for encryption.
 
     Args:
         own: File with a self-signed certificate and its key, made by ``make_certificate``. Used if ``security`` names
@@ -118,13 +118,13 @@ def certificate_seen(sock: ssl.SSLSocket) -> bytes:
 
 
 def begin_client(sock: socket.socket, context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
-    """Wrap a connected socket. The result owns it from then on."""
+    """Wrap the client's connected socket for TLS. The result owns the socket from then on."""
     name = host if context.check_hostname else None
     return context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
 
 
 def begin_worker(sock: socket.socket, tls: WorkerTLS) -> ssl.SSLSocket:
-    """Wrap an accepted socket. The result owns it from then on."""
+    """Wrap the worker's accepted socket for TLS. The result owns the socket from then on."""
     return tls.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
 

@@ -34,7 +34,9 @@ class Machine(ABC):
 
     @abstractmethod
     def kill(self, part: Part = "executor") -> bool:
-        """Kill a part like ``kill -9``, and return whether it was running. The executor ends with its daemon."""
+        """Kill a part of the worker (daemon or executor) like ``kill -9``, and return whether it was running. The
+        executor ends with its daemon.
+        """
 
     @abstractmethod
     async def restart(self) -> None:
@@ -42,7 +44,9 @@ class Machine(ABC):
 
     @abstractmethod
     def freeze(self, part: Part = "both") -> None:
-        """Pause a part (SIGSTOP). Its connections stay open, but it does not answer."""
+        """Pause a part of the worker (daemon, executor or both) by SIGSTOP. Its connections stay open, but it does not
+        answer.
+        """
 
     @abstractmethod
     def thaw(self) -> None:
@@ -53,7 +57,7 @@ class Machine(ABC):
         """Make the executor compute ``factor`` times more slowly, for some seconds or until cancelled."""
 
     async def hang(self, seconds: float, part: Part = "both") -> None:
-        """Pause a part for some seconds."""
+        """Pause a part of the worker (daemon, executor or both) for some seconds, then let it continue."""
         self.freeze(part)
         try:
             await asyncio.sleep(seconds)

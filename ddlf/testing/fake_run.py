@@ -174,7 +174,7 @@ class MadeUp:
         self._versions = [self]
 
     def repartition(self, sizes: Sequence[int]) -> None:
-        """Add a next version with the same samples in other files."""
+        """Add a next version of the data set, with the same samples in files of other sizes."""
         self._versions.append(MadeUp(sizes, len(self._versions) + 1))
 
     def at(self, version: int) -> MadeUp:
@@ -196,7 +196,7 @@ def gradient(app: FakeRun, task: Task, samples: Any, weights: Row) -> Row:
 
 
 def rows_of(app: FakeRun) -> Rows:
-    """Return the row layout of a fake model."""
+    """Return the layout of a fake model's weights as one row of numbers: which part of the row belongs to which weight."""
     return Rows.of(list(app.start.values()), [path not in app.frozen for path in app.start])
 
 
@@ -260,7 +260,7 @@ class FakeWorker:
 
     @property
     def kept(self) -> KeptStates:
-        """The slot states on this worker."""
+        """The states of slots, such as optimizer states, that are on this worker."""
         return self.replica.slots
 
     async def compute(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -280,7 +280,7 @@ class FakeWorker:
         return not self.lost
 
     async def reconnect(self) -> None:
-        """Return from a loss."""
+        """Bring this lost worker back, without its state."""
         self.leave()
         self.lost = False
 
@@ -474,7 +474,7 @@ class FakeCluster:
 async def _crew_of(
     app: FakeRun, seed: int, *, backups: bool, run: str, replica: object, equal_threads: bool, fresh: bool
 ) -> AsyncIterator[tuple[Crew, int]]:
-    """Return a crew like ``opening.crew_of``, whose workers need no preparation."""
+    """Yield a crew of the fake workers, like ``opening.crew_of`` does for real ones. Fake workers need no preparation."""
 
     async def open_worker(worker: Any) -> None:
         worker.open(app)
@@ -517,7 +517,7 @@ class Turns:
         self._done = dict.fromkeys(order, 0)
 
     async def arrive(self, slot: int) -> None:
-        """Wait until it is a slot's turn."""
+        """Wait until the update of this slot may arrive next."""
         waiting = self._waiting[slot] = asyncio.Event()
         self._next()
         await waiting.wait()

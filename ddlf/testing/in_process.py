@@ -82,7 +82,7 @@ class OwnClasses:
         self._classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
 
     def __call__(self, data: bytes) -> Any:
-        """Load a pickled object like ``unpickle``."""
+        """Unpickle an object for this receiver, like ``unpickle``."""
         tracker: Any = cloudpickle.cloudpickle
         with self._lock:
             before = tracker._DYNAMIC_CLASS_TRACKER_BY_ID
@@ -113,7 +113,7 @@ class InProcessWorker(Worker):
 
 
 class InProcessExecutor(ExecutorProcess):
-    """An executor that is an object instead of a process."""
+    """The executor of a worker as an object in this process, instead of a separate process."""
 
     _executor: Executor | None = None
     _serving: set[asyncio.Task[None]] = set()  # noqa: RUF012 - of one that has not started
@@ -200,7 +200,7 @@ class InProcessExecutor(ExecutorProcess):
 
 
 class InProcessDaemon(Daemon):
-    """A daemon whose executor is an object."""
+    """A worker's daemon whose executor is an object in this process."""
 
     process: InProcessExecutor
 
@@ -211,7 +211,7 @@ class InProcessDaemon(Daemon):
 
 
 class InProcessMachine(Machine):
-    """One worker in this process."""
+    """One worker in this process, with the methods to cause faults in it."""
 
     def __init__(self, number: int, daemon: InProcessDaemon) -> None:
         super().__init__(number)

@@ -97,7 +97,7 @@ class Activity:
             return os.dup(file.fileno())
 
     def begin(self, id: int, name: str) -> None:
-        """Record that a method starts. The system's monotonic clock is the same in both processes."""
+        """Record that a method starts, and when. The system's monotonic clock is the same in both processes."""
         self._page[_USED_AT] = 1
         _RUNNING.pack_into(self._page, 0, id, time.monotonic(), name.encode(errors="replace")[:120])
 

@@ -401,7 +401,7 @@ costs as little as a function.
 
 
 class Interrupted(BaseException):
-    """A signal raises this inside a blocking method, so that a loop in plain Python ends."""
+    """Raised by the handler of SIGINT inside a method that blocks, so that even a loop in plain Python ends."""
 
 
 class Call:
@@ -430,7 +430,7 @@ class Call:
 
 
 class Calls:
-    """The calls of one worker.
+    """Runs the calls of one worker in turn, and answers them.
 
     Args:
         worker: The object that methods receive as ``self``.
@@ -723,7 +723,7 @@ class Session:
             self._connection.close()
 
     def cancel_all(self) -> None:
-        """Cancel all open requests, because nobody waits for them."""
+        """Cancel all open requests of this session, because nobody waits for their answers any more."""
         for call in list(self._open.values()):
             self._calls.cancel(call)
 
@@ -809,7 +809,7 @@ class Session:
         return refusal
 
     def tell(self, call: Call, facts: dict[str, Any]) -> None:
-        """Report the progress of a call. Any thread may call this."""
+        """Send the caller a report about the progress of a call. Any thread may call this."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
             self._loop.call_soon_threadsafe(self._tell, abs(call.id), facts)
 

@@ -197,7 +197,7 @@ class Control:
         return (self._liveness.timing if self._liveness is not None else Timing()).dead_after_s
 
     def facts(self, lease: Lease) -> dict[str, Any]:
-        """Return the lease of this master as data."""
+        """Return the facts about this master's lease as data, for ``ddlf status``."""
         silent_s = self._liveness.silent_s(self._loop.time()) if self._liveness is not None else 0.0
         since = lease.holder.since if lease.holder else ""
         return {"holder": self.who, "since": since, "epoch": lease.epoch, "state": self.judge(), "silent_s": silent_s}
@@ -344,7 +344,9 @@ class Control:
 
 
 def _probe(data: bytes = b"", size: int = 0) -> dict[str, Any]:
-    """Receive some bytes and return ``size`` bytes, with the time of this machine's clock."""
+    """Answer a measurement of the link: receive some bytes, and return ``size`` bytes with the time of this machine's
+    clock.
+    """
     if not 0 <= size <= MAX_PROBE_BYTES:
         raise ValueError(f"size must be 0-{MAX_PROBE_BYTES}")
     return {"time": time.time(), "data": bytes(size)}
@@ -638,7 +640,7 @@ class Daemon:
     # -- the commands of a control connection -----------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Return this worker's description and present activity as data."""
+        """Return a description of this worker and of its present activity as data, for ``ddlf status``."""
         running = self.process.activity.running()
         return {
             "host": platform.node(),

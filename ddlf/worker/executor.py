@@ -153,7 +153,7 @@ class Executor:
         await self.worker.clean()
 
     def _tell(self, facts: dict[str, Any]) -> None:
-        """Report progress to the caller of the running method. Any thread may call this."""
+        """Send the caller of the running method a report about its progress. Any thread may call this."""
         call = self.calls.running
         if call is not None:
             call.session.tell(call, facts)

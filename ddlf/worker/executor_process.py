@@ -313,7 +313,7 @@ class ExecutorProcess:
         return code
 
     def _facts(self, code: int | None, pid: int | None) -> dict[str, Any]:
-        """Return the facts of the event ``executor_exited``: how a process ended."""
+        """Return the facts about how the executor's process ended, for the event ``executor_exited``."""
         name = signal.Signals(-code).name if code is not None and code < 0 else None
         reason, self._reason = self._reason or reason_of(code, name), None
         running = self.activity.running()

@@ -30,7 +30,7 @@ LENGTH = struct.Struct("<Q")
 
 
 def ask_daemon(channel: socket.socket, what: str, name: str, file: str = "") -> Any:
-    """Ask the master through the daemon, and wait for the answer.
+    """Ask the master a question through the daemon, such as for the source of a module, and wait for the answer.
 
     Returns:
         The result of ``Sources.answer``; None if the module does not exist or there is no master.
@@ -166,7 +166,7 @@ class MasterFile(Traversable):
 
     @property
     def name(self) -> str:
-        """The name without its folder."""
+        """The name of this file or folder, without the folders above it."""
         return self._path.name or self._package.rpartition(".")[2]
 
     def _below(self) -> list[PurePosixPath]:
@@ -174,7 +174,7 @@ class MasterFile(Traversable):
         return [file.relative_to(self._path) for file in files if file.is_relative_to(self._path)]
 
     def iterdir(self) -> Iterator[MasterFile]:
-        """Yield the entries of the folder."""
+        """Yield the files and folders in this folder."""
         for name in sorted({file.parts[0] for file in self._below() if file.parts}):
             yield self.joinpath(name)
 

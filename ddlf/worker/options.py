@@ -13,7 +13,7 @@ from ddlf.worker.joining import Join
 
 @dataclass(slots=True)
 class Options:
-    """The options of a worker.
+    """The options of a worker at its start, from the command line or from a launcher.
 
     Args:
         host: Address to listen on.
@@ -74,10 +74,10 @@ class ExecutorOptions:
     insecure_plaintext: bool
 
     def to_bytes(self) -> bytes:
-        """Return the message of these options."""
+        """Encode these options as the message that the daemon sends to its executor."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, message: bytes) -> ExecutorOptions:
-        """Return the options of a message."""
+        """Decode the options in the daemon's message."""
         return cls(**json.loads(message))

@@ -49,7 +49,9 @@ also counts as silent, so this is longer than any event loop is blocked. Heartbe
 
 
 def refuse_between_workers(value: Any) -> NoReturn:
-    """Refuse an object. This is the ``dump_object`` between workers: they exchange only data."""
+    """Refuse to send an object that is not plain data. This is the ``dump_object`` between workers, which exchange only
+    data.
+    """
     raise NotPicklable(
         f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent between workers, because only data can",
         hint="send numbers, text, lists, dicts or arrays",
@@ -323,7 +325,7 @@ connections at once than it accepts, even if all workers connect at the same tim
 
 
 def refuse_code(tag: Tag, data: bytes) -> NoReturn:
-    """Refuse pickled objects. This is the ``load_object`` between workers."""
+    """Refuse to load pickled objects, which could run code. This is the ``load_object`` between workers."""
     raise ProtocolError("another worker sent a pickled object, where only data is allowed")
 
 
@@ -486,7 +488,7 @@ class Peers(Mapping[int, Peer]):
         )
 
     def check(self, admitted: Admitted | None, command: str, args: list[Any]) -> None:
-        """Check whether another worker may send a request.
+        """Refuse a request of another worker that it may not send to this worker.
 
         Raises:
             LeaseError: The other worker may send no requests.
@@ -510,7 +512,9 @@ class Peers(Mapping[int, Peer]):
             self.changed()
 
     def end_without_lease(self) -> None:
-        """End all connections if the lease has changed."""
+        """End the connections to all other workers if this worker's lease has changed, because the right to use them
+        has ended.
+        """
         if self.run and self.lease() != self._lease:
             self.close()
 
@@ -528,7 +532,7 @@ the role, the verb, and the verb's arguments. It raises ``Unreached`` if the lin
 
 
 class Unreached(Exception):
-    """Another worker did not answer a call.
+    """Raised if another worker did not answer a call.
 
     Args:
         worker: Number of the other worker.

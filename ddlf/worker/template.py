@@ -260,7 +260,7 @@ class Child:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def bury(self) -> None:
-        """Kill the other processes of its group, and release its process id."""
+        """Kill the other processes in the group of this ended fork, and release its process id."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # the process has no group yet
@@ -323,7 +323,7 @@ def answer(descriptors: list[int], reason: str) -> None:
 
 
 def tell(reply: socket.socket, facts: dict[str, Any]) -> None:
-    """Send facts to a client, if it still exists."""
+    """Send facts as JSON to a client of the template, if it still exists."""
     with contextlib.suppress(OSError):
         reply.send(json.dumps(facts).encode(), socket.MSG_DONTWAIT)
 

@@ -129,7 +129,7 @@ class Worker(IWorker):
         return self._methods.add(method, name, persist, concurrent)
 
     async def remove_method(self, method: str | Callable[..., Any]) -> None:
-        """Remove a hosted method."""
+        """Remove a hosted method from this worker."""
         self._methods.remove(getattr(method, "__name__", method))  # type: ignore[arg-type]
 
     async def list_methods(self) -> list[str]:
@@ -173,7 +173,7 @@ class Worker(IWorker):
         return value
 
     async def set_variable(self, name: str, value: Any) -> None:
-        """Set a named value.
+        """Store a value under a name on this worker, for later code and methods.
 
         Raises:
             ValueError: The name is not a Python identifier.
@@ -183,7 +183,7 @@ class Worker(IWorker):
         self.variables[name] = value
 
     async def get_variable(self, name: str) -> Any:
-        """Return the value of a variable.
+        """Return the value that ``set_variable`` stored under this name.
 
         Raises:
             KeyError: The variable is not set.
@@ -192,7 +192,7 @@ class Worker(IWorker):
         return self.variables[name]
 
     async def delete_variable(self, name: str) -> None:
-        """Delete a variable.
+        """Delete a variable, a value that ``set_variable`` stored.
 
         Raises:
             KeyError: The variable is not set.

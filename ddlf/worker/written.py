@@ -139,7 +139,7 @@ class Written:
 
 
 class Raw(io.RawIOBase):
-    """A standard stream below its buffer.
+    """The unbuffered end of ``sys.stdout`` or ``sys.stderr`` in the executor, which forwards all lines.
 
     Args:
         stream: Descriptor, and number of the stream.
@@ -215,10 +215,10 @@ class Master(Protocol):
 
     @property
     def queued_bytes(self) -> int:
-        """The number of bytes that wait to be sent to it."""
+        """The number of bytes that wait to be sent to the master."""
 
     def event(self, name: str, facts: dict[str, Any]) -> None:
-        """Send it an event."""
+        """Send the master an event."""
 
 
 class Forwarding:
@@ -278,7 +278,7 @@ class Forwarding:
         self.wake()
 
     def wake(self) -> None:
-        """Send the waiting lines soon."""
+        """Send the waiting lines soon, from the event loop."""
         self._looks = 0
         self._arm(FLUSH_S)
 

@@ -88,7 +88,9 @@ def checked_host(host: str) -> str:
 
 
 def same_host(host: str) -> str:
-    """Return the same spelling for all spellings of a host. Do not resolve names."""
+    """Return a host in one standard spelling, so that two spellings of the same host can be compared. Names are not
+    resolved.
+    """
     return ipaddress.ip_address(host).compressed if ":" in host else host.lower().rstrip(".")
 
 

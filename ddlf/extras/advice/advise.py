@@ -194,7 +194,7 @@ def _edits(one: Advice, sources: UserSources, facts: AppFacts) -> Iterable[Edit]
 
 
 async def watch_run(app: App) -> AbstractContextManager[None]:
-    """Check an app that has data and model before its run.
+    """Check an app before its run, when it has data and model.
 
     Returns:
         A context manager that watches the run, and adds the likely cause to an error.

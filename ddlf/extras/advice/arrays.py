@@ -64,7 +64,7 @@ EXCHANGES = 60
 
 
 def described(name: str, part: str, array: Any) -> ArrayFacts:
-    """Return the facts of one array.
+    """Return facts about one array of an app's data, such as its shape and the range of its values.
 
     Args:
         name: The array's name in code, such as ``x_train['left']``.

@@ -130,7 +130,9 @@ def _rows(app: App, most: int = ROWS) -> tuple[Any, ...] | None:
 
 
 def _outputs(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """Observe the first loss, and whether outputs depend on other samples or on the future."""
+    """Return the first loss, and whether outputs depend on other samples of the batch or on later positions (the
+    future).
+    """
     x, count = rows[0], len(next(array for _, array in leaves(rows[0])))
     whole = predicted(model, x)
     seen: dict[str, Any] = {
@@ -182,7 +184,7 @@ def _losses(model: Any, rows: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _loss_weights(model: Any) -> dict[str, float]:
-    """Return the weight of each output's loss."""
+    """Return the weight that each output's loss has in the sum of all losses, by the output's name."""
     given = getattr(model._compile_loss, "_user_loss_weights", None)
     if isinstance(given, list | tuple):
         given = dict(zip(getattr(model, "output_names", ()), given, strict=False))

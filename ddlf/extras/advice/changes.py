@@ -122,7 +122,9 @@ def _written(value: Any) -> str:
 
 
 def span(file: PythonFile, node: ast.AST) -> tuple[int, int]:
-    """Return the offsets of a node's first character and of the character after its last."""
+    """Return the place of a node of the syntax tree in the file's text: the offsets of its first character and of the
+    character after its last.
+    """
     lines = _lines(file.text)
     starts = [0]
     for line in lines:
@@ -135,7 +137,7 @@ def span(file: PythonFile, node: ast.AST) -> tuple[int, int]:
 
 
 def _indent(file: PythonFile, node: ast.stmt) -> str:
-    """Return the indentation of a statement."""
+    """Return the spaces before a statement in the user's code, to indent an added line equally."""
     return _lines(file.text)[node.lineno - 1][: node.col_offset]
 
 

@@ -87,7 +87,7 @@ def take_in(app: App) -> bool:
 
 
 def _size(data_set: Any) -> int:
-    """Return the bytes of a data set."""
+    """Return the size in bytes of all samples of a data set."""
     one = sum(math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in data_set.columns.values())
     return int(data_set.manifest.samples) * int(one)
 
@@ -109,7 +109,7 @@ async def build(app: App) -> None:
 
 
 def facts_of(app: App, *, workers: int | None = None, seen: Mapping[str, Any] | None = None) -> AppFacts:
-    """Return the facts of an app.
+    """Collect the facts that the rules check: about an app's data, model and settings.
 
     Args:
         app: The app, with its data and model if they exist.

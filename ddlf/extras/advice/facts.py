@@ -216,7 +216,7 @@ class OutputFacts:
 
     @property
     def units(self) -> int:
-        """Return the number of values at each position of a sample."""
+        """Return the number of values that this output has at each position of a sample, such as one for each class."""
         return (self.shape[-1] or 0) if self.shape else 1
 
 
@@ -298,11 +298,11 @@ class AppFacts:
         yield from (one for one in self.arrays if one.letter == letter and part in (None, one.part))
 
     def array(self, name: str) -> ArrayFacts | None:
-        """Return the array with a name."""
+        """Return the facts of the array with this name; None if there is none."""
         return next((one for one in self.arrays if one.name == name), None)
 
     def layer(self, name: str) -> LayerFacts | None:
-        """Return the layer with a name."""
+        """Return the facts of the layer with this name; None if there is none."""
         return next((one for one in self.layers if one.name == name), None)
 
     def readers(self, name: str) -> list[LayerFacts]:
@@ -328,7 +328,7 @@ class AppFacts:
 
     @property
     def slots(self) -> int:
-        """Return the number of slots."""
+        """Return the number of slots (parts of a round, each trained by one worker) of the planned run."""
         return int(self.settings.get("slots") or self.workers or 1)
 
     @property

@@ -137,7 +137,7 @@ def layers_of(model: Any) -> tuple[LayerFacts, ...]:
 
 
 def graph_of(model: Any) -> Any:
-    """Return the functional model inside a model; None if it has none."""
+    """Return the functional model inside a model, which knows how layers are connected; None if it has none."""
     if getattr(model, "_functional", None) is not None:
         return model._functional
     return model if hasattr(model, "_nodes_by_depth") and hasattr(model, "_operations") else None
@@ -366,7 +366,7 @@ def has_own_step(model: Any) -> bool:
 
 
 def is_own(model: Any) -> bool:
-    """Return whether the user overrides the model's step or loss."""
+    """Return whether the user's model computes its training step or its loss in its own way."""
     return has_own_step(model) or (callable(loss := getattr(model, "loss", None)) and _loss(loss)[0] == "own")
 
 
@@ -384,7 +384,7 @@ def _output_names(model: Any, graph: Any) -> list[tuple[str, Any]]:
 
 
 def _per_output(named: list[tuple[str, Any]], given: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the value of an argument of ``compile`` for each output."""
+    """Yield for each output the value that an argument of ``compile``, such as ``loss``, gives to it."""
     if given is None:
         return
     for number, (name, key) in enumerate(named):
@@ -470,7 +470,7 @@ def _origin(operation: Any, layers: tuple[LayerFacts, ...]) -> tuple[str, str]:
 
 
 def optimizer_of(model: Any) -> OptimizerFacts | None:
-    """Return the facts of the model's optimizer."""
+    """Return facts about the optimizer that the model is compiled with; None without one."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return None

@@ -37,7 +37,7 @@ class AdviserReport:
     skipped: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return what ``ddlf advise`` prints."""
+        """Return the report as the text that ``ddlf advise`` prints."""
         return "\n".join(lines(self))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # a notebook calls this for the last line of a cell

@@ -64,7 +64,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A replacement of a part of a file.
+    """A replacement of a part of one of the user's files, to fix a mistake.
 
     Args:
         path: The file.
@@ -98,7 +98,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A mistake that a rule found.
+    """A mistake in an app that a rule has found.
 
     Args:
         message: A sentence with the evidence in numbers, without a full stop.
@@ -137,7 +137,7 @@ class Rule:
 
     @property
     def why(self) -> str:
-        """Return why the mistake matters."""
+        """Return why the mistake that this rule finds matters, from the function's docstring."""
         return self._explanation(1)
 
     @property

@@ -96,7 +96,7 @@ class UserSources:
         return [*found, *self.text.ignores()] if self.text is not None else found
 
     def calls(self, of: Iterable[str]) -> bool:
-        """Return whether the files call any of these functions."""
+        """Return whether the user's files call any of these functions, such as ``adapt``."""
         wanted = set(of)
         return any(_name(call.func) in wanted for file in self.files for call in file.calls)
 

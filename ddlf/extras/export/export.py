@@ -122,7 +122,7 @@ def write(
     tell: Callable[[Exported], None] = lambda _: None,
     batch: int | None = None,
 ) -> list[Exported]:
-    """Write the files of each format atomically.
+    """Write a model in each of these formats. The files of a format appear completely or not at all.
 
     Args:
         model: A ``.keras`` file.

@@ -75,7 +75,7 @@ class Format:
         return tuple(f"{stem}{ending}" for ending in self.endings)
 
     def lacks(self, backend: str) -> list[str]:
-        """Return the missing distributions that a backend needs to write this format."""
+        """Return the Python distributions to install, because this Keras backend needs them to write this format."""
         return absent((backend, *self.writers[backend]))
 
 

@@ -29,7 +29,7 @@ COUNTS = ("input_dim", "num_tokens", "num_bins")
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One input of a model.
+    """The description of one input of a model: its name, shape and type.
 
     Attributes:
         name: Its name in Keras.

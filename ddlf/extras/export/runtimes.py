@@ -18,7 +18,7 @@ Run = Callable[[list[Any]], Sequence[Any]]
 
 
 def saved_model(path: Path, facts: dict[str, Any]) -> Run:
-    """Load a SavedModel with TensorFlow."""
+    """Load a SavedModel with TensorFlow, and return the function that runs it."""
     import tensorflow as tf
 
     loaded = tf.saved_model.load(str(path))
@@ -31,7 +31,7 @@ def saved_model(path: Path, facts: dict[str, Any]) -> Run:
 
 
 def onnx(path: Path, facts: dict[str, Any]) -> Run:
-    """Load an ONNX file with onnxruntime."""
+    """Load an ONNX file with onnxruntime, and return the function that runs it."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -41,7 +41,7 @@ def onnx(path: Path, facts: dict[str, Any]) -> Run:
 
 
 def litert(path: Path, facts: dict[str, Any]) -> Run:
-    """Load a LiteRT file with LiteRT."""
+    """Load a LiteRT file with LiteRT, and return the function that runs it."""
     from ai_edge_litert.interpreter import Interpreter
 
     return _lite(Interpreter(model_path=str(path)), facts)
@@ -86,7 +86,7 @@ def openvino(path: Path, facts: dict[str, Any]) -> Run:
 
 
 def torch(path: Path, facts: dict[str, Any]) -> Run:
-    """Load an exported program with torch."""
+    """Load a program that torch has exported, and return the function that runs it."""
     import torch as library
 
     module = library.export.load(str(path)).module()
@@ -166,7 +166,7 @@ def packed(layout: Any, flat: Sequence[Any]) -> Any:
 
 
 def unpacked(layout: Any, result: Any) -> list[Any]:
-    """Return a structure of values as a list. This is the inverse of ``packed``."""
+    """Return the values in a nested structure as a list. This is the inverse of ``packed``."""
     flat: dict[int, Any] = {}
 
     def take(layout: Any, result: Any) -> None:

@@ -46,7 +46,7 @@ class ExportSource:
 
 
 def find(path: Path, code: Path | None) -> ExportSource:
-    """Return the model at a path.
+    """Find the model to export: in a file, or in the folder of a run.
 
     Args:
         path: A file, or the folder of a run.

@@ -160,7 +160,7 @@ def _build(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
 
 
 def _write(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
-    """Write a model in one format."""
+    """Load a ``.keras`` file, and write the model in one export format. This is a step in its own process."""
     from ddlf.extras.export.formats import FORMATS
     from ddlf.extras.export.keras_model import write
 
@@ -192,7 +192,7 @@ def _keras(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
 
 
 def _run(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
-    """Run an exported model."""
+    """Run an exported model in a runtime on the generated inputs. This is a step in its own process."""
     from ddlf.extras.export.runtimes import RUNTIMES
 
     facts = job["facts"] | {"code": job["code"]}

@@ -102,7 +102,7 @@ class BackendComparison:
 
     @cached_property
     def first(self) -> Row:
-        """Return the result of Keras on the reference backend, which runs once.
+        """Run the model in Keras on the reference backend, only once, and return the result.
 
         Raises:
             ConfigError: The model or the inputs are invalid.
@@ -136,7 +136,7 @@ class BackendComparison:
         return self._compared(Row("keras", by, seconds=tuple(done["seconds"])), f"keras-{backend}")
 
     def artefact(self, written: Exported) -> Iterator[Row]:
-        """Run an exported model in each of its runtimes."""
+        """Run an exported model in each runtime of its format, and yield the comparison with the reference."""
         format = written.target.format
         if written.refused is not None:
             yield Row(format.name, f"Keras on {BACKENDS[written.target.backend]}", refused=written.refused)

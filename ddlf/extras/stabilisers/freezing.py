@@ -50,7 +50,9 @@ def depths(model: Any) -> dict[str, tuple[int, int]]:
 
 
 def _graph(model: Any) -> Any:
-    """Return the object with the graph of a model; None for a layer, or for a model without a graph."""
+    """Return the object that knows how the layers of a model are connected; None for a layer, or for a model that does
+    not define this.
+    """
     graph = getattr(model, "_functional", model)
     return graph if getattr(graph, "_nodes_by_depth", None) else None
 

@@ -57,7 +57,7 @@ class Masked(keras.losses.Loss):  # type: ignore[misc]
         return ops.sum(total) / ops.maximum(ops.sum(counted), 1)
 
     def _losses(self, y_true: Any, y_pred: Any) -> Any:
-        """Return one loss for each label."""
+        """Return the loss of each label by itself, without a mean over labels."""
         call = self.loss.call if isinstance(self.loss, keras.losses.Loss) else self.loss
         if y_true.shape[1:] != y_pred.shape[1:]:  # numbers of classes
             flat = y_true[..., 0] if len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] == 1 else y_true
@@ -74,10 +74,10 @@ class Masked(keras.losses.Loss):  # type: ignore[misc]
         return (labels == labels if self.ignore != self.ignore else labels != self.ignore).sum(axis=1)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config that Keras saves."""
+        """Return the arguments of this loss, which Keras saves with a model."""
         return {"name": self.name, "loss": keras.losses.serialize(self.loss), "ignore": self.ignore}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Create the object from its saved config."""
+        """Create the loss from the arguments that Keras has saved."""
         return cls(**{**config, "loss": keras.losses.deserialize(config["loss"])})

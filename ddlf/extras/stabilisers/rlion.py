@@ -65,6 +65,6 @@ class Rlion(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.assign(momentum, self.beta_2 * momentum + (1 - self.beta_2) * gradient)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config that Keras saves."""
+        """Return the arguments of this optimizer, which Keras saves with a model."""
         own = {name: getattr(self, name) for name in ("beta_1", "beta_2", "slope")}
         return {**super().get_config(), **own}

@@ -81,5 +81,5 @@ class RunSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         return self.steps, self.warm(self.steps, epochs)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config that Keras saves."""
+        """Return the arguments of this schedule, which Keras saves with a model."""
         return {"peak": self.peak, "rule": str(self.rule), "steps": self.steps, "epochs": self.epochs}

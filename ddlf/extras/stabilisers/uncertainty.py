@@ -126,7 +126,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         return [given[name] for name in self.output_names] if isinstance(given, Mapping) else list(given)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config that Keras saves."""
+        """Return the wrapped model and the other arguments, which Keras saves with this model."""
         return {
             "name": self.name,
             "model": keras.saving.serialize_keras_object(self.inner),

@@ -49,14 +49,16 @@ class Wrapper(keras.optimizers.Optimizer):  # type: ignore[misc]
         super().build(variables)
 
     def begin(self, variables: list[Any]) -> None:
-        """Create the variables of this wrapper."""
+        """Create the state of this wrapper before training. Subclasses override this."""
 
     def stepped(self, variables: list[Any]) -> list[Any]:
-        """Return the weights that the inner optimizer updates."""
+        """Return the weights that the inner optimizer updates; by default all. Subclasses override this."""
         return variables
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:
-        """Take a step: change gradients or weights, and call ``apply`` of the inner optimizer."""
+        """Take a training step: change gradients or weights, and call ``apply`` of the inner optimizer. Subclasses
+        override this.
+        """
         raise NotImplementedError
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
@@ -87,11 +89,13 @@ class Wrapper(keras.optimizers.Optimizer):  # type: ignore[misc]
         return self.inner_optimizer.iterations
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Override Keras's ``finalize_variable_values``."""
+        """Let the inner optimizer do its last changes of the weights, such as averages. Overrides Keras's
+        ``finalize_variable_values``.
+        """
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config that Keras saves."""
+        """Return the arguments of this wrapper, including the inner optimizer, which Keras saves with a model."""
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
         return {"name": self.name, "inner_optimizer": inner, **self.options()}
 
@@ -101,7 +105,7 @@ class Wrapper(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Create the object from its saved config."""
+        """Create the wrapper from the arguments that Keras has saved."""
         inner = keras.saving.deserialize_keras_object(config["inner_optimizer"], custom_objects=custom_objects)
         return cls(**{**config, "inner_optimizer": inner})
 

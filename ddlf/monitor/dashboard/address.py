@@ -27,7 +27,7 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 def listen(port: int | None) -> tuple[socket.socket, str]:
-    """Bind a socket on loopback.
+    """Open the dashboard's listening socket, on this machine's loopback address.
 
     Args:
         port: The only port to try; None for the first free port of ``PORTS``.
@@ -64,7 +64,7 @@ def listen(port: int | None) -> tuple[socket.socket, str]:
 
 
 def page_url(port: int, token: str, environment: Mapping[str, str]) -> str:
-    """Return the URL to open. The token follows the #, so no browser sends it.
+    """Return the URL of the dashboard to open in a browser. The token follows the #, so no browser sends it.
 
     Raises:
         ConfigError: ``DDLF_DASHBOARD_URL`` names a missing variable, or is not a URL.

@@ -87,7 +87,7 @@ class Series:
 
 
 def mean(values: Column) -> float | None:
-    """Return the mean without None; None if there are no values."""
+    """Return the mean of the values that are not None; None if there are no such values."""
     there = [value for value in values if value is not None]
     return sum(there) / len(there) if there else None
 
@@ -126,12 +126,12 @@ class Tail:
         self.count = 0
 
     def append(self, one: Any) -> None:
-        """Add an entry."""
+        """Add an entry at the end of the list."""
         self._kept.append(one)
         self.count += 1
 
     def since(self, known: int) -> list[Any]:
-        """Return the kept entries after the first ``known``."""
+        """Return the entries after the first ``known`` ones, as far as they are still kept."""
         new = min(self.count - known, len(self._kept))
         return list(self._kept)[len(self._kept) - new :]
 
@@ -153,7 +153,7 @@ class Seen:
 
 @dataclass
 class Header:
-    """Facts that change rarely in a run, or never."""
+    """The facts at the head of the dashboard's page, which change rarely in a run, or never."""
 
     run: str = ""
     app: str = ""
@@ -207,7 +207,7 @@ class Board:
     # -- input --------------------------------------------------------------------------------------------------------
 
     def set_workers(self, workers: list[dict[str, Any]]) -> None:
-        """Store the workers' answers."""
+        """Store the answers of all workers about their state, to show them."""
         self.workers = workers
         self._answers += 1
 
@@ -224,7 +224,7 @@ class Board:
             self.log.append([round(at, 3), level, who, one[:LONGEST_LINE]])
 
     def tell(self, event: e.Event, at: float) -> None:
-        """Add an event.
+        """Update the board by an event of a run or a cluster.
 
         Args:
             event: The event.

@@ -149,7 +149,7 @@ class Dashboard:
         return self
 
     def tell(self, event: Event, at: float | None = None) -> None:
-        """Add an event. This method is a sink.
+        """Show an event on the page. This method is a sink, so it can subscribe to an app or a cluster.
 
         Args:
             event: The event.

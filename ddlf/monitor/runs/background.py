@@ -21,7 +21,7 @@ Timed = tuple[float, Event]
 
 
 def reason(error: Exception) -> str:
-    """Return the text of an error, for the middle of a sentence."""
+    """Return the text of an error in a form that fits into the middle of a sentence."""
     if not (isinstance(error, OSError) and error.strerror):
         return str(error)
     return f"{error.strerror}, {error.filename}" if error.filename else error.strerror

@@ -48,7 +48,7 @@ How = Literal["running", "finished", "failed", "stopped"]
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The status of a run.
+    """The status of a run (running, finished, failed or stopped), as in the file ``state.json`` of its folder.
 
     Args:
         state: ``"running"``, ``"finished"``, ``"failed"`` or ``"stopped"`` (by the user, or killed).
@@ -210,7 +210,7 @@ def _began(path: Path) -> float:
 
 
 def find(out: Path, name: str = "last") -> Path:
-    """Return the folder of one run.
+    """Return the folder of the run that a name means.
 
     Args:
         out: The parent folder of the runs.
@@ -244,7 +244,7 @@ def find(out: Path, name: str = "last") -> Path:
 
 
 def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str], dict[Path, str]]:
-    """Remove the oldest runs that are over.
+    """Remove the folders of the oldest runs that are over.
 
     Args:
         out: The parent folder of the runs.

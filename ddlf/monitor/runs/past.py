@@ -97,7 +97,7 @@ class Past:
         return max((self.status.ended or self.ended or self.status.began) - self.status.began, 0.0)
 
     def setting(self, name: str) -> Any:
-        """Return a setting's value; None if it is unknown."""
+        """Return the value of a setting in this run; None if it is unknown."""
         return self.summary.get("settings", {}).get(name, {}).get("value")
 
 

@@ -124,7 +124,7 @@ class FolderWriter:
         folder.write_json(self._path / folder.STATE, self._state)
 
     def _look(self, when: float, event: e.Event) -> None:
-        """Store the facts of an event that the summary contains."""
+        """Store those facts of an event that the run's summary will contain."""
         match event:
             case e.Committed():
                 self._last = event.record
@@ -287,7 +287,7 @@ class Unrecorded:
     is_over = False
 
     def close(self, error: BaseException | None = None) -> None:
-        """Record that the run is over."""
+        """Record that the run is over; there is no folder to write to."""
         self.is_over = True
 
     def leave(self) -> None:

@@ -147,7 +147,7 @@ def of_workers(past: Past) -> Rows:
 
 
 def number(value: float) -> str:
-    """Return a number with four digits, or all digits of its integer part."""
+    """Return a number as text with four digits, or with all digits of its integer part."""
     if not isfinite(value):
         return str(value).replace("nan", "NaN")
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -14,7 +14,7 @@ from ddlf.monitor.state import RunningPhase, State
 
 
 class Display:
-    """A display that shows nothing.
+    """The base class of displays of a run. It shows nothing itself.
 
     Attributes:
         state: The state of the run.
@@ -27,7 +27,7 @@ class Display:
         self.state = State()
 
     def tell(self, event: e.Event) -> None:
-        """Update the state by an event."""
+        """Update the state of the run by an event. Subclasses also show the change."""
         self.state.tell(event, time.monotonic())
 
     def say(self, text: str) -> None:
@@ -45,7 +45,7 @@ class Display:
             os.write(sys.stderr.fileno(), f"\n{text}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Stop showing anything. Safe to call again."""
+        """Close the display: show nothing any more. Safe to call again."""
 
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:

@@ -51,7 +51,7 @@ class Echo:
             self.flush()
 
     def flush(self) -> None:
-        """Print the waiting lines."""
+        """Print the lines that wait for equal lines of other workers."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -59,7 +59,7 @@ class Echo:
 
 
 def lines(event: e.WorkerWrote) -> list[Line]:
-    """Return the lines to print for an event."""
+    """Return the lines to print for an event of user code's output."""
     missing = f"({event.dropped:,} lines came too fast and were dropped)"
     return [(event.name, text) for text in ([missing] * bool(event.dropped) + list(event.lines))]
 

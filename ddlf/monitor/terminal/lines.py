@@ -236,7 +236,9 @@ class Lines(Display):
         self._thread.start()
 
     def tell(self, event: e.Event) -> None:
-        """Take an event. At the end of a run, print the last record first if it had no line yet."""
+        """Print a line for an event, if it deserves one. At the end of a run, print the last record first if it had no
+        line yet.
+        """
         super().tell(event)
         if isinstance(event, e.RunEnded | e.Converged) and self._held is not None:
             put(str(self._held))

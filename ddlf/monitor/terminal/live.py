@@ -208,7 +208,7 @@ def _lanes(
 
 
 class _Pen:
-    """Writes the rows of one picture."""
+    """Writes the rows of text that form one picture of a run."""
 
     def __init__(self, now: float, width: int, bars: str) -> None:
         self.now = now

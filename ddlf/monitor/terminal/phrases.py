@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Return a metric in at most 8 columns."""
+    """Return the value of a metric as a text of at most 8 columns."""
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or not value else f"{value:.2e}"
 
 

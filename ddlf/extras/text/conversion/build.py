@@ -291,7 +291,9 @@ class _Building:
         )
 
     def _free_name(self, node: Node) -> str:
-        """Return a name like Keras's automatic ones, but the same in each call."""
+        """Return a layer name like Keras's automatic ones, such as ``dense_1``. It is the same each time that the text
+        is built.
+        """
         base = str(keras.src.utils.naming.to_snake_case(node.operator.rpartition(">")[2]))
         name, count = base, 0
         while name in self.taken:

@@ -76,7 +76,7 @@ class CannotComeBack(CannotBeWritten):
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """The options for writing a model.
+    """The options for writing a Keras model as a model text.
 
     Attributes:
         short: Whether to leave out arguments that Keras adds itself.
@@ -141,7 +141,7 @@ class _Text:
             yield from ("", f"{TRAIN}:initial {self.way.initial};")
 
     def model(self, entry: Config, model: Any) -> str:
-        """Write a model once, and return its block's name."""
+        """Write a model, unless it is written already, and return the name of its block in the text."""
         if id(model) in self.known:
             return self.known[id(model)]
         config = entry["config"]

@@ -156,7 +156,7 @@ def _layer_normalization(into: list[Any], operands: list[Any], options: Options)
 
 
 def normalized(x: Any, moments: tuple[Any, Any], options: Options) -> Any:
-    """Subtract the mean, and divide by the standard deviation."""
+    """Return values minus their mean, divided by their standard deviation."""
     mean, variance = moments
     return (x - mean) / ops.sqrt(variance + options.get("epsilon", 1e-5))
 
@@ -269,7 +269,7 @@ def _l2(x: Any, **how: Any) -> Any:
 
 
 def _channels_last(x: Any, options: Options, key: str) -> Any:
-    """Return an image with channels last."""
+    """Return an image with the channels on the last axis, whatever the option says."""
     return ops.transpose(x, (0, 2, 3, 1)) if options.get(key, "nchw") == "nchw" else x
 
 

@@ -46,7 +46,7 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         self.made: list[Any] = []
 
     def build(self, *shapes: Any) -> None:
-        """Create the parameters."""
+        """Create the parameters (weights) of the operator."""
         for index, (name, shape, dtype, initial) in enumerate(self.parameters):
             statistic = self.operator == "batchNormalization" and index < 2
             self.made.append(
@@ -60,7 +60,7 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
             )
 
     def call(self, *into: Any, training: bool = False) -> Any:
-        """Compute the operator."""
+        """Compute the operator's output from its inputs."""
         *before, after = self.types
         if self.operator in ("quantizeLinear", "dequantizeLinear"):
             before = ["float32"]  # cast the input and its scale
@@ -94,7 +94,7 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         )
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config of the layer."""
+        """Return the arguments of this layer, which Keras saves with a model."""
         config: dict[str, Any] = super().get_config()
         own = {
             "operator": self.operator,

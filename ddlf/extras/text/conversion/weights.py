@@ -148,7 +148,7 @@ def _dtype(name: str, path: Path) -> Any:
 
 
 def fill(model: Any, tensors: dict[str, Any], path: Path) -> None:
-    """Set the weights of a model to those of a file.
+    """Set the weights of a model to the weights that were loaded from a file.
 
     Args:
         model: The Keras model.

@@ -63,7 +63,7 @@ class Block:
 
 
 def plain(value: Value) -> Any:
-    """Convert a value to a Python value. A call stays a call."""
+    """Convert a value of a model text to a Python value. A call of a layer stays a ``Call``."""
     if isinstance(value, Number | String):
         return value.value
     if isinstance(value, Word):
@@ -161,7 +161,7 @@ class Blocks(dict[str, Block]):
             self._value(block, property_, statement)
 
     def _value(self, block: Block, property_: str, statement: Statement) -> None:
-        """Check the value of a property."""
+        """Check the value of one statement of a block, which sets a property such as ``loss``."""
         if property_ == "layers":
             for args in statement.items:
                 for arg in args[1:]:
@@ -329,7 +329,7 @@ def _check_value(arg: Arg, problems: Problems) -> None:
 
 
 def typed(args: tuple[Arg, ...], property_: str, problems: Problems) -> tuple[str, tuple[int | None, ...] | None]:
-    """Return type and shape of an input or output.
+    """Return the type and the shape that a text gives to an input or output.
 
     The type is empty if it is missing; the shape is None if it is wrong.
     """

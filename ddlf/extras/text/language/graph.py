@@ -26,7 +26,7 @@ class Parameter:
 
     @property
     def count(self) -> int | None:
-        """Return the number of values; None if it is unknown."""
+        """Return the number of values in this parameter; None if it is unknown."""
         count = 1
         for size in self.shape or ():
             if size is None:
@@ -101,7 +101,7 @@ class ModelOutput:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """All nodes and outputs of a model."""
+    """A model as a graph: all its nodes (layers and inputs) and outputs."""
 
     nodes: tuple[Node, ...]
     heads: tuple[ModelOutput, ...]

@@ -72,7 +72,7 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def options_of(node: Node) -> dict[str, Any]:
-    """Return a node's options as Python values."""
+    """Return the options of a node (a layer) as Python values, by name."""
     return {arg.key: plain(arg.value) for arg in node.options}
 
 
@@ -620,7 +620,7 @@ def with_parameters(graph: Graph, problems: Problems, models: Mapping[str, Graph
 
 
 def _shapes(node: Node, inputs: list[Node]) -> list[tuple[str, Shape | None]]:
-    """Return name and shape of each parameter of a node."""
+    """Return the name and shape of each parameter that an operator creates; the shape is None if it is unknown."""
     before = inputs[0].shape if inputs else None
     if node.operator == "input" or not (node.operator in OPERATORS or is_keras(node.operator)):
         return []

@@ -23,7 +23,7 @@ from ddlf.extras.text.language.values import Statement
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A parsed and checked model.
+    """A model that was read from a model text and checked.
 
     Attributes:
         file: The name of the file.
@@ -115,7 +115,7 @@ def _refuse(file: str, line: int, column: int, sentence: str) -> None:
 
 
 def load(path: Path | str, *, own: Collection[str] = ()) -> Model:
-    """Return the model of a file.
+    """Read and check the model text in a file.
 
     Args:
         path: The path of the file.

@@ -61,7 +61,7 @@ class Problems:
         return line, at - self._starts[line - 1] + 1
 
     def add(self, at: int, sentence: str, *, derived: bool = False) -> None:
-        """Add a mistake at a character.
+        """Record a mistake at a character of the text.
 
         Args:
             at: Index of the character.

@@ -28,7 +28,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word: a name or a keyword."""
+    """A word in a model text: a name or a keyword."""
 
     name: str
     at: int = field(compare=False)
@@ -36,7 +36,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class String:
-    """A string in quotes."""
+    """A string in quotes in a model text."""
 
     value: str
     at: int = field(compare=False)
@@ -44,7 +44,7 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list of values in brackets."""
+    """A list of values in brackets in a model text."""
 
     values: tuple[Value, ...]
     at: int = field(compare=False)

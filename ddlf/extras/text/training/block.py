@@ -145,7 +145,7 @@ def has_own_rates(optimizer: Value | None) -> bool:
 
 
 def _args(value: Value | None) -> Iterator[Arg]:
-    """Return the arguments of an optimizer, and of its inner optimizer."""
+    """Yield the arguments in the text of an optimizer, and of the optimizer inside it."""
     for arg in value.args if isinstance(value, Call) else ():
         yield arg
         yield from _args(arg.value) if arg.key == "inner_optimizer" else ()
@@ -236,7 +236,8 @@ def _has_lambda(value: Value) -> bool:
 
 
 def _object(what: str, names: tuple[str, ...], *, word: bool = False, none: bool = False) -> Check:
-    """Return a check for a Keras class with arguments in brackets.
+    """Return a function that checks a value: it must be a Keras class with arguments in brackets, such as
+    ``Adam(0.001)``.
 
     With ``word``, the name alone is also valid, in upper or lower case.
     """

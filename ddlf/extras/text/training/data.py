@@ -73,7 +73,7 @@ class DataSource:
         return {"name": self.name, "content": content, "digest": digest}
 
     def arrays(self) -> dict[str, Array]:
-        """Return all arrays by name.
+        """Load the data set, and return all its arrays by name.
 
         Raises:
             DatasetError: The file cannot be read.
@@ -271,7 +271,7 @@ class _DataFitter:
         return fitted if len(ends) > 1 else fitted[ends[0].name]
 
     def _inputs_as_labels(self, x: Any, part: str) -> Any:
-        """Return the inputs of an autoencoder, which are its labels."""
+        """Return the inputs as labels, for an autoencoder, whose outputs must equal its inputs."""
         if len(self.inputs) == len(self.outputs) == 1 and _same_sizes(self.inputs[0].shape, self.outputs[0].shape):
             if part in ("train", ""):
                 self.notes.append(

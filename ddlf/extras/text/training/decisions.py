@@ -125,7 +125,7 @@ class OutputStatistics:
 
 @dataclass(frozen=True, slots=True)
 class InputStatistics:
-    """An input of the model.
+    """Statistics of the values of one input of the model, for the decision how to scale it.
 
     Attributes:
         block: The name of its block.
@@ -533,7 +533,7 @@ def _depth(graph: Graph) -> int:
 
 
 def last_activation(graph: Graph, number: int) -> str:
-    """Return the last activation before a node's output; ``"linear"`` without one."""
+    """Return the name of the last activation on the way to a node's output; ``"linear"`` without one."""
     node = graph.nodes[number]
     if node.operator in VALUE_KEEPING and node.inputs:
         return last_activation(graph, node.inputs[0])

@@ -55,7 +55,7 @@ SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
 
 
 def load_notation(path: str | Path) -> Notation:
-    """Load a model as text.
+    """Load a model text, a model written in DDLF's notation, from a file.
 
     ``create_model`` can set ``self.model`` to the result. A worker receives the master's text, and the data decides
     open keys. Without an app, call its methods ``run``, ``test`` and ``train``.
@@ -78,7 +78,7 @@ def load_notation(path: str | Path) -> Notation:
 
 
 class Notation:
-    """A model as text, with the decisions about its training.
+    """A model text with the decisions about its training. It can be used like the Keras model that it describes.
 
     All other attributes are those of the Keras model, which is built on first use.
 
@@ -190,7 +190,7 @@ class Notation:
 
     @property
     def written(self) -> frozenset[tuple[str, str]]:
-        """Return the block and key of everything that rules must not decide."""
+        """Return the block and key of each statement that the user has written, which rules must not decide."""
         _, parsed, _ = statements(self.parsed.text, self.file)
         result = {
             (statement.block.name, statement.property.name) for statement in parsed.statements
@@ -331,7 +331,7 @@ class Notation:
         return self._made
 
     def compiled(self) -> Any:
-        """Return the compiled Keras model.
+        """Return the Keras model, compiled with the losses and training keys of the text.
 
         Raises:
             NotationError: Keras refuses a value.
@@ -422,7 +422,7 @@ class Notation:
         return self.keras.predict(self._taken(inputs)[0], verbose=0)
 
     def test(self, inputs: Any, outputs: Any) -> dict[str, float]:
-        """Return loss and metrics by name.
+        """Evaluate the model on these arrays, and return its loss and metrics by name.
 
         Args:
             inputs: An array with a row for each sample, or a dict by the names of the inputs.
@@ -563,7 +563,7 @@ def take_notation(app: App) -> None:
 
 
 def _says(app: App, name: str) -> bool:
-    """Return whether an app sets a setting itself."""
+    """Return whether an app sets a setting itself, so that the text does not override it."""
     return name in vars(app) or any(name in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app")
 
 
