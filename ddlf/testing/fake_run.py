@@ -196,7 +196,7 @@ def gradient(app: FakeRun, task: Task, samples: Any, weights: Row) -> Row:
 
 
 def rows_of(app: FakeRun) -> Rows:
-    """Return the layout of a fake model's weights as one row of numbers: which part of the row belongs to which weight."""
+    """Return the layout of a fake model's weights as one row of numbers: the part of the row that each weight has."""
     return Rows.of(list(app.start.values()), [path not in app.frozen for path in app.start])
 
 
