@@ -81,7 +81,7 @@ class Codec(Named, ABC):
         """
 
     def part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Payload:
-        """Return the part of a payload that encodes a part of its tensor.
+        """Return the part of a tensor's payload (the arrays to send) that encodes a range of the tensor's values.
 
         Arrays with an entry for each value are cut, and others stay whole.
 
@@ -94,7 +94,7 @@ class Codec(Named, ABC):
         return {name: array[low:high] if array.size == prod(shape) else array for name, array in payload.items()}
 
     def decode_part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Float32s:
-        """Return the values of a part of a tensor, shape (high - low,), from the payload that ``part`` made.
+        """Return a range of a tensor's values, shape (high - low,), decoded from the payload that ``part`` made.
 
         Raises:
             ConfigError: The payload does not belong to such a part.

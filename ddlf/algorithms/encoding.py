@@ -199,7 +199,9 @@ def encode_parts(
     lossless: Sequence[bool],
     peaks: Sequence[float] = (),
 ) -> EncodedUpdate:
-    """Encode parts of tensors to the same bits as in ``encode_update``, with a codec that supports parts.
+    """Encode ranges of tensors so that they get the same bits as whole tensors in ``encode_update``.
+
+    The codec must support parts.
 
     With a ``by_value`` codec, a part with values beyond the codec's range travels raw, but other parts of the tensor do
     not.

@@ -446,7 +446,9 @@ def put(whole: Sequence[Any], places: Iterable[int], values: Iterable[Any]) -> l
 
 
 def deal(weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -> list[list[int]]:
-    """Divide the trained tensors into fragments of similar size. Return the numbers of the tensors in each.
+    """Divide the trained tensors into fragments, groups of similar size, which are exchanged one in each round.
+
+    Return the numbers of the tensors in each fragment.
 
     Each tensor, the largest first, goes to the fragment with the fewest bytes.
 

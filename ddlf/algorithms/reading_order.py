@@ -104,28 +104,28 @@ class Portion:
 
     @property
     def samples(self) -> int:
-        """Number of samples in the portion."""
+        """Number of samples in the portion (the rows of files that a slot reads)."""
         return (self.stop - self.start if self.end is None else self.end) - self.begin
 
     def __len__(self) -> int:
         return self.samples
 
     def __getitem__(self, part: slice) -> Self:
-        """Return a part of the portion: some of its samples, in the order of reading."""
+        """Return a portion with some of the samples of this one, in the order of reading."""
         begin, end, _ = part.indices(len(self))
         return replace(self, begin=self.begin + begin, end=self.begin + max(begin, end))
 
     def of(self, again: tuple[int, ...]) -> Self:
-        """Return a portion with the same samples in the order of a later pass."""
+        """Return a portion with the same samples as this one, in the order of a later pass over them."""
         return replace(self, again=again)
 
     def to_message(self) -> dict[str, Any]:
-        """Return the portion as a message for the network."""
+        """Return the portion's fields as a dict, which can travel in a message."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Self:
-        """Return the portion that a message contains."""
+        """Return the portion whose fields a message contains."""
         return cls(**{**message, "again": tuple(message["again"])})
 
     def digest(self) -> str:
@@ -222,7 +222,7 @@ class Turned:
 
     @property
     def samples(self) -> int:
-        """Number of samples in all parts."""
+        """Number of samples in all parts, which replicas read in turn."""
         return sum(map(len, self.pieces))
 
     def __len__(self) -> int:

@@ -251,7 +251,7 @@ def _is_all(portions: Sequence[Portion], samples: int) -> bool:
 
 
 def _epoch(portion: Portion) -> tuple[Any, ...]:
-    """Return the facts about a portion that identify the order of its epoch."""
+    """Return the facts about a portion (a range of an epoch's samples) that identify the order of its epoch."""
     return portion.shuffle, portion.seed, portion.epoch, portion.slots, portion.version
 
 

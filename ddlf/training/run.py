@@ -119,7 +119,7 @@ class SlotLoops(Protocol):
     paced: bool
 
     def ends_epoch(self, number: int) -> bool:
-        """Return whether the commit of a slot's round completes one more epoch over all samples by all slots."""
+        """Return whether the merge of a slot's round completes one more epoch over all samples by all slots."""
 
     def will_end_epoch(self, number: int) -> bool:
         """Return what ``ends_epoch`` will return when a slot's next round is committed.
@@ -135,7 +135,7 @@ class SlotLoops(Protocol):
         *,
         remote: bool = False,
     ) -> None:
-        """Make the slots of a commit wait, before they continue, for its checkpoint and the user's hooks."""
+        """Make some slots wait for the checkpoint and the user's hooks, after their updates were merged."""
 
     def turn(self) -> None:
         """Wake all waiting slots, so that they check again whether they may begin their next round."""
@@ -450,7 +450,7 @@ class Run:
             raise
 
     def is_last(self, reply: Reply) -> bool:
-        """Return whether the training is complete after the commit of this reply, which ``arrivals`` has yielded."""
+        """Return whether the training is complete after this reply, which ``arrivals`` has yielded, is merged."""
         rounds, ends = self.progress.slot_rounds, len(self.progress.epochs)
         following = self.progress.following(reply.slot, reply.task.round + 1)
         return following == ends and all(n == ends for slot, n in enumerate(rounds) if slot != reply.slot)

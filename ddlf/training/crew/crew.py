@@ -139,7 +139,7 @@ class Crew:
             self.emit(event)
 
     def begin_round(self) -> None:
-        """Begin a round. Workers that joined in the meantime take part from now on."""
+        """Begin a round. Workers that joined in the meantime get slots from now on."""
         self._schedule.apply(RoundBegan())
         self.meet_new_workers()
 

@@ -44,7 +44,7 @@ class Fragments:
         self._parts: Sequence[int] = ()
 
     def tasks(self, round: Round) -> list[Task]:
-        """Return the tasks of a round, which name the fragments to exchange."""
+        """Return the tasks of a round. They name the fragments (parts of the weights) that the round exchanges."""
         run, rule = self._run, self._rule
         self._parts = range(rule.fragments) if round.last else [round.number % rule.fragments]
         self.tensors = tensors_of(self._parts, self._like, run.facts.trainable, rule.fragments)
@@ -60,7 +60,7 @@ class Fragments:
         return weights
 
     def were_merged(self, number: int) -> None:
-        """Note that the fragments of a round, numbered from 0, are merged."""
+        """Note that the fragments (parts of the weights) of a round, numbered from 0, are merged."""
         merged = self._run.state["merged"][0]
         self._run.state["merged"] = [np.where(np.isin(np.arange(len(merged)), self._parts), number, merged)]
 

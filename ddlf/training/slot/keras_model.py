@@ -299,7 +299,7 @@ class KerasRule:
             self._noted = now
 
     def left(self, update: Weights) -> Control | None:
-        """Return the slot's control variate after its round; None if the rule has none.
+        """Return the slot's new control (estimate of its gradients) after its round; None if the rule has none.
 
         Args:
             update: Weights before minus weights after.

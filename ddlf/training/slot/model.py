@@ -29,7 +29,7 @@ class LocalRuleSteps(Protocol):
         """Note that the learning rate may change after this call, since some rules depend on it."""
 
     def left(self, update: Weights) -> Control | None:
-        """Return the slot's control variate after its round; None if the rule has none.
+        """Return the slot's new control (estimate of its gradients) after its round; None if the rule has none.
 
         Args:
             update: Weights before minus weights after.

@@ -145,7 +145,7 @@ def chain(optimizer: Any) -> Iterator[Any]:
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the optimizer inside all wrappers, which steps the weights; None for None."""
+    """Return the optimizer inside all wrappers, which changes the weights. Return None for None."""
     return [None, *chain(optimizer)][-1]
 
 
@@ -213,7 +213,7 @@ class RunPosition:
 
     @classmethod
     def of(cls, optimizer: Any) -> RunPosition | None:
-        """Return a position for an optimizer; None if no part of the optimizer depends on how far the run is."""
+        """Return a position in the run for an optimizer; None if no part of the optimizer depends on it."""
         return cls(optimizer, parts) if optimizer is not None and (parts := followers(optimizer)) else None
 
     def set(self, steps: Steps, made: int | None = None) -> None:

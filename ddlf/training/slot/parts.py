@@ -197,7 +197,7 @@ class SlotPart:
 
     @classmethod
     def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
-        """Return whether a training that continues an earlier one can use the arrays that its slots left.
+        """Return whether a training that continues an earlier one can use this part of the slots' states.
 
         Args:
             before: Settings of the earlier training.
@@ -486,7 +486,9 @@ class OwnFragments(SlotPart):
     kept_with = "outer", "streaming"
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
-        """Begin with the slot's own weights, mixed with the fragments that were merged since its last round.
+        """Begin with the slot's own weights.
+
+        Fragments (parts of the weights) that were merged since its last round are mixed with their global values.
 
         Untrained weights have the global values.
         """
@@ -577,7 +579,7 @@ class Controls(SlotPart):
         self._control: Left | None = None
 
     def is_needed(self, task: Task, state: SlotState) -> bool:
-        """Return whether the run has a local rule: rules without control variates are applied here, too."""
+        """Return whether the run has a local rule, since this part also applies rules without control variates."""
         return task.local != "plain" or super().is_needed(task, state)
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
@@ -587,7 +589,7 @@ class Controls(SlotPart):
         return weights
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
-        """Compute the new control variate.
+        """Compute the slot's new control variate (estimate of its gradients).
 
         A round that was ended early keeps the old one, since it may have made no step.
         """

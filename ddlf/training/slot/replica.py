@@ -206,7 +206,7 @@ class Replica:
         set_precision(self.app.precision)
 
     def build(self) -> dict[str, Any]:
-        """Create the app's model, and return facts about it."""
+        """Create the app's model, and return facts about it, which the master compares."""
         with fresh_names():
             call(self.app.create_model)
         ready_model(self.app)
@@ -229,7 +229,7 @@ class Replica:
         self._samples = samples or self._samples
 
     def load_data(self, wanted: dict[str, str], held: ArrayCache) -> dict[str, Any]:
-        """Load the app's data with ``app.load_data``, and return facts about them."""
+        """Load the app's data with ``app.load_data``, and return facts about them, which the master compares."""
         self._found, facts = load_data(self.app, wanted, held)
         self._samples = TrainingSamples(self.app, self._found, held, lambda: self.stopping)
         return facts

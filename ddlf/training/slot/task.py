@@ -319,7 +319,7 @@ class KeptStates:
         return state
 
     def put(self, slot: int, number: int, state: SlotState) -> None:
-        """Store the state that a slot's round, numbered from 0, left on another worker."""
+        """Store a slot's state here that the slot's round, numbered from 0, left on another worker."""
         self._left[slot] = {number: state}
 
     def leave(self, task: Task, state: SlotState) -> None:

@@ -124,7 +124,7 @@ class Arrivals:
             self.turn()
 
     def ends_epoch(self, number: int) -> bool:
-        """Return whether the commit of a slot's round completes one more epoch over all samples by all slots."""
+        """Return whether the merge of a slot's round completes one more epoch over all samples by all slots."""
         progress = self._run.progress
         if not self.paced:  # rejected updates count here, too
             of_epoch = progress.updates_of_epoch(number)
@@ -150,7 +150,7 @@ class Arrivals:
         *,
         remote: bool = False,
     ) -> None:
-        """Make the slots of a commit wait, before they continue, for its checkpoint and the user's hooks.
+        """Make some slots wait for the checkpoint and the user's hooks, after their updates were merged.
 
         They wait for the turn of the checkpoint before their next round, and for the hooks after it.
 

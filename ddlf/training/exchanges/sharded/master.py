@@ -216,7 +216,7 @@ class Sharded:
         outer: OuterOptimizer,
         means: Means | None = None,
     ) -> tuple[list[Reply], Layout]:
-        """Have workers compute a new generation of the weights from an earlier one.
+        """Have workers compute a new version of the weights (a generation) from an earlier one.
 
         Args:
             among: The workers that have updates.

@@ -76,7 +76,7 @@ class Mean:
 def averaging(
     me: int, plan: Plan, wanted: MeanPlan, new: Generation, copies: SlotCopies, ask: Ask
 ) -> list[Coroutine[Any, Any, None]]:
-    """Return coroutines that compute and fetch a mean for a new generation of the weights. They run at the same time.
+    """Return coroutines that compute and fetch a mean of slot states for new weights. They run at the same time.
 
     Args:
         me: Number of this worker, which has the state of a slot.
@@ -143,7 +143,7 @@ def _summed(of_slots: Sequence[Weights], shares: Sequence[float], total: float) 
 
 
 async def bring(ask: Ask, at: Sequence[int], number: int, generation: Generation, groups: Iterable[str]) -> None:
-    """Fetch the means that belong to a generation of the weights, unless this worker has them.
+    """Fetch the means of slot states that belong to a version of the weights, unless this worker has them.
 
     Args:
         ask: Calls workers.
@@ -185,7 +185,7 @@ def shapes(generation: Generation, group: str) -> Shapes:
 
 
 def mean_in(generation: Generation, group: str) -> Mean:
-    """Return the mean of a group of slot states that belongs to a generation of the weights.
+    """Return the mean of a group of slot states, which belongs to a version of the weights.
 
     Raises:
         AppMissing: The generation does not have it.

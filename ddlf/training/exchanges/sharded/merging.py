@@ -122,7 +122,10 @@ class Merging:
             await self._encode_by_peaks(state[-1])
 
     def _step(self, piece: Slice, updates: Sequence[EncodedUpdate], old: State, state: State) -> Weights:
-        """Return the next weights of a piece, and write the outer optimizer's next state into ``state``."""
+        """Return the next weights of a piece (a part of this worker's range).
+
+        Write the outer optimizer's next state for them into ``state``.
+        """
         plan, base = self._plan, self._base
         merge = Weighed(plan.weighed[:-1], plan.weighed[-1]) if plan.weighed else MERGE.read(plan.merge)
         outer, coded = OUTER.read(plan.outer), self.new.codec is not None
@@ -177,7 +180,10 @@ class Merging:
         self.new.state.append((part, state))
 
     async def _state_before(self, piece: Slice) -> State:
-        """Return the state of a piece before this round, from this worker or from the workers that have its parts."""
+        """Return the outer optimizer's state of a piece of the weights before this round.
+
+        It comes from this worker or from the workers that have its parts.
+        """
         plan, base = self._plan, self._base
         if not plan.kept:
             return []
@@ -204,11 +210,11 @@ class Merging:
             put(group, moved(piece, part[0]), arrays[i * n : (i + 1) * n])
 
     def _changing(self, part: Slice) -> list[Slice]:
-        """Return the pieces of a range whose tensors are exchanged in this round, so that their weights change."""
+        """Return the pieces (parts) of a range whose tensors are exchanged in this round. Only their weights change."""
         return [piece for run in crossed(part, self._runs) for piece in pieces(run, self._plan.piece)]
 
     def _staying(self, part: Slice) -> list[Slice]:
-        """Return the pieces of a range whose tensors are not exchanged in this round.
+        """Return the pieces (parts) of a range whose tensors are not exchanged in this round.
 
         Return none if the plan keeps no state, since nothing must be copied then.
         """
@@ -227,7 +233,7 @@ async def fetch(
     parts: Sequence[Slice],
     before: tuple[int, Generation] | None = None,
 ) -> None:
-    """Fetch pieces of the weights or of state from a worker that has them or is computing them.
+    """Fetch pieces (parts) of the weights or of state from a worker that has them or is computing them.
 
     Args:
         ask: Calls workers.
@@ -249,7 +255,7 @@ async def fetch(
 
 
 async def update_of(ask: Ask, base: int, sent: Sent, piece: Slice) -> EncodedUpdate:
-    """Fetch a range of a slot's update from the worker that has it."""
+    """Fetch a range of a slot's update from the worker that has the update."""
     slot, worker, _, _ = sent
     found: EncodedUpdate = await ask(worker, "update", base, slot, *piece)
     return found

@@ -114,7 +114,7 @@ def decoded(updates: Sequence[EncodedUpdate], sent: Sequence[Sent], like: Weight
 
 
 async def limited(one: Callable[[Slice], Coroutine[Any, Any, None]], parts: Sequence[Slice]) -> None:
-    """Run a function on each piece, on at most ``AT_ONCE`` pieces at the same time."""
+    """Run a function on each of many ranges, on at most ``AT_ONCE`` of them at the same time."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def in_turn(part: Slice) -> None:

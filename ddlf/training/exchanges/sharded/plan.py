@@ -113,7 +113,7 @@ class Generation:
 
     @classmethod
     def whole(cls, weights: Weights, outer: Weights, codec: str, trainable: Sequence[bool]) -> Generation:
-        """Return a generation that is complete, from whole weights and whole outer optimizer state."""
+        """Return a complete version of the weights (a generation) from weights and outer optimizer state."""
         weights, outer = ([np.asarray(array, order="C") for array in arrays] for arrays in (weights, outer))
         groups, used = [outer[i : i + len(weights)] for i in range(0, len(outer), len(weights))], codec_of(codec)
         peaks = list(map(peak_of, weights)) if used is not None and used.by_peak else []
@@ -132,7 +132,7 @@ class Generation:
         codec: str,
         trainable: Sequence[bool],
     ) -> Generation:
-        """Return the generation that the slices of a checkpoint contain.
+        """Return the version of the weights (a generation) that the slices of a checkpoint contain.
 
         Args:
             parts: Slices of the checkpoint, from ``Restored``.
@@ -145,7 +145,7 @@ class Generation:
         return cls.whole(weights, state, codec, trainable)
 
     def set(self, piece: Slice, values: Weights) -> None:
-        """Set the new weights of a piece. They are the values that all workers get after decoding."""
+        """Set the new weights of one range. They are the values that all workers get after decoding."""
         if self.codec is not None:
             encoded = self.made[piece] = self._encoded(piece, values)
             values = decode_slice(encoded, self.weights, piece)

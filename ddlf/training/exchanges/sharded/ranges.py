@@ -31,7 +31,7 @@ PIECE = 1 << 20
 
 
 def pieces(part: Slice, length: int = PIECE) -> list[Slice]:
-    """Cut a range into pieces of one length. The last piece may be shorter."""
+    """Cut a range of values into pieces of one length. The last piece may be shorter."""
     begin, end = part
     return [(start, min(start + length, end)) for start in range(begin, end, length)]
 

@@ -92,7 +92,7 @@ class Held:
             raise AppMissing("the weights of this round are not here") from None
 
     async def expected(self, number: int) -> Generation:
-        """Return a generation of the weights. Wait for it if this worker has not received its plan yet.
+        """Return a version of the weights. Wait for it if this worker has not received its plan yet.
 
         A worker without any generation has just joined and is in no plan, so it fails at once.
 
@@ -109,16 +109,16 @@ class Held:
         return self.generation(number)
 
     async def hold(self, more: dict[int, Generation]) -> None:
-        """Add generations to the ones on this worker."""
+        """Add versions of the weights (generations) to the ones on this worker."""
         await self.only({**self.generations, **more})
 
     async def only_since(self, generation: int) -> None:
-        """Drop generations and updates that are older than a generation."""
+        """Drop versions of the weights (generations), and updates, that are older than a given one."""
         await self.only({n: one for n, one in self.generations.items() if n >= generation})
         self.updates = {key: update for key, update in self.updates.items() if key[0] >= generation}
 
     async def only(self, generations: dict[int, Generation]) -> None:
-        """Drop all other generations, and wake the calls that wait for one."""
+        """Drop all other versions of the weights (generations), and wake the calls that wait for one."""
         async with self._news:
             self.generations = generations
             self._news.notify_all()
@@ -303,7 +303,7 @@ class ShardedWorker(Restored):
         return dataclasses.replace(task, **begins_with(means, task.weights.get("means", {}), like))
 
     async def have(self, generation: int, at: Sequence[int], like: Weights, means: Iterable[str] = ()) -> None:
-        """Fetch the whole weights of a generation and means of slot states, unless this worker has them.
+        """Fetch a whole version of the weights (a generation), and means of slot states, unless this worker has them.
 
         Args:
             generation: Number of the generation.
@@ -318,7 +318,7 @@ class ShardedWorker(Restored):
         await bring(self._asked, self._in_turn(at), generation, self._held.generation(generation), means)
 
     def means(self, generation: int) -> SlotState:
-        """Return the means of slot states that belong to a generation on this worker, by group.
+        """Return the means of slot states that belong to a version of the weights on this worker, by group.
 
         Raises:
             AppMissing: This worker does not have the generation.
@@ -348,7 +348,7 @@ class ShardedWorker(Restored):
             await self._held.hold({generation: found})
 
     def weights(self, generation: int) -> Weights:
-        """Return the whole weights of a generation on this worker. The caller must not change them.
+        """Return the whole weights of a generation (a version) on this worker. The caller must not change them.
 
         Raises:
             AppMissing: This worker does not have them.
@@ -486,7 +486,7 @@ class ShardedWorker(Restored):
     # -- parts --------------------------------------------------------------------------------------------------------
 
     async def exact(self, generation: int, parts: Sequence[Sequence[int]]) -> Weights:
-        """Return the exact weights of a generation, as they are before a codec rounds them.
+        """Return the exact weights of a generation (a version), as they are before a codec rounds them.
 
         They come from the workers that have parts of them.
 

@@ -288,7 +288,9 @@ class ModelReplica:
         ]
 
     async def take(self, unpushed: Row | None, rate: float) -> tuple[Row, Row]:
-        """Return the weights of the current fetch, and begin the next fetch if a later step needs it.
+        """Return the weights of the current fetch from the servers.
+
+        Begin the next fetch if a later step needs it.
 
         Args:
             unpushed: Sum of the gradients that are not pushed yet; None for none.

@@ -168,7 +168,7 @@ class Serving:
         return slot == 0 or first > 0 or self.version >= self._warm
 
     async def watch(self) -> None:
-        """Check the servers while replicas train: their versions, and whether their workers are present."""
+        """Check the servers while replicas train: their progress, and whether their workers are present."""
         warming = True
         while True:
             await asyncio.sleep(LOOK_S / 5 if warming else LOOK_S)
@@ -206,7 +206,7 @@ class Serving:
     # -- after a round ------------------------------------------------------------------------------------------------
 
     async def committed(self, reply: Reply) -> None:
-        """Record the reply of a slot's finished round.
+        """Do what follows from a slot's finished round: report lost and refused pushes, and commit the round.
 
         Raises:
             ConnectError: The slot's worker did not reach a server, although the server's worker is present.
@@ -440,7 +440,7 @@ STATE, META = "push", "shards"
 
 
 def facts_of_meta(meta: Weights, shard: int) -> dict[str, Any]:
-    """Return the facts that a server starts with and that a checkpoint stores as small arrays from ``meta_of``."""
+    """Return those facts a server starts with that a checkpoint stores as small arrays, made by ``meta_of``."""
     numbers, factors, last = meta
     return {
         **dict(zip(("version", "received", "count"), map(int, numbers[shard]), strict=True)),
@@ -475,5 +475,8 @@ def joined(parts: Sequence[Row], size: int) -> Row:
 
 
 def last_life(meta: Weights | None) -> int:
-    """Return the highest incarnation number of a replica in the checkpoint that the run resumes from; 0 for none."""
+    """Return the highest incarnation (count of begun rounds) of any replica in the checkpoint to resume from.
+
+    Return 0 for none.
+    """
     return 0 if meta is None or not meta[2].size else int(meta[2][:, 2].max())

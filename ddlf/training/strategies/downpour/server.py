@@ -510,7 +510,7 @@ class ServerCopies:
 
 
 def shard_of(shards: dict[int, Server], epoch: int, number: int) -> Server:
-    """Return the server with a number, if this worker owns it in the given term.
+    """Return the server with a number, if this worker owns it in the given term (count of owners).
 
     Raises:
         AppMissing: This worker does not own the server in this term.
@@ -558,7 +558,7 @@ class Servers(Restored):
 
     @concurrent
     async def own(self, epoch: int, shard: int, facts: dict[str, Any], falls: Sequence[Sequence[int]] = ()) -> None:
-        """Start a server on this worker, from facts for ``Server.made``.
+        """Start a server on this worker, as the owner, from the facts that ``Server.made`` needs.
 
         With ``restored``, its values are in a slice of a checkpoint that this worker has received.
         """
@@ -599,7 +599,9 @@ class Servers(Restored):
         self._show()
 
     async def marked(self, moment: int, others: Sequence[Any]) -> Weights | None:
-        """Return the whole weights of the moment that the master marked, fetched from all servers, for an evaluation.
+        """Return the whole weights as they were when the master marked a moment, for an evaluation.
+
+        They are fetched from all servers.
 
         Args:
             moment: The master's number of the moment.
