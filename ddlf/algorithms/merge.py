@@ -197,7 +197,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean(Named):
-    """The mean weighted by samples, see ``RunningMerge``. A single bad slot can change it arbitrarily.
+    """The mean weighted by samples, which ``RunningMerge`` sums. A single bad slot can change it arbitrarily.
 
     Source:
         FedAvg, McMahan et al. 2016, arXiv:1602.05629; with equal counts Phan, Do 2023, Algorithm 2.

@@ -55,7 +55,7 @@ class CallbackStates:
 
     @property
     def any(self) -> bool:
-        """Whether there are callbacks."""
+        """Whether the app has such callbacks."""
         return bool(self._callbacks)
 
     def checked(self) -> Self:
@@ -96,16 +96,16 @@ class CallbackStates:
         return [name.partition(" ")[0] for name in values if name not in self._callbacks]
 
     def begin(self, state: Sequence[Any] | None) -> None:
-        """Set the callbacks' attributes for a slot: the initial ones, or the ones after its last round."""
+        """Set the callbacks' attributes for a slot's round: the initial ones, or the ones after its last round."""
         self.reset()
         if state is not None:
             self.write(state)
         self._goes_on = state is not None
 
     def go_on(self) -> Callable[[], None]:
-        """Return a function that the caller must call after ``on_train_begin`` of the next ``fit``.
+        """Return a function that restores the callbacks' current attributes, which ``on_train_begin`` may reset.
 
-        It restores the current attributes, which ``on_train_begin`` may reset.
+        The caller must call it after ``on_train_begin`` of the next ``fit``.
         """
         kept, self._goes_on = self.read() if self._goes_on else None, True
 

@@ -120,7 +120,7 @@ class Manifest(BaseModel):
 
     @property
     def listed(self) -> dict[str, list[tuple[str, str, list[int]]]]:
-        """The arrays that are cut into slices, in the format of ``Slices.sliced``."""
+        """The arrays that are cut into slices (files with parts of the model), in the format of ``Slices.sliced``."""
         return {group: [(one.name, one.type, one.shape) for one in arrays] for group, arrays in self.sliced.items()}
 
 

@@ -219,7 +219,7 @@ class Keeper:
         return {place: records[place] for place, was in self._recent.items() if records[place] is not was}
 
     async def finish(self) -> None:
-        """Wait until the checkpoint that is being written is on the disk."""
+        """Wait until the checkpoint that the thread is writing is on the disk."""
         writing, self._writing = self._writing, None
         if writing is None:
             return

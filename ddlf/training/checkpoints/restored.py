@@ -58,7 +58,7 @@ def found_at(place: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], d
 
 
 def raised(answer: Mapping[str, Any]) -> CheckpointCorrupt | None:
-    """Return the error that a worker's answer of ``found_at`` reports; None if it reports none."""
+    """Return the error that a worker reports after it looked for a slice with ``found_at``; None if it reports none."""
     if "wrong" not in answer:
         return None
     file, expected, got, text = map(str, answer["wrong"])
@@ -66,7 +66,7 @@ def raised(answer: Mapping[str, Any]) -> CheckpointCorrupt | None:
 
 
 def _seen(place: Mapping[str, Any]) -> Path | None:
-    """Return the checkpoint's folder on this machine; None if this machine does not see the right one."""
+    """Return the folder of a checkpoint on this machine; None if this machine does not see the right folder."""
     for folder in map(Path, place["in"]):
         if not place["manifest"]:
             if is_seen(place) and folder.is_dir():
@@ -113,10 +113,13 @@ class Restored:
 
     @concurrent
     async def take_slice(self, number: int, arrays: dict[str, Array]) -> None:
-        """Receive a slice from the master, which has read it because this worker cannot, and keep it."""
+        """Receive and keep a slice of a checkpoint.
+
+        The master has read and sent it because this worker cannot read it.
+        """
         self.restored[number] = arrays
 
     def taken(self) -> dict[int, dict[str, Array]]:
-        """Return all slices that this worker has received, and forget them."""
+        """Return all slices of a checkpoint that this worker has received, and forget them."""
         found, self.restored = self.restored, {}
         return found

@@ -102,7 +102,7 @@ class Restoring:
                 await worker.call(self._role, "take_slice", number, arrays)
 
     def begin(self, checkpoint: Checkpoint) -> Progress:
-        """Return the progress that a checkpoint contains. Arrays in slices stay there until a worker reads them.
+        """Return the progress of the training in a checkpoint. Arrays in slices stay there until a worker reads them.
 
         Args:
             checkpoint: The loaded checkpoint; without slices, all of it is in memory.

@@ -83,7 +83,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def checkpoint_folders(app: App) -> tuple[Path | None, Path | None]:
-    """Return the folder to write checkpoints to, and the folder or checkpoint to read from.
+    """Return the folder that the run writes checkpoints to, and the folder or checkpoint that it resumes from.
 
     The second one is None for ``resume="auto"`` and without ``resume``.
     """

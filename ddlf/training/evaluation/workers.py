@@ -51,7 +51,7 @@ class EvaluationThere:
         at: Sequence[int] | None = None,
         phase: Phase | None = None,
     ) -> dict[str, float] | None:
-        """Evaluate weights on the workers, with the bits that an evaluation on the master would have.
+        """Evaluate weights on the workers. The result has the bits that an evaluation on the master would have.
 
         Args:
             there: The weights, or a reference to weights that workers hold.

@@ -197,7 +197,7 @@ def may_count(model: Any) -> list[Any]:
 
 
 def left_behind(model: Any) -> list[str]:
-    """Return a sentence for each part of a model's state that stays on the worker when a slot moves to another one."""
+    """Return a sentence for each part of a model's state that does not move with a slot to another worker."""
     found = [
         f"the weight {weight.path!r} is of type {weight.dtype}: counts of layers in it are lost after "
         "each round, because only floats are merged; make it a float"

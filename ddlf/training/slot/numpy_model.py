@@ -241,7 +241,7 @@ class CountedSamples:
         return self
 
     def set_order(self, order: Any) -> None:
-        """Do nothing: the model reads no batches."""
+        """Do nothing, since a ``NumpyModel`` reads no batches."""
 
     def batch(self, task: Task) -> tuple[Any, ...]:
         """Return the numbers of the task's samples instead of their data."""

@@ -183,10 +183,13 @@ class SlotPart:
         return update, None
 
     def fit_begins(self) -> Callable[[], None] | None:
-        """Prepare a call of ``fit``. Return a function to be called after ``on_train_begin`` of all callbacks."""
+        """Let this part prepare a call of ``fit``.
+
+        Return a function that the caller must call after ``on_train_begin`` of all callbacks.
+        """
 
     def epoch_begins(self) -> None:
-        """Prepare an epoch. This is called before the epoch's learning rate is set."""
+        """Let this part prepare an epoch, before the epoch's learning rate is set."""
 
     # -- on the master ------------------------------------------------------------------------------------------------
 
@@ -275,7 +278,7 @@ class OptimizerState(SlotPart):
 
 
 def keeps_little(optimizer: Mapping[str, Any]) -> bool:
-    """Return whether the state of an optimizer is a few numbers, rather than as large as the weights.
+    """Return whether an optimizer's state is only a few numbers, rather than as large as the weights.
 
     Args:
         optimizer: The optimizer of the compiled model, as ``describe_optimizer`` returns it.

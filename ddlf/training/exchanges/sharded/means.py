@@ -68,7 +68,7 @@ class Mean:
         return cls.whole([None if one is None else np.empty(np.shape(one), np.asarray(one).dtype) for one in group])
 
     def group(self) -> list[Any]:
-        """Return the mean in the format of a group of slot states."""
+        """Return the mean in the format of the slot states that it is the mean of."""
         arrays = iter(self.of.weights)
         return [next(arrays) if known else None for known in self.known]
 

@@ -66,7 +66,7 @@ def runs(arrays: Sequence[Tensor], chosen: Collection[int]) -> list[Slice]:
 
 
 def crossed(part: Slice, parts: Iterable[Slice]) -> list[Slice]:
-    """Return the overlaps of a range with other, ordered ranges."""
+    """Return the parts of a range that overlap with other ranges, which are in order."""
     both = [(max(part[0], begin), min(part[1], end)) for begin, end in parts]
     return [(begin, end) for begin, end in both if begin < end]
 

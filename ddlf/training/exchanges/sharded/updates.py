@@ -164,7 +164,7 @@ class Together:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _holder(self, reply: Reply) -> Member | None:
-        """Return the worker that has a reply's update.
+        """Return the worker that has the update of a reply.
 
         It is the worker as it was when this object first saw the reply.
         """

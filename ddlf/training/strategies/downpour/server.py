@@ -638,7 +638,7 @@ class Servers(Restored):
         Args:
             epoch: The new term.
             shard: Number of the server, from 0.
-            falls: Earlier rollbacks; see ``Server``.
+            falls: Earlier rollbacks, as in ``Server``.
             whole: Whether the last owner has handed over its whole state.
 
         Returns:
