@@ -214,7 +214,9 @@ def slow(workers: list[ProxyWorker], results: list[Way | DDLFError]) -> list[str
 
 
 def slow_pairs(pairs: list[Pair]) -> list[str]:
-    """Return a sentence for each much slower link between workers, over both directions of all pairs."""
+    """Return a sentence for each link between two workers that is much slower than the other links, in either
+    direction.
+    """
     ways = [(first.name, second.name, way) for first, second, way in pairs if isinstance(way, Way)]
     speeds = [(a, b, way.there_mbs) for a, b, way in ways] + [(b, a, way.back_mbs) for a, b, way in ways]
     if len(ways) < 3:

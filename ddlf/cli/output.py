@@ -23,7 +23,8 @@ SELF_EXPLAINING = (ConfigError, AppError, RemoteError)
 
 
 def show_error(error: BaseException, *, whole: bool) -> None:
-    """Print an error to standard error: one of DDLF as a sentence and a hint, any other with the user's own lines.
+    """Print an error to standard error. An error of DDLF is a sentence and a hint; any other error has the traceback
+    lines of the user's own code.
 
     Args:
         error: The error.

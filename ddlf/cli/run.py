@@ -79,7 +79,8 @@ def run_file(options: argparse.Namespace) -> int:
 
 
 def _will_train_here(path: Path, options: argparse.Namespace) -> bool:
-    """Return whether a file probably needs local workers, which can import Keras while this side imports the file.
+    """Return whether running a file probably needs local workers. They are then started early, to import Keras while
+    this process imports the file.
 
     A wrong answer only costs time.
     """

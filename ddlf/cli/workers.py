@@ -143,7 +143,9 @@ async def stop(options: argparse.Namespace) -> int:
 
 
 async def _used(workers: list[ProxyWorker], timeout_s: float) -> dict[ProxyWorker, str]:
-    """Return the workers that a living master uses, with the master's name and the time of its lease."""
+    """Return the workers that another living master uses, each with the master's name and the time of its lease, as
+    text.
+    """
     answers = await asyncio.gather(*(ask(worker, "status", timeout_s) for worker in workers))
     leases = [None if isinstance(answer, DDLFError) else answer["lease"] for answer in answers]
     return {

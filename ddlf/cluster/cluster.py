@@ -70,7 +70,9 @@ class Hosted:
             what[name] |= dict.fromkeys(numbers, _GONE)
 
     def renewals(self, method: Callable[..., Any], workers: Sequence[ProxyWorker]) -> dict[ProxyWorker, Request]:
-        """Return requests that send a function again, for the workers that host another function under its name."""
+        """Return, for each worker that hosts an older version of a function under its name, the request that sends it
+        the new one.
+        """
         hosted = self.methods.get(method_name(method), {})
         requests = {}
         for worker in workers:
@@ -415,8 +417,9 @@ class Group:
         return Map(self.tally(function, total), untupled(source), ordered=ordered)
 
     def tally(self, function: Callable[..., Any], total: int | None) -> Tally:
-        """Return the object that calls the function for each item and counts the results. ``Pool`` uses it for its own
-        maps."""
+        """Return the object that runs a map: it calls the function for each item and counts the results. ``Pool`` uses
+        it, too.
+        """
         keep_errors = self.behaviour.on_error == "return"
         return Tally(self._function(function), self._events.emit, total, self._workers, keep_errors=keep_errors)
 

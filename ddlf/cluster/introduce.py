@@ -95,7 +95,9 @@ async def introduced(
 
 
 async def _check_there(worker: ProxyWorker, executor: str) -> None:
-    """Raise an error if an unreachable worker has a dead daemon, or if its introduced executor has ended."""
+    """Raise an error if a worker was not reached because it was lost meanwhile: its daemon is dead, or its executor is
+    a new one.
+    """
     await worker.rpc(Request("list_methods"))
     if worker.facts["executor"] != executor:
         raise AppMissing("its executor ended while workers were introduced to each other", worker=worker.name)

@@ -442,7 +442,9 @@ class Pulse:
 
     @property
     def is_over(self) -> bool:
-        """Whether the event loop was closed before the cluster was. It will then never use its workers again."""
+        """Whether the program has closed its event loop without closing the cluster. It will then never use its workers
+        again.
+        """
         return self._loop.is_closed()
 
     @property
@@ -834,7 +836,9 @@ class Link:
                 # The executor ended during the dial, or the next one takes long to start.
 
     async def replace_executor(self, modules: list[str]) -> None:
-        """Replace an executor that holds nothing by one that has imported the modules, unless a request is pending."""
+        """Replace the executor by one that has imported these modules already, if it has no data to lose and no request
+        is pending.
+        """
         async with self._connecting:
             if self.data is not None:
                 if self.data.pending:

@@ -49,7 +49,9 @@ def no_column(where: object, name: str, columns: Iterable[str]) -> tuple[str, st
 
 
 def kind_of(kind: Any) -> str:
-    """Return what an Arrow type holds: ``number``, ``list``, ``image``, ``bytes``, ``text``, or ``other``."""
+    """Return the kind of values that an Arrow type holds: ``number``, ``list``, ``image``, ``bytes``, ``text``, or
+    ``other``.
+    """
     types = load_pyarrow().types
     kind = _plain(kind)
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):

@@ -252,7 +252,9 @@ def _cache_dir() -> Path:
 
 
 def fingerprint(*data: Any) -> str:
-    """Return a hash of arrays as 16 hex digits. It covers types, shapes, order, every byte, and the containers' types.
+    """Return a hash of data as 16 hex digits. Nodes compare it, to check that they have the same data. It covers the
+    types,
+    shapes, order and every byte of arrays, and the types of containers.
 
     Args:
         data: Arrays, or nested lists, tuples and dicts of arrays.

@@ -53,7 +53,9 @@ def is_parquet(place: str | Path | Sequence[str]) -> bool:
 
 
 def _pattern_at(text: str) -> int | None:
-    """Return the position of the first sign of a glob; None without one. A local path that exists has none."""
+    """Return the position of the first character in a path that makes it a glob pattern, such as ``*``; None without
+    one. A local path that exists is not a pattern.
+    """
     begin = 0
     if "://" not in text:
         ends = (match.start() for match in re.finditer(r"(?<=.)/|$", text))
@@ -82,7 +84,9 @@ class FileVersion:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the file's size, mark and footer, 8 hex digits; then its time, if the store gives no mark."""
+        """A text that identifies this version of the file: a hash of its size, mark and footer, 8 hex digits. The
+        file's time follows if the store gives no mark.
+        """
         facts = hashlib.sha256(f"{self.nbytes} {self.mark} {self.footer}".encode()).hexdigest()[:8]
         return facts if self.mark else f"{facts} {self.state[1]}"
 

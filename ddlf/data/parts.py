@@ -192,7 +192,9 @@ def check_part(app: UserApp, part: str) -> None:
 
 
 def _check_classes(app: UserApp) -> None:
-    """Refuse parts whose labels number other classes than training does, because evaluation would be meaningless."""
+    """Refuse test or validation data in which a label number means another class than in the training data, because
+    evaluation would be meaningless.
+    """
     train = place_of(app, "train")
     for part in ("val", "test"):
         other = place_of(app, part)
@@ -283,7 +285,8 @@ def has_own_train(app: UserApp) -> bool:
 
 
 def look_alikes(app: UserApp) -> list[str]:
-    """Return a sentence for each ineffective attribute or column whose name is close to an effective one.
+    """Return a sentence for each attribute or column that has no effect, but whose name is close to an effective one,
+    such as ``x_trian``.
 
     An app with its own ``train`` may use any attribute, so it gets none.
     """
@@ -304,7 +307,9 @@ def look_alikes(app: UserApp) -> list[str]:
 
 
 def contents(app: UserApp) -> dict[str, str]:
-    """Return the fingerprint of each attribute with data. Test data without a fingerprint is left out."""
+    """Return the fingerprint (a hash of the content) of each attribute of the app with data. Test data that cannot have
+    one is left out.
+    """
     fingerprints = {name: place.manifest.identity for name in PLACES if (place := getattr(app, name, None)) is not None}
     for name in NAMES:
         if getattr(app, name, None) is not None:
@@ -317,7 +322,9 @@ def contents(app: UserApp) -> dict[str, str]:
 
 
 def content_of(app: UserApp, part: str) -> dict[str, str]:
-    """Return the fingerprint of each attribute with data of a part; empty if one of them has no fingerprint."""
+    """Return the fingerprint (a hash of the content) of each attribute with data of a part. Return an empty dict if one
+    of them cannot have one.
+    """
     names = [name for name in NAMES if name.endswith(f"_{part}") and getattr(app, name, None) is not None]
     try:
         return {name: fingerprint(getattr(app, name)) for name in names}

@@ -179,7 +179,9 @@ def split(
 def _finished(
     place: DataPlace, left: Unfinished, source: SampleSource, moved: Callable[[str, int, int], None]
 ) -> list[PartitionFile]:
-    """Return the finished partition files of an earlier call, in order, after checking each one at the place."""
+    """Return the partition files that an interrupted earlier call has finished, in order, after checking each one at
+    the place.
+    """
 
     def is_there(noted: tuple[PartitionFile, str]) -> bool:
         file, mark = noted

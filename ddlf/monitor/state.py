@@ -151,7 +151,9 @@ class State:
 
     @property
     def rate(self) -> float:
-        """Samples per second: in the last round, or the sum of all workers before it and in asynchronous training."""
+        """The training speed in samples per second: of the last round, or else the sum over all workers, before the
+        first round ends and in asynchronous training.
+        """
         if self.record is not None and self.record.slot is None and self.record.seconds:
             return self.record.samples * self.record.epochs / self.record.seconds
         return sum(lane.rate for lane in self.lanes.values() if lane.is_there and not lane.is_gone)

@@ -34,8 +34,9 @@ _CHOSEN_BY_STRANGERS = re.compile(r"first bytes .*|\d\S*")
 
 
 def free_descriptors() -> int:
-    """Return the maximum number of connections of this process. It leaves enough file descriptors for other
-    purposes."""
+    """Return the maximum number of connections that this process may keep, so that enough file descriptors stay free
+    for other purposes.
+    """
     try:
         import resource
     except ImportError:  # not POSIX

@@ -185,7 +185,9 @@ def proof(key: bytes, side: str, client: bytes, worker: bytes, certificate: byte
 
 
 class ClientHandshake:
-    """The connecting side. Send ``hello``, then pass the received bytes to ``read_hello`` and ``read_verdict``."""
+    """The connecting side of a handshake. Send ``hello``, then pass the received bytes to ``read_hello`` and
+    ``read_verdict``.
+    """
 
     def __init__(self, role: Role, token: bytes, max_message_bytes: int, *, tls: bool = False) -> None:
         self._key = auth_key(token)
@@ -233,7 +235,8 @@ class ClientHandshake:
 
 
 class WorkerHandshake:
-    """The listening side. Pass the client's 64 bytes to ``answer``, send the result, then pass 32 bytes to ``accepts``.
+    """The listening side of a handshake. Pass the client's 64 bytes to ``answer``, send the result, then pass the
+    client's 32 bytes to ``accepts``.
 
     Args:
         tokens: Accepted tokens. The first one is the default for this side's proof.

@@ -456,8 +456,8 @@ def load_known(fields: list[Any]) -> Any:
 
 
 def known(module: str, name: str) -> Any:
-    """Return the object with a qualified name in an imported module, without running the module's code; None if there
-    is none.
+    """Find a class or object by its qualified name in a module that is imported already. No code of the module runs;
+    return None if it is missing.
     """
     value: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -556,7 +556,9 @@ LoadObject = Callable[[Tag, bytes], Any]
 
 
 def refuse_objects(value: Any) -> NoReturn:
-    """Refuse an object. This is the ``dump_object`` of a worker's results: only data leaves a worker."""
+    """Refuse to send an object that is not plain data. This is the ``dump_object`` of a worker's results: only data
+    leaves a worker.
+    """
     what = f"{type(value).__module__}.{type(value).__qualname__}"
     if what == "numpy.ndarray":
         what += f" of {value.dtype} with {value.ndim} dimensions"

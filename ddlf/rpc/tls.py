@@ -96,8 +96,8 @@ def worker_tls(own: Path, security: Security) -> WorkerTLS:
 
 @functools.lru_cache(maxsize=16)
 def client_context(security: Security) -> ssl.SSLContext:
-    """Return the context of the client's side. Without a CA it accepts any certificate, since the proofs show its
-    owner.
+    """Return the TLS context of the connecting side. Without a certificate authority it accepts any certificate,
+    because the proofs of the handshake show the owner.
 
     Raises:
         ConfigError: A file cannot be used. The text says which file and why.

@@ -44,7 +44,7 @@ def local_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float | No
 
 
 class ProcessMachine(Machine):
-    """The two processes of one worker."""
+    """The two processes of one worker, daemon and executor, with methods to cause faults in them."""
 
     def __init__(self, number: int, workers: ProcessWorkers) -> None:
         super().__init__(number)

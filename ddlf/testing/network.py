@@ -168,7 +168,9 @@ class FaultProxy:
     # -- for its connections ----------------------------------------------------------------------------------------
 
     def fault(self, direction: Direction, kind: Kind | None) -> Fault:
-        """Return the present fault. Connections of other protocols have the fault that is set for all kinds."""
+        """Return the present fault for a direction and a kind of connection. Connections of other protocols have the
+        fault that is set for all kinds.
+        """
         return self._faults.get((direction, kind), NONE)
 
     async def wait_for_change(self, timeout_s: float | None = None) -> None:

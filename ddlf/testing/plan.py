@@ -353,7 +353,9 @@ NEEDS_PROXY = (Partition, Reset)
 
 
 def _method(kind: Callable[P, PlannedFault]) -> Callable[Concatenate[FaultPlan, P], FaultPlan]:
-    """Return a method that adds a fault to a plan, with the arguments and the docstring of the fault."""
+    """Make a method of ``FaultPlan`` that adds a fault of one kind to a plan. It has the arguments and the docstring of
+    the fault's class.
+    """
 
     def add(self: FaultPlan, /, *given: P.args, **named: P.kwargs) -> FaultPlan:
         return replace(self, faults=(*self.faults, kind(*given, **named)))
@@ -366,7 +368,7 @@ def _method(kind: Callable[P, PlannedFault]) -> Callable[Concatenate[FaultPlan, 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """The faults of a training run.
+    """A plan of faults that happen during a training run, such as killed workers.
 
     Each method returns a new plan with one more fault. ``print(plan)`` shows the Python code that makes it.
 
@@ -454,7 +456,7 @@ class FaultPlan:
 
     @contextlib.asynccontextmanager
     async def on(self, app: IApp) -> AsyncIterator[Injection]:
-        """Apply the faults to the app's run within this block.
+        """Cause the faults of this plan in the app's run within the ``with`` block.
 
         Args:
             app: An app whose cluster comes from ``local_cluster`` or ``in_process_cluster``.
@@ -528,7 +530,7 @@ class Injection:
         self._acting: dict[asyncio.Task[None], PlannedFault] = {}
 
     def observe(self, event: Event) -> None:
-        """Begin the faults that belong to this event."""
+        """Begin the planned faults whose time has come with this event."""
         if isinstance(event, SlotStarted):
             self._slot_began[event.worker] = time.monotonic()
             for fault in [f for f in self.pending if (f.worker, f.at_round) == (event.worker, event.round)]:

@@ -17,7 +17,7 @@ KINDS = ("error", "throttle", "stall", "cut", "damage")
 
 
 def check_shares(shares: dict[str, float]) -> None:
-    """Refuse invalid fractions of requests.
+    """Refuse invalid fractions of requests that shall fail.
 
     Args:
         shares: Fractions by kind of fault.

@@ -146,8 +146,8 @@ class Activity:
 
     @property
     def beside(self) -> int:
-        """The highest id of a concurrent method that has begun. A request with a higher id than this and than the
-        running method's has not begun.
+        """The highest request number of a concurrent method that has begun. A request whose number is higher than this
+        one and than the running method's has not begun.
         """
         id: int = _ID.unpack_from(self._page, _BESIDE_AT)[0]
         return id

@@ -360,7 +360,7 @@ class Hosting:
         self._roles[run, name] = role
 
     def drop(self, run: str, name: str, role: Role) -> None:
-        """Stop hosting a role that another role has made, unless the name now belongs to a different role."""
+        """Stop hosting this role, which another role has made, unless its name now belongs to a different role."""
         if self._roles.get((run, name)) is role:
             del self._roles[run, name]
 
@@ -772,8 +772,8 @@ class Session:
         self._calls.submit(call)
 
     def _on_peer(self, frame: Frame) -> None:
-        """Accept a request of another worker. It contains only data, and never takes turns with the master's
-        requests.
+        """Accept a request that another worker sends. It contains only data, and does not wait for its turn among the
+        master's requests.
         """
         try:
             args, kwargs = read_arguments(loads(frame.buffers, refuse_code))

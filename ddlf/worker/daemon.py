@@ -486,7 +486,7 @@ class Daemon:
 
     @property
     def failure(self) -> str:
-        """Return the reason why there is no executor and no new one is started; empty if the executor runs."""
+        """Return the reason why the daemon has no executor and starts no new one; empty if the executor runs."""
         return self.process.given_up
 
     def stop(self, by: str = "") -> None:

@@ -159,7 +159,7 @@ class Executor:
             call.session.tell(call, facts)
 
     def _begin(self, master_id: bytes, gives_modules: bool) -> None:
-        """Note which master has the worker. For a new master, end all roles and forget the modules of the
+        """Record which master has the worker. For a new master, end all roles and forget the imported modules of the
         previous one.
         """
         if master_id != self._master_id:

@@ -117,7 +117,9 @@ class Joining:
             heard = loop.time()
 
     async def _wait_until_used(self, sock: socket.socket, address: str) -> bool:
-        """Wait for the first bytes on a connection, and serve it then. Return whether they say that the run is over."""
+        """Wait until the master uses an offered connection, which its first bytes show, and serve it then. Return
+        whether these bytes say that the run is over.
+        """
         try:
             end_when_silent(sock, DEAD_CONNECTION_S)
             await ready(sock, to_send=False)
@@ -142,7 +144,8 @@ class Joining:
         return False
 
     async def _reach(self) -> tuple[socket.socket, str]:
-        """Offer a connection at all addresses at once. Return the first one that is welcome, and its address.
+        """Offer a connection at all addresses of the gate at once. Return the first connection that a gate accepts, and
+        its address.
 
         Raises:
             DDLFError: No gate took it. The error is that of a gate that answered, else the first address's.

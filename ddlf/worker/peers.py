@@ -254,7 +254,8 @@ class Peer:
                 channel.stream.abort()
 
     def _judge(self, who: Any) -> str:
-        """Return the reason why the process that answered is not the right worker; empty if it is the right one.
+        """Check the answer of the process at an address. Return the reason why it is not the wanted worker; empty if it
+        is.
 
         Raises:
             LeaseError: It is the right worker, and does not admit this worker.

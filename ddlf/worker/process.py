@@ -29,8 +29,8 @@ NO_FORK = "DDLF_FORK"
 
 
 def can_fork() -> bool:
-    """Return whether templates are possible. The lifeline of a fork exists on Linux only, and elsewhere libraries do
-    not survive a fork.
+    """Return whether this system can fork executors from a template. Only Linux can kill a fork when its daemon dies,
+    and on other systems libraries do not survive a fork.
     """
     return sys.platform.startswith("linux") and hasattr(os, "pidfd_open") and os.environ.get(NO_FORK) != "0"
 

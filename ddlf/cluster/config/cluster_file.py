@@ -220,7 +220,9 @@ class Document:
         return at(self.values[where], sentence)
 
     def is_reported(self, where: Where) -> bool:
-        """Return whether a value was refused before pydantic saw it, or the error concerns the whole file (``()``)."""
+        """Return whether an error about the value at ``where`` needs no second report, because the value was refused
+        before pydantic saw it, or because the error concerns the whole file (``()``).
+        """
         return not where or any(where[:length] in self._refused for length in range(len(where) + 1))
 
 

@@ -63,7 +63,9 @@ class Launcher(ABC):
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the master. An engine may start the same command several times, for workers, too."""
+        """Whether this process is the master. An engine, such as Slurm, may start the same command in several
+        processes. All processes except the master only run workers.
+        """
         return True
 
     def follow(self) -> int:

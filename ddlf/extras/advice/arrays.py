@@ -379,7 +379,8 @@ def _correlations(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> A
 
 
 def near_duplicates(x: Any, other: Any) -> dict[str, Any] | None:
-    """Return near duplicates of training pictures in another part; None if the arrays are not pictures.
+    """Find pictures in another part, such as the test, that nearly equal a training picture. Return None if the arrays
+    are not pictures.
 
     Thumbnails of 8 x 8 pixels are compared after their means are subtracted. A picture of the other part is a near
     duplicate of the nearest training picture if their cosine is above 0.9 and their distance at most half of the
@@ -428,7 +429,8 @@ def _thumbnails(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def related(data: dict[str, Any], *, are_tokens: bool) -> dict[str, tuple[float, int]]:
-    """Return how much better samples predict their own labels than permuted labels. The best simple predictor counts.
+    """Test whether samples and labels belong together: return how much better samples predict their own labels than
+    permuted labels. The better of two simple predictors counts.
 
     Two predictors estimate each label without seeing it: the nearest samples, and ridge regression. Their error is
         compared with the error on permuted labels. The features are the samples' values, and the amplitudes of their

@@ -254,8 +254,9 @@ def _setting(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit
 
 
 def _is_said_elsewhere(name: str, sources: UserSources, facts: AppFacts) -> bool:
-    """Return whether something, such as cluster.yaml, overrides a setting of the class, so that a change of the class
-    has no effect."""
+    """Return whether a change of this setting in the app's class would have no effect, because something else, such as
+    cluster.yaml, overrides it.
+    """
     if name not in facts.settings:
         return False
     given = sources.value(name) if sources.setting(name) is not None else None

@@ -63,7 +63,9 @@ def _explain(id: str) -> int:
 
 @contextlib.contextmanager
 def _printed_aside(options: argparse.Namespace) -> Iterator[None]:
-    """Print the app's output on standard error while a program reads the report from standard output."""
+    """Send the app's own output to standard error within this context, if a program reads the report from standard
+    output.
+    """
     if options.format == "text" and not options.diff:
         yield
         return

@@ -116,8 +116,9 @@ def _multiply(model: Any, rule: str) -> None:
 
 
 def _around(model: Any, made: Callable[[Any], Any]) -> None:
-    """Wrap the optimizer of a model. A loss scaling optimizer stays outermost, so that the wrapper gets gradients
-    without the scale."""
+    """Replace the optimizer of a model by a wrapper around it, which ``made`` creates. A loss scaling optimizer stays
+    outermost, so that the wrapper gets gradients without the scale.
+    """
     import keras
 
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):

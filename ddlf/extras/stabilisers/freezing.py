@@ -58,7 +58,8 @@ def _graph(model: Any) -> Any:
 
 
 def _add(model: Any, places: dict[int, list[int]], calls: list[tuple[str, list[int]]]) -> list[list[int]]:
-    """Add the layer calls of a model in forward order, each with the layer's name and the indices of its inputs.
+    """Append the calls of a model's layers to ``calls``, in the order of computation. A call has the layer's name and
+    the indices of the calls that it reads.
 
     Args:
         model: A model with a graph.

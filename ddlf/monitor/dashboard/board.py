@@ -62,7 +62,9 @@ class Series:
             self._thin()
 
     def since(self, known: int) -> tuple[list[float], dict[str, Column]]:
-        """Return the points after the first ``known``: x, and equally long columns by name, with None for no value."""
+        """Return the points of the curves after the first ``known`` ones: the values of x, and for each curve equally
+        many values, None where it has no value.
+        """
         x, columns = self._x[known:], {name: column[known:] for name, column in self._columns.items()}
         if self._open:
             last, means = self._newest()

@@ -144,7 +144,9 @@ END_BYTES = 256 * 1024
 
 
 def end_of(path: Path) -> tuple[dict[str, Any], float | None]:
-    """Return a file's last ``Committed`` as data, and the time of its last line. Read only the end of the file."""
+    """Return the last event ``Committed`` in a file of events as data, and the time of the file's last line. Only the
+    end of the file is read.
+    """
     try:
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - END_BYTES, 0))

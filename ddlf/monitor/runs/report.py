@@ -83,7 +83,9 @@ def html(past: Past) -> str:
 
 
 def state_of(past: Past) -> dict[str, Any]:
-    """Return the state that the page shows: the message of a dashboard at the end of the run, and the ``"record"``."""
+    """Return the state that the report's page shows: the last message that a dashboard would send, and under
+    ``"record"`` the facts that only a report has.
+    """
     board, status = past.board, past.status
     if not board.state.how and status.state != "running":  # the events of a killed run do not contain its end
         how = "complete" if status.state == "finished" else status.state

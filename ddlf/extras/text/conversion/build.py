@@ -238,7 +238,9 @@ class _Building:
             self._know(number, tuple(made.shape[1:]))
 
     def _made_layer(self, number: int) -> Any:
-        """Return the layer of a node, or None after a problem. Nodes that share a layer get the same object."""
+        """Create the Keras layer of a node of the graph; return None after a problem. Nodes that share a layer get the
+        same object.
+        """
         node = self.graph.nodes[number]
         if node.operator in self.text.parts:
             return self._model(node)

@@ -483,7 +483,8 @@ def _tensors(value: Any) -> Iterator[Key]:
 
 
 class Chains(list[list[Unit]]):
-    """Chains of layers. A chain is after the chains that it reads, and the calls of a layer keep their order.
+    """Groups the layers of a model into chains, which become blocks of a model text. A chain comes after the chains
+    that it reads, and the calls of a layer keep their order.
 
     Args:
         units: All tensors; tensors that only an output needs are added.

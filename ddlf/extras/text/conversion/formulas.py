@@ -236,7 +236,9 @@ def _split(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def _where(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """Select the first operand where the input is not 0, else the second; ``to`` replaces the first one."""
+    """Return a tensor with values of the first operand where the input is not 0, and of the second one elsewhere. A
+    layer in ``to`` replaces the first operand.
+    """
     one, other = (*into[1:], *operands)
     return ops.where(ops.not_equal(into[0], 0), one, other)
 

@@ -488,8 +488,9 @@ class _Expansion:
         return None
 
     def _given(self, arg: Arg, current: int, scope: Scope) -> tuple[Call, list[int]] | None:
-        """Return the value of ``call=with(...)``, with tensors for words, and the nodes that it reads; None after a
-        problem."""
+        """Read the option ``call=with(...)``, the arguments of a layer's call. Return them with tensors in place of
+        names, and the nodes that they read; None after a problem.
+        """
         call = arg.value
         if not isinstance(call, Call) or call.name != "with":
             self.problems.add(arg.value.at, "call= takes the arguments of the call, such as call=with(it, mask=other)")

@@ -181,7 +181,9 @@ def _above(comments: list[str], gap: bool, outer: bool) -> tuple[tuple[str, ...]
 
 
 def _statement(text: str, part: Part, problems: Problems) -> Statement | Part | None:
-    """Return the statement of a part, the part of the next one if a ``;`` is missing between them, or None."""
+    """Parse one part of the text. Return its statement; if a ``;`` is missing, the part of the next statement; None
+    after a mistake.
+    """
     from lark import TextSlice, UnexpectedCharacters, UnexpectedToken
 
     if text.count(",", part.start, part.end) > MAX_ITEMS:

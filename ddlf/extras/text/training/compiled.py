@@ -100,7 +100,7 @@ def compile(
 
 
 def punish(model: Any, penalty: Any) -> None:
-    """Add a penalty to each weight tensor without one, except biases and the scales of normalizations."""
+    """Add a penalty (regularizer) to each weight tensor that has none, except biases and the scales of normalizations."""
     for weight in model.trainable_weights:
         if len(weight.shape) > 1 and weight.regularizer is None:
             weight.regularizer = penalty

@@ -409,7 +409,9 @@ class _DataFitter:
 
 
 def _same_sizes(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Return whether two shapes are equal, differ in axes of size 1, or one is the flattened other one."""
+    """Return whether arrays of these two shapes have the same values in another form: they differ only in axes of size
+    1, or one shape is the other one flattened.
+    """
     same = [size for size in shape if size != 1] == [size for size in wanted if size != 1]
     return same or (int(np.prod(shape)) == int(np.prod(wanted)) and 1 in (len(shape), len(wanted)))
 
