@@ -328,8 +328,8 @@ async def without_way(options: argparse.Namespace, which: Collection[int]) -> li
     """Let workers try to connect to each other, and return the pairs that fail.
 
     Args:
-        options: See ``taken``.
-        which: See ``taken``.
+        options: The options with the cluster and the time limit for a worker's answer.
+        which: Numbers of the workers.
 
     Returns:
         For each pair without a connection: the calling worker, the called worker, and the error at each address.

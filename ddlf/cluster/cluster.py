@@ -55,7 +55,7 @@ class Hosted:
         self.variables: dict[str, dict[int | None, Any]] = {}
 
     def keep(self, what: dict[str, dict[int | None, Any]], name: str, values: dict[Any, Any]) -> None:
-        """Record the values that workers got under a name.
+        """Record a method or variable that workers got under a name, with its value for each worker.
 
         If ``None`` is among the numbers, the values replace all earlier values. Otherwise other workers keep their
         values.

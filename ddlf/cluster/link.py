@@ -368,7 +368,9 @@ class WorkerEvents:
         return {"worker": self._session["id"], "name": self.name}
 
     def connected(self, address: str, facts: dict[str, Any]) -> None:
-        """Report that the executor has answered, with facts about itself. Only the first of several calls counts."""
+        """Emit the event that the worker is connected, with the facts that its executor has reported about itself. Only
+        the first of several calls counts.
+        """
         if self._is_connected:
             return
         self._emit(
@@ -385,22 +387,24 @@ class WorkerEvents:
         self._is_connected = self._was_connected = True
 
     def disconnected(self, why: str) -> None:
-        """Report that the connection to the daemon has ended."""
+        """Emit the event that the connection to the worker's daemon has ended."""
         if self._is_connected:
             self._is_connected = False
             self._emit(WorkerDisconnected(**self._who(), why=why))
 
     def not_reached(self, tries: int, error: BaseException | None) -> None:
-        """Report a failed attempt to reconnect."""
+        """Emit the event that an attempt to reconnect to the worker has failed."""
         self._emit(WorkerNotReached(**self._who(), tries=tries, why=getattr(error, "message", str(error))))
 
     def executor_ended(self, why: str) -> None:
-        """Report the daemon's reason for the end of an executor."""
+        """Emit the event that the worker's executor has ended, with the daemon's reason."""
         if self._is_connected:
             self._emit(ExecutorEnded(**self._who(), why=why))
 
     def wrote(self, facts: dict[str, Any]) -> None:
-        """Report the lines that user code wrote to both streams, in their order, as the daemon sent them."""
+        """Emit events with the lines that user code on the worker wrote to both streams, in their order, as the daemon
+        sent them.
+        """
         dropped = int(facts["dropped"])
         for stream, lines in groupby(facts["lines"], itemgetter(0)):
             texts = tuple(str(text) for _, text in lines)

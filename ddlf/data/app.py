@@ -101,7 +101,7 @@ class UserApp(Protocol):
         """Connect to the workers."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return a setting, or an attribute that the user has set."""
+        """Return the value of a setting, or of an attribute that the user has set on the app."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a setting, or another attribute."""

@@ -51,7 +51,7 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row; if rows are ragged, of the longest one."""
+        """The bytes of one row of this column; if rows have different lengths, of the longest one."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -107,7 +107,7 @@ class Manifest:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a sample in memory."""
+        """The bytes of one sample in memory, with all its columns."""
         return sum(column.row_bytes for column in self.columns.values())
 
     @property

@@ -177,7 +177,7 @@ class DataPlace(Protocol):
     def writing(
         self, *, after: int = 0, plan: Mapping[str, str] | None = None
     ) -> contextlib.AbstractContextManager[Unfinished]:
-        """Make a data set here, as the only writer.
+        """Let the caller write a data set to this place, as its only writer, within the ``with`` block.
 
         If the writing is interrupted and has a plan, the finished files stay until a writer with another plan begins.
         Otherwise they are removed.
@@ -311,7 +311,7 @@ class Folder:
         return path
 
     def _plain(self, path: Path) -> int:
-        """Return the size of a regular file. Refuse links, devices and folders."""
+        """Return the size of a file, after checking that it is a regular file, not a link, a device or a folder."""
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode):
             what = "a link" if stat.S_ISLNK(about.st_mode) else "no file"
@@ -327,7 +327,7 @@ class Folder:
 
     @contextlib.contextmanager
     def writing(self, *, after: int = 0, plan: Mapping[str, str] | None = None) -> Iterator[Unfinished]:
-        """Make a data set in this folder, as the only writer."""
+        """Let the caller write a data set into this folder, as its only writer, within the ``with`` block."""
         from filelock import FileLock, Timeout
 
         with explained(self.path, "write to"):

@@ -179,7 +179,7 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def writing(self, *, after: int = 0, plan: Mapping[str, str] | None = None) -> Iterator[Unfinished]:
-        """Make a data set here, as the only writer.
+        """Let the caller write a data set to this place, as its only writer, within the ``with`` block.
 
         A lock file in the store names the writer. A killed writer leaves it behind, and the same machine recognises it
         by the key in its local folder.

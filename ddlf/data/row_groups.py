@@ -269,7 +269,7 @@ class RowGroups(DataSet):
                     )
 
     def _leaves_in(self, schema: Any) -> list[str]:
-        """Return the Parquet columns to read. For images, only the bytes are read."""
+        """Return the names of the Parquet columns to read from the files. For images, only the bytes are read."""
         names = dict.fromkeys(name for field in self._fields for name in field.sources)
         return [f"{name}.bytes" if kind_of(schema.field(name).type) == "image" else name for name in names]
 

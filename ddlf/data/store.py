@@ -489,7 +489,7 @@ def known() -> Any:
 
 
 def opened(url: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path there.
+    """Open the fsspec file system of a URL. Return it with the path that the URL names in it.
 
     Args:
         url: The URL, such as ``s3://bucket/folder``.
@@ -521,7 +521,7 @@ def opened(url: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any, str]
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return the first line of an error, at most 300 characters."""
+    """Return the first line of an error's message, at most 300 characters."""
     return (str(error).strip().splitlines() or [""])[0][:300]
 
 

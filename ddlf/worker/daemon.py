@@ -175,7 +175,7 @@ class Control:
 
     @property
     def queued_bytes(self) -> int:
-        """The number of bytes that the master has not accepted yet."""
+        """The number of bytes that wait to be sent to the master, because it has not accepted them yet."""
         return self._connection.queued_bytes
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class Control:
         self._connection.close()
 
     def hear(self) -> None:
-        """Record that the master is alive."""
+        """Record that the master of this connection is alive, because it has sent something."""
         if self._liveness is not None:
             self._liveness.heard(self._loop.time())
 
@@ -441,7 +441,7 @@ class Daemon:
 
     @property
     def encrypts(self) -> bool:
-        """Whether other machines can connect with TLS."""
+        """Whether this worker can encrypt, so that other machines can connect with TLS."""
         return self._encryption is not None
 
     @property

@@ -146,7 +146,7 @@ class MasterLoader(importlib.abc.InspectLoader):
 
 
 class MasterResources(TraversableResources):
-    """The data files of a package of the master."""
+    """The data files of a package on the master, for ``importlib.resources`` on this worker."""
 
     def __init__(self, finder: MasterFinder, package: str) -> None:
         self._root = MasterFile(finder, package, PurePosixPath())

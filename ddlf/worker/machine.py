@@ -269,7 +269,9 @@ def addresses_of(host: str) -> list[str]:
 
 
 def same_machine() -> str:
-    """Return a text that identifies this machine until it restarts."""
+    """Return a text that identifies this machine, so that processes can see whether they run on the same one. It
+    changes when the machine restarts.
+    """
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()

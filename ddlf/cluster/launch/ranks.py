@@ -211,7 +211,9 @@ class Supervisor:
         self._process.stdin.flush()
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> int:
-        """Keep a worker running until the run is over. Return the exit code for the task."""
+        """Keep the worker of this task running until the run is over: start it again if it is killed. Return the exit
+        code for the task.
+        """
         self.start()
         assert self._process is not None
         while not self._is_stopped:

@@ -56,7 +56,7 @@ def twin(app: App) -> Any:
 
 
 async def load(app: App) -> None:
-    """Let the app load its data, unless it has data already. Do not check the data."""
+    """Call the app's ``load_dataset``, unless it has data already. The data is not checked."""
     from ddlf.data import parts
 
     if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
@@ -93,7 +93,7 @@ def _size(data_set: Any) -> int:
 
 
 async def build(app: App) -> None:
-    """Let the app build its model, unless it has one.
+    """Call the app's ``create_model``, unless it has a model already.
 
     Raises:
         AppError: The app builds no model, or one that cannot be trained.

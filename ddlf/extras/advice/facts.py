@@ -61,7 +61,7 @@ class ArrayFacts:
 
     @property
     def sample(self) -> tuple[int, ...]:
-        """Return the shape of one sample."""
+        """Return the shape of one sample of this array."""
         return self.shape[1:]
 
     @property

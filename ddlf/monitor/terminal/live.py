@@ -194,7 +194,9 @@ def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool 
 def _lanes(
     pen: _Pen, lanes: list[WorkerLane], phases: dict[int, RunningPhase], most: int, *, rounds: bool
 ) -> list[Text]:
-    """Return a row for each worker. If there are too many, workers in trouble come first."""
+    """Return a row of the picture for each worker. If there are too many workers, workers in trouble are shown first,
+    and a last row counts the other ones.
+    """
     shown = lanes
     if len(lanes) > most:
         shown = sorted(lanes, key=lambda lane: not trouble(lane, pen.now))[: most - 1]

@@ -579,13 +579,13 @@ def is_model(entry: Config) -> bool:
 
 
 def names_within(config: Any) -> Iterator[str]:
-    """Return the names of all layers of a model, including nested models."""
+    """Yield the names of all layers of a serialized model, also of the layers in nested models."""
     for entry in layers_within(config):
         yield str(entry["config"].get("name", entry.get("name")))
 
 
 def layers_within(config: Any) -> Iterator[Config]:
-    """Yield all layers of a model, including nested models."""
+    """Yield the configs of all layers of a serialized model, also of the layers in nested models."""
     if isinstance(config, dict):
         yield from config["layers"] if isinstance(config.get("layers"), list) else ()
         for item in config.values():

@@ -54,7 +54,7 @@ class Within:
 
 
 def expand(blocks: Blocks, forms: Forms) -> Graph:
-    """Return the graph of all blocks of all models, including unused ones.
+    """Expand the blocks of a model text to one graph of layers, with all its models and also unused blocks.
 
     Mistakes are added to the blocks' problems.
     """

@@ -423,7 +423,9 @@ def _hold_out(data: dict[str, Any], part: str, target: str, every: int) -> None:
 
 
 def held_out(data: Any, every: int) -> tuple[Any, Any]:
-    """Hold out every ``every``-th sample of a tree of arrays. Return the remaining and the held-out samples."""
+    """Split the samples in a tree of arrays for validation: return the remaining samples, and every ``every``-th
+    sample, which is held out.
+    """
     kept = tree_map(lambda array: array[np.arange(len(array)) % every != 0], data)
     return kept, tree_map(lambda array: array[::every], data)
 

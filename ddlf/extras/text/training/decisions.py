@@ -525,7 +525,9 @@ def outputs_of(model: Model, y: Any, losses: Mapping[str, str], ignore: float | 
 
 
 def _depth(graph: Graph) -> int:
-    """Return the operators on the shortest path to an output, for the output with the longest one."""
+    """Return the depth of a model: the number of operators on the shortest path from an input to an output. If there
+    are several outputs, the one with the longest such path counts.
+    """
     begun: list[int] = []
     for node in graph.nodes:
         begun.append(min((begun[source] for source in node.inputs), default=-1) + 1)

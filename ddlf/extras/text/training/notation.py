@@ -353,8 +353,8 @@ class Notation:
         return getattr(value, "value", None)
 
     def ready(self, app: App) -> Any:
-        """Return the Keras model that an app trains, compiled by the model text and the app's data. A compiled model
-        stays as it is.
+        """Return the Keras model that an app trains, compiled with the losses and training keys of the text and the
+        decisions about the app's data. A compiled model stays as it is.
 
         Args:
             app: The user's ``IApp``, with its data.
