@@ -1,4 +1,4 @@
-"""``ddlf check``: compare an app with one slot to plain Keras."""
+"""``ddlf check``: compare the training of an app with one slot to plain Keras."""
 
 from __future__ import annotations
 

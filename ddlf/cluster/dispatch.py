@@ -293,7 +293,7 @@ class Dispatch:
         job.on_sent()
 
     def _note(self, queued: QueuedCall, lane: WorkerLane, seconds: float) -> None:
-        """Record how long a call that has ended took and how many bytes it sent, to plan later calls."""
+        """Record how long a call that has ended took and how many bytes it carried, to plan later calls."""
         habit = queued.job.habit
         habit.took(seconds)
         queued.job.compute_s += seconds

@@ -103,7 +103,8 @@ def _checked(values: Any, name: str, where: Where) -> Any:
 
 
 def numbers(values: Any, name: str, where: Where) -> np.ndarray[Any, Any]:
-    """Return numbers, lists of equal length or tensors as an array of shape ``(rows, ...)``. Types are kept.
+    """Convert an Arrow column of numbers, lists of equal length or tensors to a NumPy array of shape ``(rows, ...)``.
+    Types are kept.
 
     Args:
         values: An Arrow array.
@@ -147,7 +148,8 @@ def _outer(where: Where, width: int) -> Where:
 
 
 def blobs(values: Any, name: str, where: Where) -> Ragged:
-    """Return byte strings of any length: encoded images, texts as UTF-8, or lists of numbers of different lengths.
+    """Convert an Arrow column to rows of any length: encoded images as bytes, texts as UTF-8, or lists of numbers of
+    different lengths.
 
     Args:
         values: An Arrow array.

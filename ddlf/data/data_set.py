@@ -138,7 +138,7 @@ class DataSet(Mapping[str, Array]):
 
     @property
     def first(self) -> int:
-        """Number of the first partition file that this machine has; 0 if it has none."""
+        """The number, from 0, of the first partition file that this machine has; 0 if it has none."""
         here = self.here()
         return here.index(True) if any(here) else 0
 

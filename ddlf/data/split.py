@@ -508,7 +508,7 @@ class Heaps:
         return self._lengths[heap] // self.kind.itemsize
 
     def read(self, heap: int) -> Rows:
-        """Return all samples of a heap.
+        """Read all samples of a heap, a group of buckets, from its file.
 
         Raises:
             DatasetDamaged: The file differs from the thrown samples.

@@ -358,7 +358,7 @@ class CodeCache:
 
 
 def dump_result(value: Any) -> tuple[Tag, bytes]:
-    """Pickle a result. This is the ``dump_object`` of a worker whose master allows pickled results."""
+    """Pickle an object in a result. This is the ``dump_object`` of a worker whose master allows pickled results."""
     try:
         return Tag.OBJECT, pickle_object(value)
     except NotPicklable as error:
@@ -368,7 +368,7 @@ def dump_result(value: Any) -> tuple[Tag, bytes]:
 
 
 def load_result(tag: Tag, data: bytes) -> Any:
-    """Unpickle a result. This is the ``load_object`` of a master that allows pickled results."""
+    """Unpickle an object in a result. This is the ``load_object`` of a master that allows pickled results."""
     if tag is not Tag.OBJECT:
         raise ProtocolError("a worker may not send code")
     return unpickle(data)

@@ -151,7 +151,8 @@ class Offering:
 
 
 async def offer(sock: socket.socket, token: bytes, mine: Offer) -> None:
-    """Offer a connected socket to a gate. The caller limits the time, and closes the socket after an error.
+    """Offer a connected socket to a gate, the port where a master accepts workers. The caller limits the time, and
+    closes the socket after an error.
 
     Raises:
         DDLFError: The errors of ``Offering``.

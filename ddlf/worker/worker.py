@@ -144,7 +144,7 @@ class Worker(IWorker):
         return await self._call(hosted, args, kwargs)
 
     async def run_method(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a function with this worker from inside another method."""
+        """Run a function, which gets this worker as ``self``, from inside another method."""
         return await self._call(once(method), args, kwargs)
 
     async def _call(self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -57,7 +57,7 @@ class PythonFile:
         self.parents = {id(child): node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def ignores(self) -> Iterator[Ignore]:
-        """Yield the file's comments that ignore findings."""
+        """Yield the comments in this file that tell the adviser to ignore findings."""
         if "ddlf:" not in self.text:
             return
         classes = {node.lineno for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
@@ -91,7 +91,7 @@ class UserSources:
         self.app, self.text = app, text
 
     def ignores(self) -> list[Ignore]:
-        """Return the comments in all files that ignore findings."""
+        """Return the comments in all the user's files that tell the adviser to ignore findings."""
         found = [one for file in self.files for one in file.ignores()]
         return [*found, *self.text.ignores()] if self.text is not None else found
 
@@ -341,7 +341,7 @@ class ModelText:
         return found or Position(self.path, self._line(min(self._statements.values(), default=0)))
 
     def ignores(self) -> Iterator[Ignore]:
-        """Yield the file's comments that ignore findings."""
+        """Yield the comments in this file that tell the adviser to ignore findings."""
         for number, line in enumerate(self._text.splitlines(), 1):
             if "ddlf:" not in line or (found := IGNORE.search(line)) is None:
                 continue

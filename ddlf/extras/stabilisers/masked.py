@@ -1,4 +1,4 @@
-"""A loss that ignores masked entries.
+"""A loss that ignores masked entries, such as missing labels and padding.
 
 Its mean counts only unmasked ones, within a batch and over all slots. Runs wherever a model is.
 """

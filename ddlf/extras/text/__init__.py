@@ -1,4 +1,5 @@
-"""Models as text: ``language`` reads and checks a text, ``conversion`` makes a Keras model of it and back, ``training`` trains it.
+"""Models as text: ``language`` reads and checks a model text, ``conversion`` converts it to a Keras model and back, and
+``training`` trains this model.
 
 A model text is a model written in DDLF's notation, in a ``.nnm`` file. ``verbs`` declares the commands of ``ddlf
 model``, and ``command`` runs them.

@@ -1,4 +1,6 @@
-"""Reads what workers wrote in a run from its log files: one worker's, or all workers' in order of time."""
+"""Reads the output of user code on the workers of a run from its log files: of one worker, or of all workers in order
+of time.
+"""
 
 from __future__ import annotations
 

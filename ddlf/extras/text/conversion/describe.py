@@ -1,4 +1,4 @@
-"""Writes the text of a Keras model. Each chain of layers between branches is one block. Runs where models are made.
+"""Writes a Keras model as a model text. Each chain of layers between branches is one block. Runs where models are made.
 
 The model text is parsed again and compared with the model, so that it describes the model completely. The key of a
 tensor is its layer, the number of the layer's call, and its number among the call's tensors.

@@ -1,4 +1,5 @@
-"""Expands blocks to a graph: macros with options, repetitions, ``from``, ``to``, and names. Pure.
+"""Expands the blocks of a model text to a graph of layers: macros with options, repetitions, ``from``, ``to``, and
+names. Pure.
 
 A macro passes its options to the macros that it calls, if they can use them. An option with the name of a layer
 replaces that layer. The macro's last layer gets the remaining options. An inner option overrides an outer one.

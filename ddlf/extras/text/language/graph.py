@@ -108,7 +108,7 @@ class Graph:
 
     @property
     def parameters(self) -> int | None:
-        """Return the number of trainable values; None if only Keras knows that of a layer."""
+        """Return the number of trainable values in the model; None if only Keras knows that number of some layer."""
         counts = [parameter.count for node in self.nodes for parameter in node.parameters]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None

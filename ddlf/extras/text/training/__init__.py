@@ -1,4 +1,5 @@
-"""Trains a model as text: its block ``train``, its data, the decisions, and the compiled model.
+"""Trains the model of a model text: reads its block ``train``, loads its data, decides open training keys, and compiles
+it.
 
 Runs on master and workers.
 """

@@ -1,4 +1,4 @@
-"""Loads data for a model as text, and converts arrays to the text's inputs and labels.
+"""Loads data for the model of a model text, and converts arrays to the inputs and labels that the text describes.
 
 Runs on the master and on workers. Does not import Keras.
 """

@@ -486,7 +486,7 @@ def learning_task(
     losses: Mapping[str, str] | None = None,
     ignore: float | None = None,
 ) -> LearningTask:
-    """Return the facts of a model and its data.
+    """Collect the facts about a model and its data that the rules need to decide open training keys.
 
     Args:
         model: The model text.

@@ -1,4 +1,4 @@
-"""Represents a model as text in programs, as the ``self.model`` of an app or on its own.
+"""Represents a model text in programs, as the ``self.model`` of an app or on its own.
 
 Keras is imported when the model is built.
 """
