@@ -18,7 +18,7 @@ _KINDS = {int: "a whole number", float: "a number"}
 
 
 class Named:
-    """A rule that can be written as text. ``str`` gives the text that its family (the values of one setting) reads."""
+    """A rule that users can write as text, such as ``"trimmed:0.2"``. ``str(rule)`` returns this text."""
 
     __slots__ = ()
     family: ClassVar["Family[Any]"]

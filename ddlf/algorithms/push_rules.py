@@ -80,7 +80,7 @@ class Pushed(Named, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sgd(Pushed):
-    """Subtract each pushed gradient from the weights, times the rate: ``w <- w - s rate g``.
+    """Subtract each pushed gradient from the weights: ``w <- w - s rate g``. ``s`` is the weight of a stale gradient.
 
     Args:
         rate: Step size on a gradient, > 0.

@@ -95,7 +95,7 @@ def arrays_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], 
             ends = _array(body, head, name + ENDS, "int64", [file.samples])
             lengths = np.diff(ends, prepend=0)
             if lengths.min() < 0 or lengths.max() > column.shape[0]:
-                raise ValueError(f"the stored row ends of {name} are impossible")
+                raise ValueError(f"the positions where the rows of {name} end do not fit its values")
             values = _array(body, head, name, column.dtype, [int(ends[-1]), *column.shape[1:]])
             arrays[name] = Ragged(values, ends, column.shape[0])
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -59,7 +59,7 @@ class Mean:
 
     @classmethod
     def whole(cls, group: Sequence[Any]) -> Mean:
-        """Return a finished mean from a group of slot state in which all values are known."""
+        """Return a mean that needs no more updates. ``group`` has its arrays, and None for each array that has no mean."""
         return cls([one is not None for one in group], Generation(arrays_of(group)))
 
     @classmethod
