@@ -59,7 +59,7 @@ def add_options(parser: Parser, *, common: bool = True) -> None:
                 "--save",
                 type=Path,
                 metavar="PATH",
-                help="save the trained model as a .keras file, or as .safetensors with its text",
+                help="save the trained model as a .keras file, or its weights as .safetensors",
                 group=group,
                 common=common,
             )
@@ -130,7 +130,12 @@ def _add_cluster_options(parser: Parser, common: bool) -> None:
         help="wait for workers that dial this port: ddlf-worker --join",
         within=exclusive,
     )
-    add("--workers", type=number(1, 1024), metavar="N", help="with --listen: the number of workers")
+    add(
+        "--workers",
+        type=number(1, 1024),
+        metavar="N",
+        help="with --listen or --launcher command: the number of workers",
+    )
     add("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
     add("--insecure-plaintext", action="store_true", help="with --hosts or --listen: do not encrypt")
     add("--takeover", action="store_true", help="take workers and the checkpoint folder over from another master")
@@ -260,9 +265,10 @@ def check_cluster_options(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: There are such options; the text names them.
     """
-    if options.workers is not None and options.listen is None:
+    if options.workers is not None and options.listen is None and options.launcher is None:
         raise ConfigError(
-            "--workers has no effect without --listen", hint=f"for workers on this machine: --local {options.workers}"
+            "--workers has no effect without --listen or --launcher",
+            hint=f"for workers on this machine: --local {options.workers}",
         )
     if options.listen is not None and options.workers is None:
         raise ConfigError("--listen needs the number of workers", hint="add --workers N")

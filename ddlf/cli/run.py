@@ -56,7 +56,7 @@ def run_file(options: argparse.Namespace) -> int:
     if options.launcher:
         from ddlf.cluster.launch.launcher import installed
 
-        launcher = options.launched = installed(options.launcher)
+        launcher = options.launched = installed(options.launcher, options.workers)
         if not launcher.leads:
             return launcher.follow()
     elif any(name in os.environ for name in TASK_VARIABLES):
@@ -348,7 +348,7 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     if options.launcher:
         from ddlf.cluster.launch.launcher import installed
 
-        launcher = getattr(options, "launched", None) or installed(options.launcher)
+        launcher = getattr(options, "launched", None) or installed(options.launcher, options.workers)
         cluster = Cluster(launcher, token_file=options.token_file, **more)
         return cluster, f"--launcher {options.launcher} ({_workers(cluster.N)})"
     if options.listen:

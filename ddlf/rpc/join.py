@@ -7,6 +7,9 @@ have the token, before the gate keeps the connection:
     gate -> worker   40 bytes: preamble (8) with role JOIN, nonce (32).
     worker -> gate   60 bytes: place (4), incarnation (8), key id (16), proof (32).
     gate -> worker   33 bytes: verdict (1), proof (32).
+    worker -> gate   1 byte: the worker keeps this connection.
+
+The last byte is for workers that dial several addresses at once: they keep one connection and close all others.
 
 Then the worker waits. When the master needs a connection, it sends its hello on one that waits. From there on, both
 sides act as if the master had dialled: handshake, TLS, frames. So the worker proves its identity first, and again.
@@ -150,9 +153,13 @@ class Offering:
             raise ProtocolError(f"unknown verdict {verdict}")
 
 
+KEPT = b"\x01"
+"""The byte with which a worker keeps a connection that it has offered."""
+
+
 async def offer(sock: socket.socket, token: bytes, mine: Offer) -> None:
     """Offer a connected socket to a gate, the port where a master accepts workers. The caller limits the time, and
-    closes the socket after an error.
+    closes the socket after an error. To keep the connection, the caller sends ``KEPT``.
 
     Raises:
         DDLFError: The errors of ``Offering``.

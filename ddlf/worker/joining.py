@@ -8,6 +8,7 @@ pauses, so a master that starts later, or starts again, finds it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import time
@@ -18,8 +19,8 @@ from ddlf.errors import AuthError, ConnectError, DDLFError, LeaseError
 from ddlf.rpc.dial import connect_to
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE
 from ddlf.rpc.heartbeats import end_when_silent
-from ddlf.rpc.join import ANY_PLACE, Offer, RunOver, is_over, offer
-from ddlf.rpc.stream import ready
+from ddlf.rpc.join import ANY_PLACE, KEPT, Offer, RunOver, is_over, offer
+from ddlf.rpc.stream import ready, send_all
 
 CONNECT_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.2
@@ -81,6 +82,7 @@ class Joining:
         self._is_used = is_used
         self._say = say
         self._offer = Offer(join.place, join.incarnation)
+        self._addresses = join.addresses  # after a success only its address, until it fails
         self._serving: set[asyncio.Task[None]] = set()
 
     async def run(self) -> DDLFError | None:
@@ -150,28 +152,24 @@ class Joining:
         Raises:
             DDLFError: No gate took it. The error is that of a gate that answered, else the first address's.
         """
-        tries = [asyncio.ensure_future(self._try(host, port)) for host, port in self._join.addresses]
+        addresses, self._addresses = self._addresses, self._join.addresses
+        tries = [asyncio.ensure_future(self._try(host, port)) for host, port in addresses]
+        kept: asyncio.Task[socket.socket] | None = None
         try:
             waiting = set(tries)
-            while waiting:
+            while waiting and kept is None:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in tries:
-                    if task in done and task.exception() is None:
-                        return task.result(), "{}:{}".format(*self._join.addresses[tries.index(task)])
-            errors = [error for task in tries if isinstance(error := task.exception(), DDLFError)]
-            raise min(errors, key=_rank)
+                kept = next((task for task in tries if task in done and task.exception() is None), None)
+            if kept is None:
+                errors = [error for task in tries if isinstance(error := task.exception(), DDLFError)]
+                raise min(errors, key=_rank)
+            with contextlib.suppress(OSError):  # if it is lost already, the wait for its use ends at once
+                await send_all(kept.result(), KEPT)
+            address = addresses[tries.index(kept)]
+            self._addresses = (address,)
+            return kept.result(), "{}:{}".format(*address)
         finally:
-            await self._close_others(tries)
-
-    async def _close_others(self, tries: Sequence[asyncio.Task[socket.socket]]) -> None:
-        kept = next((task for task in tries if task.done() and not task.cancelled() and not task.exception()), None)
-        for task in tries:
-            if task is not kept:
-                task.cancel()
-        await asyncio.gather(*tries, return_exceptions=True)
-        for task in tries:
-            if task is not kept and not task.cancelled() and task.exception() is None:
-                task.result().close()
+            await _close_others(tries, kept)
 
     async def _try(self, host: str, port: int) -> socket.socket:
         where = f"{host}:{port}"
@@ -200,3 +198,14 @@ def _rank(error: DDLFError) -> int:
     does not answer.
     """
     return next((rank for rank, kind in enumerate((RunOver, LeaseError, AuthError)) if isinstance(error, kind)), 3)
+
+
+async def _close_others(tries: Sequence[asyncio.Task[socket.socket]], kept: asyncio.Task[socket.socket] | None) -> None:
+    """End all tries but one, and close the connections of those that have succeeded."""
+    others = [task for task in tries if task is not kept]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    for task in others:
+        if not task.cancelled() and task.exception() is None:
+            task.result().close()

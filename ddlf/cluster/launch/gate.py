@@ -25,7 +25,7 @@ from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, Protoco
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, PROOF_BYTES, Role, is_http, read_preamble
 from ddlf.rpc.heartbeats import end_when_silent
-from ddlf.rpc.join import ANY_PLACE, OFFER, OPENING, Greeting, Offer, Verdict, join_preamble
+from ddlf.rpc.join import ANY_PLACE, KEPT, OFFER, OPENING, Greeting, Offer, Verdict, join_preamble
 from ddlf.rpc.listen import HTTP_ANSWER, REFUSAL_DELAY_S, accepted, close_if_cancelled, listening_socket
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import is_loopback
@@ -237,8 +237,11 @@ class Gate:
                 verdict, place = self._judge(offer)
                 await send_all(sock, greeting.answer(verdict))
                 if verdict is Verdict.WELCOME:
-                    self._keep(sock, self._places[place], offer)
-                    owned = False
+                    await receive_exactly(sock, len(KEPT))
+                    verdict, place = self._judge(offer)  # another worker may have taken the free place meanwhile
+                    if verdict is Verdict.WELCOME:
+                        self._keep(sock, self._places[place], offer)
+                        owned = False
         except (ProtocolError, AuthError) as error:
             if is_http(opening):
                 with contextlib.suppress(OSError):

@@ -14,6 +14,8 @@ from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
 
 GROUP = "ddlf.launchers"
 """Group of entry points of other packages. Each makes a ``Launcher`` from a text, which may be empty."""
+COUNTED = {"command": "ddlf.cluster.launch.command:make_command"}
+"""DDLF's own launchers that need the number of workers (``--workers``)."""
 OWN = {"slurm": "ddlf.cluster.launch.ranks:make_slurm", "mpi": "ddlf.cluster.launch.ranks:make_mpi"}
 """DDLF's own launchers, as entry points."""
 LOOPBACK = "loopback"
@@ -128,22 +130,28 @@ class Given(Launcher):
         pass
 
 
-def installed(text: str) -> Launcher:
+def installed(text: str, workers: int | None = None) -> Launcher:
     """Return the launcher with a name, from DDLF or from another package.
 
     Args:
-        text: ``"NAME"``, or ``"NAME:TEXT"`` with a text for the launcher, as in ``"slurm:nodes=4"``.
+        text: ``"NAME"``, or ``"NAME:TEXT"`` with a text for the launcher, as in ``"slurm:start_timeout=60"``.
+        workers: Number of workers, for a launcher that needs it.
 
     Raises:
         ConfigError: There is no launcher of this name, its entry point returns another object, or it cannot be used here.
     """
     name, _, rest = text.partition(":")
-    own = {name: EntryPoint(name, where, GROUP) for name, where in OWN.items()}
+    own = {name: EntryPoint(name, where, GROUP) for name, where in (OWN | COUNTED).items()}
     launchers = {entry.name: entry for entry in entry_points(group=GROUP)} | own
     if name not in launchers:
         hint = f"there are: {', '.join(sorted(launchers))}; other packages can bring more"
         raise ConfigError(f"there is no launcher {name!r}", hint=hint)
-    launcher = launchers[name].load()(rest)
+    if name in COUNTED and workers is None:
+        raise ConfigError(f"--launcher {name} needs the number of workers", hint="add --workers N")
+    if name not in COUNTED and workers is not None:
+        raise ConfigError(f"--workers has no effect with --launcher {name}", hint="leave it out")
+    make = launchers[name].load()
+    launcher = make(rest, workers) if name in COUNTED else make(rest)
     if not isinstance(launcher, Launcher):
         raise ConfigError(
             f"{launchers[name].value} makes a {type(launcher).__name__} instead of a ddlf.cluster.launch.launcher.Launcher"

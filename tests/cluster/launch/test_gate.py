@@ -17,8 +17,8 @@ from ddlf.cluster.launch import gate as gate_module
 from ddlf.cluster.launch.gate import Joined
 from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, LeaseError, ListenError
 from ddlf.rpc.dial import dial
-from ddlf.rpc.handshake import Role
-from ddlf.rpc.join import ANY_PLACE
+from ddlf.rpc.handshake import PROOF_BYTES, Role
+from ddlf.rpc.join import ANY_PLACE, KEPT, OFFER, OPENING, Greeting, Verdict
 from ddlf.testing.in_process import InProcessDaemon
 from ddlf.worker import joining
 from ddlf.worker.joining import Join
@@ -223,6 +223,26 @@ async def test_worker_tries_all_addresses_and_takes_the_gate_with_its_token(flee
     assert await wrong.gate.run(wrong.gate.absent()) == [0]
     await wrong.stop()
     silent.close()
+
+
+async def test_worker_that_reaches_one_gate_by_several_addresses_keeps_one_connection(fleet):
+    said, all_said = [], asyncio.Event()
+
+    async def greet(reader, writer):
+        greeting = Greeting((TOKEN,))
+        writer.write(greeting.reply(await reader.readexactly(OPENING.size)))
+        greeting.read(await reader.readexactly(OFFER.size + PROOF_BYTES))
+        writer.write(greeting.answer(Verdict.WELCOME))
+        said.append(await reader.read(1))
+        if len(said) == 3:
+            all_said.set()
+        await all_said.wait()  # a worker whose connection is closed offers the next one
+        writer.close()
+
+    async with await asyncio.start_server(greet, ["127.0.0.1", "127.0.0.2", "127.0.0.3"], 0) as server:
+        fleet.join(0, addresses=tuple(sock.getsockname() for sock in server.sockets))
+        await asyncio.wait_for(all_said.wait(), PATIENCE_S)
+    assert sorted(said) == [b"", b"", KEPT]
 
 
 async def test_worker_ends_when_no_master_comes(fleet):

@@ -1,0 +1,77 @@
+"""Workers that a user's command starts, as that of a scheduler would."""
+
+import asyncio
+import contextlib
+import re
+import shlex
+import sys
+
+import psutil
+import pytest
+
+from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.launch.command import Commanded
+from ddlf.cluster.launch.launcher import installed
+from ddlf.errors import ConfigError, ConnectError
+from tests.patience import PATIENCE_S
+
+
+def number(self):
+    return self.id
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{worker} & {worker} & wait", "{worker} # {place}", "for i in $(seq {n}); do {worker} > /dev/null & done"],
+    ids=["in the foreground", "once for each place", "in the background"],
+)
+async def test_command_starts_workers_that_end_with_the_run(text, tmp_path, descendants):
+    launcher = Commanded(text, 2, tmp_path)
+    async with asyncio.timeout(PATIENCE_S):
+        async with Cluster(launcher) as cluster:
+            assert await cluster.run_method(number) == [1, 2]
+            (token,) = tmp_path.iterdir()
+            assert token.stat().st_mode & 0o777 == 0o600
+            secret = token.read_text()
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):  # it has ended
+                    assert secret not in " ".join(process.cmdline())
+        assert list(tmp_path.iterdir()) == []
+
+
+async def test_failed_command_is_an_error_with_its_last_lines(tmp_path):
+    launcher = Commanded("echo no such queue >&2; exit 7 # {worker}", 2, tmp_path)
+    with pytest.raises(ConnectError, match="ended with exit code 7:\nno such queue") as caught:
+        await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
+    assert "run it yourself" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_command_that_starts_nothing_ends_at_the_timeout(tmp_path):
+    launcher = Commanded("true # {worker}", 1, tmp_path, start_timeout_s=0.2)
+    with pytest.raises(ConnectError, match=r"no worker joined at port \d+ within 0\.2 s"):
+        await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_command_gets_the_number_the_place_and_a_worker(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    write = f"{shlex.quote(sys.executable)} -c 'import sys; print(sys.argv[1:])' {{n}} {{place}} {{worker}} > {out}/{{place}}"
+    launcher = Commanded(write, 2, tmp_path, start_timeout_s=0.5)
+    with pytest.raises(ConnectError):
+        await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
+    for place in ("0", "1"):
+        said = (out / place).read_text()
+        assert said.startswith(f"['2', '{place}', ")
+        assert re.search(rf"'-m', 'ddlf.cli.worker', '--join', '127.0.0.1:\d+.*'--place', '{place}'", said)
+
+
+def test_command_is_checked():
+    with pytest.raises(ConfigError, match=r"does not contain \{worker\}"):
+        installed("command:qsub -t 1-{n}", 4)
+    with pytest.raises(ConfigError, match="--launcher command needs the number of workers; add --workers N"):
+        installed("command:{worker}")
+    with pytest.raises(ConfigError, match="--workers has no effect with --launcher slurm"):
+        installed("slurm", 4)
+    assert len(installed("command:qsub {worker}", 3).addresses) == 3
