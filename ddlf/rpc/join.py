@@ -81,9 +81,7 @@ class Offer:
 
 
 def join_preamble() -> bytes:
-    """Return the preamble with which both sides begin the greeting. Sent to a worker that waits, it says that the run
-    is over.
-    """
+    """Return the first 8 bytes of both sides. If the gate sends them to a worker that waits, the run is over."""
     return PREAMBLE.pack(MAGIC, *VERSION, Role.JOIN, 0)
 
 
@@ -154,7 +152,7 @@ class Offering:
 
 
 KEPT = b"\x01"
-"""The byte with which a worker keeps a connection that it has offered."""
+"""The worker sends this byte to keep a connection that it has offered."""
 
 
 async def offer(sock: socket.socket, token: bytes, mine: Offer) -> None:

@@ -201,7 +201,7 @@ def _rank(error: DDLFError) -> int:
 
 
 async def _close_others(tries: Sequence[asyncio.Task[socket.socket]], kept: asyncio.Task[socket.socket] | None) -> None:
-    """End all tries but one, and close the connections of those that have succeeded."""
+    """End all tries but one, and close the connections of the others that succeeded."""
     others = [task for task in tries if task is not kept]
     for task in others:
         task.cancel()

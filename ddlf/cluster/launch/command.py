@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from ddlf.cluster.launch.gate import START_TIMEOUT_S, Joined
 from ddlf.cluster.launch.launcher import Address
@@ -58,6 +60,7 @@ class Commanded(Joined):
         self._text = text
         self._folder = folder or Path.cwd()
         self._file: Path | None = None
+        self._errors: IO[bytes] | None = None  # what the commands and their workers write; they share it
         self._processes: list[asyncio.subprocess.Process] = []
 
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
@@ -70,6 +73,7 @@ class Commanded(Joined):
             return await super().start(modules)
         gate = self.open()
         self._file = self._write_token()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - ``stop`` closes it
         hosts = (f"[{host}]" if ":" in host else host for host in addresses_of("0.0.0.0"))
         gates = ",".join(f"{host}:{gate.port}" for host in hosts)
         worker = [sys.executable, "-m", "ddlf.cli.worker", "--join", gates, "--token-file", str(self._file)]
@@ -104,27 +108,26 @@ class Commanded(Joined):
             env=child_environment(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=self._errors,
             start_new_session=True,
         )
 
     async def _first_failure(self) -> ConnectError:
         """Wait until a command fails, and return the error. A command that ends well has handed its workers over."""
-        failed: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+        failed: asyncio.Queue[int] = asyncio.Queue()
 
         async def watch(process: asyncio.subprocess.Process) -> None:
-            assert process.stderr is not None
-            output = b""
-            while data := await process.stderr.read(SHOWN_BYTES):
-                output = (output + data)[-SHOWN_BYTES:]
             if code := await process.wait():
-                failed.put_nowait((code, output))
+                failed.put_nowait(code)
 
         async with asyncio.TaskGroup() as watching:
             tasks = [watching.create_task(watch(process)) for process in self._processes]
-            code, output = await failed.get()
+            code = await failed.get()
             for task in tasks:
                 task.cancel()
+        assert self._errors is not None
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - SHOWN_BYTES))
+        output = self._errors.read()
         said = output.decode(errors="replace").strip()
         return ConnectError(
             f"the command of the launcher ended with exit code {code}" + (f":\n{said}" if said else ""),
@@ -144,8 +147,10 @@ class Commanded(Joined):
                     await process.wait()
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, 15)
+                    os.killpg(process.pid, signal.SIGTERM)
                 await process.wait()
+        if self._errors is not None:
+            self._errors.close()
 
 
 def make_command(text: str, workers: int) -> Commanded:

@@ -226,22 +226,21 @@ async def test_worker_tries_all_addresses_and_takes_the_gate_with_its_token(flee
 
 
 async def test_worker_that_reaches_one_gate_by_several_addresses_keeps_one_connection(fleet):
-    said, all_said = [], asyncio.Event()
+    said, welcome, end = [], asyncio.Barrier(3), asyncio.Barrier(4)
 
     async def greet(reader, writer):
         greeting = Greeting((TOKEN,))
         writer.write(greeting.reply(await reader.readexactly(OPENING.size)))
         greeting.read(await reader.readexactly(OFFER.size + PROOF_BYTES))
+        await welcome.wait()  # all three are welcome at the same time
         writer.write(greeting.answer(Verdict.WELCOME))
         said.append(await reader.read(1))
-        if len(said) == 3:
-            all_said.set()
-        await all_said.wait()  # a worker whose connection is closed offers the next one
+        await end.wait()  # a worker whose connection is closed offers the next one
         writer.close()
 
     async with await asyncio.start_server(greet, ["127.0.0.1", "127.0.0.2", "127.0.0.3"], 0) as server:
         fleet.join(0, addresses=tuple(sock.getsockname() for sock in server.sockets))
-        await asyncio.wait_for(all_said.wait(), PATIENCE_S)
+        await asyncio.wait_for(end.wait(), PATIENCE_S)
     assert sorted(said) == [b"", b"", KEPT]
 
 

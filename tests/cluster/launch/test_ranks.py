@@ -130,6 +130,9 @@ def test_page_starts_tasks_with_launchers_that_are_there():
         name, _, text = parser.parse_args(options).launcher.partition(":")
         assert {"srun": "slurm", "mpirun": "mpi"}[program] == name
         assert start_timeout(text) in (60, START_TIMEOUT_S)
+    (command,) = (shlex.split(line) for line in page.splitlines() if "command:" in line)
+    options = parser.parse_args(command[3:])
+    assert len(installed(options.launcher, options.workers).addresses) == 4
 
 
 def test_file_of_the_run_is_for_its_owner_and_the_token_is_in_no_command_line(tmp_path):

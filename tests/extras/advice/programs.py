@@ -166,6 +166,7 @@ RANDOM_ROWS = (
 )
 LARGE_FOR_ITS_DATA = {
     "data": "x, y = x[:100], rows[:100]",
+    "more": "        self.x_test, self.y_test = x[:20] + 0.1, y[:20]\n",
     "hidden": 'layers.Dense(2000, activation="relu"), layers.Dense(2000, activation="relu")',
 }
 TWO_SLOTS = {"settings": '    slots = 2\n    mode = "async"\n'}

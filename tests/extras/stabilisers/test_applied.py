@@ -101,7 +101,7 @@ def test_a_replica_of_downpour_clips_by_agc_as_the_optimizer_does():
 @pytest.mark.parametrize(
     ("name", "more", "why"),
     [
-        ("RollingClip", (), "replicas of a worker step with one optimizer in turn"),
+        ("RollingClip", (), "the replicas of a worker share one optimizer"),
         ("Multipliers", ({"dense": 0.5},), "the rule of the shards decides how far"),
         ("Unfreezing", ([{"dense": 0.0}],), "the rule of the shards decides how far"),
     ],
