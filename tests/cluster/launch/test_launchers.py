@@ -180,7 +180,7 @@ def test_an_installed_package_brings_launchers(package):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("heard:3", "there is no launcher 'heard'; there are: herd, mpi, slurm, wrong"),
+        ("heard:3", "there is no launcher 'heard'; there are: command, herd, mpi, slurm, wrong"),
         ("wrong:x", "builtins:str makes a str"),
     ],
 )
@@ -191,7 +191,7 @@ def test_what_is_no_launcher_is_refused(package, text, sentence):
 
 def test_without_such_a_package_there_is_none():
     with pytest.raises(
-        ConfigError, match="there is no launcher 'ray'; there are: mpi, slurm; other packages can bring more"
+        ConfigError, match="there is no launcher 'ray'; there are: command, mpi, slurm; other packages can bring more"
     ):
         installed("ray:workers=16")
 
