@@ -242,6 +242,8 @@ class Gate:
                     if verdict is Verdict.WELCOME:
                         self._keep(sock, self._places[place], offer)
                         owned = False
+                    elif verdict is Verdict.OVER:
+                        await send_all(sock, join_preamble())  # the worker waits already
         except (ProtocolError, AuthError) as error:
             if is_http(opening):
                 with contextlib.suppress(OSError):
