@@ -495,7 +495,7 @@ def listening(text: str) -> tuple[str | None, int]:
     from ddlf.errors import ConfigError
 
     if text.isascii() and text.isdecimal():
-        return None, number(0, 65535)(text)
+        return None, number(1, 65535)(text)
     try:
         return parse_address(text)
     except ConfigError as error:

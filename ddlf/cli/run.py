@@ -20,6 +20,7 @@ from ddlf.cli.options import (
     check_cluster_options,
     named_cluster,
     new_workers,
+    reads_cluster_file,
 )
 from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.runs import runs_folder
@@ -53,16 +54,6 @@ ASK_AGAIN_S = 1.0
 def run_file(options: argparse.Namespace) -> int:
     """Run ``ddlf run``: run the app or function in a file, and return the exit code."""
     path: Path = options.app
-    if options.launcher:
-        from ddlf.cluster.launch.launcher import installed
-
-        launcher = options.launched = installed(options.launcher, options.workers)
-        if not launcher.leads:
-            return launcher.follow()
-    elif any(name in os.environ for name in TASK_VARIABLES):
-        from ddlf.cluster.launch.ranks import check_one_task
-
-        check_one_task()
 
     def find() -> Any:
         if _will_train_here(path, options):
@@ -106,6 +97,8 @@ def execute(find: Callable[[], Any], options: argparse.Namespace, then: Then | N
     then = then or run_target
     with native_output_to_log(), swallowed_quietly():
         try:
+            if then is run_target and (follow := follower(options)) is not None:
+                return follow()
             importing = f"importing {getattr(options, 'app', 'the app')}"
             with opened(asked_ui(options)) as display, display.busy(importing):
                 target = interruptible(find)
@@ -138,6 +131,32 @@ def asked_ui(options: argparse.Namespace) -> str:
     if options.ui is not None:
         return chosen(options.ui, "--ui")
     return chosen(os.environ.get("DDLF_UI") or "auto", "DDLF_UI")
+
+
+def follower(options: argparse.Namespace) -> Callable[[], int] | None:
+    """Return the work of this process if an engine has started it for a worker, and None if it is the master.
+
+    Raises:
+        ConfigError: This is one of several tasks of an engine, and no launcher is named.
+    """
+    from ddlf.cluster.config.addresses import find_config
+
+    text = options.launcher
+    is_task = any(name in os.environ for name in TASK_VARIABLES)
+    if is_task and text is None and reads_cluster_file(options) and find_config(options.config):
+        from ddlf.cluster.config.cluster_file import load_config
+
+        text = load_config(options.config).launcher
+    if text is not None:
+        from ddlf.cluster.launch.launcher import installed
+
+        follow = installed(text, options.workers).follower()
+        return (lambda: 0) if follow is not None and options.dry_run else follow
+    if is_task:
+        from ddlf.cluster.launch.ranks import check_one_task
+
+        check_one_task()
+    return None
 
 
 async def run_target(target: Any, options: argparse.Namespace, stop: StopRequest) -> int:
@@ -348,8 +367,7 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     if options.launcher:
         from ddlf.cluster.launch.launcher import installed
 
-        launcher = getattr(options, "launched", None) or installed(options.launcher, options.workers)
-        cluster = Cluster(launcher, token_file=options.token_file, **more)
+        cluster = Cluster(installed(options.launcher, options.workers), token_file=options.token_file, **more)
         return cluster, f"--launcher {options.launcher} ({_workers(cluster.N)})"
     if options.listen:
         from ddlf.cluster.launch.gate import Joined

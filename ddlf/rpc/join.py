@@ -151,6 +151,10 @@ class Offering:
             raise ProtocolError(f"unknown verdict {verdict}")
 
 
+DEAD_CONNECTION_S = 30.0
+"""Seconds without an acknowledgement; then either side closes a connection that waits. The probes also keep the entry
+of a NAT alive.
+"""
 KEPT = b"\x01"
 """The worker sends this byte to keep a connection that it has offered."""
 

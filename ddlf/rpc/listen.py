@@ -5,6 +5,7 @@ executor.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -12,7 +13,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from ddlf.errors import AuthError, ConfigError, ConnectError, ListenError, ProtocolError
+from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, ListenError, ProtocolError
 from ddlf.rpc import tls
 from ddlf.rpc.handshake import (
     HELLO,
@@ -31,6 +32,7 @@ from ddlf.rpc.stream import WOULD_BLOCK, ready, receive_exactly, send_all
 from ddlf.rpc.tls import WorkerTLS
 
 BACKLOG = 128
+CLOSED = "closed during the handshake"
 REFUSAL_DELAY_S = 0.5
 """Delay before the answer to a wrong proof, so that guessing is slow."""
 
@@ -42,6 +44,27 @@ HTTP_ANSWER = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(_HTTP_BODY), _HTTP_BODY)
 )
+
+
+def answer_http(sock: socket.socket) -> None:
+    """Tell a browser, or another HTTP client, that this port does not speak HTTP."""
+    with contextlib.suppress(OSError):
+        sock.send(HTTP_ANSWER)
+        sock.shutdown(socket.SHUT_WR)
+
+
+def refusal(error: DDLFError | OSError, timeout_s: float) -> str:
+    """Return the reason for the log why a connection was not served.
+
+    Args:
+        error: The error of its handshake.
+        timeout_s: The limit of the handshake.
+    """
+    if isinstance(error, ProtocolError | AuthError):
+        return error.message
+    if isinstance(error, DDLFError):
+        return str(error)
+    return f"handshake timed out ({timeout_s:g} s)" if isinstance(error, TimeoutError) else CLOSED
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -24,12 +24,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddlf.errors import AuthError, ConfigError, DDLFError, LeaseError, ProtocolError, VersionError
+from ddlf.errors import ConfigError, DDLFError, LeaseError, ProtocolError, VersionError
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.connection import Connection
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, short_answer
 from ddlf.rpc.heartbeats import Liveness, Timing, end_when_silent
-from ddlf.rpc.listen import HTTP_ANSWER, accepted, answer, close_if_cancelled, listening_socket, refusal_of_preamble
+from ddlf.rpc.listen import (
+    accepted,
+    answer,
+    answer_http,
+    close_if_cancelled,
+    listening_socket,
+    refusal,
+    refusal_of_preamble,
+)
 from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, describe, dumps, loads, read_arguments
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import make_certificate, worker_tls
@@ -542,11 +550,11 @@ class Daemon:
                 except VersionError:
                     await send_all(sock, short_answer(tls=self.encrypts))
                     raise
-                if refusal := refusal_of_preamble(
+                if reason := refusal_of_preamble(
                     sock, preamble, encrypts=self.encrypts, insecure_plaintext=self.insecure_plaintext
                 ):
                     await send_all(sock, short_answer(tls=self.encrypts))
-                    raise ProtocolError(refusal)
+                    raise ProtocolError(reason)
                 if role is Role.JOIN:
                     await send_all(sock, short_answer(tls=self.encrypts))
                     raise ProtocolError("a worker wants to join here, but this is a worker")
@@ -563,18 +571,10 @@ class Daemon:
                 )
             self._controls.add(Control(self, sock))
             owned = False
-        except (ProtocolError, AuthError) as error:
+        except (DDLFError, OSError) as error:
             if is_http(preamble):
-                with contextlib.suppress(OSError):
-                    sock.send(HTTP_ANSWER)
-                    sock.shutdown(socket.SHUT_WR)
-            self._admission.log_refusal(address, error.message)
-        except DDLFError as error:
-            self._admission.log_refusal(address, str(error))
-        except TimeoutError:
-            self._admission.log_refusal(address, f"handshake timed out ({HANDSHAKE_TIMEOUT_S:g} s)")
-        except OSError:
-            self._admission.log_refusal(address, "closed during the handshake")
+                answer_http(sock)
+            self._admission.log_refusal(address, refusal(error, HANDSHAKE_TIMEOUT_S))
         finally:
             if owned:
                 sock.close()

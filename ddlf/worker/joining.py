@@ -19,17 +19,13 @@ from ddlf.errors import AuthError, ConnectError, DDLFError, LeaseError
 from ddlf.rpc.dial import connect_to
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE
 from ddlf.rpc.heartbeats import end_when_silent
-from ddlf.rpc.join import ANY_PLACE, KEPT, Offer, RunOver, is_over, offer
+from ddlf.rpc.join import ANY_PLACE, DEAD_CONNECTION_S, KEPT, Offer, RunOver, is_over, offer
 from ddlf.rpc.stream import ready, send_all
 
 CONNECT_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 JOIN_FOR_S = 600.0
-DEAD_CONNECTION_S = 30.0
-"""Seconds without an acknowledgement; then a waiting connection counts as lost. Its probes also keep the entry of a NAT
-alive.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +82,11 @@ class Joining:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def run(self) -> DDLFError | None:
-        """Offer connections to the gate, one after the other. Return the reason when no master came for ``Join.for_s``
-        seconds, or
-        when a later worker has this place. Return None when the master says that the run is over.
+        """Offer connections to the gate, one after the other.
+
+        Returns:
+            The reason why this ended: no master came for ``Join.for_s`` seconds, or a later worker has this place. None
+            if the master said that the run is over.
         """
         loop = asyncio.get_running_loop()
         pause, heard, joined = FIRST_PAUSE_S, loop.time(), ""
@@ -136,9 +134,7 @@ class Joining:
             return True
         if not first:
             sock.close()
-            await asyncio.sleep(
-                FIRST_PAUSE_S * random.random()
-            )  # however fast the gate closes it, this loop does not spin
+            await asyncio.sleep(FIRST_PAUSE_S * random.random())  # a gate that closes at once does not make this spin
             return False
         task = asyncio.ensure_future(self._serve(sock, address.rpartition(":")[0]))
         self._serving.add(task)

@@ -21,7 +21,6 @@ from ddlf.cluster.launch.gate import START_TIMEOUT_S, Joined
 from ddlf.cluster.launch.launcher import Address
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.rpc.tokens import Tokens, new_token
-from ddlf.worker.machine import addresses_of
 from ddlf.worker.process import child_environment
 
 JOIN_FOR_S = 60
@@ -74,9 +73,7 @@ class Commanded(Joined):
         gate = self.open()
         self._file = self._write_token()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - ``stop`` closes it
-        hosts = (f"[{host}]" if ":" in host else host for host in addresses_of("0.0.0.0"))
-        gates = ",".join(f"{host}:{gate.port}" for host in hosts)
-        worker = [sys.executable, "-m", "ddlf.cli.worker", "--join", gates, "--token-file", str(self._file)]
+        worker = [sys.executable, "-m", "ddlf.cli.worker", "--join", gate.addresses, "--token-file", str(self._file)]
         worker += ["--join-for", str(JOIN_FOR_S), "--quiet"]
         places: Sequence[int | None] = range(len(self.addresses)) if "{place}" in self._text else [None]
         for place in places:
@@ -142,13 +139,14 @@ class Commanded(Joined):
             file.unlink(missing_ok=True)
         processes, self._processes = self._processes, []
         for process in processes:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_S):
-                    await process.wait()
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGTERM)
-                await process.wait()
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STOP_S):
+                        await process.wait()
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, number)
+            await process.wait()
         if self._errors is not None:
             self._errors.close()
 

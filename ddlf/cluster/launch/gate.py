@@ -25,11 +25,12 @@ from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, Protoco
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, PROOF_BYTES, Role, is_http, read_preamble
 from ddlf.rpc.heartbeats import end_when_silent
-from ddlf.rpc.join import ANY_PLACE, KEPT, OFFER, OPENING, Greeting, Offer, Verdict, join_preamble
-from ddlf.rpc.listen import HTTP_ANSWER, REFUSAL_DELAY_S, accepted, close_if_cancelled, listening_socket
+from ddlf.rpc.join import ANY_PLACE, DEAD_CONNECTION_S, KEPT, OFFER, OPENING, Greeting, Offer, Verdict, join_preamble
+from ddlf.rpc.listen import REFUSAL_DELAY_S, accepted, answer_http, close_if_cancelled, listening_socket, refusal
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import is_loopback
 from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
+from ddlf.worker.machine import addresses_of
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,9 @@ MOST_WAITING = 4
 """Connections that wait for one place. A worker offers one at a time; more come from a worker that was cut off."""
 MOST_GREETINGS = 64
 """Greetings from one address at the same time: so many workers may share the address of a NAT."""
-DEAD_CONNECTION_S = 30.0
-"""Seconds without an acknowledgement; then a waiting connection is closed. The probes keep the entry of a NAT alive,
-too.
+LEFT_AFTER_S = 5.0
+"""Seconds without a waiting connection; then a worker without a place of its own may have the place. A worker whose
+connection was cut off offers the next one sooner.
 """
 LAST_OFFERS_S = 2.0
 """Seconds at the end for workers that have no connection waiting, because they just dial."""
@@ -60,11 +61,13 @@ class Place:
         incarnation: Its incarnation; 0 before the first worker.
         waiting: Its connections that nobody uses.
         takers: The master's requests for a connection, the oldest first.
-        is_left: Whether its worker has ended all connections that waited, so that another worker may have the place.
+        left_at: When its worker ended its last waiting connection, by the gate's clock; None while one waits or is used.
+        is_told: Whether its worker knows that the run is over.
     """
 
     incarnation: int = 0
-    is_left: bool = False
+    left_at: float | None = None
+    is_told: bool = False
     waiting: deque[socket.socket] = field(default_factory=deque)
     takers: deque[asyncio.Future[socket.socket]] = field(default_factory=deque)
 
@@ -116,6 +119,12 @@ class Gate:
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
+    @property
+    def addresses(self) -> str:
+        """The addresses where workers may reach the gate, with commas, as ``ddlf-worker --join`` takes them."""
+        hosts = (f"[{host}]" if ":" in host else host for host in addresses_of(self.host))
+        return ",".join(f"{host}:{self.port}" for host in hosts)
+
     def close(self, *, over: bool = False) -> None:
         """End all waiting connections, and the thread. Connections that were taken stay. Safe to call again.
 
@@ -135,10 +144,10 @@ class Gate:
             if place.waiting:
                 with contextlib.suppress(OSError):
                     place.waiting[-1].send(join_preamble())
-                place.is_left = True
+                place.is_told = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_OFFERS_S):
-                while not all(place.is_left or not place.incarnation for place in self._places):
+                while not all(place.is_told or not place.incarnation for place in self._places):
                     self.came.clear()
                     await self.came.wait()
 
@@ -244,18 +253,10 @@ class Gate:
                         owned = False
                     elif verdict is Verdict.OVER:
                         await send_all(sock, join_preamble())  # the worker waits already
-        except (ProtocolError, AuthError) as error:
+        except (DDLFError, OSError) as error:
             if is_http(opening):
-                with contextlib.suppress(OSError):
-                    sock.send(HTTP_ANSWER)
-                    sock.shutdown(socket.SHUT_WR)
-            self._admission.log_refusal(address, error.message)
-        except DDLFError as error:
-            self._admission.log_refusal(address, str(error))
-        except TimeoutError:
-            self._admission.log_refusal(address, f"no greeting within {HANDSHAKE_TIMEOUT_S:g} s")
-        except OSError:
-            self._admission.log_refusal(address, "closed during the greeting")
+                answer_http(sock)
+            self._admission.log_refusal(address, refusal(error, HANDSHAKE_TIMEOUT_S))
         finally:
             if owned:
                 sock.close()
@@ -264,13 +265,13 @@ class Gate:
         number = offer.place
         if self._is_over:
             for place in self._places:
-                place.is_left = place.is_left or place.incarnation == offer.incarnation
+                place.is_told = place.is_told or place.incarnation == offer.incarnation
             self.came.set()
             return Verdict.OVER, 0
         if number == ANY_PLACE:
             own = [i for i, place in enumerate(self._places) if place.incarnation == offer.incarnation]
             free = own or [i for i, place in enumerate(self._places) if not place.incarnation]
-            free = free or [i for i, place in enumerate(self._places) if place.is_left]
+            free = free or [i for i, place in enumerate(self._places) if self._is_left(place)]
             if not free:
                 return Verdict.FULL, 0
             number = free[0]
@@ -280,12 +281,15 @@ class Gate:
             return Verdict.REPLACED, number
         return Verdict.WELCOME, number
 
+    def _is_left(self, place: Place) -> bool:
+        return place.left_at is not None and self._loop.time() - place.left_at >= LEFT_AFTER_S
+
     def _keep(self, sock: socket.socket, place: Place, offer: Offer) -> None:
         """Let a connection wait until the master needs it, or give it to a request that waits already."""
         if offer.incarnation != place.incarnation:
             for old in list(place.waiting):
                 self._drop(place, old)
-        place.incarnation, place.is_left = offer.incarnation, False
+        place.incarnation, place.left_at = offer.incarnation, None
         self.came.set()
         while place.takers:
             taker = place.takers.popleft()
@@ -304,7 +308,8 @@ class Gate:
         sock.close()
         with contextlib.suppress(ValueError):
             place.waiting.remove(sock)
-        place.is_left = place.is_left or not place.waiting
+        if not place.waiting:
+            place.left_at = self._loop.time()
 
 
 class Joined(Launcher):
@@ -386,11 +391,8 @@ class Joined(Launcher):
             done, _ = await asyncio.wait([waiting], timeout=min(SAY_AFTER_S, self._start_timeout_s))
             if not done:
                 absent = await gate.run(gate.absent())
-                log.warning(
-                    "waiting for workers at %s; start them with: ddlf-worker --join HOST:%d",
-                    _places(absent),
-                    gate.port,
-                )
+                advice = "" if self.ends_workers else f"; start them with: ddlf-worker --join HOST:{gate.port}"
+                log.warning("waiting for workers at %s%s", _places(absent), advice)
                 done, _ = await asyncio.wait([waiting], timeout=max(0.0, self._start_timeout_s - SAY_AFTER_S))
             absent = waiting.result() if done else await gate.run(gate.absent())
         finally:
@@ -398,7 +400,9 @@ class Joined(Launcher):
         if len(absent) == count:
             raise ConnectError(
                 f"no worker joined at port {gate.port} within {self._start_timeout_s:g} s",
-                hint=f"start one with: ddlf-worker --join HOST:{gate.port}",
+                hint="look at the output of its job"
+                if self.ends_workers
+                else f"start one with: ddlf-worker --join HOST:{gate.port}",
             )
         return self.addresses
 

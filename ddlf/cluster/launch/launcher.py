@@ -63,16 +63,11 @@ class Launcher(ABC):
         """
         return self.addresses[index]
 
-    @property
-    def leads(self) -> bool:
-        """Whether this process is the master. An engine, such as Slurm, may start the same command in several
-        processes. All processes except the master only run workers.
+    def follower(self) -> Callable[[], int] | None:
+        """Return the work of this process if it is not the master, else None. An engine may start the same command
+        several times, for workers, too. The work returns the exit code.
         """
-        return True
-
-    def follow(self) -> int:
-        """Do the work of a process that does not lead. Return its exit code."""
-        raise NotImplementedError
+        return None
 
     def way(self, index: int) -> Way | None:
         """Return a function that gets a connection to a worker that dials this master; None if the master dials the
@@ -147,7 +142,10 @@ def installed(text: str, workers: int | None = None) -> Launcher:
         hint = f"there are: {', '.join(sorted(launchers))}; other packages can bring more"
         raise ConfigError(f"there is no launcher {name!r}", hint=hint)
     if name in COUNTED and workers is None:
-        raise ConfigError(f"--launcher {name} needs the number of workers", hint="add --workers N")
+        raise ConfigError(
+            f"--launcher {name} needs the number of workers",
+            hint="start it with: ddlf run app.py --launcher '...' --workers N",
+        )
     if name not in COUNTED and workers is not None:
         raise ConfigError(f"--workers has no effect with --launcher {name}", hint="leave it out")
     make = launchers[name].load()

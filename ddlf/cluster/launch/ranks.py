@@ -1,8 +1,8 @@
 """Tasks that an engine starts together, each with a rank: ``srun ddlf run app.py --launcher slurm``, or ``mpirun``.
 
 All tasks run the same command. The task with rank 0 is the master. Every task, including the master's, has a worker at
-the place of its rank, which joins the master. The tasks meet by a file in the working folder, which they share. The file has the
-master's addresses and a token of this run, and only its owner can read it.
+the place of its rank, which joins the master. The tasks meet by a file in the working folder, which they share. The file
+has the master's addresses and a token of this run, and only its owner can read it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from ddlf.cluster.launch.gate import START_TIMEOUT_S, Joined
 from ddlf.cluster.launch.launcher import Address
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.rpc.tokens import Tokens, new_token
-from ddlf.worker.machine import addresses_of
 from ddlf.worker.process import child_environment
 
 LOOK_S = 0.1
@@ -123,17 +122,26 @@ class Ranked(Joined):
         )
         self._own: Supervisor | None = None
 
-    @property
-    def leads(self) -> bool:
-        """Whether this task is the master."""
-        return self.ranks.rank == 0
+    def follower(self) -> Callable[[], int] | None:
+        return None if self.ranks.rank == 0 else self._follow
 
-    def follow(self) -> int:
+    def _follow(self) -> int:
         """Run the worker of a task that does not lead, until the master has ended. Return the exit code.
 
         Raises:
             ConnectError: The master did not begin in time.
         """
+        while True:
+            meeting = self._wait_for_meeting()
+            supervisor = Supervisor(*meeting, self.ranks.rank)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_, mine=supervisor: mine.ask_to_stop())
+            code = supervisor.run(is_over=lambda: not self._file.exists())
+            # A file of an earlier run, whose master was killed, leads nowhere. The master has replaced it meanwhile.
+            if not code or self._meeting() in (None, meeting):
+                return code
+
+    def _wait_for_meeting(self) -> tuple[str, bytes]:
         deadline = time.monotonic() + self._start_timeout_s
         while (meeting := self._meeting()) is None:
             if time.monotonic() > deadline:
@@ -142,24 +150,28 @@ class Ranked(Joined):
                     hint="begin all tasks in a folder that they share",
                 )
             time.sleep(LOOK_S)
-        supervisor = Supervisor(*meeting, self.ranks.rank)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: supervisor.stop())
-        return supervisor.run(is_over=lambda: not self._file.exists())
+        return meeting
 
     def _meeting(self) -> tuple[str, bytes] | None:
         with contextlib.suppress(OSError, ValueError, KeyError):
             meeting = json.loads(self._file.read_text())
-            return ",".join(meeting["gates"]), meeting["token"].encode()
+            return meeting["gates"], meeting["token"].encode()
         return None
 
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
-        """Open the gate, write the file, start this task's own worker, and wait for all workers."""
+        """Open the gate, write the file, start this task's own worker, and wait for all workers.
+
+        Raises:
+            ConfigError: This task has another rank than 0, so it is not the master.
+        """
+        if self.follower() is not None:
+            raise ConfigError(
+                f"this task has rank {self.ranks.rank}, and only rank 0 is the master",
+                hint="start the app with ddlf run, which runs the worker of each other rank",
+            )
         if self._own is None:
             gate = self.open()
-            hosts = [f"[{host}]" if ":" in host else host for host in addresses_of("0.0.0.0")]
-            gates = [f"{host}:{gate.port}" for host in hosts]
-            self._write({"gates": gates, "token": self.tokens.primary.decode()})
+            self._write({"gates": gate.addresses, "token": self.tokens.primary.decode()})
             self._own = Supervisor(f"127.0.0.1:{gate.port}", self.tokens.primary, 0)
             threading.Thread(target=self._own.run, name="ddlf-rank", daemon=True).start()
         return await super().start(modules)
@@ -200,40 +212,48 @@ class Supervisor:
         self._token = token
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
+        self._starting = threading.Lock()  # no process starts after ``stop``
 
     def start(self) -> None:
-        """Start the worker's process."""
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, env=child_environment(), start_new_session=True
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(self._token + b"\n")
-        self._process.stdin.flush()
+        """Start the worker's process, unless ``stop`` was called."""
+        with self._starting:
+            if self._is_stopped:
+                return
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, env=child_environment(), start_new_session=True
+            )
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it was killed at once; ``run`` starts it again
+                self._process.stdin.write(self._token + b"\n")
+                self._process.stdin.flush()
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> int:
         """Keep the worker of this task running until the run is over: start it again if it is killed. Return the exit
         code for the task.
         """
         self.start()
-        assert self._process is not None
-        while not self._is_stopped:
-            code = self._process.poll()
-            if is_over():
-                self.stop()
-                return 0
-            if code is not None and code >= 0:
-                self.stop()
-                return code  # it ended by itself, and has said why
-            if code is not None:
+        code = 0
+        while not (self._is_stopped or is_over()):
+            ended = self._process.poll() if self._process is not None else None
+            if ended is not None and ended >= 0:
+                code = ended  # it ended by itself, and has said why
+                break
+            if ended is not None:
                 self._close_stdin()
                 self.start()
             time.sleep(LOOK_S)
-        return 0
+        self.stop()
+        return code
+
+    def ask_to_stop(self) -> None:
+        """Let ``run`` end soon. A signal handler may call this."""
+        self._is_stopped = True
 
     def stop(self) -> None:
         """End the worker and wait for it. Safe to call again."""
-        self._is_stopped = True
-        process = self._process
+        with self._starting:
+            self._is_stopped = True
+            process = self._process
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError):

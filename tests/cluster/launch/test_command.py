@@ -70,7 +70,7 @@ async def test_command_gets_the_number_the_place_and_a_worker(tmp_path):
 def test_command_is_checked():
     with pytest.raises(ConfigError, match=r"does not contain \{worker\}"):
         installed("command:qsub -t 1-{n}", 4)
-    with pytest.raises(ConfigError, match="--launcher command needs the number of workers; add --workers N"):
+    with pytest.raises(ConfigError, match="--launcher command needs the number of workers"):
         installed("command:{worker}")
     with pytest.raises(ConfigError, match="--workers has no effect with --launcher slurm"):
         installed("slurm", 4)

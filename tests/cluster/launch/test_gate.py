@@ -18,7 +18,18 @@ from ddlf.cluster.launch.gate import Joined
 from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, LeaseError, ListenError
 from ddlf.rpc.dial import dial
 from ddlf.rpc.handshake import PROOF_BYTES, Role
-from ddlf.rpc.join import ANY_PLACE, KEPT, OFFER, OPENING, Greeting, Verdict
+from ddlf.rpc.join import (
+    ANSWER,
+    ANY_PLACE,
+    KEPT,
+    OFFER,
+    OPENING,
+    Greeting,
+    Offer,
+    Offering,
+    Verdict,
+    join_preamble,
+)
 from ddlf.testing.in_process import InProcessDaemon
 from ddlf.worker import joining
 from ddlf.worker.joining import Join
@@ -53,7 +64,8 @@ class Fleet:
     async def end(self) -> None:
         for daemon in self.daemons:
             daemon.stop()
-        await asyncio.gather(*self.tasks)
+        # A cancelled task must not end the fixture's teardown: pytest would then undo no patch of later tests.
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 @pytest.fixture
@@ -166,7 +178,54 @@ async def test_later_of_two_workers_at_one_place_has_it(fleet, token):
         assert late._controls
 
 
-async def test_workers_without_a_place_take_the_free_ones(fleet, token):
+async def test_worker_whose_waiting_connection_was_cut_keeps_its_place(fleet, token):
+    launcher = joined(1, token)
+    gate = launcher.gate
+    fleet.port = gate.port
+    daemon = fleet.join()
+    async with connected(launcher) as cluster:
+        spare = Offering(TOKEN, Offer(ANY_PLACE, daemon._options.join.incarnation + 1))
+        (place,) = gate._places
+
+        async def cut_and_offer():
+            while not place.waiting:  # the worker dials its next connection
+                gate.came.clear()
+                await gate.came.wait()
+            gate._drop(place, place.waiting[0])
+            return gate._judge(spare._mine)[0]
+
+        assert await gate.run(cut_and_offer()) is Verdict.FULL
+        assert await cluster.run_method(double, x=1) == [2]
+
+
+async def test_worker_that_joins_while_the_run_ends_is_told(token):
+    launcher = joined(1, token)
+    gate = launcher.gate
+    reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
+
+    async def offered(reader, writer):
+        offering = Offering(TOKEN, Offer(0, 7))
+        writer.write(offering.opening)
+        writer.write(offering.answer(await reader.readexactly(OPENING.size)))
+        offering.check(await reader.readexactly(ANSWER.size))
+
+    await offered(reader, writer)
+    writer.write(KEPT)
+    taken = await gate.take(0, PATIENCE_S)
+    late = await asyncio.open_connection("127.0.0.1", gate.port)
+    await offered(*late)
+    ending = asyncio.ensure_future(gate.run(gate._end_workers()))
+    await gate.run(gate.absent())  # the end has begun: the gate's loop runs one after the other
+    late[1].write(KEPT)
+    assert await asyncio.wait_for(late[0].read(), PATIENCE_S) == join_preamble()
+    await asyncio.wait_for(ending, PATIENCE_S)
+    for end in (writer, late[1], taken):
+        end.close()
+    await launcher.stop()
+
+
+async def test_workers_without_a_place_take_the_free_ones(fleet, token, monkeypatch):
+    monkeypatch.setattr(gate_module, "LEFT_AFTER_S", 0.0)
     launcher = joined(2, token)
     fleet.port = launcher.gate.port
     first, _ = fleet.join(), fleet.join()

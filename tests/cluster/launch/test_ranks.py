@@ -1,10 +1,12 @@
 """Tasks that srun or mpirun start together: who leads, how the others find it, and what is left at the end."""
 
+import asyncio
 import contextlib
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import pytest
 
 from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
+from ddlf.cluster.launch import ranks
 from ddlf.cluster.launch.gate import START_TIMEOUT_S
 from ddlf.cluster.launch.launcher import installed
 from ddlf.cluster.launch.ranks import Ranked, Ranks, Supervisor, check_one_task, mpi, slurm, start_timeout
@@ -28,6 +31,11 @@ def number(self):
 
 async def main(cluster):
     print("workers", await cluster.run_method(number), flush=True)
+
+if __name__ == "__main__":
+    import ddlf
+
+    ddlf.main(main)
 """
 
 
@@ -71,16 +79,26 @@ def test_option_of_the_launcher_is_checked(monkeypatch):
 def test_task_without_a_master_ends_after_the_timeout(tmp_path):
     launcher = Ranked(Ranks("slurm", 1, 2, "7.0.0"), tmp_path, start_timeout_s=0.2)
     with pytest.raises(ConnectError, match=r"rank 1 found no file .*\.ddlf-slurm-7\.0\.0\.json within 0\.2 s"):
-        launcher.follow()
+        launcher.follower()()
+
+
+def test_only_rank_0_is_the_master(tmp_path):
+    assert Ranked(Ranks("slurm", 0, 2, "7.0.0"), tmp_path).follower() is None
+    with pytest.raises(ConfigError, match="this task has rank 1, and only rank 0 is the master"):
+        asyncio.run(Ranked(Ranks("slurm", 1, 2, "7.0.0"), tmp_path).start())
+
+
+BY_DDLF = ("-m", "ddlf", "run", "app.py")
+LAUNCHER = ("--launcher", "slurm:start_timeout=60")
 
 
 @contextlib.contextmanager
-def tasks(folder, count, *arguments, **environment):
+def tasks(folder, count, *words, **environment):
     """Run the app in so many processes with the environment of srun."""
     (folder / "app.py").write_text(APP)
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "ddlf", "run", "app.py", "--launcher", "slurm:start_timeout=60", *arguments],
+            [sys.executable, *(words or (*BY_DDLF, *LAUNCHER))],
             cwd=folder,
             env={**os.environ, **TASK, "SLURM_STEP_NUM_TASKS": str(count), "SLURM_PROCID": str(rank), **environment},
             text=True,
@@ -97,8 +115,15 @@ def tasks(folder, count, *arguments, **environment):
             process.communicate()
 
 
-def test_all_tasks_run_one_program_and_leave_nothing(tmp_path):
-    with tasks(tmp_path, 3) as (leader, *others):
+@pytest.mark.parametrize(
+    "words",
+    [(*BY_DDLF, *LAUNCHER), ("app.py", *LAUNCHER), BY_DDLF],
+    ids=["ddlf run", "a script", "a cluster file"],
+)
+def test_all_tasks_run_one_program_and_leave_nothing(words, tmp_path):
+    if words == BY_DDLF:
+        (tmp_path / "cluster.yaml").write_text('launcher: "slurm:start_timeout=60"\n')
+    with tasks(tmp_path, 3, *words) as (leader, *others):
         output, _ = leader.communicate(timeout=PATIENCE_S)
         assert "workers [1, 2, 3]" in output
         assert leader.returncode == 0
@@ -106,6 +131,28 @@ def test_all_tasks_run_one_program_and_leave_nothing(tmp_path):
             process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
+
+
+def test_file_of_a_killed_run_is_left_for_the_one_that_replaces_it(tmp_path, monkeypatch):
+    launcher = Ranked(Ranks("mpi", 1, 2, "mpich"), tmp_path, start_timeout_s=PATIENCE_S)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        stale = f"127.0.0.1:{free.getsockname()[1]}"
+    launcher._write({"gates": stale, "token": "x" * 43})
+    seen = []
+
+    class Seen(Supervisor):
+        def run(self, is_over):
+            seen.append(self._command[self._command.index("--join") + 1])
+            if len(seen) == 1:  # while this worker looks for the old master, the new one writes its file
+                launcher._write({"gates": "127.0.0.1:1", "token": "y" * 43})
+                return 3
+            return 0
+
+    monkeypatch.setattr(ranks, "Supervisor", Seen)
+    monkeypatch.setattr(ranks.signal, "signal", lambda *_: None)
+    assert launcher.follower()() == 0
+    assert seen == [stale, "127.0.0.1:1"]
 
 
 def test_several_tasks_without_a_launcher_are_refused(tmp_path):
@@ -184,3 +231,5 @@ def test_worker_that_ends_by_itself_ends_its_task_with_its_code():
     supervisor = Supervisor("127.0.0.1:1", b"token", 0)
     supervisor._command = [sys.executable, "-c", "import sys; sys.exit(3)"]
     assert supervisor.run() == 3
+    supervisor.start()
+    assert supervisor._process.poll() == 3, "no worker starts after the end"
