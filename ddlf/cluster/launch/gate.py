@@ -39,7 +39,7 @@ MOST_WAITING = 4
 MOST_GREETINGS = 64
 """Greetings from one address at the same time: so many workers may share the address of a NAT."""
 LEFT_AFTER_S = 5.0
-"""Seconds without a waiting connection; then a worker without a place of its own may have the place. A worker whose
+"""Seconds without a waiting connection; then a worker that takes any place may have this one. A worker whose
 connection was cut off offers the next one sooner.
 """
 LAST_OFFERS_S = 2.0
