@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -75,8 +76,8 @@ def slurm(environment: Mapping[str, str] = os.environ) -> Ranks:
 
 
 def mpi(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Return the facts about this process as a task of ``mpirun``. Only its environment is used, so no MPI library is
-    needed.
+    """Return the facts about this process as a task of ``mpirun``. They come from its environment, and with MPICH from
+    its process manager, so no MPI library is needed.
 
     Raises:
         ConfigError: This process was not started by ``mpirun`` of Open MPI or MPICH.
@@ -84,12 +85,33 @@ def mpi(environment: Mapping[str, str] = os.environ) -> Ranks:
     if "OMPI_COMM_WORLD_RANK" in environment:
         job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
         return Ranks("mpi", int(environment["OMPI_COMM_WORLD_RANK"]), int(environment["OMPI_COMM_WORLD_SIZE"]), job)
-    if "PMI_RANK" in environment:
-        job = environment.get("PMI_JOBID") or environment.get("HYDRA_JOBID") or "mpich"
+    if "PMI_RANK" in environment and ("PMI_JOBID" in environment or "PMI_FD" in environment):
+        job = environment.get("PMI_JOBID") or _name_by_pmi(int(environment["PMI_FD"]))
         return Ranks("mpi", int(environment["PMI_RANK"]), int(environment["PMI_SIZE"]), job)
     raise ConfigError(
         "--launcher mpi: mpirun did not start this process", hint="mpirun -n 4 ddlf run app.py --launcher mpi"
     )
+
+
+@functools.cache
+def _name_by_pmi(descriptor: int) -> str:
+    """Return the name of a job of MPICH, which its environment does not have. The process manager gives it over PMI-1.
+
+    Args:
+        descriptor: The socket to the process manager.
+    """
+
+    def ask(line: str) -> str:
+        os.write(descriptor, line.encode() + b"\n")
+        answer = b""
+        while not answer.endswith(b"\n") and (letter := os.read(descriptor, 1)):
+            answer += letter
+        return answer.decode()
+
+    ask("cmd=init pmi_version=1 pmi_subversion=1")
+    answer = ask("cmd=get_my_kvsname")
+    ask("cmd=finalize")  # otherwise the end of this process would end all others
+    return answer.partition("kvsname=")[2].strip()
 
 
 def _size(environment: Mapping[str, str], *names: str) -> int:

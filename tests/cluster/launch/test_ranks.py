@@ -60,9 +60,34 @@ def test_process_that_is_no_task_of_slurm_is_told_how_to_start(environment, sent
 def test_task_of_both_kinds_of_mpi_is_read_from_the_environment():
     openmpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "prterun-pc-17@1"}
     assert mpi(openmpi) == Ranks("mpi", 1, 4, "prterun-pc-17@1")
-    assert mpi({"PMI_RANK": "3", "PMI_SIZE": "4"}) == Ranks("mpi", 3, 4, "mpich")
+    assert mpi({"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_JOBID": "9"}) == Ranks("mpi", 3, 4, "9")
     with pytest.raises(ConfigError, match="mpirun did not start this process"):
         mpi({})
+
+
+def test_job_of_mpich_is_named_by_its_process_manager():
+    answers = {
+        b"cmd=init pmi_version=1 pmi_subversion=1\n": b"cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=2\n",
+        b"cmd=get_my_kvsname\n": b"cmd=my_kvsname rc=0 kvsname=kvs_15681_0_1942367995_pc\n",
+        b"cmd=finalize\n": b"cmd=finalize_ack rc=0\n",
+    }
+    said = []
+    mine, manager = socket.socketpair()
+
+    def manage():
+        for _ in answers:
+            said.append(manager.recv(1000))
+            manager.send(answers[said[-1]])
+
+    with mine, manager:
+        managing = threading.Thread(target=manage)
+        managing.start()
+        environment = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": str(mine.fileno())}
+        expected = Ranks("mpi", 1, 2, "kvs_15681_0_1942367995_pc")
+        assert mpi(environment) == mpi(environment) == expected, "the second time without asking"
+        managing.join(PATIENCE_S)
+        ranks._name_by_pmi.cache_clear()
+    assert said == list(answers)
 
 
 def test_option_of_the_launcher_is_checked(monkeypatch):
