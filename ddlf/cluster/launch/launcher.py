@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import socket
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,10 +15,14 @@ from ddlf.errors import ConfigError
 from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
 
 GROUP = "ddlf.launchers"
-"""Group of entry points of other packages. Each makes a ``Launcher`` from a text, which may be empty."""
-COUNTED = {"command": "ddlf.cluster.launch.command:make_command"}
-"""DDLF's own launchers that need the number of workers (``--workers``)."""
-OWN = {"slurm": "ddlf.cluster.launch.ranks:make_slurm", "mpi": "ddlf.cluster.launch.ranks:make_mpi"}
+"""Group of entry points of other packages. Each is a function that makes a ``Launcher`` from a text, which may be
+empty. If it has a parameter ``workers``, it also gets the number of workers (``--workers``).
+"""
+OWN = {
+    "command": "ddlf.cluster.launch.command:make_command",
+    "mpi": "ddlf.cluster.launch.ranks:make_mpi",
+    "slurm": "ddlf.cluster.launch.ranks:make_slurm",
+}
 """DDLF's own launchers, as entry points."""
 LOOPBACK = "loopback"
 
@@ -136,20 +142,23 @@ def installed(text: str, workers: int | None = None) -> Launcher:
         ConfigError: There is no launcher of this name, its entry point returns another object, or it cannot be used here.
     """
     name, _, rest = text.partition(":")
-    own = {name: EntryPoint(name, where, GROUP) for name, where in (OWN | COUNTED).items()}
+    own = {name: EntryPoint(name, where, GROUP) for name, where in OWN.items()}
     launchers = {entry.name: entry for entry in entry_points(group=GROUP)} | own
     if name not in launchers:
         hint = f"there are: {', '.join(sorted(launchers))}; other packages can bring more"
         raise ConfigError(f"there is no launcher {name!r}", hint=hint)
-    if name in COUNTED and workers is None:
+    make = launchers[name].load()
+    counts = False
+    with contextlib.suppress(TypeError, ValueError):  # a class of C has no signature
+        counts = "workers" in inspect.signature(make).parameters
+    if counts and workers is None:
         raise ConfigError(
             f"--launcher {name} needs the number of workers",
             hint="start it with: ddlf run app.py --launcher '...' --workers N",
         )
-    if name not in COUNTED and workers is not None:
+    if not counts and workers is not None:
         raise ConfigError(f"--workers has no effect with --launcher {name}", hint="leave it out")
-    make = launchers[name].load()
-    launcher = make(rest, workers) if name in COUNTED else make(rest)
+    launcher = make(rest, workers=workers) if counts else make(rest)
     if not isinstance(launcher, Launcher):
         raise ConfigError(
             f"{launchers[name].value} makes a {type(launcher).__name__} instead of a ddlf.cluster.launch.launcher.Launcher"

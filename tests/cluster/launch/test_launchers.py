@@ -154,6 +154,9 @@ from ddlf.cluster.launch.local import Local
 
 def make(text):
     return Local(int(text or 1))
+
+def counted(text, workers):
+    return Local(workers)
 """
 
 
@@ -164,7 +167,9 @@ def package(tmp_path, monkeypatch):
     info = tmp_path / "some_launchers-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-launchers\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[ddlf.launchers]\nherd = some_launchers:make\nwrong = builtins:str\n")
+    (info / "entry_points.txt").write_text(
+        "[ddlf.launchers]\nherd = some_launchers:make\ncounted = some_launchers:counted\nwrong = builtins:str\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     yield
@@ -175,12 +180,13 @@ def test_an_installed_package_brings_launchers(package):
     assert isinstance(installed("herd:3"), Launcher)
     assert len(installed("herd:3").addresses) == 3
     assert len(installed("herd").addresses) == 1
+    assert len(installed("counted", 4).addresses) == 4
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("heard:3", "there is no launcher 'heard'; there are: command, herd, mpi, slurm, wrong"),
+        ("heard:3", "there is no launcher 'heard'; there are: command, counted, herd, mpi, slurm, wrong"),
         ("wrong:x", "builtins:str makes a str"),
     ],
 )
