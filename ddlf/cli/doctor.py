@@ -160,7 +160,7 @@ def _cluster(options: argparse.Namespace, report: Diagnosis) -> Cluster | None:
         config = load_config(options.config)
         token_file = token_file or config.security.token_file
         report.cluster = f"{f'{config.name}, ' if config.name else ''}{path}"
-        report.launcher = config.launcher or ""
+        report.launcher = config.launcher_name or ""
     elif options.hosts:
         report.cluster = "--hosts"
     if tokens := find_tokens(token_file):

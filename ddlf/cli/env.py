@@ -101,11 +101,7 @@ def _cluster(options: argparse.Namespace) -> str:
 
     try:
         config = load_config(options.config)
-        workers = (
-            f"{len(config.workers)} workers"
-            if config.launcher is None
-            else f"launcher {config.launcher.partition(':')[0]}"
-        )
+        workers = f"{len(config.workers)} workers" if config.launcher is None else f"launcher {config.launcher_name}"
         return f"{path} ({workers})"
     except ConfigError as error:
         return str(error)

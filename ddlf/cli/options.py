@@ -20,6 +20,7 @@ from ddlf.training.registry import EXCHANGE, MODE, SETTINGS, KindOf, option, tit
 if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
+    from ddlf.cluster.launch.launcher import Workers
 
 GROUPS: Mapping[str, tuple[str, ...]] = {**titles(), "cluster": (), "app": ()}
 """All settings by the groups of ``ddlf run --help-all`` and of the reference page."""
@@ -120,7 +121,7 @@ def _add_cluster_options(parser: Parser, common: bool) -> None:
     add(
         "--launcher",
         metavar="NAME[:TEXT]",
-        help="start workers with a launcher of an installed package",
+        help="have an engine start the workers: slurm, mpi, command, or a launcher of an installed package",
         within=exclusive,
     )
     add(
@@ -132,9 +133,9 @@ def _add_cluster_options(parser: Parser, common: bool) -> None:
     )
     add(
         "--workers",
-        type=number(1, 1024),
+        type=workers_range,
         metavar="N",
-        help="with --listen or --launcher command: the number of workers",
+        help="with --listen or --launcher: the number of workers, or a range such as 2..8 to begin with 2",
     )
     add("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
     add("--insecure-plaintext", action="store_true", help="with --hosts or --listen: do not encrypt")
@@ -245,6 +246,16 @@ def _page(text: str) -> bool | int:
     return True if text == "on" else number(1, 65535)(text)
 
 
+def workers_range(text: str) -> Workers:
+    """Parse the value of ``--workers``, such as ``4`` or ``2..8``."""
+    from ddlf.cluster.launch.launcher import Workers
+
+    try:
+        return Workers.of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _seconds(text: str) -> float:
     return math.inf if text == "for-ever" else number(1)(text)
 
@@ -347,7 +358,7 @@ def named_cluster(options: argparse.Namespace, **more: Any) -> Cluster:
     if not options.hosts:
         from ddlf.cluster.config.cluster_file import load_config
 
-        if (launcher := load_config(options.config).launcher) is not None:
+        if (launcher := load_config(options.config).launcher_name) is not None:
             raise ConfigError(
                 f"the cluster file has each run start its workers with launcher {launcher!r}: none can be asked",
                 hint="name workers that run with --hosts",

@@ -141,16 +141,19 @@ def follower(options: argparse.Namespace) -> Callable[[], int] | None:
     """
     from ddlf.cluster.config.addresses import find_config
 
-    text = options.launcher
+    launcher = None
     is_task = any(name in os.environ for name in TASK_VARIABLES)
-    if is_task and text is None and reads_cluster_file(options) and find_config(options.config):
-        from ddlf.cluster.config.cluster_file import load_config
-
-        text = load_config(options.config).launcher
-    if text is not None:
+    if options.launcher is not None:
         from ddlf.cluster.launch.launcher import installed
 
-        follow = installed(text, options.workers).follower()
+        launcher = installed(options.launcher, options.workers)
+    elif is_task and reads_cluster_file(options) and find_config(options.config):
+        from ddlf.cluster.config.cluster_file import load_config
+
+        config = load_config(options.config)
+        launcher = None if config.launcher is None else config.new_launcher()
+    if launcher is not None:
+        follow = launcher.follower()
         return (lambda: 0) if follow is not None and options.dry_run else follow
     if is_task:
         from ddlf.cluster.launch.ranks import check_one_task
@@ -372,7 +375,9 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     if options.listen:
         from ddlf.cluster.launch.gate import Joined
 
-        joined = Joined(options.workers, *options.listen, token_file=options.token_file)
+        joined = Joined(
+            options.workers.most, *options.listen, least=options.workers.least, token_file=options.token_file
+        )
         cluster = Cluster(joined, insecure_plaintext=options.insecure_plaintext, **more)
         return cluster, f"--listen {joined.host}:{joined.port} ({_workers(cluster.N)})"
     if not options.local and (path := find_config(options.config)):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from ddlf.cluster.config.addresses import find_config, parse_advertised
 from ddlf.cluster.dispatch import Behaviour, Dispatch, OnError, is_number
 from ddlf.cluster.introduce import introduce, introduced
-from ddlf.cluster.launch.launcher import Given, Launcher, addresses, installed, machine
+from ddlf.cluster.launch.launcher import Given, Launcher, addresses, machine
 from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.mapping import Function, Map, Tally, items_of, untupled
 from ddlf.cluster.members import Members
@@ -197,6 +197,14 @@ class Group:
     def N(self) -> int:
         """Number of workers."""
         return len(self._workers)
+
+    @property
+    def places(self) -> int:
+        """Number of workers of the whole cluster. It includes workers that have not come yet, if the launcher gives each
+        worker a fixed place.
+        """
+        launcher = self._members.launcher
+        return len(launcher.addresses) if launcher.fixed_places and self._is_whole else self.N
 
     def subscribe(self, sink: Sink) -> Callable[[], None]:
         """Call ``sink(event)`` on the master for each event of the workers: connections, losses, lines from user code.
@@ -604,6 +612,11 @@ class Cluster(Group):
             raise ConfigError(f"connect_timeout_s must be a number of seconds above 0, got {connect_timeout_s!r}")
         if min_workers is not None and not 1 <= min_workers <= count:
             raise ConfigError(f"min_workers must be 1-{count}, got {min_workers}")
+        if min_workers is not None and launcher.least is not None and min_workers != launcher.least:
+            raise ConfigError(
+                f"min_workers is {min_workers}, but the launcher begins with {launcher.least} workers",
+                hint="leave one of them out",
+            )
         ca, certificate, key = (Path(file).expanduser() if file else None for file in (tls_ca, tls_cert, tls_key))
         security = Security(ca, certificate, key, insecure_plaintext)
         if ca or certificate:
@@ -624,7 +637,7 @@ class Cluster(Group):
             emit=events.emit,
         )
         self._launcher = launcher
-        members = Members(launcher, self._proxies(count), min_workers, connect_timeout_s, events.emit)
+        members = Members(launcher, self._proxies(count), min_workers or launcher.least, connect_timeout_s, events.emit)
         super().__init__(members, hosted, events)
 
     def _proxies(self, count: int) -> list[ProxyWorker]:
@@ -636,7 +649,7 @@ class Cluster(Group):
                 N=count,
                 called=launcher.names[index] if launcher.names else "",
                 advertise=self._advertise[index],
-                how_ended=partial(launcher.how_ended, index),
+                left=partial(launcher.left, index),
                 revive=partial(launcher.revive, index) if launcher.revives else None,
                 way=launcher.way(index),
             )
@@ -683,7 +696,7 @@ class Cluster(Group):
             "advertise": [worker.advertise or "" for worker in config.workers],
         }
         return cls(
-            **({"hosts": installed(config.launcher)} if config.launcher is not None else workers),
+            **(workers if config.launcher is None else {"hosts": config.new_launcher()}),
             **security,
             connect_timeout_s=config.run.connect_timeout_s,
             min_workers=config.run.min_workers,
@@ -705,6 +718,22 @@ class Cluster(Group):
         from ddlf.cluster.launch.local import Local
 
         return cls(Local(n), **options)
+
+    @classmethod
+    def on(cls, launcher: str, **keys: Any) -> Self:
+        """Return a cluster of workers that a launcher starts, such as ``Cluster.on("slurm", workers=4, cores=2)``.
+        ``connect`` starts them and ``close`` ends them.
+
+        Args:
+            launcher: Name of the launcher, from DDLF or from an installed package.
+            keys: Its keys, as in ``--launcher NAME:KEY=VALUE``.
+
+        Raises:
+            ConfigError: There is no such launcher, or a key is invalid.
+        """
+        from ddlf.cluster.launch.launcher import from_keys
+
+        return cls(from_keys(launcher, keys))
 
     def __repr__(self) -> str:
         return f"Cluster({', '.join(worker.address for worker in self._workers)})"

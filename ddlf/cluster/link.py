@@ -37,6 +37,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ddlf.cluster.launch.launcher import Left
 from ddlf.cluster.sources import Sources
 from ddlf.errors import (
     ConnectError,
@@ -160,7 +161,7 @@ NEWS_S = 2.0
 
 
 async def unknown() -> None:
-    """Return None, the exit code of a process that this process did not start."""
+    """Return None, because this process did not start the worker's process."""
 
 
 class Phase(Enum):
@@ -180,8 +181,8 @@ class LinkState:
     """The state of the link to one worker, and the known reasons why it is not open.
 
     Args:
-        how_ended: Returns the exit code of the worker's process, negative for a signal. None means that it runs, or
-            that this process did not start it.
+        left: Returns how the worker's process ended, as its launcher knows it. None means that it runs, or that the
+            launcher does not know.
 
     Attributes:
         phase: State of the link.
@@ -190,12 +191,12 @@ class LinkState:
         lease: The error for a worker that another master has taken over; None otherwise.
     """
 
-    def __init__(self, how_ended: Callable[[], Awaitable[int | None]]) -> None:
+    def __init__(self, left: Callable[[], Awaitable[Left | None]]) -> None:
         self.phase = Phase.NEW
         self.crash: ExecutorCrashed | None = None
         self.lease: LeaseError | None = None
         self._stopped_by = self._stopped_hint = ""
-        self._how_ended = how_ended
+        self._left = left
         self.changed = asyncio.Event()
 
     @property
@@ -302,12 +303,17 @@ class LinkState:
             silent_s: Seconds since the worker's last sign of life.
         """
         lost = self.lost(reason, worker, silent_s)
-        code = await self._how_ended() if not self.is_closed else None
-        if code is not None and isinstance(lost, WorkerLost):
-            lost.signal = signal.Signals(-code).name if code < 0 else None
-            lost.message = (
-                f"its process was ended by {lost.signal}" if code < 0 else f"its process ended with exit code {code}"
-            )
+        left = await self._left() if not self.is_closed else None
+        if left is not None and isinstance(lost, WorkerLost):
+            code = left.exit_code
+            lost.signal = signal.Signals(-code).name if code is not None and code < 0 else None
+            lost.cause = left.cause
+            if left.words or code is not None:
+                lost.message = left.words or (
+                    f"its process was ended by {lost.signal}"
+                    if lost.signal
+                    else f"its process ended with exit code {code}"
+                )
             lost.hint = "connect again: that starts a new one"
         return lost
 
@@ -579,14 +585,14 @@ class Link:
     timing: Timing
     identity: Identity
     called: str
-    how_ended: Callable[[], Awaitable[int | None]]
+    left: Callable[[], Awaitable[Left | None]]
     revive: Callable[[], Awaitable[tuple[str, int]]] | None
     way: Callable[[float], Awaitable[socket.socket]] | None
     replay: Callable[[int], list[Request]]
     emit: Callable[[Event], None]
 
     def __post_init__(self) -> None:
-        self.link_state = LinkState(self.how_ended)
+        self.link_state = LinkState(self.left)
         self.control: ControlChannel | None = None
         self.data: DataChannel | None = None
         self.facts: dict[str, Any] = {}

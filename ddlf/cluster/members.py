@@ -122,10 +122,12 @@ class Members:
     def _give_numbers(self) -> None:
         """Give each worker its number at the first connection, reached workers first. Later workers get higher numbers.
 
-        A number never changes: after an absence, a worker returns to its part of the data and to its own variables.
+        A number never changes: after an absence, a worker returns to its part of the data and to its own variables. A
+        worker with a place has its number from the start.
         """
         workers = [*self.present, *self.missing]
-        numbers = [worker.id for worker in workers] if self._highest else range(1, len(workers) + 1)
+        is_given = self._highest or self.launcher.fixed_places
+        numbers = [worker.id for worker in workers] if is_given else range(1, len(workers) + 1)
         self._highest = max(self._highest, *itertools.islice(numbers, len(self.present)))
         for worker, number in zip(workers, numbers, strict=True):
             worker.renumber(number, self._highest)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
+from ddlf.cluster.launch.launcher import Left
 from ddlf.cluster.link import CONNECT_TIMEOUT_S, Identity, Link, master_name, unknown
 from ddlf.errors import (
     ConnectError,
@@ -89,8 +90,8 @@ class ProxyWorker(IWorker):
         called: Name in cluster.yaml; empty without one.
         advertise: Address of this worker for other workers, as ``HOST`` or ``HOST:PORT``, or a dict with such a text
             for each caller's number. With an empty text, other workers use the addresses that the worker reports.
-        how_ended: Returns the exit code of the worker's process, negative for a signal. None means that it runs, or
-            that this process did not start it.
+        left: Returns how the worker's process ended, as its launcher knows it. None means that it runs, or that the
+            launcher does not know.
         revive: Restarts the worker's process if it has ended, and returns its address. None if this process cannot.
         way: Returns a connection that the worker has opened; None to dial ``host``.
         replay: Returns the requests that a new executor of the worker with a number gets first.
@@ -115,7 +116,7 @@ class ProxyWorker(IWorker):
         guest: bool = False,
         called: str = "",
         advertise: str | dict[int, str] = "",
-        how_ended: Callable[[], Awaitable[int | None]] = unknown,
+        left: Callable[[], Awaitable[Left | None]] = unknown,
         revive: Callable[[], Awaitable[tuple[str, int]]] | None = None,
         way: Callable[[float], Awaitable[socket.socket]] | None = None,
         replay: Callable[[int], list[Request]] = lambda number: [],
@@ -135,7 +136,7 @@ class ProxyWorker(IWorker):
             security=security,
             timing=self.timing,
             called=called,
-            how_ended=how_ended,
+            left=left,
             revive=revive,
             way=way,
             replay=replay,

@@ -183,11 +183,13 @@ class WorkerLost(RequestFailed, ConnectionError):
     Attributes:
         last_seen_s: Seconds between the worker's last sign of life and this error; None if there was no sign of life.
         signal: Name of the signal that ended the worker's process, such as ``"SIGKILL"``; None if unknown.
+        cause: Why its launcher or its engine ended it, such as ``"node lost"``; None if unknown.
     """
 
     exit_code = 5
     last_seen_s: float | None = None
     signal: str | None = None
+    cause: str | None = None
 
 
 class ExecutorCrashed(RequestFailed, RuntimeError):

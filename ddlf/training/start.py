@@ -89,7 +89,7 @@ def check(app: App, mode: str, *given: int | None, fresh: bool = False) -> RunSp
     check_folders(app, fresh)
     goes_on = app.resume is not None or (app.run_context.progress is not None and not fresh)
     unknown = goes_on or app.cluster is None
-    check_slots(spec, spec.slots or (0 if unknown else app.cluster.N - spec.train.extra_workers))
+    check_slots(spec, spec.slots or (0 if unknown else app.cluster.places - spec.train.extra_workers))
     check_backend()
     given_threads(app, fresh=fresh)
     return spec

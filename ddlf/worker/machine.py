@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ddlf.errors import ConfigError
 from ddlf.version import __version__
 
 TENSORFLOWS = (
@@ -128,15 +129,25 @@ def lacks_bytecode(package: str) -> bool:
     return False
 
 
+CORES_VARIABLE = "DDLF_CORES"
+"""Environment variable with the number of CPUs that an engine has given this worker, if nothing else enforces it."""
+
+
 def cores() -> int:
-    """Return the number of whole CPUs that this process may use, by its affinity and by the CPU quota of its control
-    group.
+    """Return the number of whole CPUs that this process may use, by its affinity, by the CPU quota of its control
+    group, and by ``DDLF_CORES``.
 
     A quota is rounded down, but to 1 at least: 1.5 CPUs give 1. A second computing thread would be stopped in each
     period of the quota, and the first would wait for it. The remaining half CPU serves the worker's other threads.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([count, *(int(quota) for quota in _cpu_quotas())]))
+    return max(1, min([count, *(int(quota) for quota in _cpu_quotas()), *_cores_of_engine()]))
+
+
+def _cores_of_engine() -> list[int]:
+    with contextlib.suppress(KeyError, ValueError):
+        return [int(os.environ[CORES_VARIABLE])]
+    return []
 
 
 def memory() -> tuple[int | None, int | None]:
@@ -215,7 +226,8 @@ def cpu_group() -> str:
     namespace = ""
     with contextlib.suppress(OSError):
         namespace = os.readlink("/proc/self/ns/cgroup") if quotas else ""
-    return json.dumps([same_machine(), own, quotas, namespace])
+    alone = os.getpid() if _cores_of_engine() else 0  # an engine has given these CPUs to this worker only
+    return json.dumps([same_machine(), own, quotas, namespace, alone])
 
 
 def disks(folders: Iterable[Path]) -> list[dict[str, Any]]:
@@ -268,6 +280,29 @@ def addresses_of(host: str) -> list[str]:
     ]
 
 
+def addresses_in(network: str) -> list[str]:
+    """Return the addresses of this machine in a network.
+
+    Args:
+        network: An interface such as ``"ib0"``, or a network such as ``"10.1.0.0/16"``.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if "/" in network:
+        own = [address for address in addresses_of("::") if ipaddress.ip_address(address) in _network(network)]
+    else:
+        own = [address for name, address in _ipv4_by_interface() if name == network]
+    if not own:
+        known = ", ".join(f"{address} ({name})" for name, address in _ipv4_by_interface())
+        raise ConfigError(f"this machine has no address in {network}", hint=f"it has: {known or 'none that is known'}")
+    return own
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    return ipaddress.ip_network(text, strict=False)
+
+
 def same_machine() -> str:
     """Return a text that identifies this machine, so that processes can see whether they run on the same one. It
     changes when the machine restarts.
@@ -277,8 +312,9 @@ def same_machine() -> str:
     return socket.gethostname()
 
 
-def _ipv4() -> list[str]:
-    addresses = []
+def _ipv4_by_interface() -> list[tuple[str, str]]:
+    """Return the name of each network interface with an IPv4 address, and the address; empty where that is unknown."""
+    found = []
     if sys.platform.startswith("linux"):
         import fcntl
 
@@ -286,7 +322,12 @@ def _ipv4() -> list[str]:
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):  # no IPv4 address
                     answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                    addresses.append(socket.inet_ntoa(answer[20:24]))
+                    found.append((name, socket.inet_ntoa(answer[20:24])))
+    return found
+
+
+def _ipv4() -> list[str]:
+    addresses = [address for _, address in _ipv4_by_interface()]
     with contextlib.suppress(OSError):  # the host name cannot be resolved
         addresses += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
     return addresses

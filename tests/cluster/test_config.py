@@ -280,7 +280,7 @@ MISTAKES = [
     ("workers: a:1\n", "1:10: workers must be a list, got a:1"),
     ("workers: []\n", "1:10: workers must list at least one address"),
     (ONE + "launcher: herd\n", "2:11: launcher and workers exclude each other"),
-    ("launcher: 3\n", "1:11: launcher must be text, got 3, write it in quotes"),
+    ("launcher: 3\n", "1:11: launcher must be text, or a mapping such as {slurm: {cores: 2}}"),
     (ONE + "name: ''\n", "2:7: name must be 1 to 64 printable characters"),
     (ONE + 'name: "\\e[31m"\n', r"2:7: name must be 1 to 64 printable characters .*, got '\\x1b\[31m'"),
     (ONE + "run: 5\n", "2:6: run must be a mapping, got 5"),

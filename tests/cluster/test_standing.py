@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from ddlf.cluster.launch.launcher import Cause, Left
 from ddlf.cluster.link import LinkState, Phase
 from ddlf.errors import LeaseError, ProtocolError, WorkerLost
 
@@ -113,10 +114,10 @@ async def test_who_broke_the_protocol_is_not_waited_for(standing):
     ("code", "text"), [(-9, "its process was ended by SIGKILL"), (3, "its process ended with exit code 3")]
 )
 async def test_whoever_started_the_process_knows_best_how_it_ended(code, text):
-    async def how_ended():
-        return code
+    async def left():
+        return Left(Cause.CRASH, exit_code=code)
 
-    standing = LinkState(how_ended)
+    standing = LinkState(left)
     standing.open()
     standing.heard("stopped_by", {"by": "anna"}, "w", epoch=1, first_id=1)
     lost = await standing.of_worker(None, "w", 0.5)

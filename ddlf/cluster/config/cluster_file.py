@@ -43,6 +43,7 @@ from ddlf.cluster.config.addresses import (
     quote,
     same_host,
 )
+from ddlf.cluster.launch.launcher import Launcher, from_keys, installed
 from ddlf.errors import ConfigError
 from ddlf.rpc.heartbeats import Timing
 from ddlf.settings.checks import OneOf, RuleOf, Whole, with_names
@@ -408,9 +409,9 @@ class ClusterConfig(_Section):
         description="The workers, in the order of their numbers.",
         json_schema_extra={"minItems": 1, "maxItems": MAX_WORKERS},
     )
-    launcher: str | None = Field(
+    launcher: str | dict[str, dict[str, Any] | None] | None = Field(
         default=None,
-        description="Launcher that starts the workers, instead of a list: NAME or NAME:TEXT, from an installed package.",
+        description="Launcher that starts the workers, instead of a list: NAME, NAME:TEXT, or a mapping of its name to its keys.",
     )
     security: SecurityConfig = Field(default=SecurityConfig(), description="The token's file, and certificates.")
     run: RunConfig = Field(default=RunConfig(), description="Settings of a run.")
@@ -434,6 +435,38 @@ class ClusterConfig(_Section):
     @classmethod
     def _accept_a_section_without_content(cls, data: Any) -> Any:
         return {} if data is None else data  # a section whose lines are all commented out
+
+    @field_validator("launcher", mode="before")
+    @classmethod
+    def _names_one_launcher(cls, launcher: Any) -> Any:
+        if launcher is not None and not isinstance(launcher, str | dict):
+            raise ConfigError("launcher must be text, or a mapping such as {slurm: {cores: 2}}")
+        if isinstance(launcher, dict) and (
+            len(launcher) != 1 or not all(keys is None or isinstance(keys, dict) for keys in launcher.values())
+        ):
+            raise ConfigError(
+                "launcher must be a mapping of one name to the launcher's keys, such as {slurm: {cores: 2}}"
+            )
+        return launcher
+
+    @property
+    def launcher_name(self) -> str | None:
+        """Name of the launcher, if one starts the workers."""
+        if isinstance(self.launcher, dict):
+            return next(iter(self.launcher))
+        return None if self.launcher is None else self.launcher.partition(":")[0]
+
+    def new_launcher(self) -> Launcher:
+        """Make the launcher that this file names.
+
+        Raises:
+            ConfigError: There is no such launcher, or a key is invalid.
+        """
+        assert self.launcher is not None
+        if isinstance(self.launcher, str):
+            return installed(self.launcher)
+        ((name, keys),) = self.launcher.items()
+        return from_keys(name, keys or {})
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

@@ -13,144 +13,131 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
-from ddlf.cluster.launch.gate import START_TIMEOUT_S, Joined
-from ddlf.cluster.launch.launcher import Address
+from pydantic import Field
+
+from ddlf.cluster.launch.engine import PlaceEngine
+from ddlf.cluster.launch.gate import Gate
+from ddlf.cluster.launch.keys import Keys, read_keys
+from ddlf.cluster.launch.launcher import Cause, Left, Workers
+from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError
-from ddlf.rpc.tokens import Tokens, new_token
 from ddlf.worker.process import child_environment
 
-JOIN_FOR_S = 60
+JOIN_FOR_S = 60.0
 """Seconds that a worker tries to find its master again, if the master was killed."""
 STOP_S = 5.0
 SHOWN_BYTES = 2000
 """Bytes of a failed command's output in the error."""
 
 
-class Commanded(Joined):
-    """Workers that a command of the user starts.
+class CommandKeys(Keys):
+    """The keys of the launcher ``command``."""
 
-    Args:
-        text: The command, for a shell. ``{worker}`` stands for a worker's command and ``{n}`` for the number of workers.
-            With ``{place}``, the command runs once for each place.
-        workers: Number of workers.
-        folder: A folder that the workers share, for the token.
-        start_timeout_s: Seconds to wait for all workers.
+    command: str = Field(description="The command, for a shell, with {worker}, {n} and perhaps {place}.")
+    folder: Path = Field(default_factory=Path.cwd, description="A folder that the workers share, for the token.")
+
+
+class Commanded(PlaceEngine):
+    """Workers that a command of the user starts. In the command, ``{worker}`` stands for a worker's command and ``{n}``
+    for the number of workers. With ``{place}``, the command runs once for each place, and again if its worker ends.
 
     Raises:
-        ConfigError: The text has no ``{worker}``.
+        ConfigError: The command has no ``{worker}``.
     """
 
-    ends_workers = True
+    name = "command"
+    model = CommandKeys
+    keys: CommandKeys
 
-    def __init__(
-        self, text: str, workers: int, folder: Path | None = None, start_timeout_s: float = START_TIMEOUT_S
-    ) -> None:
-        if "{worker}" not in text:
+    def __init__(self, keys: CommandKeys, workers: Workers | None = None) -> None:
+        if "{worker}" not in keys.command:
             raise ConfigError(
-                "--launcher command: the command does not contain {worker}",
+                "launcher command: the command does not contain {worker}",
                 hint="as in: --launcher 'command:qsub -t 1-{n} {worker}' --workers 4",
             )
-        tokens = Tokens((new_token().encode(),), source="a token of this run")
-        super().__init__(workers, "0.0.0.0", 0, tokens=tokens, start_timeout_s=start_timeout_s)
-        self._text = text
-        self._folder = folder or Path.cwd()
+        super().__init__(keys, workers)
         self._file: Path | None = None
         self._errors: IO[bytes] | None = None  # what the commands and their workers write; they share it
-        self._processes: list[asyncio.subprocess.Process] = []
 
-    async def start(self, modules: Sequence[str] = ()) -> list[Address]:
-        """Run the command unless it has run, and wait for all workers.
+    @classmethod
+    def from_text(cls, text: str, workers: Workers | None = None) -> Self:
+        return cls(read_keys(cls.model, cls.name, {"command": text}, workers))
+
+    async def prepare(self) -> None:
+        self._file = write_token(self.keys.folder, self.tokens.primary)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - ``release`` closes it
+
+    async def _run_all(self, gate: Gate) -> None:
+        if "{place}" in self.keys.command:
+            await super()._run_all(gate)
+            return
+        try:
+            await self.run(None, self.worker(gate, None))
+        except ConnectError as error:
+            self._fail(0, error.message)
+
+    async def run(self, place: int | None, worker: WorkerStart) -> Left | None:
+        """Run the command. If it ends well before its worker, it has handed the worker over to a scheduler.
 
         Raises:
-            ConnectError: A command failed, or no worker joined in time.
+            ConnectError: The command failed.
         """
-        if self._file is not None:
-            return await super().start(modules)
-        gate = self.open()
-        self._file = self._write_token()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - ``stop`` closes it
-        worker = [sys.executable, "-m", "ddlf.cli.worker", "--join", gate.addresses, "--token-file", str(self._file)]
-        worker += ["--join-for", str(JOIN_FOR_S), "--quiet"]
-        places: Sequence[int | None] = range(len(self.addresses)) if "{place}" in self._text else [None]
-        for place in places:
-            own = worker if place is None else [*worker, "--place", str(place)]
-            line = self._text.replace("{worker}", shlex.join(own)).replace("{n}", str(len(self.addresses)))
-            self._processes.append(await self._run(line.replace("{place}", str(place))))
-        waiting = asyncio.ensure_future(super().start(modules))
-        failing = asyncio.ensure_future(self._first_failure())
-        try:
-            await asyncio.wait([waiting, failing], return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                raise failing.result()
-            return waiting.result()
-        finally:
-            waiting.cancel()
-            failing.cancel()
-            await asyncio.gather(waiting, failing, return_exceptions=True)
-
-    def _write_token(self) -> Path:
-        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".ddlf-token-")  # mode 0600
-        with open(descriptor, "wb") as file:
-            file.write(self.tokens.primary)
-        return Path(name)
-
-    async def _run(self, line: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_shell(
-            line,
-            cwd=self._folder,
+        arguments = [sys.executable, "-m", "ddlf.cli.worker", *worker.arguments(), "--token-file", str(self._file)]
+        line = self.keys.command.replace("{worker}", shlex.join(arguments)).replace("{n}", str(len(self.addresses)))
+        process = await asyncio.create_subprocess_shell(
+            line.replace("{place}", str(place)),
+            cwd=self.keys.folder,
             env=child_environment(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=self._errors,
             start_new_session=True,
         )
+        try:
+            code = await process.wait()
+        finally:
+            await _end(process)
+        if code > 0 and self.gate.has_begun:
+            return Left(Cause.CRASH, f"its command ended with exit code {code}", code)
+        if code > 0:
+            said = self._last_output()
+            raise ConnectError(
+                f"the command of the launcher ended with exit code {code}" + (f":\n{said}" if said else "")
+            )
+        return Left(Cause.CRASH, f"its command was ended by {signal.Signals(-code).name}", code) if code else None
 
-    async def _first_failure(self) -> ConnectError:
-        """Wait until a command fails, and return the error. A command that ends well has handed its workers over."""
-        failed: asyncio.Queue[int] = asyncio.Queue()
+    def worker(self, gate: Gate, place: int | None) -> WorkerStart:
+        return WorkerStart(gate.addresses(self.keys.network), place, self.tokens.primary, join_for_s=JOIN_FOR_S)
 
-        async def watch(process: asyncio.subprocess.Process) -> None:
-            if code := await process.wait():
-                failed.put_nowait(code)
-
-        async with asyncio.TaskGroup() as watching:
-            tasks = [watching.create_task(watch(process)) for process in self._processes]
-            code = await failed.get()
-            for task in tasks:
-                task.cancel()
+    def _last_output(self) -> str:
         assert self._errors is not None
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - SHOWN_BYTES))
-        output = self._errors.read()
-        said = output.decode(errors="replace").strip()
-        return ConnectError(
-            f"the command of the launcher ended with exit code {code}" + (f":\n{said}" if said else ""),
-            hint="run it yourself in a shell to see why",
-        )
+        return self._errors.read().decode(errors="replace").strip()
 
-    async def stop(self) -> None:
-        """Tell all workers that the run is over, remove the token, and end commands that still run."""
-        await super().stop()
-        file, self._file = self._file, None
-        if file is not None:
-            file.unlink(missing_ok=True)
-        processes, self._processes = self._processes, []
-        for process in processes:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(STOP_S):
-                        await process.wait()
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, number)
-            await process.wait()
+    async def release(self) -> None:
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
         if self._errors is not None:
             self._errors.close()
 
 
-def make_command(text: str, workers: int) -> Commanded:
-    """Return the launcher of ``--launcher command:TEXT``."""
-    return Commanded(text, workers)
+def write_token(folder: Path, token: bytes) -> Path:
+    """Write a token to a new file in a folder, which only its owner can read."""
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".ddlf-token-")  # mode 0600
+    with open(descriptor, "wb") as file:
+        file.write(token)
+    return Path(name)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a command that still runs, with all that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()

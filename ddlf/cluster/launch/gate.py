@@ -30,7 +30,7 @@ from ddlf.rpc.listen import REFUSAL_DELAY_S, accepted, answer_http, close_if_can
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import is_loopback
 from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
-from ddlf.worker.machine import addresses_of
+from ddlf.worker.machine import addresses_in, addresses_of
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,9 @@ class Gate:
     Attributes:
         port: The port that it listens on.
         came: Set when a worker has joined; the launcher waits for it. Belongs to the gate's loop.
+        has_begun: Whether the run has begun, perhaps without some workers.
+        absent_at_start: Places without a worker when the run began. The first attempt to connect to one fails at once,
+            so that the run can begin. Later attempts wait for its worker. Belongs to the gate's loop.
 
     Raises:
         ListenError: The address is taken, or not permitted.
@@ -98,6 +101,8 @@ class Gate:
         self._admission = Admission(log.info, lambda: 0, per_address=MOST_GREETINGS)
         self._thread = threading.Thread(target=self._run, name="ddlf-gate", daemon=True)
         self.came = asyncio.Event()
+        self.has_begun = False
+        self.absent_at_start: set[int] = set()
         self._is_over = False
         self._thread.start()
 
@@ -119,26 +124,37 @@ class Gate:
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
-    @property
-    def addresses(self) -> str:
-        """The addresses where workers may reach the gate, with commas, as ``ddlf-worker --join`` takes them."""
-        hosts = (f"[{host}]" if ":" in host else host for host in addresses_of(self.host))
-        return ",".join(f"{host}:{self.port}" for host in hosts)
-
-    def close(self, *, over: bool = False) -> None:
-        """End all waiting connections, and the thread. Connections that were taken stay. Safe to call again.
+    def addresses(self, network: str | None = None) -> str:
+        """Return the addresses where workers may reach the gate, with commas, as ``ddlf-worker --join`` takes them.
 
         Args:
-            over: Whether to tell the workers that the run is over, so that they end.
+            network: An interface or a network of this machine; None for all.
+
+        Raises:
+            ConfigError: This machine has no address in the network.
         """
+        hosts = addresses_of(self.host) if network is None else addresses_in(network)
+        return ",".join(f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}" for host in hosts)
+
+    def close(self) -> None:
+        """End all waiting connections, and the thread. Connections that were taken stay. Safe to call again."""
         with contextlib.suppress(RuntimeError):  # it is closed already
-            if over:
-                asyncio.run_coroutine_threadsafe(self._end_workers(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
-    async def _end_workers(self) -> None:
-        """Tell each joined worker that the run is over, also a worker that offers its next connection only now."""
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is over, so that no worker must start again."""
+        return self._is_over
+
+    def incarnation(self, place: int) -> int:
+        """Return the incarnation of the last worker that has joined at a place; 0 if none has."""
+        return self._places[place].incarnation
+
+    async def end_workers(self) -> None:
+        """Tell each joined worker that the run is over, also a worker that offers its next connection only now. Runs in
+        the gate's loop.
+        """
         self._is_over = True
         for place in self._places:
             if place.waiting:
@@ -177,6 +193,9 @@ class Gate:
             sock = place.waiting.popleft()
             self._loop.remove_reader(sock)
             return sock
+        if number in self.absent_at_start:
+            self.absent_at_start.discard(number)
+            raise ConnectError(f"place {number}: no worker has joined there yet")
         taker: asyncio.Future[socket.socket] = self._loop.create_future()
         place.takers.append(taker)
         try:
@@ -321,9 +340,10 @@ class Joined(Launcher):
         n: Number of places, 1 to 1,024.
         host: The address that the master listens on. With a token the default is all addresses, else only loopback.
         port: The port; 0 for any free one.
+        least: How many workers are enough to begin. The others may come later. None waits for all.
         token_file: The argument of ``Cluster``.
         tokens: The secret of this run, instead of the file's.
-        start_timeout_s: Seconds to wait for all workers.
+        start_timeout_s: Seconds to wait for the workers.
 
     Attributes:
         ends_workers: Whether the workers end with the run. Workers that a user has started wait for the next one.
@@ -333,6 +353,7 @@ class Joined(Launcher):
     """
 
     ends_workers = False
+    fixed_places = True
 
     def __init__(
         self,
@@ -340,12 +361,15 @@ class Joined(Launcher):
         host: str | None = None,
         port: int = 9100,
         *,
+        least: int | None = None,
         token_file: str | Path | None = None,
         tokens: Tokens | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
             raise ConfigError(f"the number of workers must be 1-1024, got {n!r}")
+        if least is not None and (isinstance(least, bool) or not isinstance(least, int) or not 1 <= least <= n):
+            raise ConfigError(f"least must be 1-{n}, the number of places, got {least!r}")
         if isinstance(start_timeout_s, bool) or not start_timeout_s > 0:
             raise ConfigError(f"start_timeout_s must be a number of seconds above 0, got {start_timeout_s!r}")
         tokens = tokens or find_tokens(token_file)
@@ -357,6 +381,7 @@ class Joined(Launcher):
             )
         self.tokens = tokens or loopback_tokens()
         self.port = port
+        self.least = None if least == n else least
         self.addresses: list[Address] = [(f"place {index}", 0) for index in range(n)]
         self._start_timeout_s = start_timeout_s
         self._gate: Gate | None = None
@@ -383,36 +408,77 @@ class Joined(Launcher):
         return self._gate
 
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
-        """Wait until all workers have joined. After ``start_timeout_s`` continue without the others, if any has."""
+        """Wait until all workers have joined, or ``least`` of them. After ``start_timeout_s`` continue without the
+        others, if any has joined.
+        """
         gate = self.open()
         count = len(self.addresses)
-        waiting = asyncio.ensure_future(gate.run(gate.wait(count)))
+        coming = asyncio.ensure_future(gate.run(gate.wait(self.least or count)))
+        failing = asyncio.ensure_future(self._failed())
+        telling = asyncio.ensure_future(self._tell_who_is_missing(gate))
+        tasks = coming, failing, telling
         try:
-            done, _ = await asyncio.wait([waiting], timeout=min(SAY_AFTER_S, self._start_timeout_s))
-            if not done:
-                absent = await gate.run(gate.absent())
-                advice = "" if self.ends_workers else f"; start them with: ddlf-worker --join HOST:{gate.port}"
-                log.warning("waiting for workers at %s%s", _places(absent), advice)
-                done, _ = await asyncio.wait([waiting], timeout=max(0.0, self._start_timeout_s - SAY_AFTER_S))
-            absent = waiting.result() if done else await gate.run(gate.absent())
+            await asyncio.wait({coming, failing}, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done() and not coming.done():
+                raise failing.result()
+            absent = await gate.run(gate.absent())
+            if len(absent) == count:
+                reasons = "; ".join(dict.fromkeys(filter(None, [await self.waits(index) for index in absent])))
+                raise ConnectError(
+                    f"no worker joined at port {gate.port} within {self._start_timeout_s:g} s"
+                    + (f": {reasons}" if reasons else ""),
+                    hint="look at the output of its job"
+                    if self.ends_workers
+                    else f"start one with: ddlf-worker --join HOST:{gate.port}",
+                )
         finally:
-            waiting.cancel()
-        if len(absent) == count:
-            raise ConnectError(
-                f"no worker joined at port {gate.port} within {self._start_timeout_s:g} s",
-                hint="look at the output of its job"
-                if self.ends_workers
-                else f"start one with: ddlf-worker --join HOST:{gate.port}",
-            )
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await gate.run(self._continue_without(gate, absent))
         return self.addresses
+
+    async def _continue_without(self, gate: Gate, absent: Sequence[int]) -> None:
+        gate.absent_at_start.update(index for index in absent if not gate.incarnation(index))
+        gate.has_begun = True
+
+    async def _failed(self) -> ConnectError:
+        """Wait until it is certain that a place gets no worker, and return the error."""
+        never: asyncio.Future[ConnectError] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def _tell_who_is_missing(self, gate: Gate) -> None:
+        """Print the places without a worker, each with the reason, after some seconds and at each change."""
+        told = ""
+        while True:
+            await asyncio.sleep(SAY_AFTER_S)
+            absent = await gate.run(gate.absent())
+            places: dict[str, list[int]] = {}
+            for index in absent:
+                places.setdefault(await self.waits(index), []).append(index)
+            lines = [f"{_places(numbers)}{f': {why}' if why else ''}" for why, numbers in places.items()]
+            advice = "" if self.ends_workers else f"; start them with: ddlf-worker --join HOST:{gate.port}"
+            text = f"waiting for workers at {'; '.join(lines)}{advice}"
+            if absent and text != told:
+                log.warning("%s", text)
+                told = text
 
     def way(self, index: int) -> Way:
         return lambda timeout_s: self.gate.take(index, timeout_s)
 
     async def stop(self) -> None:
         gate, self._gate = self._gate, None
-        if gate is not None:
-            await asyncio.to_thread(gate.close, over=self.ends_workers)
+        if gate is None:
+            return
+        try:
+            if self.ends_workers:
+                await gate.run(gate.end_workers())
+            await self._workers_told(gate)
+        finally:
+            await asyncio.to_thread(gate.close)
+
+    async def _workers_told(self, gate: Gate) -> None:
+        """Wait until the workers have ended. They know that the run is over."""
 
 
 def _is_address_of_this_machine_only(host: str) -> bool:

@@ -2,34 +2,99 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
+import re
 import socket
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any, Self
 
 from ddlf.errors import ConfigError
 from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
 
 GROUP = "ddlf.launchers"
-"""Group of entry points of other packages. Each is a function that makes a ``Launcher`` from a text, which may be
-empty. If it has a parameter ``workers``, it also gets the number of workers (``--workers``).
+"""Group of entry points. Each is a subclass of ``Launcher``, which makes an object by ``from_text`` or ``from_keys``, or
+a function that makes a ``Launcher`` from a text, which may be empty.
 """
 OWN = {
-    "command": "ddlf.cluster.launch.command:make_command",
-    "mpi": "ddlf.cluster.launch.ranks:make_mpi",
-    "slurm": "ddlf.cluster.launch.ranks:make_slurm",
+    "command": "ddlf.cluster.launch.command:Commanded",
+    "mpi": "ddlf.cluster.launch.ranks:Mpi",
+    "slurm": "ddlf.cluster.launch.ranks:Slurm",
 }
 """DDLF's own launchers, as entry points."""
 LOOPBACK = "loopback"
+MOST_WORKERS = 1024
 
 Address = tuple[str, int]
 """Host and port."""
 Way = Callable[[float], Awaitable[socket.socket]]
 """Returns a connected socket to one worker within some seconds. It may be called in any event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The number of workers of a run.
+
+    Args:
+        least: The run begins when so many have come.
+        most: Number of places, and of slots.
+    """
+
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, value: object) -> Self:
+        """Parse ``4``, ``"4"`` or ``"2..8"``.
+
+        Raises:
+            ValueError: It is none of these, or not 1-1024.
+        """
+        if isinstance(value, cls):
+            return value
+        ends = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", str(value).strip()) if not isinstance(value, bool) else None
+        if ends is None:
+            raise ValueError(f"must be a number of workers such as 4, or 2..8, got {value!r}")
+        least, most = int(ends[1]), int(ends[2] or ends[1])
+        if not 1 <= least <= most <= MOST_WORKERS:
+            raise ValueError(
+                f"must be 1-{MOST_WORKERS} workers, and a range begins with its smaller number, got {value}"
+            )
+        return cls(least, most)
+
+    def __str__(self) -> str:
+        return str(self.most) if self.least == self.most else f"{self.least}..{self.most}"
+
+
+class Cause(StrEnum):
+    """Why a worker has left its place."""
+
+    NOTICE = "notice"
+    PREEMPTED = "preempted"
+    MEMORY = "out of memory"
+    TIME_LIMIT = "time limit"
+    NODE = "node lost"
+    CRASH = "crash"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The end of a worker, as its launcher knows it.
+
+    Args:
+        cause: Why it ended.
+        words: The engine's own words about it, as the end of a sentence; empty if there are none.
+        exit_code: Exit code of the worker's process, negative for a signal; None if nobody knows it.
+    """
+
+    cause: Cause
+    words: str = ""
+    exit_code: int | None = None
 
 
 class Launcher(ABC):
@@ -40,12 +105,35 @@ class Launcher(ABC):
         addresses: One address for each worker, in order; a port is 0 until the worker has started.
         names: Names of the workers for people, in order; if empty, addresses serve as names.
         revives: Whether the launcher starts workers, and restarts them after they have ended.
+        fixed_places: Whether each worker has a number before it comes, its place + 1. A run then has a slot for each
+            place, also if its worker comes later.
+        least: How many workers are enough to begin; None if all are needed.
     """
 
     tokens: Tokens
     addresses: list[Address]
     names: Sequence[str] = ()
     revives = False
+    fixed_places = False
+    least: int | None = None
+
+    @classmethod
+    def from_text(cls, text: str, workers: Workers | None = None) -> Self:
+        """Make the launcher of ``--launcher NAME:TEXT --workers N``.
+
+        Raises:
+            ConfigError: The text is invalid, or the launcher cannot be used here.
+        """
+        raise ConfigError(f"{cls.__name__} cannot be made from a text", hint="it needs a method from_text")
+
+    @classmethod
+    def from_keys(cls, values: Mapping[str, Any]) -> Self:
+        """Make the launcher of a mapping in cluster.yaml, or of ``Cluster.on``.
+
+        Raises:
+            ConfigError: A key or a value is invalid, or the launcher cannot be used here.
+        """
+        raise ConfigError(f"{cls.__name__} has no keys", hint="write it as a text: NAME:TEXT")
 
     @abstractmethod
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
@@ -81,12 +169,13 @@ class Launcher(ABC):
         """
         return None
 
-    async def how_ended(self, index: int) -> int | None:
-        """Return the exit code of a worker's process, negative for a signal.
-
-        None means that the process runs, or that the launcher cannot know.
-        """
+    async def left(self, index: int) -> Left | None:
+        """Return how the worker at a place ended. None means that it runs, or that the launcher does not know."""
         return None
+
+    async def waits(self, index: int) -> str:
+        """Return why a worker has not come yet, in the engine's words; empty if the reason is unknown."""
+        return ""
 
     @abstractmethod
     async def stop(self) -> None:
@@ -131,39 +220,57 @@ class Given(Launcher):
         pass
 
 
-def installed(text: str, workers: int | None = None) -> Launcher:
+def installed(text: str, workers: Workers | None = None) -> Launcher:
     """Return the launcher with a name, from DDLF or from another package.
 
     Args:
         text: ``"NAME"``, or ``"NAME:TEXT"`` with a text for the launcher, as in ``"slurm:start_timeout=60"``.
-        workers: Number of workers, for a launcher that needs it.
+        workers: Number of workers (``--workers``), for a launcher that has this key.
 
     Raises:
         ConfigError: There is no launcher of this name, its entry point returns another object, or it cannot be used here.
     """
     name, _, rest = text.partition(":")
-    own = {name: EntryPoint(name, where, GROUP) for name, where in OWN.items()}
-    launchers = {entry.name: entry for entry in entry_points(group=GROUP)} | own
-    if name not in launchers:
-        hint = f"there are: {', '.join(sorted(launchers))}; other packages can bring more"
-        raise ConfigError(f"there is no launcher {name!r}", hint=hint)
-    make = launchers[name].load()
-    counts = False
-    with contextlib.suppress(TypeError, ValueError):  # a class of C has no signature
-        counts = "workers" in inspect.signature(make).parameters
-    if counts and workers is None:
-        raise ConfigError(
-            f"--launcher {name} needs the number of workers",
-            hint="start it with: ddlf run app.py --launcher '...' --workers N",
-        )
-    if not counts and workers is not None:
+    found = _find(name)
+    if isinstance(found, type) and issubclass(found, Launcher):
+        return found.from_text(rest, workers)
+    if workers is not None:
         raise ConfigError(f"--workers has no effect with --launcher {name}", hint="leave it out")
-    launcher = make(rest, workers=workers) if counts else make(rest)
+    launcher = found(rest)
     if not isinstance(launcher, Launcher):
         raise ConfigError(
-            f"{launchers[name].value} makes a {type(launcher).__name__} instead of a ddlf.cluster.launch.launcher.Launcher"
+            f"the launcher {name!r} makes a {type(launcher).__name__} instead of a ddlf.cluster.launch.launcher.Launcher"
         )
     return launcher
+
+
+def from_keys(name: str, values: Mapping[str, Any]) -> Launcher:
+    """Return the launcher with a name, with these keys.
+
+    Raises:
+        ConfigError: There is no launcher of this name, it has no keys, or they are invalid.
+    """
+    found = _find(name)
+    if not (isinstance(found, type) and issubclass(found, Launcher)):
+        raise ConfigError(f"the launcher {name!r} has no keys", hint=f"write it as a text: {name}:TEXT")
+    return found.from_keys(values)
+
+
+def _find(name: str) -> Any:
+    """Load the entry point of a launcher. DDLF's own names cannot be taken by another package."""
+    others = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if both := others.keys() & OWN.keys():
+        taken = min(both)
+        raise ConfigError(
+            f"the package of {others[taken].value} brings a launcher {taken!r}, which DDLF has already",
+            hint="uninstall it, or give its launcher another name",
+        )
+    if name in OWN:
+        return EntryPoint(name, OWN[name], GROUP).load()
+    if name not in others:
+        hint = f"there are: {', '.join(sorted({*others, *OWN}))}; other packages can bring more"
+        raise ConfigError(f"there is no launcher {name!r}", hint=hint)
+    return others[name].load()
 
 
 def machine(host: str) -> str:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from ddlf.cluster.launch.launcher import Address, Launcher
+from ddlf.cluster.launch.launcher import Address, Cause, Launcher, Left
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.rpc.tokens import Tokens, new_token
 from ddlf.worker.process import Template, can_fork, child_environment
@@ -78,7 +78,7 @@ class Local(Launcher):
         if not self._processes:
             raise ConnectError("the local workers were ended", hint="connect the cluster again")
         async with self._locks[index]:
-            if await self.how_ended(index) is not None:
+            if await self.left(index) is not None:
                 process, port = await self._unless_stopped(self._start_one())
                 self._processes[index], self.addresses[index] = process, ("127.0.0.1", port)
             return self.addresses[index]
@@ -147,11 +147,11 @@ class Local(Launcher):
             raise
         return process, json.loads(line) if line else {}
 
-    async def how_ended(self, index: int) -> int | None:
-        """Return the exit code of the daemon's process; None if it runs."""
+    async def left(self, index: int) -> Left | None:
+        """Return how the daemon's process ended; None if it runs."""
         with contextlib.suppress(TimeoutError, IndexError):
             async with asyncio.timeout(EXIT_NEWS_S):
-                return await self._processes[index].wait()
+                return Left(Cause.CRASH, exit_code=await self._processes[index].wait())
         return None
 
     async def stop(self) -> None:

@@ -13,8 +13,6 @@ import functools
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,17 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlf.cluster.launch.gate import START_TIMEOUT_S, Joined
-from ddlf.cluster.launch.launcher import Address
+from ddlf.cluster.launch.engine import Engine
+from ddlf.cluster.launch.keys import Keys
+from ddlf.cluster.launch.launcher import Address, Workers
+from ddlf.cluster.launch.supervisor import LOOK_S, Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
-from ddlf.rpc.tokens import Tokens, new_token
-from ddlf.worker.process import child_environment
-
-LOOK_S = 0.1
-"""Seconds between two looks at the file and at the worker's process."""
-LEFT_S = 30
-"""Seconds that a worker tries to find its master again, if the master was killed."""
-STOP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,30 +110,30 @@ def _size(environment: Mapping[str, str], *names: str) -> int:
     return next((int(environment[name]) for name in names if name in environment), 1)
 
 
-class Ranked(Joined):
+class Ranked(Engine):
     """The launcher for the workers of all tasks of one job: each task starts its own worker, which joins the master at
     rank 0.
 
     Args:
+        keys: The keys of the launcher.
         ranks: This task.
         folder: A folder that all tasks share.
-        start_timeout_s: Seconds to wait for all workers, and for the master.
+
+    Raises:
+        ConfigError: ``workers`` is not the number of tasks.
     """
 
-    ends_workers = True
-
-    def __init__(self, ranks: Ranks, folder: Path | None = None, start_timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(self, keys: Keys, ranks: Ranks, folder: Path | None = None) -> None:
         self.ranks = ranks
+        workers = keys.workers or Workers(ranks.size, ranks.size)
+        if workers.most != ranks.size:
+            raise ConfigError(
+                f"launcher {ranks.engine}: {ranks.size} tasks run, but workers={workers}",
+                hint=f"leave it out, or start {workers.most} tasks",
+            )
         name = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in ranks.job)
         self._file = (folder or Path.cwd()) / f".ddlf-{ranks.engine}-{name}.json"
-        token = new_token().encode()
-        super().__init__(
-            ranks.size,
-            "0.0.0.0",
-            0,
-            tokens=Tokens((token,), source="a token of this run"),
-            start_timeout_s=start_timeout_s,
-        )
+        super().__init__(keys, workers)
         self._own: Supervisor | None = None
 
     def follower(self) -> Callable[[], int] | None:
@@ -155,7 +147,8 @@ class Ranked(Joined):
         """
         while True:
             meeting = self._wait_for_meeting()
-            supervisor = Supervisor(*meeting, self.ranks.rank)
+            gates, token = meeting
+            supervisor = Supervisor(WorkerStart(gates, self.ranks.rank, token))
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_, mine=supervisor: mine.ask_to_stop())
             code = supervisor.run(is_over=lambda: not self._file.exists())
@@ -193,8 +186,8 @@ class Ranked(Joined):
             )
         if self._own is None:
             gate = self.open()
-            self._write({"gates": gate.addresses, "token": self.tokens.primary.decode()})
-            self._own = Supervisor(f"127.0.0.1:{gate.port}", self.tokens.primary, 0)
+            self._write({"gates": gate.addresses(self.keys.network), "token": self.tokens.primary.decode()})
+            self._own = Supervisor(WorkerStart(f"127.0.0.1:{gate.port}", 0, self.tokens.primary))
             threading.Thread(target=self._own.run, name="ddlf-rank", daemon=True).start()
         return await super().start(modules)
 
@@ -217,81 +210,6 @@ class Ranked(Joined):
             await asyncio.to_thread(own.stop)
 
 
-class Supervisor:
-    """Keeps the worker of one place running. A worker that is killed is started again.
-
-    Args:
-        gates: The master's addresses, with commas.
-        token: The token of this run.
-        place: The worker's place.
-    """
-
-    def __init__(self, gates: str, token: bytes, place: int) -> None:
-        self._command = [
-            *(sys.executable, "-m", "ddlf.cli.worker", "--join", gates, "--place", str(place)),
-            *("--join-for", str(LEFT_S), "--exit-with-parent", "--quiet"),
-        ]
-        self._token = token
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_stopped = False
-        self._starting = threading.Lock()  # no process starts after ``stop``
-
-    def start(self) -> None:
-        """Start the worker's process, unless ``stop`` was called."""
-        with self._starting:
-            if self._is_stopped:
-                return
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, env=child_environment(), start_new_session=True
-            )
-            assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it was killed at once; ``run`` starts it again
-                self._process.stdin.write(self._token + b"\n")
-                self._process.stdin.flush()
-
-    def run(self, is_over: Callable[[], bool] = lambda: False) -> int:
-        """Keep the worker of this task running until the run is over: start it again if it is killed. Return the exit
-        code for the task.
-        """
-        self.start()
-        code = 0
-        while not (self._is_stopped or is_over()):
-            ended = self._process.poll() if self._process is not None else None
-            if ended is not None and ended >= 0:
-                code = ended  # it ended by itself, and has said why
-                break
-            if ended is not None:
-                self._close_stdin()
-                self.start()
-            time.sleep(LOOK_S)
-        self.stop()
-        return code
-
-    def ask_to_stop(self) -> None:
-        """Let ``run`` end soon. A signal handler may call this."""
-        self._is_stopped = True
-
-    def stop(self) -> None:
-        """End the worker and wait for it. Safe to call again."""
-        with self._starting:
-            self._is_stopped = True
-            process = self._process
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._close_stdin()
-
-    def _close_stdin(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-
-
 def check_one_task(environment: Mapping[str, str] = os.environ) -> None:
     """Refuse to run the same program in several tasks that do not know each other.
 
@@ -310,27 +228,19 @@ def check_one_task(environment: Mapping[str, str] = os.environ) -> None:
             )
 
 
-def make_slurm(text: str) -> Ranked:
-    """Make the launcher of ``--launcher slurm`` from its text."""
-    return Ranked(slurm(), start_timeout_s=start_timeout(text))
+class Slurm(Ranked):
+    """The launcher for the tasks of ``srun``."""
+
+    name = "slurm"
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys, slurm())
 
 
-def make_mpi(text: str) -> Ranked:
-    """Make the launcher of ``--launcher mpi`` from its text."""
-    return Ranked(mpi(), start_timeout_s=start_timeout(text))
+class Mpi(Ranked):
+    """The launcher for the tasks of ``mpirun``."""
 
+    name = "mpi"
 
-def start_timeout(text: str) -> float:
-    """Return the seconds in the text of a launcher, whose only option is ``start_timeout=SECONDS``."""
-    if not text:
-        return START_TIMEOUT_S
-    name, _, value = text.partition("=")
-    if name != "start_timeout":
-        raise ConfigError(f"the launcher has no option {name!r}", hint="it has: start_timeout=SECONDS")
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise ConfigError(f"start_timeout must be a number of seconds above 0, got {value!r}")
-    return seconds
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys, mpi())

@@ -11,7 +11,7 @@ from ddlf.cli.options import add_options, named_cluster
 from ddlf.cli.parsing import Parser
 from ddlf.cli.run import resolve_cluster
 from ddlf.cluster.cluster import Cluster
-from ddlf.cluster.launch.launcher import Given, Launcher, installed
+from ddlf.cluster.launch.launcher import Cause, Given, Launcher, Left, Workers, installed
 from ddlf.cluster.launch.local import Local
 from ddlf.errors import ConfigError, ConnectError, WorkerLost
 from ddlf.testing.in_process import InProcessDaemon, InProcessWorkers
@@ -78,7 +78,7 @@ async def test_who_starts_again_or_twice_at_once_gets_the_same_workers_and_none_
     assert first == second == await launcher.start()
     addresses = list(first)
     for index in (0, 1):
-        assert await launcher.how_ended(index) is None
+        assert await launcher.left(index) is None
         assert await launcher.revive(index) == addresses[index]
 
 
@@ -111,12 +111,12 @@ async def test_a_death_is_told_and_the_worker_comes_back_where_the_launcher_can_
             launcher._processes[1].kill()
             with pytest.raises(WorkerLost, match="its process was ended by SIGKILL"):
                 await asyncio.wait_for(running, PATIENCE_S)
-            assert await launcher.how_ended(1) == -9
+            assert await launcher.left(1) == Left(Cause.CRASH, exit_code=-9)
             await cluster.connect()
             assert await cluster.run_code("self.id") == [1, 2]
         else:
             await launcher.kill(1)
-            assert await launcher.how_ended(1) is None, "nobody here can know"
+            assert await launcher.left(1) is None, "nobody here can know"
             with pytest.raises(ConnectError, match="1 of 2 workers could not be reached"):
                 await cluster.connect()
             await launcher.kill(0)
@@ -155,8 +155,10 @@ from ddlf.cluster.launch.local import Local
 def make(text):
     return Local(int(text or 1))
 
-def counted(text, workers):
-    return Local(workers)
+class Counted(Local):
+    @classmethod
+    def from_text(cls, text, workers=None):
+        return cls(workers.most)
 """
 
 
@@ -168,7 +170,7 @@ def package(tmp_path, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-launchers\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[ddlf.launchers]\nherd = some_launchers:make\ncounted = some_launchers:counted\nwrong = builtins:str\n"
+        "[ddlf.launchers]\nherd = some_launchers:make\ncounted = some_launchers:Counted\nwrong = builtins:str\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
@@ -180,19 +182,21 @@ def test_an_installed_package_brings_launchers(package):
     assert isinstance(installed("herd:3"), Launcher)
     assert len(installed("herd:3").addresses) == 3
     assert len(installed("herd").addresses) == 1
-    assert len(installed("counted", 4).addresses) == 4
+    assert len(installed("counted", Workers(4, 4)).addresses) == 4
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("heard:3", "there is no launcher 'heard'; there are: command, counted, herd, mpi, slurm, wrong"),
-        ("wrong:x", "builtins:str makes a str"),
+        ("wrong:x", "the launcher 'wrong' makes a str"),
     ],
 )
 def test_what_is_no_launcher_is_refused(package, text, sentence):
     with pytest.raises(ConfigError, match=sentence):
         installed(text)
+    with pytest.raises(ConfigError, match="--workers has no effect with --launcher herd; leave it out"):
+        installed("herd", Workers(2, 2))
 
 
 def test_without_such_a_package_there_is_none():
@@ -219,7 +223,7 @@ def test_the_cluster_file_may_name_it_in_place_of_workers(package, tmp_path, cap
     options = parser.parse_args(["-c", str(path)])
     cluster, described = resolve_cluster(options)
     assert (cluster.N, described) == (3, f"lab, {path} (3 workers)")
-    with pytest.raises(ConfigError, match="has each run start its workers with launcher 'herd:3': none can be asked"):
+    with pytest.raises(ConfigError, match="has each run start its workers with launcher 'herd': none can be asked"):
         named_cluster(options)
     (tmp_path / "some.py").write_text("async def main(cluster): pass\n")
     with pytest.raises(SystemExit):

@@ -18,9 +18,10 @@ import pytest
 from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
 from ddlf.cluster.launch import ranks
-from ddlf.cluster.launch.gate import START_TIMEOUT_S
-from ddlf.cluster.launch.launcher import installed
-from ddlf.cluster.launch.ranks import Ranked, Ranks, Supervisor, check_one_task, mpi, slurm, start_timeout
+from ddlf.cluster.launch.keys import Keys, parse_keys
+from ddlf.cluster.launch.launcher import Workers, installed
+from ddlf.cluster.launch.ranks import Ranked, Ranks, check_one_task, mpi, slurm
+from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 from tests.patience import PATIENCE_S
 
@@ -94,23 +95,21 @@ def test_option_of_the_launcher_is_checked(monkeypatch):
     for name, value in {**TASK, "SLURM_PROCID": "0"}.items():
         monkeypatch.setenv(name, value)
     assert installed("slurm:start_timeout=20")._start_timeout_s == 20
-    with pytest.raises(ConfigError, match="the launcher has no option 'nodes'; it has: start_timeout=SECONDS"):
-        installed("slurm:nodes=4")
-    for wrong in ("start_timeout", "start_timeout=", "start_timeout=-1", "start_timeout=soon"):
-        with pytest.raises(ConfigError, match="must be a number of seconds above 0"):
-            installed(f"slurm:{wrong}")
+    assert installed("slurm:workers=2..3").least == 2
+    with pytest.raises(ConfigError, match="3 tasks run, but workers=4; leave it out, or start 4 tasks"):
+        installed("slurm", Workers(4, 4))
 
 
 def test_task_without_a_master_ends_after_the_timeout(tmp_path):
-    launcher = Ranked(Ranks("slurm", 1, 2, "7.0.0"), tmp_path, start_timeout_s=0.2)
+    launcher = Ranked(Keys(start_timeout=0.2), Ranks("slurm", 1, 2, "7.0.0"), tmp_path)
     with pytest.raises(ConnectError, match=r"rank 1 found no file .*\.ddlf-slurm-7\.0\.0\.json within 0\.2 s"):
         launcher.follower()()
 
 
 def test_only_rank_0_is_the_master(tmp_path):
-    assert Ranked(Ranks("slurm", 0, 2, "7.0.0"), tmp_path).follower() is None
+    assert Ranked(Keys(), Ranks("slurm", 0, 2, "7.0.0"), tmp_path).follower() is None
     with pytest.raises(ConfigError, match="this task has rank 1, and only rank 0 is the master"):
-        asyncio.run(Ranked(Ranks("slurm", 1, 2, "7.0.0"), tmp_path).start())
+        asyncio.run(Ranked(Keys(), Ranks("slurm", 1, 2, "7.0.0"), tmp_path).start())
 
 
 BY_DDLF = ("-m", "ddlf", "run", "app.py")
@@ -159,7 +158,7 @@ def test_all_tasks_run_one_program_and_leave_nothing(words, tmp_path):
 
 
 def test_file_of_a_killed_run_is_left_for_the_one_that_replaces_it(tmp_path, monkeypatch):
-    launcher = Ranked(Ranks("mpi", 1, 2, "mpich"), tmp_path, start_timeout_s=PATIENCE_S)
+    launcher = Ranked(Keys(start_timeout=PATIENCE_S), Ranks("mpi", 1, 2, "mpich"), tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         stale = f"127.0.0.1:{free.getsockname()[1]}"
@@ -201,7 +200,7 @@ def test_page_starts_tasks_with_launchers_that_are_there():
         assert (count, ddlf, run, app) == ("4", "ddlf", "run", "app.py")
         name, _, text = parser.parse_args(options).launcher.partition(":")
         assert {"srun": "slurm", "mpirun": "mpi"}[program] == name
-        assert start_timeout(text) in (60, START_TIMEOUT_S)
+        assert Keys.model_validate(parse_keys(text, name)).start_timeout in (60, 600)
     (command,) = (shlex.split(line) for line in page.splitlines() if "command:" in line)
     options = parser.parse_args(command[3:])
     assert len(installed(options.launcher, options.workers).addresses) == 4
@@ -235,7 +234,7 @@ def test_killed_worker_is_started_again_and_the_task_ends_with_the_run():
             super().start()
             started.append(self._process)
 
-    supervisor = Short("127.0.0.1:1", b"token", 0)
+    supervisor = Short(WorkerStart("127.0.0.1:1", 0, b"token"))
     over = threading.Event()
     codes = []
     running = threading.Thread(target=lambda: codes.append(supervisor.run(over.is_set)))
@@ -253,7 +252,7 @@ def test_killed_worker_is_started_again_and_the_task_ends_with_the_run():
 
 
 def test_worker_that_ends_by_itself_ends_its_task_with_its_code():
-    supervisor = Supervisor("127.0.0.1:1", b"token", 0)
+    supervisor = Supervisor(WorkerStart("127.0.0.1:1", 0, b"token"))
     supervisor._command = [sys.executable, "-c", "import sys; sys.exit(3)"]
     assert supervisor.run() == 3
     supervisor.start()

@@ -1,0 +1,192 @@
+"""Launchers for engines: Slurm, Ray, ssh and others start the workers, and the workers join this master. Runs on the
+master.
+
+An engine places, restarts and accounts for workers. Everything else is the same everywhere: the master opens a gate, the
+workers dial it, and they prove a token that this run alone has. Tensors never go through an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from ddlf.cluster.launch.gate import Gate, Joined
+from ddlf.cluster.launch.keys import Keys, parse_keys, read_keys
+from ddlf.cluster.launch.launcher import Address, Cause, Left, Workers
+from ddlf.cluster.launch.supervisor import WorkerStart
+from ddlf.errors import ConfigError, ConnectError, DDLFError
+from ddlf.rpc.tokens import Tokens, new_token
+
+log = logging.getLogger(__name__)
+
+MAX_STARTS = 3
+"""How often a worker is started in a row without joining, before the start of the run fails."""
+PAUSES_S = (0.2, 30.0)
+"""First and longest pause, in seconds, before a worker is started again."""
+END_S = 5.0
+"""Seconds for workers to end by themselves after the run."""
+
+
+class Engine(Joined):
+    """The base class of launchers whose workers an engine starts. They join this master with a token of this run, and end
+    with the run.
+
+    Args:
+        keys: The keys of the launcher.
+        workers: The number of workers; None takes it from the keys.
+
+    Attributes:
+        name: Name of the launcher.
+        model: The class of its keys.
+
+    Raises:
+        ConfigError: The number of workers is missing.
+    """
+
+    name: ClassVar[str]
+    model: ClassVar[type[Keys]] = Keys
+    ends_workers = True
+
+    def __init__(self, keys: Keys, workers: Workers | None = None) -> None:
+        workers = workers or keys.workers
+        if workers is None:
+            raise ConfigError(
+                f"launcher {self.name} needs the number of workers",
+                hint=f"start it with: ddlf run app.py --launcher {self.name} --workers 4",
+            )
+        self.keys = keys
+        super().__init__(
+            workers.most,
+            "0.0.0.0",
+            0,
+            least=workers.least,
+            tokens=Tokens((new_token().encode(),), source="a token of this run"),
+            start_timeout_s=keys.start_timeout,
+        )
+
+    @classmethod
+    def from_text(cls, text: str, workers: Workers | None = None) -> Self:
+        return cls(read_keys(cls.model, cls.name, parse_keys(text, cls.name), workers))
+
+    @classmethod
+    def from_keys(cls, values: Mapping[str, Any]) -> Self:
+        return cls(read_keys(cls.model, cls.name, values))
+
+
+class PlaceEngine(Engine):
+    """The base class of engines that start a worker on request. A subclass writes ``run``, and what else it needs.
+
+    Everything runs in the gate's event loop, so it continues while user code blocks the master's.
+    """
+
+    def __init__(self, keys: Keys, workers: Workers | None = None) -> None:
+        super().__init__(keys, workers)
+        self._lefts: dict[int, Left] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._failure: asyncio.Future[ConnectError] | None = None
+
+    async def prepare(self) -> None:
+        """Connect to the engine, before the first worker starts.
+
+        Raises:
+            ConfigError: The engine cannot be used with these keys.
+            ConnectError: The engine does not answer.
+        """
+
+    @abstractmethod
+    async def run(self, place: int, worker: WorkerStart) -> Left | None:
+        """Run a worker at a place until it ends, and return how it ended. The caller may cancel this, which ends it.
+
+        None means that the engine has taken the worker over: it starts it, and starts it again, without this process.
+
+        Raises:
+            ConnectError: The engine will never run this worker.
+        """
+
+    async def release(self) -> None:
+        """Give back what ``prepare`` has taken, after all workers have ended."""
+
+    async def start(self, modules: Sequence[str] = ()) -> list[Address]:
+        """Have the engine start all workers, and wait for them.
+
+        Raises:
+            ConfigError: The engine cannot be used with these keys.
+            ConnectError: No worker joined in time, or the engine will never run one.
+        """
+        gate = self.open()
+        if self._running is None:
+            await gate.run(self._begin(gate))
+        return await super().start(modules)
+
+    async def left(self, index: int) -> Left | None:
+        return self._lefts.get(index)
+
+    def worker(self, gate: Gate, place: int | None) -> WorkerStart:
+        """Return how to start the worker of a place."""
+        return WorkerStart(gate.addresses(self.keys.network), place, self.tokens.primary)
+
+    async def _begin(self, gate: Gate) -> None:
+        loop = asyncio.get_running_loop()
+        self._failure = loop.create_future()
+        self._lefts.clear()
+        await self.prepare()
+        self._running = loop.create_task(self._run_all(gate))
+
+    async def _run_all(self, gate: Gate) -> None:
+        async with asyncio.TaskGroup() as places:
+            for place in range(len(self.addresses)):
+                places.create_task(self._keep(gate, place))
+
+    async def _keep(self, gate: Gate, place: int) -> None:
+        """Keep a worker at a place until the run is over."""
+        starts, pause = 0, PAUSES_S[0]
+        while not gate.is_over:
+            before = gate.incarnation(place)
+            try:
+                left = await self.run(place, self.worker(gate, place))
+            except DDLFError as error:
+                self._fail(place, error.message)
+                return
+            if left is None:
+                return
+            self._lefts[place] = left
+            has_joined = gate.incarnation(place) != before
+            starts, pause = (0, PAUSES_S[0]) if has_joined else (starts + 1, min(2 * pause, PAUSES_S[1]))
+            if starts >= MAX_STARTS and not gate.has_begun:
+                self._fail(place, left.words or f"its worker ended {starts} times before it joined")
+                return
+            if not gate.is_over:
+                if gate.has_begun:
+                    log.warning(
+                        "place %d: %s (%s); starting it again", place, left.words or "its worker ended", left.cause
+                    )
+                await asyncio.sleep(pause)
+
+    def _fail(self, place: int, why: str) -> None:
+        assert self._failure is not None
+        self._lefts[place] = Left(Cause.CANCELLED, why)
+        if not self._failure.done():
+            self._failure.set_result(ConnectError(f"place {place}: {why}"))
+        elif self._gate is not None and self._gate.has_begun:
+            log.warning("place %d gets no worker any more: %s", place, why)
+
+    async def _failed(self) -> ConnectError:
+        async def wait() -> ConnectError:
+            assert self._failure is not None
+            return await asyncio.shield(self._failure)
+
+        return await self.gate.run(wait())
+
+    async def _workers_told(self, gate: Gate) -> None:
+        await gate.run(self._end())
+
+    async def _end(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            await asyncio.wait({running}, timeout=END_S)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        await self.release()

@@ -1,0 +1,127 @@
+"""Starts the worker of one place, and starts it again if it is killed. Runs where the engine put the place: in a task of
+Slurm, in an actor of Ray, or beside the master.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ddlf.worker.machine import CORES_VARIABLE
+from ddlf.worker.process import child_environment
+
+LOOK_S = 0.1
+"""Seconds between two looks at the worker's process."""
+JOIN_FOR_S = 30
+"""Seconds that a worker tries to find its master again, if the master was killed."""
+STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """The facts for the start of one place's worker. They can be pickled, and their text does not show the token.
+
+    Args:
+        gates: The master's addresses, with commas.
+        place: The place, from 0; None for any free one.
+        token: The token of this run.
+        cores: Number of CPUs that the engine gives the worker; None if the operating system says it.
+        env: More environment variables.
+        join_for_s: Seconds that the worker tries to find its master, at the start and if the master was killed.
+    """
+
+    gates: str
+    place: int | None
+    token: bytes = field(repr=False)
+    cores: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    join_for_s: float = JOIN_FOR_S
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of ``ddlf-worker``, without the way the token goes."""
+        place = [] if self.place is None else ["--place", str(self.place)]
+        return ["--join", self.gates, *place, "--join-for", f"{self.join_for_s:g}", "--quiet"]
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that the worker needs besides its own, without the token."""
+        cores = {} if self.cores is None else {CORES_VARIABLE: str(self.cores)}
+        return {**cores, **self.env}
+
+
+class Supervisor:
+    """Keeps the worker of one place running. A worker that is killed is started again. The worker ends with this process.
+
+    Args:
+        worker: How to start it.
+    """
+
+    def __init__(self, worker: WorkerStart) -> None:
+        self._command = [sys.executable, "-m", "ddlf.cli.worker", *worker.arguments(), "--exit-with-parent"]
+        self._token = worker.token
+        self._environment = worker.environment()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+        self._starting = threading.Lock()  # no process starts after ``stop``
+
+    def start(self) -> None:
+        """Start the worker's process, unless ``stop`` was called."""
+        with self._starting:
+            if self._is_stopped:
+                return
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                env={**child_environment(), **self._environment},
+                start_new_session=True,
+            )
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it was killed at once; ``run`` starts it again
+                self._process.stdin.write(self._token + b"\n")
+                self._process.stdin.flush()
+
+    def run(self, is_over: Callable[[], bool] = lambda: False) -> int:
+        """Keep the worker of this task running until the run is over: start it again if it is killed. Return the exit
+        code for the task.
+        """
+        self.start()
+        code = 0
+        while not (self._is_stopped or is_over()):
+            ended = self._process.poll() if self._process is not None else None
+            if ended is not None and ended >= 0:
+                code = ended  # it ended by itself, and has said why
+                break
+            if ended is not None:
+                self._close_stdin()
+                self.start()
+            time.sleep(LOOK_S)
+        self.stop()
+        return code
+
+    def ask_to_stop(self) -> None:
+        """Let ``run`` end soon. A signal handler may call this."""
+        self._is_stopped = True
+
+    def stop(self) -> None:
+        """End the worker and wait for it. Safe to call again."""
+        with self._starting:
+            self._is_stopped = True
+            process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._close_stdin()
+
+    def _close_stdin(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()

@@ -1,0 +1,5 @@
+"""Tests with real engines. They run only with ``scripts/test --engines``, which installs the engines first."""
+
+import os
+
+collect_ignore_glob = [] if os.environ.get("DDLF_ENGINES") else ["test_*.py"]
