@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from ddlf.monitor.terminal.display import Display
 from ddlf.training.roles import is_importing
+from ddlf.worker.grace import SAME_SIGNAL_S, grace_s
 
 
 def interruptible(find: Callable[[], Any]) -> Any:
@@ -58,6 +60,8 @@ def swallowed_quietly() -> Iterator[None]:
 
 BLOCKED_S = 2.0
 """Seconds that code may block the event loop after Ctrl-C. Shorter than a person waits before pressing again."""
+SAVING_S = 2.0
+"""Seconds of the grace that are left for the last checkpoint."""
 
 
 class StopRequest:
@@ -131,7 +135,8 @@ def _insist(noticed: threading.Event) -> None:
 def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) -> int:
     """Run a coroutine like ``asyncio.run``, with a clean end on SIGTERM and SIGINT, even if the event loop is blocked.
 
-    A second SIGTERM ends the process at once.
+    After SIGTERM a training run ends with its round, if that takes less than ``grace_s``. Otherwise it ends with the last
+    complete round. A second SIGTERM ends the process at once.
 
     Args:
         make: Returns the coroutine. It gets the ``StopRequest``, and may set its attributes.
@@ -140,24 +145,38 @@ def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) ->
     async def supervised() -> int:
         task = asyncio.current_task()
         assert task is not None
-        stop = StopRequest()
+        stop, grace, at = StopRequest(), grace_s(), 0.0
 
         def terminate(number: int, frame: Any) -> None:
+            nonlocal at
+            if stop.terminated and time.monotonic() - at < SAME_SIGNAL_S:
+                return
             # From now on SIGTERM ends the process at once, even if the event loop is blocked or saving takes too long.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            stop.asked = stop.terminated = True
-            loop.call_soon_threadsafe(task.cancel)
+            if stop.terminated:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            at, stop.terminated = time.monotonic(), True
+            left = max(0.0, grace - SAVING_S) if not stop.asked and stop.gently() else 0.0
+            stop.asked = True
+            if left:
+                stop.say(f"stopping  by SIGTERM: after this round, or in {left:g} s with the last complete one")
+                stop.tell()
+            loop.call_soon_threadsafe(lambda: loop.call_later(left, task.cancel))
 
         loop = asyncio.get_running_loop()
         signal.signal(signal.SIGTERM, terminate)
         try:
             with ending_what_blocks(stop):
-                return await make(stop)
+                code = await make(stop)
         except asyncio.CancelledError:
-            if stop.terminated:
-                print("\nstopped   by SIGTERM", file=sys.stderr)
-                return 143
-            raise
+            if not stop.terminated:
+                raise
+            code = 0
+        if stop.terminated and code in (0, 130):
+            print("\nstopped   by SIGTERM", file=sys.stderr)
+            return 143
+        return code
 
     return asyncio.run(supervised())
 

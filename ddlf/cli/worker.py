@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddlf.cli.parsing import Parser, number, reader_may_leave
 from ddlf.errors import AuthError, ConfigError, DDLFError
+from ddlf.worker.grace import SAME_SIGNAL_S, grace_s
 
 if TYPE_CHECKING:
     from ddlf.worker.daemon import Daemon
@@ -205,14 +206,22 @@ async def _serve(
     from ddlf.worker.daemon import Daemon
 
     loop = asyncio.get_running_loop()
-    code = 0
+    code, grace = 0, grace_s()
+
+    def unless_it_leaves_in_time() -> None:
+        for stopping in STOPPING:
+            loop.remove_signal_handler(stopping)  # a second signal ends this process at once
 
     def stop(number: int) -> None:
         nonlocal code
-        code = 130 if number == signal.SIGINT else 0
-        for stopping in STOPPING:
-            loop.remove_signal_handler(stopping)  # a second signal ends this process at once
-        daemon.stop(f"{signal.Signals(number).name} on its machine")
+        by = f"{signal.Signals(number).name} on its machine"
+        if number == signal.SIGINT:
+            code = 130
+            unless_it_leaves_in_time()
+            daemon.stop(by)
+        elif not daemon.is_leaving:
+            daemon.leave(by, grace)
+            loop.call_later(SAME_SIGNAL_S, unless_it_leaves_in_time)
 
     # Handle signals first: from here on every end is clean, and leaves no folder behind.
     for number_ in STOPPING:

@@ -154,7 +154,7 @@ class DataChannel(Channel):
 
 log = logging.getLogger(__name__)
 
-EVENTS = frozenset({"executor_exited", "lease_lost", "stopped_by", "wanted", "wrote"})
+EVENTS = frozenset({"executor_exited", "leaving", "lease_lost", "stopped_by", "wanted", "wrote"})
 """Events that a daemon reports. Other events, from newer daemons, are ignored."""
 NEWS_S = 2.0
 """Seconds that the master waits, after a data connection ended, for the daemon's report about the executor."""
@@ -177,6 +177,19 @@ class Phase(Enum):
     CLOSED = ("the connection was closed on this side", "connect again")
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """The notice of a worker that it will end soon.
+
+    Args:
+        why: The reason, such as a signal.
+        until: The time when it ends, by the event loop's clock.
+    """
+
+    why: str
+    until: float
+
+
 class LinkState:
     """The state of the link to one worker, and the known reasons why it is not open.
 
@@ -189,12 +202,14 @@ class LinkState:
         crash: How the last crashed executor ended.
         changed: Set when a new fact about the link is known.
         lease: The error for a worker that another master has taken over; None otherwise.
+        notice: The worker's notice that it will end soon; None without one.
     """
 
     def __init__(self, left: Callable[[], Awaitable[Left | None]]) -> None:
         self.phase = Phase.NEW
         self.crash: ExecutorCrashed | None = None
         self.lease: LeaseError | None = None
+        self.notice: Notice | None = None
         self._stopped_by = self._stopped_hint = ""
         self._left = left
         self.changed = asyncio.Event()
@@ -211,7 +226,7 @@ class LinkState:
 
     def open(self) -> None:
         """Record that the daemon has accepted the master, which makes earlier reports irrelevant."""
-        self.phase, self.lease, self._stopped_by = Phase.OPEN, None, ""
+        self.phase, self.lease, self._stopped_by, self.notice = Phase.OPEN, None, "", None
 
     def lose(self) -> None:
         """Record that the connection to the daemon has ended."""
@@ -329,6 +344,8 @@ class LinkState:
             hint="check the worker's terminal, or run: ddlf status",
             last_seen_s=silent_s,
         )
+        if self.notice is not None:
+            lost.message, lost.hint = f"was stopped by {self.notice.why}", "start it there again"
         if self._stopped_by:
             lost.message, lost.hint = f"was stopped by {self._stopped_by}", self._stopped_hint
         return lost
@@ -574,6 +591,7 @@ class Link:
         data: The connection to the executor; None without one.
         facts: Facts that the executor has reported about itself.
         worker_events: Emits events about the worker.
+        on_leaving: Called when the worker announces its end; None releases it when it has no requests.
     """
 
     host: str
@@ -607,6 +625,7 @@ class Link:
         self._replayed_to = ""  # the executor that has received the requests of ``replay``
         self._sources = Sources()
         self.worker_events = WorkerEvents(self.emit, self.session, self.called)
+        self.on_leaving: Callable[[], None] | None = None
         self._given_up: DDLFError | None = None  # the reason why the master has ended the connections
 
     @property
@@ -909,6 +928,14 @@ class Link:
         if channel is self.data and self.control is not None:
             self.spawn(self._interrupt(id))
 
+    async def _release_when_idle(self) -> None:
+        """Let a worker that is leaving end as soon as it has no request of this master, or as soon as a run takes over."""
+        while self.data is not None and self.data.pending:
+            await asyncio.wait(list(self.data.pending.values()), return_when=asyncio.FIRST_COMPLETED)
+        if self.on_leaving is None:
+            with contextlib.suppress(DDLFError, OSError):
+                await self.ask("release")
+
     async def _interrupt(self, id: int) -> None:
         with contextlib.suppress(DDLFError, OSError):
             await self.ask("cancel", id)
@@ -924,6 +951,14 @@ class Link:
                 return
             if frame.name == "wrote":
                 self.worker_events.wrote(facts)
+                return
+            if frame.name == "leaving":
+                until = asyncio.get_running_loop().time() + float(facts["within_s"])
+                self.link_state.notice = Notice(str(facts["by"]), until)
+                if self.on_leaving is not None:
+                    self.on_leaving()
+                else:
+                    self.spawn(self._release_when_idle())
                 return
             self.link_state.heard(frame.name, facts, self.name, epoch=self.identity.epoch, first_id=self._first_id)
             if frame.name == "executor_exited" and self.link_state.crash is not None:

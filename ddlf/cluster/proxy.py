@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from ddlf.cluster.launch.launcher import Left
-from ddlf.cluster.link import CONNECT_TIMEOUT_S, Identity, Link, master_name, unknown
+from ddlf.cluster.link import CONNECT_TIMEOUT_S, Identity, Link, Notice, master_name, unknown
 from ddlf.errors import (
     ConnectError,
     DDLFError,
@@ -212,6 +212,20 @@ class ProxyWorker(IWorker):
         Seconds in which the master did not look are not counted.
         """
         return self._link.silent_s
+
+    @property
+    def notice(self) -> Notice | None:
+        """The worker's notice that it will end soon; None without one."""
+        return self._link.link_state.notice
+
+    @property
+    def on_leaving(self) -> Callable[[], None] | None:
+        """Function to call when the worker announces its end. With None, it is released when it has no requests."""
+        return self._link.on_leaving
+
+    @on_leaving.setter
+    def on_leaving(self, call: Callable[[], None] | None) -> None:
+        self._link.on_leaving = call
 
     @property
     def epoch(self) -> int:
@@ -462,6 +476,11 @@ class ProxyWorker(IWorker):
         if self.facts["threads"] != threads:
             await self.restart()
             await self._link.open_data()
+
+    async def release(self) -> None:
+        """Let a worker that has announced its end go, because this master needs nothing from it any more."""
+        with contextlib.suppress(DDLFError):
+            await self.ask("release")
 
     async def shutdown(self) -> None:
         """End the worker's processes, and close the master's connections."""

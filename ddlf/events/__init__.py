@@ -532,6 +532,24 @@ class WorkerLost(WorkerEvent):
     why: str
 
 
+class WorkerLeaving(WorkerEvent):
+    """A worker will end soon. It gets no new slot, and finishes the one that it has if the time is enough.
+
+    Args:
+        why: The reason, such as a signal.
+        seconds: Seconds until it ends.
+        slot: Number of its slot if another worker gets it, because the time is too short; else None.
+    """
+
+    why: str
+    seconds: float
+    slot: int | None = None
+
+
+class WorkerLeft(WorkerEvent):
+    """A worker that announced its end has handed its work back, and may end. The run loses no work."""
+
+
 class WorkerReturned(WorkerEvent):
     """A lost worker has returned, and has loaded app, data and model again.
 

@@ -302,6 +302,8 @@ class State:
         match event:
             case e.WorkerLost():
                 lane.became(now, is_there=False, why=event.why)
+            case e.WorkerLeft():
+                lane.became(now, is_there=False, why="it announced its end")
             case e.WorkerGone():
                 why = event.why or f"{event.rejected} updates in a row were rejected"
                 lane.became(now, is_there=lane.is_there, is_gone=True, why=why)

@@ -21,6 +21,7 @@ from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.push_rules import Cadence
 from ddlf.algorithms.weights import Weights
 from ddlf.app import IApp
+from ddlf.cluster.link import Notice
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.data_set import DataSet
 from ddlf.data.manifest import Column, Manifest, PartitionFile
@@ -222,6 +223,8 @@ class FakeWorker:
 
     compute_s = 0.001
     host = "made up"
+    notice: Notice | None = None
+    on_leaving: Callable[[], None] | None = None
 
     def __init__(self, number: int) -> None:
         self.id = number
@@ -279,10 +282,14 @@ class FakeWorker:
         """Whether the worker is not lost."""
         return not self.lost
 
+    async def release(self) -> None:
+        """End this worker, which has announced its end."""
+        self.lost = True
+
     async def reconnect(self) -> None:
         """Bring this lost worker back, without its state."""
         self.leave()
-        self.lost = False
+        self.lost, self.notice = False, None
 
     call, gradient = ProxyWorker.call, staticmethod(gradient)
 
@@ -461,6 +468,11 @@ class FakeCluster:
     def N(self) -> int:
         """Number of workers."""
         return len(self.workers)
+
+    @property
+    def places(self) -> int:
+        """Number of workers: all are there from the start."""
+        return self.N
 
     def take_in(self, worker: FakeWorker) -> None:
         """Do nothing, because no fake worker is ever missing."""

@@ -248,6 +248,8 @@ class Control:
                 return daemon.process.lines.flush()
             case "beat":
                 return daemon.hear(args[0] if args else b"")
+            case "release":
+                return daemon.released(self)
             case "shutdown":
                 daemon.interfere(self, "stopped", **kwargs)
                 return daemon.stop()
@@ -415,6 +417,7 @@ class Daemon:
         self.process.lines.master = lambda: self._holder
         self._lease = Lease()
         self._holder: Control | None = None
+        self.is_leaving = False
         self._written_for = b""  # the master that gets the output of user code
         self._admission = Admission(log, lambda: len(self._controls))
         self._orphans: set[asyncio.Task[None]] = set()
@@ -496,6 +499,26 @@ class Daemon:
     def failure(self) -> str:
         """Return the reason why the daemon has no executor and starts no new one; empty if the executor runs."""
         return self.process.given_up
+
+    def leave(self, by: str, within_s: float) -> None:
+        """End soon: tell the master that has this worker, and end when the master needs nothing more from it, or after
+        the time. Without a master, end at once.
+
+        Args:
+            by: The person or signal that ends it.
+            within_s: Seconds that are left.
+        """
+        if self._holder is None:
+            self.stop(by)
+            return
+        self.is_leaving = True
+        self._holder.event("leaving", {"by": by, "within_s": within_s})
+        asyncio.get_running_loop().call_later(within_s, self.stop, by)
+
+    def released(self, control: Control) -> None:
+        """End, because the master needs nothing more from this worker, which is leaving."""
+        if control is self._holder and self.is_leaving:
+            self._stop.set()
 
     def stop(self, by: str = "") -> None:
         """Make ``run`` return, so that the daemon ends.
@@ -588,6 +611,8 @@ class Daemon:
         self._controls.discard(control)
         if control is self._holder:
             self._holder = None
+            if self.is_leaving:
+                self._stop.set()
             self._questions.end()
             self._lease.release()
             self.process.grant(b"")

@@ -202,6 +202,9 @@ def run(channel_fd: int, activity_fd: int) -> None:
     channel.setblocking(False)
     executor = Executor(Path(options.session_dir), Path(options.persist_dir), activity)
     signal.signal(signal.SIGINT, executor.calls.interrupt)
+    # A scheduler sends SIGTERM to all processes of a task. The daemon decides when this one ends. A handler, unlike
+    # SIG_IGN, is not passed on to programs that user code starts.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_serve(executor, channel, activity, options))
 

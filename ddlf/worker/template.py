@@ -72,6 +72,7 @@ def main(argv: list[str] | None = None) -> None:
     # Fail here, before a request needs this function, if the system does not have it.
     os.close(os.pidfd_open(os.getpid()))
     gc.disable()
+    signal.signal(signal.SIGTERM, lambda *_: None)  # a scheduler sends it to all processes of a task; see ``executor``
     from ddlf.worker import executor  # noqa: F401 - every executor needs it
 
     freeze()

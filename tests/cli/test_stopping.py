@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from ddlf.errors import ConfigError
+from ddlf.worker.grace import SAME_SIGNAL_S, grace_s
 from tests.patience import PATIENCE_S
 from tests.processes import command
 
@@ -157,14 +159,38 @@ def test_interrupt_before_first_round_stops_at_once(train, tmp_path):
     assert not (tmp_path / "m.keras").exists()
 
 
-def test_sigterm_stops_at_once_keeps_the_last_complete_round_and_says_so(train, tmp_path, descendants):
+def test_sigterm_keeps_the_last_complete_round_if_the_next_one_takes_too_long(
+    train, tmp_path, descendants, monkeypatch
+):
+    monkeypatch.setenv("DDLF_GRACE", "2.1")
     process = train("--save", "m.keras")
     process.terminate()
+    assert line(process) == "stopping  by SIGTERM: after this round, or in 0.1 s with the last complete one"
     output, errors = process.communicate(timeout=60)
     assert (output, process.returncode) == ("", 143)
     assert errors == "kept      round 1 of 3: the model is in m.keras\n\nstopped   by SIGTERM\n"
     assert (tmp_path / "m.keras").read_text() == "1"
     assert descendants() == []
+
+
+def test_sigterm_ends_with_the_round_if_it_ends_in_time(train, tmp_path, descendants, monkeypatch):
+    monkeypatch.setenv("DDLF_GRACE", "1000")
+    process = train("--save", "m.keras")
+    process.terminate()
+    assert line(process).startswith("stopping  by SIGTERM: after this round")
+    (tmp_path / "go").touch()
+    output, errors = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("evaluating\n", 143)
+    assert errors == "stopped   after round 2 of 3\n\nstopped   by SIGTERM\n"
+    assert (tmp_path / "m.keras").read_text() == "2"
+    assert descendants() == []
+
+
+def test_grace_that_is_no_number_is_refused(monkeypatch):
+    for wrong in ("soon", "-1", "inf"):
+        monkeypatch.setenv("DDLF_GRACE", wrong)
+        with pytest.raises(ConfigError, match=f"DDLF_GRACE must be a number of seconds, got '{wrong}'"):
+            grace_s()
 
 
 def test_second_sigterm_ends_at_once_whatever_is_being_saved(train, tmp_path):
@@ -173,7 +199,7 @@ def test_second_sigterm_ends_at_once_whatever_is_being_saved(train, tmp_path):
     process = train("--save", "m.keras", until="saving")
     process.terminate()
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.5)
+        process.wait(2 * SAME_SIGNAL_S)
     process.terminate()
     assert process.wait(PATIENCE_S) == -signal.SIGTERM
     process.stdout.close()

@@ -189,7 +189,7 @@ def test_worker_ends_cleanly_on_a_signal(start_worker, own_folders, number, code
 
 
 async def test_worker_that_gets_a_signal_says_so_to_its_master(start_worker, token_file):
-    worker = start_worker()
+    worker = start_worker(DDLF_GRACE="0.1")
     async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
         begun = asyncio.Event()
         cluster.subscribe(lambda event: begun.set() if isinstance(event, WorkerWrote) else None)
@@ -199,6 +199,25 @@ async def test_worker_that_gets_a_signal_says_so_to_its_master(start_worker, tok
         with pytest.raises(WorkerLost, match="was stopped by SIGTERM on its machine; start it there again") as lost:
             await running
         assert lost.value.may_have_run
+
+
+async def test_worker_that_gets_sigterm_finishes_its_request_and_ends(start_worker, token_file):
+    worker = start_worker(DDLF_GRACE="1000")
+    async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
+        begun = asyncio.Event()
+        cluster.subscribe(lambda event: begun.set() if isinstance(event, WorkerWrote) else None)
+        code = "print('begun')\nimport asyncio, os\nwhile not os.path.exists(WHERE): await asyncio.sleep(0.01)\n7"
+        end = worker.log.with_name("end")
+        running = asyncio.ensure_future(cluster.run_code(code.replace("WHERE", repr(str(end)))))
+        await begun.wait()
+        worker.process.send_signal(signal.SIGTERM)
+        while cluster.workers[0].notice is None:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+        end.touch()
+        assert await running == [7]
+        assert await asyncio.to_thread(worker.process.wait, PATIENCE_S) == 0
+        with pytest.raises(WorkerLost):
+            await cluster.run_code("1")
 
 
 def test_worker_that_gets_a_second_signal_ends_at_once(start_worker):

@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 from ddlf import IApp
+from ddlf.cluster.link import Notice
 from ddlf.errors import (
     AppMissing,
     AuthError,
@@ -35,6 +36,7 @@ class Returning(FakeWorker):
             await self.back.wait()
         if self.error is not None:
             raise self.error
+        self.notice = None
 
 
 class Story:
@@ -436,3 +438,57 @@ async def test_an_error_inside_the_crew_itself_ends_the_run(monkeypatch):
 async def wait_for(story, event):
     """Until an event has come."""
     await asyncio.wait_for(story.seen(event).wait(), PATIENCE_S)
+
+
+# --- workers that announce their end ----------------------------------------------------------------------------------------
+
+
+def announces(worker, within_s=60.0):
+    worker.notice = Notice("SIGTERM", asyncio.get_running_loop().time() + within_s)
+    worker.on_leaving()
+
+
+async def test_worker_that_announces_its_end_finishes_its_slot_and_is_released_before_the_next_round():
+    story = Story(2)
+    finishes = story.answers[1] = [asyncio.Event()]
+    handed_back = []
+
+    async def hand_back(worker):
+        handed_back.append(worker)
+
+    async with story.ready() as crew:
+        crew.hand_back.append(hand_back)
+        crew.begin_round()
+        leaving, _ = story.cluster.workers
+        slots = asyncio.gather(crew.carry(0, 0, story.work), crew.carry(1, 0, story.work))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        announces(leaving)
+        finishes[0].set() if finishes else None
+        story.answers[1] = []
+        assert await asyncio.wait_for(slots, 5) == [1, 2]
+        assert not leaving.lost, "its update is not merged yet"
+        crew.begin_round()
+        assert await asyncio.wait_for(crew.carry(0, 1, story.work), 5) == 2
+        await asyncio.wait_for(story.seen(("left", 1)).wait(), 5)
+        assert leaving.lost
+        assert handed_back == [1]
+        assert crew.losses == 0
+        leaving.back.set()
+        await asyncio.wait_for(story.seen(("back", 1)).wait(), 5)
+    assert story.kinds() == [("leaving", 1), ("left", 1), ("back", 1)]
+
+
+async def test_slot_of_a_leaving_worker_moves_at_once_if_it_would_not_end_in_time():
+    story = Story(2)
+    story.answers[1] = [asyncio.Event()]
+    async with story.ready() as crew:
+        crew.finishes = False
+        slot = asyncio.ensure_future(crew.carry(0, 0, story.work))
+        await asyncio.wait_for(story.seen(("start", 1)).wait(), 5)
+        announces(story.cluster.workers[0])
+        assert await asyncio.wait_for(slot, 5) == 2
+        await asyncio.wait_for(story.seen(("left", 1)).wait(), 5)
+    (event,) = [event for event in story.events if event.kind == "leaving"]
+    assert event.slot == 1
+    assert event.text == "worker 1 ends within 60 s (SIGTERM); slot 1 moves to another worker"

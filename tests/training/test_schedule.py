@@ -8,6 +8,7 @@ from ddlf.training.crew.schedule import (
     Ended,
     Finished,
     GiveUp,
+    Leaving,
     Lost,
     Ready,
     RoundBegan,
@@ -221,3 +222,65 @@ def test_each_slot_has_one_result_in_any_order_of_events(events):
         at_work = {slot for worker, slot in carried.items() if worker not in stopped}
         free = schedule.workers - set(carried)
         assert not free or schedule.open <= at_work, "no slot waits while a worker is free"
+
+
+# --- workers that leave ---------------------------------------------------------------------------------------------------
+
+
+def schedule_after_a_round(took_s):
+    """Two workers that have carried one slot each, in so many seconds, and carry it again since second 100."""
+    schedule = schedule_of(1, 2, slots=[0, 1])
+    schedule.plan(0)
+    for worker in (1, 2):
+        schedule.apply(Finished(worker, took_s))
+    for slot in (0, 1):
+        schedule.apply(Wanted(slot))
+    schedule.plan(100)
+    return schedule
+
+
+def test_leaving_worker_finishes_a_slot_that_fits_and_gets_no_other():
+    schedule = schedule_after_a_round(3)
+    assert not schedule.apply(Leaving(1, 101, 10))
+    assert schedule.plan(101) == []
+    assert schedule.apply(Finished(1, 103)), "its result counts"
+    assert schedule.left == {1}
+    assert 1 in schedule.workers, "others may still ask it"
+    schedule.apply(Wanted(0))
+    assert schedule.plan(104) == []
+    schedule.apply(Finished(2, 104))
+    assert schedule.plan(104) == [Start(0, 2)]
+
+
+def test_slot_that_does_not_fit_goes_to_another_worker_at_once():
+    schedule = schedule_after_a_round(30)
+    schedule.apply(Finished(2, 101))
+    assert schedule.apply(Leaving(1, 101, 10))
+    assert schedule.plan(101) == [Stop(1), Start(0, 2)]
+    schedule.apply(Ended(1))
+    assert schedule.left == {1}
+    assert schedule.apply(Finished(2, 130))
+
+
+def test_slot_of_the_only_worker_stays_with_it_although_it_leaves():
+    schedule = schedule_of(1, slots=[0])
+    schedule.plan(0)
+    assert not schedule.apply(Leaving(1, 1, 0.1, finishes=False))
+    assert schedule.plan(1) == []
+    assert schedule.apply(Finished(1, 2))
+
+
+def test_slot_that_never_ends_moves_at_once():
+    schedule = schedule_of(1, 2, slots=[0])
+    schedule.plan(0)
+    assert schedule.apply(Leaving(1, 1, 1000, finishes=False))
+    assert schedule.plan(1) == [Stop(1), Start(0, 2)]
+
+
+def test_leaving_worker_that_comes_back_is_like_any_other():
+    schedule = schedule_after_a_round(3)
+    schedule.apply(Leaving(1, 101, 10))
+    schedule.apply(Lost(1))
+    assert schedule.leaving == frozenset()
+    schedule.apply(Ready(1))
+    assert schedule.plan(102) == [Start(0, 1)]

@@ -5,8 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
+from ddlf.cluster.link import Notice
 from ddlf.errors import AppMissing
 from ddlf.testing import FakeCluster, FakeRun
+from ddlf.testing.fake_run import FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.slot.parts import send_update
 from ddlf.training.slot.task import HELD, RESIDUAL, KeptStates, Task
@@ -246,3 +248,31 @@ def test_what_a_task_brings_along_takes_the_place_of_what_was_there():
     assert kept.begin(asked_for(4, {"optimizer": [5]})) == {"optimizer": [5]}
     with pytest.raises(AppMissing):
         kept.left(0, 0)
+
+
+class LeavesInRound3(FakeWorker):
+    """A worker that announces its end while it trains in the third round, and comes back without its state."""
+
+    def train(self, task):
+        if task.round == 2 and self.on_leaving is not None and self.notice is None:
+            self.notice = Notice("SIGTERM", asyncio.get_running_loop().time() + 60)
+            self.on_leaving()
+        return super().train(task)
+
+
+@pytest.mark.parametrize("options", [{}, *LOSSY], ids=["float32", *IDS])
+@pytest.mark.parametrize("exchange", ["star", "sharded"])
+async def test_run_whose_worker_announces_its_end_has_the_bits_of_an_undisturbed_one(options, exchange):
+    if exchange == "sharded" and "weights_codec" in options:
+        options = {"codec": "int8", "optimizer_state": "kept"}
+    plain = await trained(exchange=exchange, **options)
+    cluster = FakeCluster(0)
+    cluster.workers = [FakeWorker(1), LeavesInRound3(2)]
+    for worker in cluster.workers:
+        worker.others = {other.id: other for other in cluster.workers}
+    disturbed = await trained(cluster, exchange=exchange, **options)
+    assert equal(disturbed.model.get_weights(), plain.model.get_weights())
+    assert disturbed.ledger.is_exact(6)
+    assert kinds(disturbed)[:2] == ["leaving", "left"]
+    assert "dropped" not in kinds(disturbed)
+    assert "lost" not in kinds(disturbed)

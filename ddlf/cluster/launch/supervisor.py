@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ddlf.worker.grace import grace_s
 from ddlf.worker.machine import CORES_VARIABLE
 from ddlf.worker.process import child_environment
 
@@ -107,7 +108,7 @@ class Supervisor:
         self._is_stopped = True
 
     def stop(self) -> None:
-        """End the worker and wait for it. Safe to call again."""
+        """Let the worker hand its work over, and end it. Safe to call again."""
         with self._starting:
             self._is_stopped = True
             process = self._process
@@ -116,7 +117,7 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         try:
-            process.wait(STOP_S)
+            process.wait(grace_s() + STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

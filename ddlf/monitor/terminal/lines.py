@@ -20,6 +20,8 @@ KINDS: dict[type[e.Event], Any] = {
     e.SlotBackedUp: "backup",
     e.SlotsChanged: "slots",
     e.WorkerLost: "lost",
+    e.WorkerLeaving: "leaving",
+    e.WorkerLeft: "left",
     e.WorkerReturned: "back",
     e.WorkerJoined: "joined",
     e.WorkerGone: "gone",
@@ -78,6 +80,12 @@ def _sentence(event: e.Event) -> str:
             return f"{event.why}; it rejoins when it is back"
         case e.WorkerLost():
             return f"{event.why}; slot {event.slot} moves to another worker, or back to this one when it returns"
+        case e.WorkerLeaving(slot=None):
+            return f"worker {event.worker} ends within {event.seconds:.0f} s ({event.why}); it gets no new slot"
+        case e.WorkerLeaving():
+            return f"worker {event.worker} ends within {event.seconds:.0f} s ({event.why}); slot {event.slot} moves to another worker"
+        case e.WorkerLeft():
+            return f"worker {event.worker} has handed its work back; it rejoins when it is back"
         case e.WorkerReturned():
             return f"{event.name} has rejoined"
         case e.WorkerJoined():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, Self
 from weakref import WeakSet
 
@@ -18,7 +19,19 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DDLFError, ExecutorCrashed, LeaseError
 from ddlf.training.crew.recovery import LOSS, Recovery, end_all, first_line, too_small, why_nobody
-from ddlf.training.crew.schedule import Ended, Finished, GiveUp, Lost, Ready, RoundBegan, Schedule, Start, Stop, Wanted
+from ddlf.training.crew.schedule import (
+    Ended,
+    Finished,
+    GiveUp,
+    Leaving,
+    Lost,
+    Ready,
+    RoundBegan,
+    Schedule,
+    Start,
+    Stop,
+    Wanted,
+)
 
 WAIT_FOR_WORKERS_S = 60.0
 MAX_REJECTED = 3
@@ -37,6 +50,8 @@ class Crew:
         losses: The number of attempts at a slot that ended because the worker was lost.
         fixed_slots: K, if joining workers do not change it.
         spared: Workers that have servers; they carry a slot only if there are no others.
+        finishes: Whether a worker that leaves finishes its slot first, if the time is enough.
+        hand_back: Functions that take from a worker that leaves what only it has. Each gets its number.
 
     Args:
         cluster: The connected workers.
@@ -74,7 +89,13 @@ class Crew:
         self.losses = 0
         self.fixed_slots: int | None = None
         self.spared: frozenset[int] = frozenset()
+        self.finishes = True
+        self.hand_back: list[Callable[[int], Awaitable[None]]] = []
+        self._in_rounds = False
+        self._unsettled: dict[int, int] = {}  # slot -> the worker of its last result, which may not be merged yet
+        self._letting_go: dict[int, asyncio.Task[None]] = {}
         self._attempts: dict[int, asyncio.Task[None]] = {}
+        self._carriers: dict[int, int] = {}  # slot -> the worker that began it last
         # How each worker joins: "opened" at the start, "joined" or "back".
         self._known_as: dict[int, str] = {}
         self._waking: asyncio.Handle | None = None
@@ -107,7 +128,13 @@ class Crew:
         for handle in (self._waking, self._patience):
             if handle is not None:
                 handle.cancel()
-        tasks = [*self._attempts.values(), *self._recovery.end(at_once=not issubclass(kind or Exception, Exception))]
+        for worker in self._workers.values():
+            worker.on_leaving = None
+        tasks = [
+            *self._attempts.values(),
+            *self._letting_go.values(),
+            *self._recovery.end(at_once=not issubclass(kind or Exception, Exception)),
+        ]
         await end_all(tasks)
         _training.difference_update(self._workers.values())
         if kind is None and not self._told:
@@ -141,6 +168,8 @@ class Crew:
     def begin_round(self) -> None:
         """Begin a round. Workers that joined in the meantime get slots from now on."""
         self._schedule.apply(RoundBegan())
+        self._in_rounds = True
+        self._let_go_of_leaving()
         self.meet_new_workers()
 
     async def carry(
@@ -174,6 +203,7 @@ class Crew:
         self._check()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._wanted[slot] = work, future, number, leaves
+        self._unsettled.pop(slot, None)
         self._round = max(self._round, number)
         self._schedule.apply(Wanted(slot, avoid | self.spared, near))
         self._advance_soon()
@@ -254,6 +284,8 @@ class Crew:
                     self._attempts[worker].cancel()
                 case GiveUp(slot):
                     self._fail(slot, self._last_loss or ExecutorCrashed("a slot ended its executors"))
+        if not self._in_rounds:
+            self._let_go_of_leaving()
         self._watch_for_nobody()
         wake_at = self._schedule.wake_at()
         if wake_at is not None:
@@ -262,6 +294,7 @@ class Crew:
     async def _attempt(self, slot: int, number: int) -> None:
         loop = asyncio.get_running_loop()
         worker = self._workers[number]
+        self._carriers[slot] = number
         work, future, _, leaves = self._wanted[slot]
         holder = number, self._opened[number]
         if leaves:
@@ -280,6 +313,7 @@ class Crew:
             if self._schedule.apply(Finished(number, loop.time())) and not future.done():
                 if leaves:
                     self._holds[slot] = holder
+                    self._unsettled[slot] = number
                     self.emit(events.SlotFinished(**self._of(slot), worker=number))
                 if not future.done():
                     future.set_result(result)
@@ -334,6 +368,49 @@ class Crew:
         self._known_as[worker.id] = "back"
         self._recovery.bring_back(worker, error)
 
+    def leaving(self, worker: ProxyWorker) -> None:
+        """Handle the notice of a worker that it will end soon."""
+        notice = worker.notice
+        if notice is None or worker.id not in self._schedule.workers or self._closed:
+            return
+        now = asyncio.get_running_loop().time()
+        within_s = max(0.0, notice.until - now)
+        attempt = self._attempts.get(worker.id)
+        moves = self._schedule.apply(Leaving(worker.id, now, within_s, self.finishes)) and attempt is not None
+        slot = next((slot for slot, one in self._carriers.items() if one == worker.id), None) if moves else None
+        of = {"round": self._round + 1} if slot is None else self._of(slot)
+        self.emit(events.WorkerLeaving(**of, worker=worker.id, why=notice.why, seconds=within_s))
+        self._advance_soon()
+
+    def is_leaving(self, worker: int) -> bool:
+        """Return whether a worker has announced its end."""
+        return worker in self._schedule.leaving
+
+    def _let_go_of_leaving(self) -> None:
+        """Release workers that are leaving and have finished their slots.
+
+        Until the next round begins, or the slot's next round without common rounds, a worker may hold an update that is
+        not merged.
+        """
+        unsettled = set() if self._in_rounds else set(self._unsettled.values())
+        for number in self._schedule.left - self._letting_go.keys() - unsettled:
+            self._letting_go[number] = self._spawn(self._let_go(self._workers[number]))
+
+    async def _let_go(self, worker: ProxyWorker) -> None:
+        try:
+            for take in self.hand_back:
+                await take(worker.id)
+            if worker.id not in self._schedule.left:  # it was lost meanwhile, or has come back
+                return
+            self._schedule.apply(Lost(worker.id))
+            self._known_as[worker.id] = "back"
+            self.emit(events.WorkerLeft(round=self._round + 1, worker=worker.id))
+            await worker.release()
+        finally:
+            self._letting_go.pop(worker.id, None)
+        self._recovery.bring(worker)
+        self._advance_soon()
+
     def entered(self, worker: ProxyWorker) -> None:
         """Let a worker take part in the run, since it has received everything that the run needs."""
         self._opened[worker.id] += 1
@@ -343,6 +420,7 @@ class Crew:
         who: dict[str, Any] = {"round": self._round + 1, "worker": worker.id, "name": worker.name}
         known: Any = {"back": events.WorkerReturned, "opened": events.WorkerReady}.get(self._known_as[worker.id])
         self.emit(known(**who) if known else events.WorkerJoined(**who, workers=self.size, slots=self.fixed_slots))
+        self.leaving(worker)  # it may have announced its end while it loaded its data
 
     def absent(self, worker: ProxyWorker, error: DDLFError) -> None:
         """Handle a worker that cannot be reached yet. ``Recovery`` tries to reach it again."""
@@ -387,6 +465,7 @@ class Crew:
         self._workers[worker.id] = worker
         self._opened[worker.id] = -1
         self._known_as[worker.id] = kind
+        worker.on_leaving = partial(self.leaving, worker)
         self._recovery.bring(worker)
 
     def _watch_for_nobody(self) -> None:

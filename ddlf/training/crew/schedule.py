@@ -10,6 +10,8 @@ The rules:
       schedule does this for as many slots as possible, but never leaves a worker idle for it.
     - A slot whose worker is lost waits again. The run gives up a slot after three executors crashed with it without
       any progress in between.
+    - A worker that is leaving gets no new slot. It finishes its slot if the last time that this slot took fits into the
+      time that it has. Otherwise another worker begins the slot again at once, if there is one.
     - When no slot waits and a worker is free, that worker also gets a slot that takes three times the median of this
       round. The first answer counts, and the other worker is stopped.
 """
@@ -72,11 +74,28 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """Event: a worker will end soon.
+
+    Args:
+        worker: Number of the worker.
+        now: Time of the event, in seconds.
+        within_s: Seconds that it has.
+        finishes: Whether slots end within a time that is known from earlier rounds. If not, its slot moves at once.
+    """
+
+    worker: int
+    now: float
+    within_s: float
+    finishes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class RoundBegan:
     """Event: a round began, so the durations of the last round are no longer used."""
 
 
-Event = Ready | Wanted | Finished | Ended | Lost | RoundBegan
+Event = Ready | Wanted | Finished | Ended | Lost | Leaving | RoundBegan
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +149,9 @@ class Schedule:
     _home: dict[int, int] = field(default_factory=dict)
     _crashes: dict[int, int] = field(default_factory=dict)
     _durations: list[float] = field(default_factory=list)
+    _took: dict[int, float] = field(default_factory=dict)  # slot -> seconds of its last round
+    _leaving: set[int] = field(default_factory=set)
+    _stops: list[int] = field(default_factory=list)  # workers whose slot has moved because they leave
 
     @property
     def open(self) -> frozenset[int]:
@@ -138,13 +160,23 @@ class Schedule:
 
     @property
     def free(self) -> frozenset[int]:
-        """Workers without a slot."""
-        return frozenset(self._free)
+        """Workers without a slot, leaving ones included."""
+        return frozenset(self._free) | self.left
+
+    @property
+    def leaving(self) -> frozenset[int]:
+        """Workers that will end soon."""
+        return frozenset(self._leaving)
+
+    @property
+    def left(self) -> frozenset[int]:
+        """Workers that are leaving and have no slot any more."""
+        return frozenset(self._leaving - self._running.keys())
 
     @property
     def workers(self) -> frozenset[int]:
-        """Workers that work on a slot or are free to."""
-        return frozenset(self._free) | frozenset(self._running)
+        """Workers that work on a slot or are free to, leaving ones included."""
+        return frozenset(self._free) | frozenset(self._running) | frozenset(self._leaving)
 
     def apply(self, event: Event) -> bool:
         """Take note of an event.
@@ -152,10 +184,12 @@ class Schedule:
         An event that does not fit the state, such as a second report of a loss, has no effect.
 
         Returns:
-            For ``Finished``, whether its result counts: it is the first one for a slot without a result.
+            For ``Finished``, whether its result counts: it is the first one for a slot without a result. For
+            ``Leaving``, whether another worker gets its slot at once.
         """
         match event:
             case Ready(worker):
+                self._leaving.discard(worker)
                 if worker not in self._running:
                     self._free[worker] = None
             case Wanted(slot, avoid, near):
@@ -168,17 +202,21 @@ class Schedule:
                 running = self._running.pop(worker, None)
                 if running is None:
                     return False
-                self._free[worker] = None
+                self._set_free(worker)
                 if running.slot in self._open and not running.stopping:
                     self._open.discard(running.slot)
                     self._home[running.slot] = worker
                     self._durations.append(now - running.since)
+                    self._took[running.slot] = now - running.since
                     return True
             case Ended(worker):
                 if self._running.pop(worker, None) is not None:
-                    self._free[worker] = None
+                    self._set_free(worker)
+            case Leaving(worker, now, within_s, finishes):
+                return self._leave(worker, now + within_s, finishes)
             case Lost(worker, crashed):
                 self._free.pop(worker, None)
+                self._leaving.discard(worker)
                 running = self._running.pop(worker, None)
                 if running is not None and running.slot in self._open and not running.stopping:
                     self._crashes[running.slot] += crashed
@@ -187,6 +225,27 @@ class Schedule:
             case RoundBegan():
                 self._durations.clear()
         return False
+
+    def _set_free(self, worker: int) -> None:
+        if worker not in self._leaving:
+            self._free[worker] = None
+
+    def _leave(self, worker: int, until: float, finishes: bool) -> bool:
+        """Note that a worker leaves. Return whether another worker gets its slot at once."""
+        if worker not in self.workers:
+            return False
+        self._leaving.add(worker)
+        self._free.pop(worker, None)
+        running = self._running.get(worker)
+        if running is None or running.stopping or running.slot not in self._open:
+            return False
+        fits = finishes and running.since + self._took.get(running.slot, 0.0) <= until
+        if fits or not self.workers - self._leaving or not self._alone().keys() & {running.slot}:
+            return False
+        running.stopping = True
+        self._stops.append(worker)
+        self._waiting.insert(0, running.slot)
+        return True
 
     def progressed(self, slot: int) -> None:
         """Reset the number of crashes of a slot that got further in its round than ever before."""
@@ -198,7 +257,8 @@ class Schedule:
 
     def plan(self, now: float) -> list[Action]:
         """Return the actions that the crew must take now. Each action is returned once."""
-        actions: list[Action] = []
+        actions: list[Action] = [Stop(worker) for worker in self._stops if worker in self._running]
+        self._stops.clear()
         for slot in [slot for slot in self._waiting if self._crashes[slot] >= MAX_CRASHES]:
             self._waiting.remove(slot)
             self._open.discard(slot)
@@ -234,7 +294,7 @@ class Schedule:
         return min((since + limit for slot, since in alone if self._backup_for(slot) is not None), default=None)
 
     def _any_for(self, slot: int) -> int | None:
-        avoid = self._avoid[slot] if self.workers - self._avoid[slot] else frozenset[int]()
+        avoid = self._avoid[slot] if self.workers - self._leaving - self._avoid[slot] else frozenset[int]()
         near, free = self._near[slot], (worker for worker in self._free if worker not in avoid)
         return max(free, key=lambda worker: near.get(worker, 0), default=None)
 
@@ -245,7 +305,9 @@ class Schedule:
         """
         wanted: dict[int, list[int]] = {}
         for slot in self._waiting:
-            near = {worker: self._near[slot].get(worker, 0) for worker in self.workers - self._avoid[slot]}
+            near = {
+                worker: self._near[slot].get(worker, 0) for worker in self.workers - self._leaving - self._avoid[slot]
+            }
             if most := max(near.values(), default=0):
                 home = self._home.get(slot)
                 free = [worker for worker in self._free if near.get(worker) == most]

@@ -80,6 +80,7 @@ class SlotStates:
             begun = begun[:1] if len(set(map(digest, begun))) == 1 else begun
             self._share(begun, [1] * len(begun))
         self._fetched = tuple(name for name, part in parts.items() if not part.back and name not in AT_HOME)
+        crew.hand_back.append(self._hand_back)
 
     def check(self, reply: Reply, worker: str) -> None:
         """Check the arrays of slot state that came back from a worker, as ``SlotPart.check`` does."""
@@ -189,6 +190,11 @@ class SlotStates:
         """Return the reachable workers that have the state of a slot's last round."""
         member = self._crew.member(left.worker)
         return [member[0]] if member is not None and member[1] == left.openings else []
+
+    async def _hand_back(self, worker: int) -> None:
+        """Fetch the states that only a worker has, which is leaving."""
+        slots = [slot for slot, left in self._on.items() if left.worker == worker]
+        await asyncio.gather(*(asyncio.shield(coming) for slot in slots if (coming := self._coming_of(slot))))
 
     async def _fetch(self, slot: int, left: LeftBy) -> SlotState:
         """Fetch the parts of a slot's state that did not come back with the reply.

@@ -134,6 +134,8 @@ class Serving:
         n = how.softsync or self._replicas
         self._collects = self._replicas // n
         self._placement = Placement(run, there, how, self._restored)
+        run.crew.finishes = False  # a replica trains until the end of the run
+        run.crew.hand_back.append(self._placement.hand_back)
         self._lives = itertools.count(1 + last_life(run.state.get(META)))
         self._brought = run.version  # the commit whose weights are on the master
         self._home = run.progress.snapshot()

@@ -215,6 +215,11 @@ class Placement:
                 await self._replace(shard, owner, "" if error is None else f" ({first_line(error)})")
             await self._arrange()
 
+    async def hand_back(self, number: int) -> None:
+        """Have other workers take over the servers of a worker that is leaving."""
+        for owner in {owner for owner in self.owners if owner[0] == number}:
+            await self.lost(owner, None)
+
     async def close(self) -> None:
         """Cancel announcements that have not reached their workers yet."""
         await end_all([*self._telling])
@@ -259,6 +264,8 @@ class Placement:
 
         Without a backup, give the master's last facts about the server to any worker.
         """
+        if self._run.crew.is_leaving(owner[0]) and await self._handed_on(shard, owner):
+            return
         for holder in self._holders[shard]:
             if (worker := self._alive().get(holder)) is not None and await self._take_over(shard, holder, worker):
                 self._warn(
@@ -314,7 +321,8 @@ class Placement:
         """Have a worker that has left the run, but is still connected, hand a server on. Return whether it did."""
         proxies = {worker.id: worker for worker in self._there.proxies()}
         worker, alive = proxies.get(owner[0]), self._alive()
-        if worker is None or not worker.connected or owner in self._there.members() or not alive:
+        is_member = owner in self._there.members() and not self._run.crew.is_leaving(owner[0])
+        if worker is None or not worker.connected or is_member or not alive:
             return False
         load = Counter(self.owners)
         to = min(self._pool(alive), key=lambda one: (one not in self._arranged, load[one], one))
