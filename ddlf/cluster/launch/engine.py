@@ -87,6 +87,7 @@ class PlaceEngine(Engine):
         self._lefts: dict[int, Left] = {}
         self._running: asyncio.Task[None] | None = None
         self._failure: asyncio.Future[ConnectError] | None = None
+        self._given_up: set[int] = set()
 
     async def prepare(self) -> None:
         """Connect to the engine, before the first worker starts.
@@ -132,6 +133,7 @@ class PlaceEngine(Engine):
         loop = asyncio.get_running_loop()
         self._failure = loop.create_future()
         self._lefts.clear()
+        self._given_up.clear()
         await self.prepare()
         self._running = loop.create_task(self._run_all(gate))
 
@@ -148,7 +150,7 @@ class PlaceEngine(Engine):
             try:
                 left = await self.run(place, self.worker(gate, place))
             except DDLFError as error:
-                self._fail(place, error.message)
+                self._fail(place, error.message, error.hint)
                 return
             if left is None:
                 return
@@ -165,13 +167,16 @@ class PlaceEngine(Engine):
                     )
                 await asyncio.sleep(pause)
 
-    def _fail(self, place: int, why: str) -> None:
+    def _fail(self, place: int, why: str, hint: str = "") -> None:
+        """Give a place up. The start fails if too few places remain."""
         assert self._failure is not None
         self._lefts[place] = Left(Cause.CANCELLED, why)
-        if not self._failure.done():
-            self._failure.set_result(ConnectError(f"place {place}: {why}"))
-        elif self._gate is not None and self._gate.has_begun:
+        self._given_up.add(place)
+        count = len(self.addresses)
+        if count - len(self._given_up) >= (self.least or count) or (self._gate is not None and self._gate.has_begun):
             log.warning("place %d gets no worker any more: %s", place, why)
+        elif not self._failure.done():
+            self._failure.set_result(ConnectError(f"place {place}: {why}", hint=hint))
 
     async def _failed(self) -> ConnectError:
         async def wait() -> ConnectError:

@@ -24,6 +24,7 @@ OWN = {
     "command": "ddlf.cluster.launch.command:Commanded",
     "mpi": "ddlf.cluster.launch.ranks:Mpi",
     "slurm": "ddlf.cluster.launch.ranks:Slurm",
+    "ssh": "ddlf.cluster.launch.ssh:Ssh",
 }
 """DDLF's own launchers, as entry points."""
 LOOPBACK = "loopback"

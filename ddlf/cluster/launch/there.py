@@ -1,0 +1,372 @@
+"""Programs that run on another machine: they start a worker there, end it, or install DDLF. Runs on that machine.
+
+The text of this file travels there by ssh. So it imports nothing but the standard library, and any Python since 3.7 can
+read it: an older Python must be able to report its version. Each answer is a line of standard output that begins with
+``PREFIX``, because login scripts print there, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+PREFIX = "ddlf-ssh "
+"""Begins each line that answers the master."""
+VENV = "~/.local/share/ddlf/venv"
+"""The virtual environment of ``ddlf up --install``."""
+STOP_S = 15.0
+SHOWN_BYTES = 2000
+"""Bytes of a log or an output in an error."""
+FACTS = "import json, sys, ddlf; print(json.dumps([list(sys.version_info[:2]), ddlf.__version__]))"
+
+
+def main(text: str) -> None:
+    """Run one program, and print its answer.
+
+    Args:
+        text: The program's name and its arguments, as JSON.
+    """
+    given: dict[str, Any] = json.loads(text)
+    os.umask(0o077)
+    tell({"begun": True})
+    try:
+        PROGRAMS[given["program"]](given)
+    except OSError as error:
+        fail(str(error))
+
+
+def tell(answer: dict[str, Any]) -> None:
+    """Print an answer for the master."""
+    print("\n" + PREFIX + json.dumps(answer), flush=True)
+
+
+def fail(sentence: str, hint: str = "") -> NoReturn:
+    """Print an error for the master, and end."""
+    tell({"error": sentence, "hint": hint})
+    sys.exit(0)
+
+
+# -- the right Python -------------------------------------------------------------------------------------------------
+
+
+def find_python(given: dict[str, Any]) -> str:
+    """Return the path of a Python that has the master's versions: the one that runs this, or that of the virtual
+    environment of ``ddlf up --install``. If there is none, print an error and end.
+    """
+    own = facts(sys.executable)
+    venv = venv_python()
+    for python, found in ((sys.executable, own), (venv, None if own == given["facts"] else facts(venv))):
+        if found == given["facts"]:
+            return python
+    version, ddlf = given["facts"]
+    found = own or facts(venv) or [list(sys.version_info[:2]), None]
+    install = "make one with 'ddlf up --install', or name another Python with the key python"
+    if found[0] != version:
+        fail(f"it has Python {dotted(found[0])}, and the master has Python {dotted(version)}", install)
+    if found[1] is None:
+        fail(f"{sys.executable} has no DDLF", install)
+    fail(f"it has DDLF {found[1]}, and the master has DDLF {ddlf}", "install the same version, as with --install")
+
+
+def facts(python: str) -> list[Any] | None:
+    """Return the versions of Python and DDLF, or None if this Python has no DDLF."""
+    try:
+        said = subprocess.run([python, "-c", FACTS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+        found: list[Any] = json.loads(said.stdout)
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return None
+    return found
+
+
+def venv_python() -> str:
+    return os.path.join(os.path.expanduser(VENV), "bin", "python")
+
+
+def dotted(version: list[int]) -> str:
+    return ".".join(map(str, version))
+
+
+# -- a worker of one run ----------------------------------------------------------------------------------------------
+
+
+def join(given: dict[str, Any]) -> None:
+    """Become a worker that joins the master. It reads its token from standard input, and ends when that ends."""
+    os.environ.update(given["environment"])
+    python = find_python(given)
+    tell({"ready": True})
+    os.dup2(2, 1)
+    os.execv(python, [python, "-m", "ddlf.cli.worker", *given["arguments"], "--exit-with-parent"])
+
+
+# -- lasting workers --------------------------------------------------------------------------------------------------
+
+
+class Lasting:
+    """A worker that runs until ``down``, and its files.
+
+    Args:
+        port: Its port.
+    """
+
+    def __init__(self, port: int) -> None:
+        state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        self.port = port
+        self.folder = os.path.join(state, "ddlf", "up")
+        self.token, self.log, self._pid = (self.file("token"), self.file("log"), self.file("pid"))
+        config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        self.unit = f"ddlf-worker-{port}.service"
+        self.unit_file = os.path.join(config, "systemd", "user", self.unit)
+
+    def file(self, ending: str) -> str:
+        return os.path.join(self.folder, f"{self.port}.{ending}")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let one program at a time start or end this worker."""
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        with open(self.file("lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def pid(self) -> int | None:
+        """Return the worker's process id; None if it does not run."""
+        if os.path.exists(self.unit_file):
+            said = systemctl("show", "--property", "MainPID", "--value", self.unit)[1]
+            return int(said) if said.isdigit() and said != "0" else None
+        try:
+            with open(self._pid) as file:
+                pid = int(file.read())
+        except (OSError, ValueError):
+            return None
+        return pid if self.token in command_of(pid) else None  # another process may have this id now
+
+    def write(self, pid: int) -> None:
+        with open(self._pid, "w") as file:
+            file.write(f"{pid}\n")
+
+    def clean(self) -> None:
+        """Remove the token and the process id."""
+        for path in (self.token, self._pid):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+    def last_lines(self) -> str:
+        with contextlib.suppress(OSError), open(self.log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - SHOWN_BYTES))
+            return last_lines(file.read())
+        return ""
+
+
+def up(given: dict[str, Any]) -> None:
+    """Start a worker that stays when this connection ends, unless it runs already."""
+    worker = Lasting(given["port"])
+    with worker.locked():
+        pid = worker.pid()
+        if pid is not None:
+            tell({"pid": pid, "did": "runs already"})
+            return
+        python = find_python(given)
+        worker.clean()
+        with open(os.open(worker.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(given["token"] + "\n")
+        command = [python, "-m", "ddlf.cli.worker", "--port", str(worker.port), "--token-file", worker.token]
+        command += given["arguments"]
+        start = start_unit if given["systemd"] else start_process
+        pid, warning = start(worker, command)
+    tell({"pid": pid, "did": "started", "warning": warning})
+
+
+def start_process(worker: Lasting, command: list[str]) -> tuple[int, str]:
+    """Start a worker as a process, and wait until it is ready. Return its id."""
+    reading, writing = os.pipe()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    with open(worker.log, "wb") as log:
+        process = subprocess.Popen(
+            [*command, "--ready-fd", str(writing)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=os.path.expanduser("~"),
+            pass_fds=[writing],
+            start_new_session=True,
+        )
+    os.close(writing)
+    worker.write(process.pid)
+    with open(reading) as pipe:
+        line = pipe.readline()
+    failure = json.loads(line)["failure"] if line else f"ended with exit code {process.wait()}"
+    if failure:
+        if process.poll() is None:
+            end(process.pid)
+            process.wait()
+        worker.clean()
+        fail(f"its worker {failure}" + (f":\n{worker.last_lines()}" if not line else ""))
+    return process.pid, ""
+
+
+UNIT = """\
+[Unit]
+Description=DDLF worker at port {port}
+
+[Service]
+Type=notify
+NotifyAccess=main
+UMask=0077
+ExecStart={command}
+Restart=on-failure
+KillMode=mixed
+TimeoutStopSec=15
+WatchdogSec=30
+StandardOutput=append:{log}
+StandardError=append:{log}
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def start_unit(worker: Lasting, command: list[str]) -> tuple[int, str]:
+    """Start a worker as a service of this user, which also starts it after a crash and with the machine. Return its
+    process id, and a warning.
+    """
+    if shutil.which("systemctl") is None:
+        worker.clean()
+        fail("it has no systemd", "leave --systemd out")
+    os.makedirs(os.path.dirname(worker.unit_file), exist_ok=True)
+    words = " ".join(quoted(word) for word in command)
+    with open(worker.unit_file, "w") as file:
+        file.write(UNIT.format(port=worker.port, command=words, log=worker.log.replace("%", "%%")))
+    with open(worker.log, "wb"):
+        pass
+    for action in (["daemon-reload"], ["enable", worker.unit], ["restart", worker.unit]):
+        code, said = systemctl(*action)
+        if code:
+            remove_unit(worker)
+            worker.clean()
+            fail(f"systemctl --user {' '.join(action)}: {said}\n{worker.last_lines()}".strip())
+    lingers, said = run(["loginctl", "enable-linger"])
+    pid = worker.pid()
+    if pid is None:
+        fail(f"systemd started no worker: {worker.last_lines()}")
+    return pid, f"it ends when you log out there, because enable-linger failed: {said}" if lingers else ""
+
+
+def quoted(word: str) -> str:
+    """Return a word for the command in a unit of systemd."""
+    for special, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        word = word.replace(special, escaped)
+    return f'"{word}"'
+
+
+def remove_unit(worker: Lasting) -> None:
+    """End a worker that is a service, and remove the service."""
+    systemctl("disable", "--now", worker.unit)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(worker.unit_file)
+    systemctl("daemon-reload")
+
+
+def down(given: dict[str, Any]) -> None:
+    """End a worker that ``up`` has started, and remove its token."""
+    worker = Lasting(given["port"])
+    with worker.locked():
+        pid = worker.pid()
+        if os.path.exists(worker.unit_file):
+            remove_unit(worker)
+        elif pid is not None:
+            end(pid)
+        worker.clean()
+    tell({"pid": pid})
+
+
+def end(pid: int) -> None:
+    """Ask a process to end, and kill it if that takes too long."""
+    for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not command_of(pid):
+                return
+            time.sleep(0.05)
+    fail(f"process {pid} does not end")
+
+
+# -- installing -------------------------------------------------------------------------------------------------------
+
+
+def install(given: dict[str, Any]) -> None:
+    """Install DDLF from a wheel into the virtual environment, which is made if it is missing."""
+    if list(sys.version_info[:2]) != given["facts"][0]:
+        here, there = dotted(list(sys.version_info[:2])), dotted(given["facts"][0])
+        fail(f"it has Python {here}, and the master has Python {there}", "name another one with the key python")
+    venv = os.path.expanduser(VENV)
+    if facts_of_version(venv_python()) != given["facts"][0]:
+        os.makedirs(os.path.dirname(venv), exist_ok=True)
+        checked([sys.executable, "-m", "venv", "--clear", venv])
+    wheel = os.path.join(venv, given["name"])
+    with open(wheel, "wb") as file:
+        file.write(base64.b64decode(given["wheel"]))
+    pip = [venv_python(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    checked([*pip, wheel + given["extras"]])
+    checked([*pip, "--force-reinstall", "--no-deps", wheel])  # pip leaves an installed wheel of the same version
+    os.unlink(wheel)
+    tell({"did": "installed"})
+
+
+def facts_of_version(python: str) -> list[int] | None:
+    """Return the version of a Python, or None if there is none."""
+    code, said = run([python, "-c", "import sys; print(list(sys.version_info[:2]))"])
+    return None if code else json.loads(said)
+
+
+def checked(command: list[str]) -> None:
+    """Run a command; if it fails, print its last lines as an error and end."""
+    code, said = run(command)
+    if code:
+        fail(f"{' '.join(command[1:4])} failed:\n{said}")
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def run(command: list[str]) -> tuple[int, str]:
+    """Run a command, and return its exit code and the last lines of its output."""
+    try:
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except OSError as error:
+        return 127, str(error)
+    return ended.returncode, last_lines(ended.stdout)
+
+
+def systemctl(*arguments: str) -> tuple[int, str]:
+    """Run systemctl for this user's services."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    return run(["systemctl", "--user", *arguments])
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process; empty if it has ended."""
+    if os.path.isdir("/proc/self"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().replace(b"\0", b" ").decode(errors="replace")
+        return ""
+    code, said = run(["ps", "-ww", "-o", "args=", "-p", str(pid)])
+    return "" if code else said
+
+
+def last_lines(output: bytes) -> str:
+    return output[-SHOWN_BYTES:].decode(errors="replace").strip()
+
+
+PROGRAMS = {"join": join, "up": up, "down": down, "install": install}
