@@ -25,6 +25,9 @@ CORE = (
     ("train", "check", "ddlf.cli.check:CHECK", "compare an app with plain Keras"),
     ("train", "new", "ddlf.cli.new:NEW", "create a small project to start with"),
     ("train", "demo", "ddlf.cli.new:DEMO", "train a small model on this machine"),
+    ("cluster", "up", "ddlf.cli.machines:UP", "start the workers of the cluster file by ssh"),
+    ("cluster", "down", "ddlf.cli.machines:DOWN", "end the workers that ddlf up has started"),
+    ("cluster", "runcmd", "ddlf.cli.machines:RUNCMD", "run a command on the machines of the cluster file"),
     ("cluster", "status", "ddlf.cli.workers:STATUS", "show what the workers are doing"),
     ("cluster", "top", "ddlf.cli.top:TOP", "watch a run, or the workers, in the terminal"),
     ("cluster", "dashboard", "ddlf.cli.dashboard:DASHBOARD", "open the page of a run in the browser"),
@@ -44,7 +47,7 @@ CORE = (
 """Group, name, home and line in the help of each command of the core. Optional parts add theirs."""
 NOT_COMMANDS = {
     "worker": "did you mean 'ddlf-worker'? It is a command of its own",
-    "start": "'ddlf-worker' starts a worker, 'ddlf run' a training",
+    "start": "'ddlf up' starts the workers of a cluster file, 'ddlf-worker' one here, 'ddlf run' a training",
     "train": "did you mean 'ddlf run'?",
     "resume": "did you mean 'ddlf run APP --resume auto --checkpoint DIR'?",
     "compare": "did you mean 'ddlf runs compare'?",

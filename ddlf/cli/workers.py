@@ -123,7 +123,7 @@ def _stop_options(parser: Parser) -> None:
 async def stop(options: argparse.Namespace) -> int:
     """Run ``ddlf stop``: stop all workers or only their executors. If one is in use, stop none of them."""
     workers = named_cluster(options, guest=True).workers
-    used = {} if options.force else await _used(workers, options.timeout)
+    used = {} if options.force else await in_use(workers, options.timeout)
     for worker, holder in used.items():
         print(f"{worker.id:>3}  {worker.label:<21}  in use by {holder}")
     if used:
@@ -142,7 +142,7 @@ async def stop(options: argparse.Namespace) -> int:
     return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
 
 
-async def _used(workers: list[ProxyWorker], timeout_s: float) -> dict[ProxyWorker, str]:
+async def in_use(workers: list[ProxyWorker], timeout_s: float) -> dict[ProxyWorker, str]:
     """Return the workers that another living master uses, each with the master's name and the time of its lease, as
     text.
     """

@@ -43,6 +43,7 @@ from ddlf.cluster.config.addresses import (
     quote,
     same_host,
 )
+from ddlf.cluster.launch.keys import PYTHON_PATH
 from ddlf.cluster.launch.launcher import Launcher, from_keys, installed
 from ddlf.errors import ConfigError
 from ddlf.rpc.heartbeats import Timing
@@ -253,6 +254,12 @@ def _checked_advertised(text: str) -> str:
     return text
 
 
+def _checked_python(path: str) -> str:
+    if not re.fullmatch(PYTHON_PATH, path):
+        raise ConfigError(f"python must be the path of a Python there, without quotes or $, got {quote(path)}")
+    return path
+
+
 def _checked_name(name: str) -> str:
     if not 1 <= len(name) <= 64 or not name.isprintable() or name != name.strip():
         raise ConfigError(f"name must be 1 to 64 printable characters without spaces around them, got {quote(name)}")
@@ -261,6 +268,7 @@ def _checked_name(name: str) -> str:
 
 Host = Annotated[str, AfterValidator(checked_host)]
 Name = Annotated[str, AfterValidator(_checked_name), Field(json_schema_extra={"minLength": 1, "maxLength": 64})]
+Python = Annotated[str, AfterValidator(_checked_python)]
 Advertised = Annotated[str, AfterValidator(_checked_advertised)]
 Port = Annotated[int, AfterValidator(checked_port), Field(json_schema_extra={"minimum": 1, "maximum": 65535})]
 Count = Annotated[int, Field(ge=1)]
@@ -293,6 +301,10 @@ class WorkerAddress(_Section):
     name: Name | None = Field(default=None, description="Name for messages; the default is host:port.")
     advertise: Advertised | None = Field(
         default=None, description="Address for other workers, HOST or HOST:PORT; by default the worker's own addresses."
+    )
+
+    python: Python | None = Field(
+        default=None, description="Python on its machine, for ddlf up; ~ is the home folder there. By default python3."
     )
 
     @model_validator(mode="before")

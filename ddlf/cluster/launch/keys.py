@@ -19,6 +19,8 @@ from ddlf.cluster.launch.launcher import Workers
 from ddlf.errors import ConfigError
 
 SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+PYTHON_PATH = r"[\w ~./+@:,=-]+"
+"""Paths that mean the same between double quotes in each shell."""
 BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -47,6 +49,12 @@ def _network(value: str) -> str:
     return value
 
 
+def _python(path: str) -> str:
+    if not re.fullmatch(PYTHON_PATH, path):
+        raise ValueError(f"must be the path of a Python there, without quotes and signs of a shell, got {path!r}")
+    return path
+
+
 def _names(value: object) -> object:
     return tuple(filter(None, (part.strip() for part in value.split(",")))) if isinstance(value, str) else value
 
@@ -57,6 +65,8 @@ WorkersKey = Annotated[Workers, BeforeValidator(Workers.of)]
 Network = Annotated[str, AfterValidator(_network)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 """Several names: a list, or one text with commas."""
+Python = Annotated[str, AfterValidator(_python)]
+"""Path of a Python on another machine, also for a shell there."""
 Cores = Annotated[int, Field(ge=1, le=4096)]
 Gpus = Annotated[int, Field(ge=0, le=64)]
 

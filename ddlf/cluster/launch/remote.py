@@ -12,6 +12,7 @@ import contextlib
 import json
 import re
 import shlex
+import shutil
 import signal
 import sys
 from collections import deque
@@ -37,13 +38,15 @@ OPTIONS = (
 CONNECTING = 8
 """Connections that log in at the same time. sshd drops some from the tenth on (``MaxStartups``)."""
 STOP_S = 5.0
+LOOK_S = 0.2
+LAST_LINES_S = 1.0
+"""Seconds for the rest of an output after the end of its process."""
 SHOWN_LINES = 5
 KEPT_LINES = 40
 MAX_LINE_BYTES = 1 << 20
 TOO_OLD = 98
 """Exit code of a Python that is too old to read ``there.py``."""
 SSH_FAILED = 255
-NAME_ANOTHER = "name another one with the key python"
 BOOTSTRAP = (
     f"import os,sys,json;sys.version_info<(3,7)and os._exit({TOO_OLD});"
     "exec(json.loads(bytes().join(iter(lambda:os.read(0,1)or os._exit(0),bytes([10])))))"
@@ -51,7 +54,7 @@ BOOTSTRAP = (
 """Reads a program from the first line of standard input, byte by byte, because the rest belongs to the program. It has no
 quotes: the login shell there may be any.
 """
-NOISE = re.compile(r"Warning: Permanently added|Allocated port|Connection to \S+ closed|Killed by signal|debug\d:")
+NOISE = re.compile(r"Warning: Permanently added|Allocated port|Connection to \S+ closed|Killed|debug\d:")
 
 _KNOWN = (
     (
@@ -118,12 +121,13 @@ def explain(host: str, code: int, lines: list[str], python: str = PYTHON) -> Fai
             found = [line for line in lines if re.search(pattern, line)]
             if found:
                 return Failure(f"{host}: {sentence or found[-1]}", hint.format(host=host), True, code)
-        return Failure(f"{host}: {lines[-1] if lines else 'ssh lost the connection'}", code=code)
-    said = "\n".join(lines[-SHOWN_LINES:])
+        own = [line for line in lines if line.startswith("ssh: ")]  # the last line may be that of a jump host's end
+        return Failure(f"{host}: {(own or lines or ['ssh lost the connection'])[-1]}", code=code)
     if code in (126, 127):
-        return Failure(f"{host}: {python} cannot run there: {said}", NAME_ANOTHER, True, code)
+        return Failure(f"{host}: {python} cannot run there: {''.join(lines[-1:])}", there.NAME_ANOTHER, True, code)
     if code == TOO_OLD:
-        return Failure(f"{host}: {python} there is older than Python 3.7", NAME_ANOTHER, True, code)
+        return Failure(f"{host}: {python} there is older than Python 3.7", there.NAME_ANOTHER, True, code)
+    said = "\n".join(lines[-SHOWN_LINES:])
     return Failure(f"{host}: {ending(code)}" + (f":\n{said}" if said else ""), code=code)
 
 
@@ -139,11 +143,6 @@ def ending(code: int) -> str:
 def facts() -> list[Any]:
     """Return the versions that a program there must have, too."""
     return [list(sys.version_info[:2]), __version__]
-
-
-def is_python(text: str) -> bool:
-    """Return whether a text can be the path of a Python there, for any shell."""
-    return re.fullmatch(r"[\w ~./+@:,=-]+", text) is not None
 
 
 class Remote:
@@ -177,7 +176,7 @@ class Remote:
             gate: A port of this machine, for a forward: a port there then leads to it.
 
         Raises:
-            ConfigError: This machine has no ssh, or the name is invalid.
+            ConfigError: This machine has no ssh.
         """
         python = python or PYTHON
         target = "" if gate is None else f"127.0.0.1:{gate}"
@@ -224,8 +223,8 @@ class Remote:
 
     async def wait(self) -> int:
         """Wait until ssh ends, and return its exit code: that of the program, or 255 if ssh itself failed."""
-        code = await self._process.wait()
-        await asyncio.wait(self._reading, timeout=STOP_S)
+        code = await exit_code(self._process)
+        await asyncio.wait(self._reading, timeout=LAST_LINES_S)
         return code
 
     async def failure(self) -> Failure:
@@ -247,6 +246,7 @@ class Remote:
         assert self._process.stdout is not None
         async for line in lines_of(self._process.stdout):
             if line.startswith(there.PREFIX):
+                self._lines.clear()  # what login scripts have printed explains no later end
                 with contextlib.suppress(ValueError):
                     self._answers.put_nowait(json.loads(line.removeprefix(there.PREFIX)))
         self._answers.put_nowait(None)
@@ -269,23 +269,34 @@ async def start_ssh(host: str, command: str, *options: str, stdin: int) -> async
     """Start ssh with a command for the shell of another machine. It never asks a question.
 
     Raises:
-        ConfigError: This machine has no ssh, or the name is invalid.
+        ConfigError: This machine has no ssh.
     """
-    if host.startswith("-") or not host or re.search(r"\s", host):
-        raise ConfigError(f"a host is a name that ssh knows, got {host!r}")
+    check_ssh()
     arguments = [word for option in OPTIONS for word in ("-o", option)]
-    try:
-        return await asyncio.create_subprocess_exec(
-            *("ssh", *arguments, *options, host, command),
-            stdin=stdin,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=child_environment(),
-            limit=MAX_LINE_BYTES,
-            start_new_session=True,  # Ctrl-C in the terminal reaches this process only
-        )
-    except FileNotFoundError:
-        raise ConfigError("there is no ssh on this machine", hint="install the OpenSSH client") from None
+    return await asyncio.create_subprocess_exec(
+        *("ssh", *arguments, *options, "--", host, command),
+        stdin=stdin,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=child_environment(),
+        limit=MAX_LINE_BYTES,
+        start_new_session=True,  # Ctrl-C in the terminal reaches this process only
+    )
+
+
+def check_ssh() -> None:
+    """Check that this machine has an ssh.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if shutil.which("ssh") is None:
+        raise ConfigError("there is no ssh on this machine", hint="install the OpenSSH client")
+
+
+def is_host(name: str) -> bool:
+    """Return whether a text can be a name for ssh, and not an option."""
+    return re.fullmatch(r"[\w.@:%+\[\]-]+", name) is not None and not name.startswith("-")
 
 
 async def lines_of(stream: asyncio.StreamReader) -> Any:
@@ -300,6 +311,17 @@ async def lines_of(stream: asyncio.StreamReader) -> Any:
         yield line.decode(errors="replace").rstrip("\r\n")
 
 
+async def exit_code(process: asyncio.subprocess.Process) -> int:
+    """Wait until a process ends. ``Process.wait`` also waits for others that have its output open, such as a jump host's."""
+    waiting = asyncio.ensure_future(process.wait())
+    try:
+        while process.returncode is None:
+            await asyncio.wait({waiting}, timeout=LOOK_S)
+        return process.returncode
+    finally:
+        waiting.cancel()
+
+
 async def end(process: asyncio.subprocess.Process) -> None:
     """Wait until a process ends. Ask it to end after some seconds, and kill it after some more."""
     for number in (None, signal.SIGTERM, signal.SIGKILL):
@@ -309,7 +331,7 @@ async def end(process: asyncio.subprocess.Process) -> None:
                     process.send_signal(number)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_S):
-                    await process.wait()
+                    await exit_code(process)
 
 
 async def call(

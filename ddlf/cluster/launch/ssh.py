@@ -15,25 +15,22 @@ from pydantic import AfterValidator, Field
 
 from ddlf.cluster.launch.engine import PlaceEngine
 from ddlf.cluster.launch.gate import LOOPBACK_HOST, Gate
-from ddlf.cluster.launch.keys import Cores, Keys, Names
+from ddlf.cluster.launch.keys import Cores, Keys, Names, Python
 from ddlf.cluster.launch.launcher import Cause, Left, Workers
-from ddlf.cluster.launch.remote import CONNECTING, PYTHON, SSH_FAILED, Failure, Remote, is_python
+from ddlf.cluster.launch.remote import CONNECTING, PYTHON, SSH_FAILED, Failure, Remote, check_ssh, is_host
 from ddlf.cluster.launch.supervisor import WorkerStart
 
 
 def _hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     if not hosts:
         raise ValueError("must name at least one host")
+    for host in hosts:
+        if not is_host(host):
+            raise ValueError(f"must be names that ssh knows, got {host!r}")
     twice = [host for host, count in Counter(hosts).items() if count > 1]
     if twice:
         raise ValueError(f"names {twice[0]} twice; for more workers than hosts give their number with --workers")
     return hosts
-
-
-def _python(path: str) -> str:
-    if not is_python(path):
-        raise ValueError(f"must be the path of a Python there, without quotes and signs of a shell, got {path!r}")
-    return path
 
 
 class SshKeys(Keys):
@@ -41,9 +38,7 @@ class SshKeys(Keys):
 
     network: ClassVar[None] = None  # type: ignore[misc]  # the forward leads to the gate
     hosts: Annotated[Names, AfterValidator(_hosts)] = Field(description="Names of the machines, as ssh knows them.")
-    python: Annotated[str, AfterValidator(_python)] = Field(
-        default=PYTHON, description="The Python there, with DDLF; ~ is the home folder there."
-    )
+    python: Python = Field(default=PYTHON, description="The Python there, with DDLF; ~ is the home folder there.")
     env: dict[str, str] = Field(default_factory=dict, description="More environment variables of the workers.")
     cores: Cores | None = Field(default=None, description="Number of CPUs that each worker may use.")
 
@@ -66,6 +61,9 @@ class Ssh(PlaceEngine):
         self.names = [host if number == 1 else f"{host} ({number})" for host, number in places]
         self._waits: dict[int, str] = {}
         self._connecting = asyncio.Semaphore(CONNECTING)
+
+    async def prepare(self) -> None:
+        check_ssh()
 
     def worker(self, gate: Gate, place: int | None) -> WorkerStart:
         return WorkerStart("", place, self.tokens.primary, self.keys.cores, self.keys.env)

@@ -22,11 +22,11 @@ from typing import Any, NoReturn
 
 PREFIX = "ddlf-ssh "
 """Begins each line that answers the master."""
-VENV = "~/.local/share/ddlf/venv"
-"""The virtual environment of ``ddlf up --install``."""
 STOP_S = 15.0
+SHOWN_LINES = 5
+"""Lines of a log or an output in an error."""
 SHOWN_BYTES = 2000
-"""Bytes of a log or an output in an error."""
+NAME_ANOTHER = "name another Python with the key python"
 FACTS = "import json, sys, ddlf; print(json.dumps([list(sys.version_info[:2]), ddlf.__version__]))"
 
 
@@ -70,12 +70,14 @@ def find_python(given: dict[str, Any]) -> str:
             return python
     version, ddlf = given["facts"]
     found = own or facts(venv) or [list(sys.version_info[:2]), None]
-    install = "make one with 'ddlf up --install', or name another Python with the key python"
     if found[0] != version:
-        fail(f"it has Python {dotted(found[0])}, and the master has Python {dotted(version)}", install)
+        fail(f"it has Python {dotted(found[0])}, and the master has Python {dotted(version)}", NAME_ANOTHER)
     if found[1] is None:
-        fail(f"{sys.executable} has no DDLF", install)
-    fail(f"it has DDLF {found[1]}, and the master has DDLF {ddlf}", "install the same version, as with --install")
+        fail(f"{sys.executable} has no DDLF", f"install it there with 'ddlf up --install', or {NAME_ANOTHER}")
+    fail(
+        f"it has DDLF {found[1]}, and the master has DDLF {ddlf}",
+        "install the same version, for example with 'ddlf up --install'",
+    )
 
 
 def facts(python: str) -> list[Any] | None:
@@ -88,8 +90,15 @@ def facts(python: str) -> list[Any] | None:
     return found
 
 
+def venv_folder() -> str:
+    """Return the path of the virtual environment of ``ddlf up --install``."""
+    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return os.path.join(data, "ddlf", "venv")
+
+
 def venv_python() -> str:
-    return os.path.join(os.path.expanduser(VENV), "bin", "python")
+    """Return the path of the Python in this environment, which may not exist."""
+    return os.path.join(venv_folder(), "bin", "python")
 
 
 def dotted(version: list[int]) -> str:
@@ -309,8 +318,8 @@ def install(given: dict[str, Any]) -> None:
     """Install DDLF from a wheel into the virtual environment, which is made if it is missing."""
     if list(sys.version_info[:2]) != given["facts"][0]:
         here, there = dotted(list(sys.version_info[:2])), dotted(given["facts"][0])
-        fail(f"it has Python {here}, and the master has Python {there}", "name another one with the key python")
-    venv = os.path.expanduser(VENV)
+        fail(f"it has Python {here}, and the master has Python {there}", NAME_ANOTHER)
+    venv = venv_folder()
     if facts_of_version(venv_python()) != given["facts"][0]:
         os.makedirs(os.path.dirname(venv), exist_ok=True)
         checked([sys.executable, "-m", "venv", "--clear", venv])
@@ -366,7 +375,8 @@ def command_of(pid: int) -> str:
 
 
 def last_lines(output: bytes) -> str:
-    return output[-SHOWN_BYTES:].decode(errors="replace").strip()
+    lines = output[-SHOWN_BYTES:].decode(errors="replace").strip().splitlines()
+    return "\n".join(lines[-SHOWN_LINES:])
 
 
 PROGRAMS = {"join": join, "up": up, "down": down, "install": install}
