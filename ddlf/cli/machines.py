@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FAILED = 3
 """Exit code if a machine has failed."""
 EXTRAS = ("tensorflow", "parquet", "tfrecord")
-"""Extras that a worker may need. ``--install`` installs those that are here."""
+"""Extras that a worker may need. ``--install`` installs each extra that this machine has."""
 
 
 def _options(parser: Parser) -> None:
@@ -196,8 +196,8 @@ def _is_installed(name: str) -> bool:
 
 
 UP = Command(
-    description="Start the workers of the cluster file on their machines, by ssh. They stay until ddlf down. The names of "
-    "the machines and their users are those of your own configuration of ssh, which must not ask for a password.",
+    description="Start the workers of the cluster file on their machines, by ssh. They stay until ddlf down. ssh reads its usual "
+    "configuration, with names, users and jump hosts. It must need no password.",
     examples=(
         "ddlf up -c cluster.yaml",
         "ddlf up --install             # first install this DDLF there",

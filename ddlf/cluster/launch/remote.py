@@ -1,8 +1,8 @@
 """Programs on other machines, by the system's ``ssh``. Runs on the master.
 
 The system's ssh reads the user's own configuration, and knows agents and jump hosts. It never asks a question here: where it
-would need an answer, it ends with an error. The programs are those of ``there.py``. Their text travels through standard
-input, so another machine needs nothing but a Python.
+would need an answer, it ends with an error. ``there.py`` has the programs. Their text travels through standard input, so
+another machine needs only a Python.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPTIONS = (
     "ExitOnForwardFailure=no",  # the user's own forwards may be in use by another session
     *("ForwardAgent=no", "ForwardX11=no", "RemoteCommand=none", "RequestTTY=no"),
 )
-"""Options of each ssh, before those of the user's configuration."""
+"""Options of each ssh. They have precedence over the user's configuration."""
 CONNECTING = 8
 """Connections that log in at the same time. sshd drops some from the tenth on (``MaxStartups``)."""
 STOP_S = 5.0
@@ -90,7 +90,7 @@ class Failure:
     """Why a program on another machine ended.
 
     Args:
-        sentence: What happened, with the machine's name.
+        sentence: The end, with the machine's name.
         hint: What to do.
         is_final: Whether another try must fail, too.
         code: Exit code of ssh; None if it was not that of the program.

@@ -1,6 +1,6 @@
 """Programs that run on another machine: they start a worker there, end it, or install DDLF. Runs on that machine.
 
-The text of this file travels there by ssh. So it imports nothing but the standard library, and any Python since 3.7 can
+The text of this file travels there by ssh. So it imports only the standard library, and any Python since 3.7 can
 read it: an older Python must be able to report its version. Each answer is a line of standard output that begins with
 ``PREFIX``, because login scripts print there, too.
 """
