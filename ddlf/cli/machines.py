@@ -309,7 +309,7 @@ RUNCMD = Command(
     description="Run a command on each machine of the cluster file, by ssh. Each line of its output begins with the machine.",
     examples=(
         "ddlf runcmd -- nvidia-smi -L",
-        "ddlf runcmd 'df -h ~ | tail -1'    # one word is a line for the shell there",
+        "ddlf runcmd 'df -h ~'    # one word is a line for the shell there",
     ),
     options=_runcmd_options,
     run=runcmd,

@@ -11,7 +11,7 @@ from ddlf.cli.options import add_options, named_cluster
 from ddlf.cli.parsing import Parser
 from ddlf.cli.run import resolve_cluster
 from ddlf.cluster.cluster import Cluster
-from ddlf.cluster.launch.launcher import Cause, Given, Launcher, Left, Workers, installed
+from ddlf.cluster.launch.launcher import OWN, Cause, Given, Launcher, Left, Workers, installed
 from ddlf.cluster.launch.local import Local
 from ddlf.errors import ConfigError, ConnectError, WorkerLost
 from ddlf.testing.in_process import InProcessDaemon, InProcessWorkers
@@ -188,7 +188,10 @@ def test_an_installed_package_brings_launchers(package):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("heard:3", "there is no launcher 'heard'; there are: command, counted, herd, mpi, slurm, wrong"),
+        (
+            "heard:3",
+            f"there is no launcher 'heard'; there are: {', '.join(sorted([*OWN, 'counted', 'herd', 'wrong']))}",
+        ),
         ("wrong:x", "the launcher 'wrong' makes a str"),
     ],
 )
@@ -200,10 +203,11 @@ def test_what_is_no_launcher_is_refused(package, text, sentence):
 
 
 def test_without_such_a_package_there_is_none():
+    own = ", ".join(sorted(OWN))
     with pytest.raises(
-        ConfigError, match="there is no launcher 'ray'; there are: command, mpi, slurm; other packages can bring more"
+        ConfigError, match=f"there is no launcher 'herd'; there are: {own}; other packages can bring more"
     ):
-        installed("ray:workers=16")
+        installed("herd:workers=16")
 
 
 def test_ddlf_run_takes_it_in_place_of_local(package):
