@@ -1,0 +1,193 @@
+"""What every launcher of an engine promises: tried on DDLF's own that need no engine, and on one of another package."""
+
+import asyncio
+import contextlib
+import importlib
+import os
+import shlex
+import signal
+import sys
+
+import psutil
+import pytest
+
+from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.launch.launcher import Cause, from_keys, installed
+from ddlf.errors import ConfigError, ConnectError, DDLFError
+from tests.patience import PATIENCE_S
+
+PACKAGE = '''
+import asyncio, signal, sys
+from pydantic import Field
+from ddlf.cluster.launch.engine import PlaceEngine
+from ddlf.cluster.launch.keys import Keys
+from ddlf.cluster.launch.launcher import Cause, Left
+from ddlf.errors import ConnectError
+
+
+class HerdKeys(Keys):
+    most: int = Field(default=8, description="Number of sheep.")
+
+
+class Herd(PlaceEngine):
+    """An engine in 20 lines: each worker is a process of this program."""
+
+    name = "herd"
+    model = HerdKeys
+
+    async def run(self, place, worker):
+        if place >= self.keys.most:
+            raise ConnectError(f"the herd has only {self.keys.most} sheep")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "ddlf.cli.worker", *worker.arguments(), "--exit-with-parent",
+            stdin=asyncio.subprocess.PIPE, start_new_session=True,
+        )
+        process.stdin.write(worker.token + b"\\n")
+        try:
+            code = await process.wait()
+        finally:
+            process.stdin.close()
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+        return Left(Cause.CRASH if code else Cause.CANCELLED, f"the sheep ended with {code}", code)
+
+    async def waits(self, index):
+        return "it grazes"
+'''
+
+
+@pytest.fixture
+def herd(tmp_path, monkeypatch):
+    """An installed distribution that brings the launcher ``herd``."""
+    (tmp_path / "some_herd.py").write_text(PACKAGE)
+    info = tmp_path / "some_herd-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-herd\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[ddlf.launchers]\nherd = some_herd:Herd\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield
+    sys.modules.pop("some_herd", None)
+
+
+@pytest.fixture(params=["command", "herd"])
+def keys(request, herd, tmp_path):
+    """The name of a launcher, and the keys that it needs."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    own = {"command": {"command": "exec {worker} # {place}", "folder": str(shared)}, "herd": {}}
+    return request.param, own[request.param]
+
+
+def launcher_of(keys, **more):
+    name, own = keys
+    return from_keys(name, {**own, **more})
+
+
+def number(self):
+    return self.id
+
+
+def worker_at(gate, place):
+    """The process of the worker that joins the gate at a place."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ValueError, IndexError):
+            words = process.cmdline()
+            if any(f":{gate.port}" in word for word in words) and words[words.index("--place") + 1] == str(place):
+                return process
+    return None
+
+
+async def test_number_of_a_worker_is_its_place_plus_one_and_nothing_remains(keys, descendants):
+    async with asyncio.timeout(PATIENCE_S), Cluster(launcher_of(keys, workers=3)) as cluster:
+        assert await cluster.run_method(number) == [1, 2, 3]
+    assert descendants() == []
+
+
+async def test_run_begins_with_the_least_number_and_the_others_come_later(keys, descendants):
+    launcher = launcher_of(keys, workers="1..3")
+    async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
+        assert cluster.places == 3
+        for worker in [*cluster.workers, *cluster.missing]:
+            await worker.reconnect()
+            assert worker.id in (1, 2, 3)
+    assert descendants() == []
+
+
+async def test_killed_worker_is_replaced_and_the_reason_is_known(keys, descendants):
+    launcher = launcher_of(keys, workers=2)
+    async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
+        before = launcher.gate.incarnation(1)
+        os.kill(worker_at(launcher.gate, 1).pid, signal.SIGKILL)
+        while launcher.gate.incarnation(1) == before:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+        while True:
+            with contextlib.suppress(DDLFError):
+                await cluster.workers[1].reconnect()
+                assert await cluster.run_method(number) == [1, 2]
+                break
+        left = await launcher.left(1)
+        assert (left.cause, left.exit_code) == (Cause.CRASH, -signal.SIGKILL)
+        assert await launcher.left(0) is None
+    assert descendants() == []
+
+
+async def test_cluster_connects_again_after_it_was_closed(keys, descendants):
+    cluster = Cluster(launcher_of(keys, workers=2))
+    for _ in range(2):
+        async with asyncio.timeout(PATIENCE_S), cluster:
+            assert await cluster.run_method(number) == [1, 2]
+        assert descendants() == []
+
+
+async def test_start_that_is_cancelled_leaves_nothing(keys, descendants):
+    cluster = Cluster(launcher_of(keys, workers=2))
+    starting = asyncio.ensure_future(cluster.connect())
+    await asyncio.sleep(0)
+    while not descendants() and not starting.done():  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0.01)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await cluster.close()
+    assert descendants() == []
+
+
+def test_unknown_key_is_refused_by_name(keys):
+    with pytest.raises(ConfigError, match=f"launcher {keys[0]} has no key 'wrong'"):
+        launcher_of(keys, workers=2, wrong=1)
+
+
+def test_number_of_workers_is_needed(keys):
+    with pytest.raises(ConfigError, match=f"launcher {keys[0]} needs the number of workers"):
+        launcher_of(keys)
+
+
+async def test_engine_that_never_runs_a_worker_ends_the_start_with_its_words(herd, descendants):
+    with pytest.raises(ConnectError, match="place 2: the herd has only 2 sheep"):
+        await asyncio.wait_for(Cluster(installed("herd:workers=3,most=2")).connect(), PATIENCE_S)
+    assert descendants() == []
+
+
+async def test_timeout_has_the_words_of_the_engine(herd, monkeypatch):
+    launcher = installed("herd:workers=1,start_timeout=0.1")
+
+    async def never(place, worker):
+        await asyncio.get_running_loop().create_future()
+
+    launcher.run = never
+    with pytest.raises(ConnectError, match=r"no worker joined at port \d+ within 0\.1 s: it grazes") as caught:
+        await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
+    assert caught.value.exit_code == 3
+
+
+def test_command_line_names_the_launcher_of_a_package(herd):
+    from ddlf.cli.options import add_options
+    from ddlf.cli.parsing import Parser
+    from ddlf.cli.run import resolve_cluster
+
+    parser = Parser()
+    add_options(parser)
+    options = parser.parse_args(shlex.split("--launcher herd:most=4 --workers 2..4"))
+    cluster, described = resolve_cluster(options)
+    assert (cluster.places, described) == (4, "--launcher herd:most=4 (4 workers)")

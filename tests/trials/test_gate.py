@@ -1,0 +1,14 @@
+"""Run the short form of the gate trial, with the limits that do not depend on the machine."""
+
+import json
+
+from tests.processes import command
+
+
+def test_gate_lets_no_forged_worker_in_and_a_crowd_joins_during_a_flood():
+    options = ("--greetings", "3000", "--sockets", "100", "--workers", "128", "--drips", "100")
+    found = json.loads(command("tests.trials.gate", *options).stdout)
+    assert found["greetings"]["let in"] == []
+    assert len(found["greetings"]["kinds"]) == 8, "each kind of attack was tried"
+    assert found["sockets"] == {"answers": {"REFUSED": 100}, "let in": []}
+    assert (found["workers"]["places"], found["workers"]["swapped"]) == (128, 0)
