@@ -23,6 +23,7 @@ a function that makes a ``Launcher`` from a text, which may be empty.
 OWN = {
     "command": "ddlf.cluster.launch.command:Commanded",
     "mpi": "ddlf.cluster.launch.ranks:Mpi",
+    "ray": "ddlf.cluster.launch.ray:Rayed",
     "slurm": "ddlf.cluster.launch.ranks:Slurm",
     "ssh": "ddlf.cluster.launch.ssh:Ssh",
 }

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import IO
 
 from ddlf.worker.grace import grace_s
 from ddlf.worker.machine import CORES_VARIABLE
@@ -59,11 +60,13 @@ class Supervisor:
 
     Args:
         worker: How to start it.
+        output: A file for what the worker prints; None for this process's own output.
     """
 
-    def __init__(self, worker: WorkerStart) -> None:
+    def __init__(self, worker: WorkerStart, output: IO[bytes] | None = None) -> None:
         self._command = [sys.executable, "-m", "ddlf.cli.worker", *worker.arguments(), "--exit-with-parent"]
         self._token = worker.token
+        self._output = output
         self._environment = worker.environment()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
@@ -77,6 +80,8 @@ class Supervisor:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=self._output,
                 env={**child_environment(), **self._environment},
                 start_new_session=True,
             )

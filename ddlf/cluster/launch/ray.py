@@ -1,0 +1,326 @@
+"""Workers in actors of Ray: ``--launcher ray --workers 2..8``. Runs on the master; ``WorkerActor`` runs in the actors.
+
+Each place has its own actor, and Ray finds a node for it. A place whose actor has died gets a new actor. There is
+no placement group of all places, because a group that recovers in parts can block itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from ddlf.cluster.launch.engine import PlaceEngine
+from ddlf.cluster.launch.gate import Gate
+from ddlf.cluster.launch.keys import Bytes, Cores, Gpus, Keys
+from ddlf.cluster.launch.launcher import Cause, Left, Workers
+from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
+from ddlf.errors import ConfigError, ConnectError
+
+LOOK_FOR_DRAINS_S = 1.0
+"""Seconds between two looks at the nodes that Ray drains."""
+HEAD_ANSWERS_S = 5.0
+"""Seconds to reach the head node of Ray at ``RAY_ADDRESS``. Ray itself would try for minutes."""
+SHOWN_BYTES = 2000
+"""Bytes of a worker's last output in the error."""
+NOT_SHOWN = ("node:", "object_store_memory")
+"""Beginnings of the names of resources that no worker asks for."""
+
+
+class RayKeys(Keys):
+    """The keys of the launcher ``ray``."""
+
+    cores: Cores = Field(default=1, description="Cores of each worker, which Ray reserves: num_cpus of its actor.")
+    gpus: Gpus | None = Field(default=None, description="GPUs of each worker: num_gpus of its actor.")
+    memory: Bytes | None = Field(default=None, description="Memory of each worker that Ray reserves, such as 4GiB.")
+    resources: dict[str, float] = Field(default={}, description="Other resources that Ray reserves, such as {TPU: 4}.")
+    env: dict[str, str] = Field(default={}, description="Environment variables of the workers.")
+
+
+class Rayed(PlaceEngine):
+    """Workers in actors of Ray, one actor for each place.
+
+    It uses the connection to Ray that this process has already, as in a trial of Ray Tune. Otherwise it connects to
+    ``RAY_ADDRESS``, or to the Ray on this machine. In a placement group that captures child tasks, the actors use its
+    bundles. Otherwise Ray spreads them over the nodes.
+
+    Raises:
+        ConfigError: Ray is not installed, or a key is invalid.
+    """
+
+    name = "ray"
+    model = RayKeys
+    keys: RayKeys
+
+    def __init__(self, keys: RayKeys, workers: Workers | None = None) -> None:
+        super().__init__(keys, workers)
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError("launcher ray needs Ray, which is not installed", hint="pip install 'ray[default]'")
+        self._group = _group_of_caller()  # belongs to the caller's thread, so ``prepare`` could not find it
+        self._has_connected = False
+        self._places: dict[int, tuple[str, Any]] = {}  # node and actor of each place whose actor lives
+        self._notices: dict[int, Left] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    def worker(self, gate: Gate, place: int | None) -> WorkerStart:
+        return WorkerStart(
+            gate.addresses(self.keys.network), place, self.tokens.primary, cores=self.keys.cores, env=self.keys.env
+        )
+
+    async def prepare(self) -> None:
+        """Connect to Ray, unless this process is connected already.
+
+        Raises:
+            ConnectError: No Ray runs here, it does not answer, or it refuses this process.
+        """
+        self._has_connected = await asyncio.to_thread(_connect)
+        self._watching = asyncio.get_running_loop().create_task(self._watch_drains())
+
+    async def run(self, place: int, worker: WorkerStart) -> Left | None:
+        """Run a worker in a new actor until it ends.
+
+        Raises:
+            ConnectError: The worker fits into no bundle of the placement group.
+        """
+        from ray.exceptions import RayError
+
+        actor = await asyncio.to_thread(self._new_actor)
+        try:
+            node = await asyncio.wrap_future(actor.node.remote().future())
+            self._places[place] = node, actor
+            code, said = await asyncio.wrap_future(actor.run.remote(worker).future())
+            words = f"its worker ended with exit code {code}" + (f":\n{said}" if said else "")
+            return self._notices.get(place) or Left(Cause.CRASH, words, code)
+        except RayError as error:
+            return self._notices.get(place) or left_by(error)
+        finally:
+            self._places.pop(place, None)
+            self._notices.pop(place, None)
+            _kill(actor)
+
+    def _new_actor(self) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        strategy = "SPREAD" if self._group is None else PlacementGroupSchedulingStrategy(self._group)
+        keys = self.keys
+        options = {"num_gpus": keys.gpus, "memory": keys.memory, "resources": keys.resources or None}
+        try:
+            return (
+                ray.remote(WorkerActor)
+                .options(
+                    num_cpus=keys.cores,
+                    scheduling_strategy=strategy,
+                    max_concurrency=2,  # ``leave`` while ``run`` runs
+                    **{name: value for name, value in options.items() if value is not None},
+                )
+                .remote()
+            )
+        except ValueError as error:  # as about a bundle that is too small
+            raise ConnectError(f"Ray refuses its actor: {error}") from None
+
+    async def _watch_drains(self) -> None:
+        """Ask the workers of each node that Ray drains to leave, so that their places go to other nodes."""
+        while True:
+            await asyncio.sleep(LOOK_FOR_DRAINS_S)
+            draining = await asyncio.to_thread(_draining)
+            for place, (node, actor) in self._places.items():
+                if node in draining and place not in self._notices:
+                    self._notices[place] = Left(Cause.NOTICE, drained(draining[node], time.time()))
+                    actor.leave.remote()
+
+    async def waits(self, index: int) -> str:
+        return "its worker starts" if index in self._places else await asyncio.to_thread(self._waits_for_resources)
+
+    def _waits_for_resources(self) -> str:
+        import ray
+        from ray.autoscaler.v2.sdk import get_cluster_status
+
+        keys, group = self.keys, self._group
+        wanted = {"CPU": keys.cores, "GPU": keys.gpus, "memory": keys.memory, **keys.resources}
+        asked = {name: float(value) for name, value in wanted.items() if value}
+        try:
+            demands = get_cluster_status(ray.get_runtime_context().gcs_address).resource_demands.ray_task_actor_demand
+            queued = [each.bundle for demand in demands for each in demand.bundles_by_count]
+            if group is None and asked in queued:
+                nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+                return pending(asked, nodes, ray.cluster_resources(), ray.available_resources())
+            if group is not None and any(f"bundle_group_{group.id.hex()}" in bundle for bundle in queued):
+                return in_group(asked, group.bundle_specs)
+            return "its actor starts"
+        except Exception as error:  # Ray is gone: that is the reason
+            return f"Ray does not answer: {error}"
+
+    async def release(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._has_connected:
+            import ray
+
+            self._has_connected = False
+            await asyncio.to_thread(ray.shutdown)
+
+
+class WorkerActor:
+    """The worker of one place, in an actor of Ray."""
+
+    def __init__(self) -> None:
+        self._supervisor: Supervisor | None = None
+        self._leaves = False
+
+    def node(self) -> str:
+        """Return the id of the actor's node."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def run(self, worker: WorkerStart) -> tuple[int, str]:
+        """Run the worker until the run is over, or until ``leave``. Return its exit code and its last output."""
+        if os.environ.get("OMP_NUM_THREADS") == str(worker.cores):  # Ray's doing: the run decides about its threads
+            del os.environ["OMP_NUM_THREADS"]
+        with tempfile.TemporaryFile() as output:
+            self._supervisor = Supervisor(worker, output)
+            code = 0 if self._leaves else self._supervisor.run()
+            output.seek(max(0, output.seek(0, os.SEEK_END) - SHOWN_BYTES))
+            said = output.read().decode(errors="replace").strip()
+        print(said, file=sys.stderr, flush=True)  # for Ray's own log of this actor
+        return code, said
+
+    def leave(self) -> None:
+        """End the worker, and with it ``run``."""
+        self._leaves = True
+        if self._supervisor is not None:
+            self._supervisor.ask_to_stop()
+
+
+def _group_of_caller() -> Any:
+    """Return the placement group whose bundles child tasks of the caller use; None without such a group."""
+    if "ray" not in sys.modules:  # then this process is not one of Ray's
+        return None
+    import ray
+    from ray.util import get_current_placement_group
+
+    if not ray.is_initialized() or not ray.get_runtime_context().should_capture_child_tasks_in_placement_group:
+        return None
+    return get_current_placement_group()
+
+
+def _connect() -> bool:
+    """Connect this process to Ray, and return whether it was not connected before.
+
+    Raises:
+        ConnectError: No Ray runs here, it does not answer, or it refuses this process.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return False
+    address = os.environ.get("RAY_ADDRESS", "")
+    host, colon, port = address.rpartition(":")
+    try:
+        if colon and port.isdecimal() and "/" not in host:
+            socket.create_connection((host.strip("[]"), int(port)), HEAD_ANSWERS_S).close()
+        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        where = f"at RAY_ADDRESS={address}" if address else "on this machine"
+        raise ConnectError(
+            f"cannot connect to Ray {where}: {' '.join(str(error).split())}",
+            hint="start Ray with: ray start --head; or set RAY_ADDRESS to the address of its head node",
+        ) from None
+    return True
+
+
+def _kill(actor: Any) -> None:
+    import ray
+
+    with contextlib.suppress(Exception):  # Ray is gone, and the actor with it
+        ray.kill(actor)
+
+
+def _draining() -> Mapping[str, int]:
+    """Return the end of each node that Ray drains, in milliseconds since 1970, by its id; 0 if nobody knows it. Ray has no
+    public function for that.
+    """
+    with contextlib.suppress(Exception):
+        from ray._private.state import state
+
+        return dict(state.get_draining_nodes())
+    return {}
+
+
+def drained(end_ms: int, now_s: float) -> str:
+    """Return the words about a node that Ray drains until a time."""
+    return "Ray drains its node" + (f", which ends in {max(0.0, end_ms / 1000 - now_s):.0f} s" if end_ms else "")
+
+
+CAUSES = {
+    "low on memory": Cause.MEMORY,
+    "its node has died": Cause.NODE,
+    "is unavailable": Cause.NODE,
+    "killed by `ray.kill`": Cause.CANCELLED,
+    "owner has died": Cause.CANCELLED,
+}
+"""Words in Ray's errors about the death of an actor. Ray gives the reason only as a text."""
+ADVICE = (" Some common causes", " The task may or may not", " Memory on the node")
+"""Beginnings of general advice in these errors."""
+
+
+def left_by(error: Exception) -> Left:
+    """Return the reason why an actor has died, from Ray's error."""
+    if getattr(error, "preempted", False):
+        return Left(Cause.PREEMPTED, "Ray has drained its node, and the node has ended")
+    text = str(error)
+    cause = next((cause for words, cause in CAUSES.items() if words in text), Cause.CRASH)
+    # Lines about the actor and of a traceback begin with a space. An error about memory continues with a table.
+    lines = [line for line in text.splitlines() if line and not line[0].isspace()] or [type(error).__name__]
+    said = lines[0 if cause is Cause.MEMORY else -1]
+    for beginning in ADVICE:
+        said = said.partition(beginning)[0]
+    return Left(cause, said)
+
+
+def pending(
+    asked: Mapping[str, float],
+    nodes: Iterable[Mapping[str, float]],
+    total: Mapping[str, float],
+    free: Mapping[str, float],
+) -> str:
+    """Return why Ray has not started an actor, in the words of ``ray status``.
+
+    Args:
+        asked: Resources that the actor needs.
+        nodes: Resources of each node.
+        total: Resources of the cluster.
+        free: Resources that nobody uses.
+    """
+    if not any(_fits(asked, node) for node in nodes):
+        return f"infeasible: no node has {{{shown(asked)}}}; all nodes together have {{{shown(total)}}}"
+    return f"pending: {{{shown(asked)}}} is not free; free are {{{shown(free)}}} of {{{shown(total)}}}"
+
+
+def in_group(asked: Mapping[str, float], bundles: Iterable[Mapping[str, float]]) -> str:
+    """Return why Ray has not started an actor in a placement group."""
+    said = ", ".join(f"{{{shown(bundle)}}}" for bundle in bundles)
+    return f"pending: no bundle of the placement group has {{{shown(asked)}}} free; its bundles are {said}"
+
+
+def _fits(asked: Mapping[str, float], there: Mapping[str, float]) -> bool:
+    return all(there.get(name, 0) >= value for name, value in asked.items())
+
+
+def shown(resources: Mapping[str, float]) -> str:
+    """Return resources as ``ray status`` shows them, such as ``"CPU: 2, memory: 4.0 GiB"``."""
+    return ", ".join(
+        f"{name}: {value / 2**30:.1f} GiB" if name == "memory" else f"{name}: {value:g}"
+        for name, value in sorted(resources.items())
+        if not name.startswith(NOT_SHOWN)
+    )
