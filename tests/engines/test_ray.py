@@ -84,6 +84,14 @@ def number(self):
     return self.id
 
 
+async def until(get):
+    """Wait until a function returns a true value, and return it."""
+    while True:
+        if found := get():
+            return found
+        await asyncio.sleep(0.05)
+
+
 async def numbers(cluster, expected):
     """Wait until these workers answer."""
     while True:
@@ -96,9 +104,11 @@ async def numbers(cluster, expected):
 
 
 async def left(cluster, index):
-    while (found := await cluster._launcher.left(index)) is None:
+    """Wait until the worker at a place has ended, and return why."""
+    while True:
+        if found := await cluster._launcher.left(index):
+            return found
         await asyncio.sleep(0.01)
-    return found
 
 
 def processes(is_one):
@@ -131,7 +141,13 @@ async def test_workers_have_their_places_cores_and_variables(nodes):
 async def test_run_begins_with_few_workers_and_has_a_place_for_each(nodes):
     async with asyncio.timeout(PATIENCE_S), Cluster(rayed("2..4", start_timeout=20)) as cluster:
         assert len(await cluster.run_method(number)) >= 2
-        assert "pending: {CPU: 1} is not free" in await cluster._launcher.waits(3)
+        words = "pending: {CPU: 1} is not free"
+        while words not in " ".join([await cluster._launcher.waits(index) for index in range(4)]):
+            await asyncio.sleep(0.1)
+
+
+def files_with(secret, folder):
+    return [path for path in folder.rglob("*") if path.is_file() and secret in path.read_bytes()]
 
 
 async def test_token_is_in_no_argument_environment_or_log(nodes):
@@ -145,9 +161,7 @@ async def test_token_is_in_no_argument_environment_or_log(nodes):
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 assert secret.decode() not in " ".join([*process.cmdline(), *process.environ().values()])
-    for path in session.rglob("*"):
-        if path.is_file():
-            assert secret not in path.read_bytes(), path
+    assert files_with(secret, session) == []
 
 
 async def test_killed_worker_is_replaced(nodes):
@@ -208,15 +222,74 @@ async def test_error_says_which_resources_are_missing(nodes, keys, words):
 
 async def test_error_says_how_to_start_ray(nodes, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(ConnectError, match="cannot connect to Ray at RAY_ADDRESS=127.0.0.1:1: .*refused") as caught:
+    with pytest.raises(ConnectError, match=r"cannot connect to Ray at RAY_ADDRESS=127.0.0.1:1: .*refused") as caught:
         await asyncio.wait_for(Cluster(rayed(2)).connect(), PATIENCE_S)
     assert "ray start --head" in caught.value.hint
 
 
 async def test_last_output_of_a_worker_is_in_the_error(nodes):
     launcher = rayed(1, env={"PYTHONHOME": "/nowhere"})
-    with pytest.raises(ConnectError, match="(?s)place 0: its worker ended with exit code 1:.*No module named"):
+    with pytest.raises(ConnectError, match=r"(?s)place 0: its worker ended with exit code 1:.*No module named"):
         await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
+
+
+class Caller:
+    """An actor in a placement group, which is a master. A trial of Ray Tune is one."""
+
+    def train(self, **keys):
+        async def run():
+            async with Cluster.on("ray", **keys) as cluster:
+                return await cluster.run_method(number)
+
+        return asyncio.run(run())
+
+
+@pytest.fixture
+def caller(nodes):
+    """Return a function that calls ``Caller.train`` in the first of some bundles."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    groups = []
+
+    def call(bundles, **keys):
+        groups.append(ray.util.placement_group(bundles))
+        ray.get(groups[-1].ready())
+        strategy = PlacementGroupSchedulingStrategy(groups[-1], 0, placement_group_capture_child_tasks=True)
+        actor = ray.remote(Caller).options(num_cpus=0, scheduling_strategy=strategy).remote()
+        return ray.get(actor.train.remote(**keys))
+
+    yield call
+    for group in groups:
+        ray.util.remove_placement_group(group)
+    ray.shutdown()
+
+
+def test_workers_use_the_bundles_of_the_callers_group(caller):
+    assert caller([{"CPU": 1}, {"CPU": 1}], workers=2) == [1, 2]
+
+
+def test_error_says_that_the_group_has_no_bundle_left(caller):
+    words = r"pending: no bundle of the placement group has \{CPU: 1\} free; its bundles are \{CPU: 1\}"
+    with pytest.raises(ConnectError, match=f"2  place 1 .*no worker has joined there yet: {words}"):
+        caller([{"CPU": 1}], workers=2, start_timeout=6)
+
+
+def test_error_says_that_no_bundle_is_large_enough(caller):
+    with pytest.raises(ConnectError, match="cannot fit into any bundles"):
+        caller([{"CPU": 1}], workers=1, cores=2)
+
+
+def test_page_about_tune_does_what_it_says(nodes, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/howto/deploy.md").read_text()
+    (program,) = re.findall(r"```python\n(# tune_app.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / "tune_app.py").write_text(program)
+    monkeypatch.setenv("HOME", str(tmp_path))  # Tune writes there
+    ended = subprocess.run([sys.executable, "tune_app.py"], cwd=tmp_path, text=True, capture_output=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "'training_iteration': 3" in ended.stdout
+    assert "'round': 3" in ended.stdout
 
 
 APP = """
@@ -271,11 +344,9 @@ async def test_nothing_remains_when_the_master_ends(nodes, tmp_path, number):
     process = started(tmp_path, "--launcher", "ray", "--workers", "2", "-p", "master_epochs=100000")
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while len(worker_processes()) < 2:
-                await asyncio.sleep(0.05)
+            await until(lambda: len(worker_processes()) == 2)
             process.send_signal(number)
-            while worker_processes() or actor_processes():
-                await asyncio.sleep(0.05)
+            await until(lambda: not worker_processes() and not actor_processes())
     finally:
         process.kill()
         process.communicate()

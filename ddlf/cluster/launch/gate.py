@@ -14,7 +14,7 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -85,8 +85,9 @@ class Gate:
         port: The port that it listens on.
         came: Set when a worker has joined; the launcher waits for it. Belongs to the gate's loop.
         has_begun: Whether the run has begun, perhaps without some workers.
-        absent_at_start: Places without a worker when the run began. The first attempt to connect to one fails at once,
-            so that the run can begin. Later attempts wait for its worker. Belongs to the gate's loop.
+        absent_at_start: Places without a worker when the run began, and the engine's reason for each. The first
+            attempt to connect to one fails at once, so that the run can begin. Later attempts wait for its worker.
+            Belongs to the gate's loop.
 
     Raises:
         ListenError: The address is taken, or not permitted.
@@ -102,7 +103,7 @@ class Gate:
         self._thread = threading.Thread(target=self._run, name="ddlf-gate", daemon=True)
         self.came = asyncio.Event()
         self.has_begun = False
-        self.absent_at_start: set[int] = set()
+        self.absent_at_start: dict[int, str] = {}
         self._is_over = False
         self._thread.start()
 
@@ -194,8 +195,8 @@ class Gate:
             self._loop.remove_reader(sock)
             return sock
         if number in self.absent_at_start:
-            self.absent_at_start.discard(number)
-            raise ConnectError(f"place {number}: no worker has joined there yet")
+            why = self.absent_at_start.pop(number)
+            raise ConnectError(f"place {number}: no worker has joined there yet" + (f": {why}" if why else ""))
         taker: asyncio.Future[socket.socket] = self._loop.create_future()
         place.takers.append(taker)
         try:
@@ -421,9 +422,9 @@ class Joined(Launcher):
             await asyncio.wait({coming, failing}, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if failing.done() and not coming.done():
                 raise failing.result()
-            absent = await gate.run(gate.absent())
+            absent = {index: await self.waits(index) for index in await gate.run(gate.absent())}
             if len(absent) == count:
-                reasons = "; ".join(dict.fromkeys(filter(None, [await self.waits(index) for index in absent])))
+                reasons = "; ".join(dict.fromkeys(filter(None, absent.values())))
                 raise ConnectError(
                     f"no worker joined at port {gate.port} within {self._start_timeout_s:g} s"
                     + (f": {reasons}" if reasons else ""),
@@ -438,8 +439,8 @@ class Joined(Launcher):
         await gate.run(self._continue_without(gate, absent))
         return self.addresses
 
-    async def _continue_without(self, gate: Gate, absent: Sequence[int]) -> None:
-        gate.absent_at_start.update(index for index in absent if not gate.incarnation(index))
+    async def _continue_without(self, gate: Gate, absent: Mapping[int, str]) -> None:
+        gate.absent_at_start.update({index: why for index, why in absent.items() if not gate.incarnation(index)})
         gate.has_begun = True
 
     async def _failed(self) -> ConnectError:

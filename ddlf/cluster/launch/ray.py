@@ -7,15 +7,18 @@ no placement group of all places, because a group that recovers in parts can blo
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import importlib.util
+import logging
 import os
 import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -26,14 +29,24 @@ from ddlf.cluster.launch.launcher import Cause, Left, Workers
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 
+log = logging.getLogger(__name__)
+
 LOOK_FOR_DRAINS_S = 1.0
 """Seconds between two looks at the nodes that Ray drains."""
-HEAD_ANSWERS_S = 5.0
-"""Seconds to reach the head node of Ray at ``RAY_ADDRESS``. Ray itself would try for minutes."""
+ASK_AGAIN_S = 1.0
+"""Seconds for which an answer about free resources is used."""
+ANSWER_S = 5.0
+"""Seconds in which the head node of Ray must answer. Ray itself would try for minutes."""
+SURVIVES_RAY = ("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
+"""Setting of Ray for this process. Without it, Ray ends the master one minute after its head node has ended, so that the
+run could not save its model.
+"""
 SHOWN_BYTES = 2000
 """Bytes of a worker's last output in the error."""
 NOT_SHOWN = ("node:", "object_store_memory")
 """Beginnings of the names of resources that no worker asks for."""
+
+T = TypeVar("T")
 
 
 class RayKeys(Keys):
@@ -69,6 +82,7 @@ class Rayed(PlaceEngine):
         self._has_connected = False
         self._places: dict[int, tuple[str, Any]] = {}  # node and actor of each place whose actor lives
         self._notices: dict[int, Left] = {}
+        self._reason, self._asked_at = "", -ASK_AGAIN_S  # why places wait, and when Ray was asked
         self._watching: asyncio.Task[None] | None = None
 
     def worker(self, gate: Gate, place: int | None) -> WorkerStart:
@@ -82,7 +96,7 @@ class Rayed(PlaceEngine):
         Raises:
             ConnectError: No Ray runs here, it does not answer, or it refuses this process.
         """
-        self._has_connected = await asyncio.to_thread(_connect)
+        self._has_connected = await _asked(_connect)
         self._watching = asyncio.get_running_loop().create_task(self._watch_drains())
 
     async def run(self, place: int, worker: WorkerStart) -> Left | None:
@@ -93,8 +107,9 @@ class Rayed(PlaceEngine):
         """
         from ray.exceptions import RayError
 
-        actor = await asyncio.to_thread(self._new_actor)
+        actor = None
         try:
+            actor = await _asked(self._new_actor)
             node = await asyncio.wrap_future(actor.node.remote().future())
             self._places[place] = node, actor
             code, said = await asyncio.wrap_future(actor.run.remote(worker).future())
@@ -105,7 +120,8 @@ class Rayed(PlaceEngine):
         finally:
             self._places.pop(place, None)
             self._notices.pop(place, None)
-            _kill(actor)
+            if actor is not None:
+                _kill(actor)
 
     def _new_actor(self) -> Any:
         import ray
@@ -132,14 +148,25 @@ class Rayed(PlaceEngine):
         """Ask the workers of each node that Ray drains to leave, so that their places go to other nodes."""
         while True:
             await asyncio.sleep(LOOK_FOR_DRAINS_S)
-            draining = await asyncio.to_thread(_draining)
+            look = asyncio.ensure_future(_asked(_draining))
+            if not (await asyncio.wait({look}, timeout=ANSWER_S))[0]:
+                log.warning("Ray does not answer; training continues with the workers that still run")
+            draining = await look
             for place, (node, actor) in self._places.items():
                 if node in draining and place not in self._notices:
                     self._notices[place] = Left(Cause.NOTICE, drained(draining[node], time.time()))
                     actor.leave.remote()
 
     async def waits(self, index: int) -> str:
-        return "its worker starts" if index in self._places else await asyncio.to_thread(self._waits_for_resources)
+        if index in self._places:
+            return "its worker starts"
+        if time.monotonic() - self._asked_at > ASK_AGAIN_S:  # all these places wait for the same resources
+            self._reason = "Ray does not answer"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    self._reason = await _asked(self._waits_for_resources)
+            self._asked_at = time.monotonic()
+        return self._reason
 
     def _waits_for_resources(self) -> str:
         import ray
@@ -167,7 +194,9 @@ class Rayed(PlaceEngine):
             import ray
 
             self._has_connected = False
-            await asyncio.to_thread(ray.shutdown)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    await _asked(ray.shutdown)
 
 
 class WorkerActor:
@@ -192,7 +221,8 @@ class WorkerActor:
             code = 0 if self._leaves else self._supervisor.run()
             output.seek(max(0, output.seek(0, os.SEEK_END) - SHOWN_BYTES))
             said = output.read().decode(errors="replace").strip()
-        print(said, file=sys.stderr, flush=True)  # for Ray's own log of this actor
+        if said:
+            print(said, file=sys.stderr, flush=True)  # for Ray's own log of this actor
         return code, said
 
     def leave(self) -> None:
@@ -200,6 +230,25 @@ class WorkerActor:
         self._leaves = True
         if self._supervisor is not None:
             self._supervisor.ask_to_stop()
+
+
+async def _asked(function: Callable[[], T]) -> T:
+    """Call a function of Ray in a thread, and return its result. The thread does not keep this process alive, because the
+    call may never end if Ray is gone.
+    """
+    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def call() -> None:
+        try:
+            result = function()
+        except BaseException as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)
+
+    answer.set_running_or_notify_cancel()  # nobody can cancel the call
+    threading.Thread(target=call, name="ddlf-ray", daemon=True).start()
+    return await asyncio.wrap_future(answer)
 
 
 def _group_of_caller() -> Any:
@@ -220,6 +269,7 @@ def _connect() -> bool:
     Raises:
         ConnectError: No Ray runs here, it does not answer, or it refuses this process.
     """
+    os.environ.setdefault(*SURVIVES_RAY)  # the import reads it
     import ray
 
     if ray.is_initialized():
@@ -228,7 +278,7 @@ def _connect() -> bool:
     host, colon, port = address.rpartition(":")
     try:
         if colon and port.isdecimal() and "/" not in host:
-            socket.create_connection((host.strip("[]"), int(port)), HEAD_ANSWERS_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         where = f"at RAY_ADDRESS={address}" if address else "on this machine"
