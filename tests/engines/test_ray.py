@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import inspect
 import os
 import re
 import signal
@@ -85,9 +86,10 @@ def number(self):
 
 
 async def until(get):
-    """Wait until a function returns a true value, and return it."""
+    """Wait until a function, which may be async, returns a true value, and return it."""
     while True:
-        if found := get():
+        found = get()
+        if found := await found if inspect.isawaitable(found) else found:
             return found
         await asyncio.sleep(0.05)
 
@@ -105,10 +107,7 @@ async def numbers(cluster, expected):
 
 async def left(cluster, index):
     """Wait until the worker at a place has ended, and return why."""
-    while True:
-        if found := await cluster._launcher.left(index):
-            return found
-        await asyncio.sleep(0.01)
+    return await until(lambda: cluster._launcher.left(index))
 
 
 def processes(is_one):
@@ -141,9 +140,12 @@ async def test_workers_have_their_places_cores_and_variables(nodes):
 async def test_run_begins_with_few_workers_and_has_a_place_for_each(nodes):
     async with asyncio.timeout(PATIENCE_S), Cluster(rayed("2..4", start_timeout=20)) as cluster:
         assert len(await cluster.run_method(number)) >= 2
-        words = "pending: {CPU: 1} is not free"
-        while words not in " ".join([await cluster._launcher.waits(index) for index in range(4)]):
-            await asyncio.sleep(0.1)
+
+        async def one_waits():
+            reasons = [await cluster._launcher.waits(index) for index in range(4)]
+            return any("pending: {CPU: 1} is not free" in reason for reason in reasons)
+
+        await until(one_waits)
 
 
 def files_with(secret, folder):
@@ -178,7 +180,7 @@ async def test_killed_actor_is_replaced(nodes):
         worker.parent().kill()
         why = await left(cluster, 0)
         assert why.cause is Cause.CRASH
-        assert why.words.startswith("The actor is dead because its worker process has died.")
+        assert why.words.startswith("The actor is dead because its worker process has died")
         await numbers(cluster, [1, 2])
 
 

@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 LOOK_FOR_DRAINS_S = 1.0
 """Seconds between two looks at the nodes that Ray drains."""
 ASK_AGAIN_S = 1.0
-"""Seconds for which an answer about free resources is used."""
+"""Seconds until Ray is asked again about free resources."""
 ANSWER_S = 5.0
 """Seconds in which the head node of Ray must answer. Ray itself would try for minutes."""
 SURVIVES_RAY = ("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
@@ -105,6 +106,7 @@ class Rayed(PlaceEngine):
         Raises:
             ConnectError: The worker fits into no bundle of the placement group.
         """
+        import ray
         from ray.exceptions import RayError
 
         actor = None
@@ -121,7 +123,8 @@ class Rayed(PlaceEngine):
             self._places.pop(place, None)
             self._notices.pop(place, None)
             if actor is not None:
-                _kill(actor)
+                with contextlib.suppress(Exception):  # Ray is gone, and the actor with it
+                    ray.kill(actor)
 
     def _new_actor(self) -> Any:
         import ray
@@ -286,14 +289,11 @@ def _connect() -> bool:
             f"cannot connect to Ray {where}: {' '.join(str(error).split())}",
             hint="start Ray with: ray start --head; or set RAY_ADDRESS to the address of its head node",
         ) from None
+    # Without the output of actors, Ray prints only its errors here: twenty lines on stdout for each lost process. The
+    # launcher has the reason of each loss.
+    with contextlib.suppress(AttributeError):
+        ray._private.worker.print_to_stdstream = lambda *_, **__: None
     return True
-
-
-def _kill(actor: Any) -> None:
-    import ray
-
-    with contextlib.suppress(Exception):  # Ray is gone, and the actor with it
-        ray.kill(actor)
 
 
 def _draining() -> Mapping[str, int]:
@@ -320,8 +320,8 @@ CAUSES = {
     "owner has died": Cause.CANCELLED,
 }
 """Words in Ray's errors about the death of an actor. Ray gives the reason only as a text."""
-ADVICE = (" Some common causes", " The task may or may not", " Memory on the node")
-"""Beginnings of general advice in these errors."""
+ADVICE = re.compile(r"[.]? (Some common causes|The task may or may not|Memory on the node).*")
+"""The general advice in these errors, and a table."""
 
 
 def left_by(error: Exception) -> Left:
@@ -332,10 +332,7 @@ def left_by(error: Exception) -> Left:
     cause = next((cause for words, cause in CAUSES.items() if words in text), Cause.CRASH)
     # Lines about the actor and of a traceback begin with a space. An error about memory continues with a table.
     lines = [line for line in text.splitlines() if line and not line[0].isspace()] or [type(error).__name__]
-    said = lines[0 if cause is Cause.MEMORY else -1]
-    for beginning in ADVICE:
-        said = said.partition(beginning)[0]
-    return Left(cause, said)
+    return Left(cause, ADVICE.sub("", lines[0 if cause is Cause.MEMORY else -1]).rstrip("."))
 
 
 def pending(
@@ -352,7 +349,7 @@ def pending(
         total: Resources of the cluster.
         free: Resources that nobody uses.
     """
-    if not any(_fits(asked, node) for node in nodes):
+    if not any(all(node.get(name, 0) >= value for name, value in asked.items()) for node in nodes):
         return f"infeasible: no node has {{{shown(asked)}}}; all nodes together have {{{shown(total)}}}"
     return f"pending: {{{shown(asked)}}} is not free; free are {{{shown(free)}}} of {{{shown(total)}}}"
 
@@ -361,10 +358,6 @@ def in_group(asked: Mapping[str, float], bundles: Iterable[Mapping[str, float]])
     """Return why Ray has not started an actor in a placement group."""
     said = ", ".join(f"{{{shown(bundle)}}}" for bundle in bundles)
     return f"pending: no bundle of the placement group has {{{shown(asked)}}} free; its bundles are {said}"
-
-
-def _fits(asked: Mapping[str, float], there: Mapping[str, float]) -> bool:
-    return all(there.get(name, 0) >= value for name, value in asked.items())
 
 
 def shown(resources: Mapping[str, float]) -> str:

@@ -66,12 +66,12 @@ DIED = (
     "\tip: 10.0.0.2\n"
 )
 BECAUSE = {
-    "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Some common causes include: "
+    "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR. Some common causes include: "
     "(1) the process was killed by the OOM killer due to high memory usage": Left(
         Cause.CRASH, "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
     ),
     "The actor is dead because it was killed by `ray.kill`.": Left(
-        Cause.CANCELLED, "The actor is dead because it was killed by `ray.kill`."
+        Cause.CANCELLED, "The actor is dead because it was killed by `ray.kill`"
     ),
     "The actor died because its node has died. Node Id: 46\n\tthe actor's node was terminated: received SIGTERM": Left(
         Cause.NODE, "The actor died because its node has died. Node Id: 46"
@@ -89,7 +89,7 @@ def test_error_about_memory_is_one_sentence():
         "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID: 29) was "
         "7.48GB used / 23.54GB limit (0.317844)\nTop 10 memory users: PID\tMEM(GB)\tCOMMAND\n12\t2.32\tray::A.run"
     )
-    words = "1 worker(s) were killed due to the node running low on memory."
+    words = "1 worker(s) were killed due to the node running low on memory"
     assert left_by(RuntimeError(text)) == Left(Cause.MEMORY, words)
 
 
@@ -103,7 +103,7 @@ def test_error_in_an_actor_is_its_last_line():
 
 def test_unreachable_actor_counts_as_a_lost_node():
     text = "The actor 82 is unavailable: Socket closed rpc_code: 14. The task may or may not have been executed."
-    assert left_by(RuntimeError(text)) == Left(Cause.NODE, "The actor 82 is unavailable: Socket closed rpc_code: 14.")
+    assert left_by(RuntimeError(text)) == Left(Cause.NODE, "The actor 82 is unavailable: Socket closed rpc_code: 14")
 
 
 def test_drained_node_that_has_ended_was_preempted():
