@@ -222,9 +222,20 @@ async def test_error_says_which_resources_are_missing(nodes, keys, words):
     assert worker_processes() == []
 
 
-async def test_error_says_how_to_start_ray(nodes, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(ConnectError, match=r"cannot connect to Ray at RAY_ADDRESS=127.0.0.1:1: .*refused") as caught:
+@pytest.mark.parametrize(
+    ("address", "where"),
+    [("127.0.0.1:1", r"at RAY_ADDRESS=127.0.0.1:1: .*refused"), (None, r"at [\d.]+:1: .*refused")],
+    ids=["named", "of a Ray that was killed"],
+)
+async def test_error_says_how_to_start_ray(nodes, monkeypatch, address, where):
+    import ray
+
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr(ray._private.services, "find_gcs_addresses", list)
+    monkeypatch.setattr(ray._private.services, "find_bootstrap_address", lambda folder: "127.0.0.1:1")
+    if address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConnectError, match=f"cannot connect to Ray {where}") as caught:
         await asyncio.wait_for(Cluster(rayed(2)).connect(), PATIENCE_S)
     assert "ray start --head" in caught.value.hint
 

@@ -277,16 +277,18 @@ def _connect() -> bool:
 
     if ray.is_initialized():
         return False
-    address = os.environ.get("RAY_ADDRESS", "")
-    host, colon, port = address.rpartition(":")
+    address, named = "", os.environ.get("RAY_ADDRESS")
+    with contextlib.suppress(Exception):  # there is none, or it is no plain address; ``init`` says so
+        address = ray._private.services.canonicalize_bootstrap_address("auto") or ""
+    host, _, port = address.rpartition(":")
     try:
-        if colon and port.isdecimal() and "/" not in host:
+        if port:
             socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        where = f"at RAY_ADDRESS={address}" if address else "on this machine"
+        where = f"at RAY_ADDRESS={named}" if named else f"at {address}" if address else "on this machine"
         raise ConnectError(
-            f"cannot connect to Ray {where}: {' '.join(str(error).split())}",
+            f"cannot connect to Ray {where}: {' '.join(str(error).split()).rstrip('.')}",
             hint="start Ray with: ray start --head; or set RAY_ADDRESS to the address of its head node",
         ) from None
     # Without the output of actors, Ray prints only its errors here: twenty lines on stdout for each lost process. The
