@@ -278,7 +278,7 @@ def _connect() -> bool:
     if ray.is_initialized():
         return False
     address, named = "", os.environ.get("RAY_ADDRESS")
-    with contextlib.suppress(Exception):  # there is none, or it is no plain address; ``init`` says so
+    with contextlib.suppress(Exception):  # ``init`` names the error
         address = ray._private.services.canonicalize_bootstrap_address("auto") or ""
     host, _, port = address.rpartition(":")
     try:
