@@ -220,6 +220,8 @@ async def _serve(
             unless_it_leaves_in_time()
             daemon.stop(by)
         elif not daemon.is_leaving:
+            # A worker of a run that is ended early has not done its work, so its engine must start another.
+            code = 0 if settings.join is None else 143
             daemon.leave(by, grace)
             loop.call_later(SAME_SIGNAL_S, unless_it_leaves_in_time)
 

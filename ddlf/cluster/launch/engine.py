@@ -11,11 +11,11 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from ddlf.cluster.launch.gate import Gate, Joined
 from ddlf.cluster.launch.keys import Keys, parse_keys, read_keys
-from ddlf.cluster.launch.launcher import Address, Cause, Left, Workers
+from ddlf.cluster.launch.launcher import Address, Cause, Launcher, Left, Workers
 from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError, DDLFError
 from ddlf.rpc.tokens import Tokens, new_token
@@ -68,11 +68,11 @@ class Engine(Joined):
         )
 
     @classmethod
-    def from_text(cls, text: str, workers: Workers | None = None) -> Self:
+    def from_text(cls, text: str, workers: Workers | None = None) -> Launcher:
         return cls(read_keys(cls.model, cls.name, parse_keys(text, cls.name), workers))
 
     @classmethod
-    def from_keys(cls, values: Mapping[str, Any]) -> Self:
+    def from_keys(cls, values: Mapping[str, Any]) -> Launcher:
         return cls(read_keys(cls.model, cls.name, values))
 
 
@@ -170,7 +170,8 @@ class PlaceEngine(Engine):
     def _fail(self, place: int, why: str, hint: str = "") -> None:
         """Give a place up. The start fails if too few places remain."""
         assert self._failure is not None
-        self._lefts[place] = Left(Cause.CANCELLED, why)
+        if (left := self._lefts.get(place)) is None or left.words != why:  # otherwise its cause is known
+            self._lefts[place] = Left(Cause.CANCELLED, why)
         self._given_up.add(place)
         count = len(self.addresses)
         if count - len(self._given_up) >= (self.least or count) or (self._gate is not None and self._gate.has_begun):

@@ -22,6 +22,7 @@ a function that makes a ``Launcher`` from a text, which may be empty.
 """
 OWN = {
     "command": "ddlf.cluster.launch.command:Commanded",
+    "k8s": "ddlf.cluster.launch.kubernetes.launcher:Kubernetes",
     "mpi": "ddlf.cluster.launch.ranks:Mpi",
     "ray": "ddlf.cluster.launch.ray:Rayed",
     "slurm": "ddlf.cluster.launch.ranks:Slurm",
@@ -120,8 +121,8 @@ class Launcher(ABC):
     least: int | None = None
 
     @classmethod
-    def from_text(cls, text: str, workers: Workers | None = None) -> Self:
-        """Make the launcher of ``--launcher NAME:TEXT --workers N``.
+    def from_text(cls, text: str, workers: Workers | None = None) -> Launcher:
+        """Make the launcher of ``--launcher NAME:TEXT --workers N``. It may be of another class, as the place asks for.
 
         Raises:
             ConfigError: The text is invalid, or the launcher cannot be used here.
@@ -129,7 +130,7 @@ class Launcher(ABC):
         raise ConfigError(f"{cls.__name__} cannot be made from a text", hint="it needs a method from_text")
 
     @classmethod
-    def from_keys(cls, values: Mapping[str, Any]) -> Self:
+    def from_keys(cls, values: Mapping[str, Any]) -> Launcher:
         """Make the launcher of a mapping in cluster.yaml, or of ``Cluster.on``.
 
         Raises:

@@ -35,6 +35,7 @@ class WorkerStart:
         cores: Number of CPUs that the engine gives the worker; None if the operating system says it.
         env: More environment variables.
         join_for_s: Seconds that the worker tries to find its master, at the start and if the master was killed.
+        port: The port where other workers can reach it; None if it listens nowhere.
     """
 
     gates: str
@@ -43,11 +44,13 @@ class WorkerStart:
     cores: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     join_for_s: float = JOIN_FOR_S
+    port: int | None = None
 
     def arguments(self) -> list[str]:
         """Return the arguments of ``ddlf-worker``, without the way the token goes."""
         place = [] if self.place is None else ["--place", str(self.place)]
-        return ["--join", self.gates, *place, "--join-for", f"{self.join_for_s:g}", "--quiet"]
+        listen = [] if self.port is None else ["--host", "0.0.0.0", "--port", str(self.port)]
+        return ["--join", self.gates, *place, *listen, "--join-for", f"{self.join_for_s:g}", "--quiet"]
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that the worker needs besides its own, without the token."""

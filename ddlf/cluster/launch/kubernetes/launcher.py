@@ -1,0 +1,204 @@
+"""Workers that a Job of Kubernetes runs for a master outside of it: ``--launcher k8s:image=IMAGE``. Runs on the master.
+
+The workers dial the master, so their pods must be able to reach it. Kubernetes starts them, and starts them again. This
+launcher uses the system's ``kubectl`` with its configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from ddlf.cluster.launch.engine import MAX_STARTS, PAUSES_S, Engine, PlaceEngine
+from ddlf.cluster.launch.keys import parse_keys, read_keys
+from ddlf.cluster.launch.kubernetes.kubectl import Kubectl, Object, how_it_ended, why_it_waits
+from ddlf.cluster.launch.kubernetes.manifests import (
+    CONFIG_ERROR,
+    CONNECT_ERROR,
+    INDEX,
+    INDEX_VARIABLE,
+    INSTANCE,
+    PodKeys,
+    secret,
+    workers,
+)
+from ddlf.cluster.launch.kubernetes.pods import Pods
+from ddlf.cluster.launch.launcher import Cause, Launcher, Left, Workers
+from ddlf.cluster.launch.supervisor import WorkerStart
+from ddlf.errors import ConnectError, DDLFError
+
+log = logging.getLogger(__name__)
+
+WARNINGS_S = 4.0
+"""Seconds until the warnings of Kubernetes are read again."""
+
+
+class KubernetesKeys(PodKeys):
+    """The keys of the launcher ``k8s``."""
+
+    host: str | None = Field(default=None, description="Host of the master as the pods reach it.")
+    port: int = Field(default=0, ge=0, le=65535, description="Port of the master (default: any free one).")
+
+
+class Kubernetes(PlaceEngine):
+    """The launcher for workers in the pods of a Job, which this process creates and deletes."""
+
+    name = "k8s"
+    model = KubernetesKeys
+    keys: KubernetesKeys
+
+    def __init__(self, keys: KubernetesKeys, workers: Workers | None = None) -> None:
+        super().__init__(keys, workers)
+        self.port = keys.port
+        self.job = f"ddlf-{secrets.token_hex(4)}"
+        self._kubectl = Kubectl(keys.namespace)
+        self._pods: dict[int, Object] = {}  # the latest pod of each place
+        self._counted: dict[int, set[str]] = {}  # uids of pods that ended, by place
+        self._ends: dict[int, asyncio.Future[None]] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._is_created = False
+        self._began_at = 0.0
+        self._warnings: list[Object] = []
+        self._warnings_at = 0.0
+
+    @classmethod
+    def from_text(cls, text: str, workers: Workers | None = None) -> Launcher:
+        return cls._made(parse_keys(text, cls.name), workers)
+
+    @classmethod
+    def from_keys(cls, values: Mapping[str, Any]) -> Launcher:
+        return cls._made(values, None)
+
+    @classmethod
+    def _made(cls, values: Mapping[str, Any], workers: Workers | None) -> Engine:
+        """Return the launcher for this process: in a pod of a run, that of its pods."""
+        if "image" not in values and (INDEX_VARIABLE in os.environ or "gate" in values):
+            return Pods(read_keys(Pods.model, cls.name, values, workers))
+        return cls(read_keys(cls.model, cls.name, values, workers))
+
+    async def prepare(self) -> None:
+        """Create the Job, the Secret that it owns, and begin to watch the pods.
+
+        Raises:
+            ConfigError: There is no kubectl.
+            ConnectError: Kubernetes refused the Job or the Secret. Nothing remains.
+        """
+        gate = self.gate
+        gates = gate.addresses(self.keys.network) if self.keys.host is None else f"{self.keys.host}:{gate.port}"
+        start = WorkerStart(gates, None, self.tokens.primary)
+        job = workers(self.keys, self.job, len(self.addresses), start.arguments())
+        owner = await self._kubectl.read("create", "--validate=false", "--filename=-", stdin=job)
+        self._is_created, self._began_at = True, asyncio.get_running_loop().time()
+        try:
+            token = secret(self.job, self.tokens.primary, owner)
+            await self._kubectl("create", "--validate=false", "--filename=-", stdin=token)
+        except BaseException:
+            await self.release()
+            raise
+        self._pods.clear()
+        self._counted.clear()
+        loop = asyncio.get_running_loop()
+        self._ends = {place: loop.create_future() for place in range(len(self.addresses))}
+        self._watching = asyncio.create_task(self._watch())
+
+    async def run(self, place: int, worker: WorkerStart) -> Left | None:
+        """Wait until Kubernetes gives up a place. The Job starts the pods, and replaces them.
+
+        Raises:
+            ConnectError: It has given up the place.
+        """
+        await self._ends[place]
+        return None
+
+    async def waits(self, index: int) -> str:
+        pod, left = self._pods.get(index), self._lefts.get(index)
+        if pod is None:
+            return await self._warning(self.job)
+        phase = pod["status"].get("phase")
+        if phase == "Running":
+            return f"pod {pod['metadata']['name']} runs, and its worker has not joined yet"
+        if phase == "Failed" and left is not None:
+            return left.words
+        return why_it_waits(pod) or await self._warning(pod["metadata"]["name"])
+
+    async def _warning(self, name: str) -> str:
+        """Return the last warning of Kubernetes about an object; empty if there is none, or it may not be read."""
+        now = asyncio.get_running_loop().time()
+        if now - self._warnings_at > WARNINGS_S:
+            with contextlib.suppress(DDLFError):
+                found = await self._kubectl.read("get", "events", "--field-selector=type=Warning")
+                self._warnings = found["items"]
+            self._warnings_at = now
+        about = [event for event in self._warnings if event["involvedObject"].get("name") == name]
+        about.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+        return f"{about[-1]['reason']}: {about[-1]['message']}" if about else ""
+
+    async def _watch(self) -> None:
+        """Follow the pods until the end of the run. The run continues while Kubernetes does not answer."""
+        pause, told = PAUSES_S[0], ""
+        while True:
+            try:
+                async for kind, pod in self._kubectl.watch("pods", f"{INSTANCE}={self.job}"):
+                    pause, told = PAUSES_S[0], ""
+                    self._see(kind, pod)
+            except DDLFError as error:
+                if error.message != told:
+                    log.warning("%s; the run continues, and asks again", error.message)
+                told = error.message
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, PAUSES_S[1])
+
+    def _see(self, kind: str, pod: Object) -> None:
+        """Take note of a change of a pod."""
+        about = pod["metadata"]
+        index, uid = int(about["annotations"][INDEX]), about["uid"]
+        known = self._pods.get(index)
+        if known is None or known["metadata"]["creationTimestamp"] <= about["creationTimestamp"]:
+            self._pods[index] = pod
+        counted = self._counted.setdefault(index, set())
+        left = how_it_ended(pod, kind == "DELETED")
+        gate = self._gate
+        if left is None or uid in counted or gate is None or gate.is_over:
+            return
+        counted.add(uid)
+        limit = self.keys.time
+        if limit is not None and asyncio.get_running_loop().time() - self._began_at >= limit:
+            left = Left(Cause.TIME_LIMIT, f"pod {about['name']}: the Job's time of {limit:g} s is over", left.exit_code)
+        self._lefts[index] = left
+        is_refused = left.exit_code in (CONFIG_ERROR, CONNECT_ERROR) and left.cause is Cause.CRASH
+        ends_for_good = is_refused or left.cause is Cause.TIME_LIMIT
+        if ends_for_good or (not gate.incarnation(index) and len(counted) >= MAX_STARTS):
+            self._give_up(index, left)
+        elif gate.has_begun:
+            log.warning("place %d: %s (%s); its Job starts it again", index, left.words, left.cause)
+
+    def _give_up(self, index: int, left: Left) -> None:
+        if not self._ends[index].done():
+            self._ends[index].set_exception(ConnectError(left.words))
+
+    async def _end(self) -> None:
+        for end in self._ends.values():
+            if not end.done():
+                end.set_result(None)
+        await super()._end()
+
+    async def release(self) -> None:
+        """Delete the Job with its pods, and the Secret."""
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        if not self._is_created:
+            return
+        self._is_created = False
+        try:
+            await self._kubectl("delete", f"job/{self.job}", f"secret/{self.job}", "--ignore-not-found", "--wait=false")
+        except DDLFError as error:
+            log.warning("the Job %s was not deleted: %s; its pods end by themselves", self.job, error.message)

@@ -1,0 +1,126 @@
+"""The pods of one Job of Kubernetes, which all run the same command: ``ddlf run app.py --launcher k8s``. Runs in the pods.
+
+The pod with index 0 is the master. Every pod, including the master's, has a worker, which joins the master by the name of
+its pod. All pods have the token from the same Secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from ddlf.cluster.config.addresses import parse_address
+from ddlf.cluster.launch.engine import Engine
+from ddlf.cluster.launch.keys import Keys
+from ddlf.cluster.launch.kubernetes.manifests import INDEX_VARIABLE, WORKER_PORT
+from ddlf.cluster.launch.launcher import Address
+from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
+from ddlf.errors import ConfigError
+from ddlf.rpc.tokens import find_tokens
+
+ENDED_BY_SIGTERM = 143
+
+
+class PodsKeys(Keys):
+    """The keys of the launcher ``k8s`` in a pod. ``ddlf k8s render`` writes them into the pods' command."""
+
+    gate: str = Field(description="Host and port of the pod that leads, such as app-0.app:9100.")
+    first: int = Field(default=0, ge=0, description="Place of this Job's pod with index 0.")
+    port: int = Field(default=WORKER_PORT, ge=0, le=65535, description="Port where the workers reach each other.")
+    token_file: Path | None = Field(default=None, description="File with the token (default: $DDLF_TOKEN_FILE).")
+
+
+class Pods(Engine):
+    """The launcher for the workers of all pods of one run: each pod starts its own worker, which joins the pod that
+    leads.
+
+    Raises:
+        ConfigError: This process has no index, or there is no token.
+    """
+
+    name = "k8s"
+    model = PodsKeys
+    keys: PodsKeys
+
+    def __init__(self, keys: PodsKeys) -> None:
+        index = os.environ.get(INDEX_VARIABLE, "")
+        if not index.isdecimal():
+            raise ConfigError(
+                f"launcher k8s: {INDEX_VARIABLE} is not set, so this process is not in a pod of an Indexed Job",
+                hint="make the Job with: ddlf k8s render app.py --workers 4 --image IMAGE",
+            )
+        super().__init__(keys)
+        self.place = int(index) + keys.first
+        if self.place >= len(self.addresses):
+            raise ConfigError(
+                f"launcher k8s: this is pod {self.place + 1}, but workers={keys.workers}",
+                hint="give the Job as many completions as workers",
+            )
+        tokens = find_tokens(keys.token_file)
+        if tokens is None:
+            raise ConfigError("launcher k8s: the pod has no token", hint="mount the Secret, and set DDLF_TOKEN_FILE")
+        self.tokens = tokens
+        self.port = parse_address(keys.gate)[1]
+        self._own: Supervisor | None = None
+
+    def follower(self) -> Callable[[], int] | None:
+        return None if self.place == 0 else self._follow
+
+    def _supervisor(self, gate: str) -> Supervisor:
+        # The pod that leads may be replaced on another node, so a worker looks for it as long as for the first one.
+        start = WorkerStart(
+            gate, self.place, self.tokens.primary, join_for_s=self._start_timeout_s, port=self.keys.port
+        )
+        return Supervisor(start)
+
+    def _follow(self) -> int:
+        """Run the worker of a pod that does not lead, until the run is over. Return the exit code.
+
+        A pod that Kubernetes ends must not succeed. Otherwise the Job would not replace it.
+        """
+        supervisor = self._supervisor(self.keys.gate)
+        ended = threading.Event()
+
+        def end(*_: object) -> None:
+            ended.set()
+            supervisor.ask_to_stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, end)
+        code = supervisor.run()
+        return ENDED_BY_SIGTERM if ended.is_set() else code
+
+    async def start(self, modules: Sequence[str] = ()) -> list[Address]:
+        """Open the gate, start this pod's own worker, and wait for all workers.
+
+        Raises:
+            ConfigError: This pod does not lead, so it is not the master.
+        """
+        if self.place:
+            raise ConfigError(
+                f"this pod has place {self.place}, and only place 0 is the master",
+                hint="start the app with ddlf run, which runs the worker of each other pod",
+            )
+        if self._own is None:
+            self._own = self._supervisor(f"127.0.0.1:{self.open().port}")
+            threading.Thread(target=self._own.run, name="ddlf-pod", daemon=True).start()
+        return await super().start(modules)
+
+    async def stop(self) -> None:
+        """End this pod's worker. The others wait for the next master: this pod may only be evicted, and come again. When
+        it succeeds, Kubernetes ends all other pods.
+        """
+        own, self._own = self._own, None
+        self.ends_workers = False
+        try:
+            await super().stop()
+        finally:
+            self.ends_workers = True
+        if own is not None:
+            await asyncio.to_thread(own.stop)

@@ -1,0 +1,527 @@
+"""A stand-in for a Kubernetes cluster: an API server for the real ``kubectl``, which runs pods as processes of this machine.
+
+It keeps objects, answers create, get, watch and delete, and does for Jobs what the Job controller, the scheduler, the
+kubelet and the collectors of garbage and of finished Jobs do, as far as DDLF depends on it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import copy
+import http.server
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from pathlib import Path
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+NAMESPACE = "default"
+CPUS = 64
+BACK_OFF_S = 0.3
+"""Pause before a pod is replaced. Kubernetes waits 10 s, and doubles that."""
+KINDS = {
+    "pods": ("v1", "Pod"),
+    "secrets": ("v1", "Secret"),
+    "events": ("v1", "Event"),
+    "services": ("v1", "Service"),
+    "configmaps": ("v1", "ConfigMap"),
+    "jobs": ("batch/v1", "Job"),
+}
+PROGRAMS = {"ddlf": "ddlf", "ddlf-worker": "ddlf.cli.worker"}
+
+
+class Cluster:
+    """Starts the API server. ``kubeconfig`` is the file for ``kubectl``.
+
+    Args:
+        folder: An empty folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.objects: dict[tuple[str, str], dict] = {}
+        self.changes: list[tuple[int, str, str, dict]] = []
+        self.changed = threading.Condition()
+        self.numbers = itertools.count(1)
+        self.processes: dict[str, subprocess.Popen] = {}
+        self.commands: list[list[str]] = []
+        self.replacements: dict[str, str] = {}
+        """Texts in the commands of pods, such as host names, and what replaces them on this machine."""
+        self.results: dict[str, str] = {}
+        self.is_closed = False
+        cluster = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                cluster.get(self)
+
+            def do_POST(self):
+                cluster.post(self)
+
+            def do_DELETE(self):
+                cluster.delete(self)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.kubeconfig = folder / "kubeconfig"
+        url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+        self.kubeconfig.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "c",
+                    "contexts": [context],
+                    "clusters": [{"name": "c", "cluster": {"server": url}}],
+                    "users": [{"name": "u", "user": {}}],
+                }
+            )
+        )
+
+    def stop_answering(self) -> None:
+        """End the API server. The pods continue."""
+        self.is_closed = True
+        with self.changed:
+            self.changed.notify_all()
+        self.server.shutdown()
+        self.server.server_close()
+
+    def close(self) -> None:
+        self.stop_answering()
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    # -- the API server -----------------------------------------------------------------------------------------------
+
+    def get(self, request) -> None:
+        path, query = self._parsed(request)
+        if path == ["api"]:
+            return self._answer(request, {"kind": "APIVersions", "versions": ["v1"]})
+        if path == ["apis"]:
+            version = {"groupVersion": "batch/v1", "version": "v1"}
+            group = {"name": "batch", "versions": [version], "preferredVersion": version}
+            return self._answer(request, {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]})
+        if path in (["api", "v1"], ["apis", "batch", "v1"]):
+            version = "/".join(path[1:])
+            listed = [
+                {
+                    "name": name,
+                    "singularName": kind.lower(),
+                    "namespaced": True,
+                    "kind": kind,
+                    "verbs": ["create", "delete", "get", "list", "watch"],
+                }
+                for name, (own, kind) in KINDS.items()
+                if own == version
+            ]
+            return self._answer(
+                request, {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": listed}
+            )
+        found = self._place(path)
+        if found is None:
+            return self._fail(request, 404, "NotFound", "the server could not find the requested resource")
+        resource, name = found
+        if name:
+            with self.changed:
+                known = self.objects.get((resource, name))
+            if known is None:
+                return self._fail(request, 404, "NotFound", f'{resource} "{name}" not found')
+            return self._answer(request, known)
+        wanted = dict(part.split("=") for part in query.get("labelSelector", "").split(",") if part)
+        if query.get("watch") in ("true", "1"):
+            return self._stream(request, resource, wanted, int(query.get("resourceVersion") or 0))
+        with self.changed:
+            items = [
+                copy.deepcopy(each)
+                for (kind, _), each in self.objects.items()
+                if kind == resource and self._matches(each, wanted)
+            ]
+            version = str(next(self.numbers))
+        api, kind = KINDS[resource]
+        return self._answer(
+            request,
+            {"apiVersion": api, "kind": f"{kind}List", "metadata": {"resourceVersion": version}, "items": items},
+        )
+
+    def _stream(self, request, resource: str, wanted: dict, since: int) -> None:
+        request.send_response(200)
+        request.send_header("Content-Type", "application/json")
+        request.end_headers()
+        sent = 0
+        with contextlib.suppress(OSError):
+            while not self.is_closed:
+                with self.changed:
+                    while len(self.changes) == sent and not self.is_closed:
+                        self.changed.wait(0.2)
+                    new, sent = self.changes[sent:], len(self.changes)
+                for number, kind, of, item in new:
+                    if number > since and of == resource and self._matches(item, wanted):
+                        request.wfile.write(json.dumps({"type": kind, "object": item}).encode() + b"\n")
+                        request.wfile.flush()
+
+    def post(self, request) -> None:
+        path, _ = self._parsed(request)
+        item = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
+        resource, _ = self._place(path)
+        name = item["metadata"]["name"]
+        with self.changed:
+            if (resource, name) in self.objects:
+                return self._fail(request, 409, "AlreadyExists", f'{resource} "{name}" already exists')
+            if "forbidden" in name:
+                return self._fail(request, 403, "Forbidden", f'{resource} is forbidden: User "u" cannot create')
+        made = self.put(resource, item)
+        if resource == "jobs":
+            threading.Thread(target=self._run_job, args=(made,), daemon=True).start()
+        return self._answer(request, made, 201)
+
+    def delete(self, request) -> None:
+        path, _ = self._parsed(request)
+        resource, name = self._place(path)
+        if (resource, name) not in self.objects:
+            return self._fail(request, 404, "NotFound", f'{resource} "{name}" not found')
+        self.remove(resource, name)
+        return self._answer(request, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
+
+    @staticmethod
+    def _parsed(request):
+        parts = urllib.parse.urlsplit(request.path)
+        return [part for part in parts.path.split("/") if part], dict(urllib.parse.parse_qsl(parts.query))
+
+    @staticmethod
+    def _place(path):
+        if "namespaces" not in path:
+            return None
+        rest = path[path.index("namespaces") + 2 :]
+        return (rest[0], rest[1] if len(rest) > 1 else "") if rest and rest[0] in KINDS else None
+
+    @staticmethod
+    def _matches(item: dict, wanted: dict) -> bool:
+        return wanted.items() <= item["metadata"].get("labels", {}).items()
+
+    @staticmethod
+    def _answer(request, item: dict, code: int = 200) -> None:
+        body = json.dumps(item).encode()
+        with contextlib.suppress(OSError):
+            request.send_response(code)
+            request.send_header("Content-Type", "application/json")
+            request.send_header("Content-Length", str(len(body)))
+            request.end_headers()
+            request.wfile.write(body)
+
+    def _fail(self, request, code: int, reason: str, message: str) -> None:
+        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "metadata": {}}
+        self._answer(request, {**status, "reason": reason, "message": message, "code": code}, code)
+
+    # -- objects ------------------------------------------------------------------------------------------------------
+
+    def put(self, resource: str, item: dict) -> dict:
+        """Create or change an object, and tell those who watch."""
+        with self.changed:
+            number = next(self.numbers)
+            item = copy.deepcopy(item)
+            name = item["metadata"]["name"]
+            item["apiVersion"], item["kind"] = KINDS[resource]
+            is_new = (resource, name) not in self.objects
+            if is_new:
+                item["metadata"] |= {
+                    "uid": f"uid-{number}",
+                    "namespace": NAMESPACE,
+                    "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                }
+            item["metadata"]["resourceVersion"] = str(number)
+            self.objects[resource, name] = item
+            self.changes.append((number, "ADDED" if is_new else "MODIFIED", resource, copy.deepcopy(item)))
+            self.changed.notify_all()
+            return item
+
+    def remove(self, resource: str, name: str) -> None:
+        """Delete an object, and all that it owns."""
+        with self.changed:
+            item = self.objects.pop((resource, name), None)
+            if item is None:
+                return
+            self.changes.append((next(self.numbers), "DELETED", resource, item))
+            self.changed.notify_all()
+            owned = [
+                key
+                for key, each in self.objects.items()
+                if any(owner["uid"] == item["metadata"]["uid"] for owner in each["metadata"].get("ownerReferences", ()))
+            ]
+        if resource == "pods" and (process := self.processes.get(name)) is not None and process.poll() is None:
+            process.terminate()
+        for key in owned:
+            self.remove(*key)
+
+    def warn(self, name: str, reason: str, message: str) -> None:
+        """Add an event of type Warning about an object."""
+        event = {
+            "metadata": {"name": f"{name}.{next(self.numbers)}"},
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+            "involvedObject": {"name": name},
+            "lastTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        self.put("events", event)
+
+    def wait(self, holds, limit_s: float):
+        """Wait until a function of this cluster returns something true, and return that."""
+        deadline = time.monotonic() + limit_s
+        with self.changed:
+            while not (result := holds(self)):
+                if not self.changed.wait(0.1) and time.monotonic() > deadline:
+                    raise TimeoutError("it did not happen")
+            return result
+
+    def named(self, resource: str) -> list[str]:
+        """Return the names of all objects of a resource."""
+        with self.changed:
+            return [name for kind, name in self.objects if kind == resource]
+
+    def finished(self, job: str) -> str | None:
+        """Return Complete or Failed when a Job is finished."""
+        return self.results.get(job)
+
+    def pod(self, index: int) -> str | None:
+        """Return the name of the running pod with an index."""
+        with self.changed:
+            return next(
+                (
+                    name
+                    for (kind, name), pod in self.objects.items()
+                    if kind == "pods"
+                    and pod["metadata"]["annotations"][INDEX] == str(index)
+                    and pod["status"]["phase"] == "Running"
+                ),
+                None,
+            )
+
+    # -- pods ---------------------------------------------------------------------------------------------------------
+
+    def end(
+        self, index: int, reason: str = "", message: str = "", disruption: str = "", number: int = signal.SIGKILL
+    ) -> str:
+        """End the pod with an index as the kubelet or the scheduler does it, and return its name.
+
+        Args:
+            index: The index.
+            reason: Reason of the end; OOMKilled is the container's, others are the pod's.
+            message: The words for it.
+            disruption: Reason of the condition DisruptionTarget.
+            number: The signal.
+        """
+        name = self.pod(index)
+        with self.changed:
+            pod = copy.deepcopy(self.objects["pods", name])
+        pod["ends"] = {"reason": reason, "message": message, "disruption": disruption}
+        with self.changed:
+            self.objects["pods", name] = pod
+        self.processes[name].send_signal(number)
+        return name
+
+    def _run_job(self, job: dict) -> None:
+        name, spec = job["metadata"]["name"], job["spec"]
+        if spec["template"]["spec"].get("serviceAccountName") == "missing":
+            why = f'Error creating: pods "{name}-0-" is forbidden: error looking up service account default/missing'
+            self.warn(name, "FailedCreate", why)
+            return
+        ended: dict[int, bool] = {}
+        threads = [
+            threading.Thread(target=self._run_index, args=(job, index, ended), daemon=True)
+            for index in range(spec["completions"])
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        first = spec.get("successPolicy", {}).get("rules", [{}])[0].get("succeededIndexes")
+        needed = range(spec["completions"]) if first is None else [int(first)]
+        self.results[name] = "Complete" if all(ended.get(index) for index in needed) else "Failed"
+        if spec.get("ttlSecondsAfterFinished") == 0 and not self.is_closed:
+            self.remove("jobs", name)
+
+    def _run_index(self, job: dict, index: int, ended: dict[int, bool]) -> None:
+        spec, failures = job["spec"], 0
+        while ("jobs", job["metadata"]["name"]) in self.objects and not ended.get(-1):
+            pod = self._run_pod(job, index, failures)
+            if pod is None:
+                return
+            status = pod["status"]
+            code = status["containerStatuses"][0]["state"]["terminated"]["exitCode"]
+            if status["phase"] == "Succeeded":
+                ended[index] = True
+                first = spec.get("successPolicy", {}).get("rules", [{}])[0].get("succeededIndexes")
+                if first == str(index):  # the Job has succeeded, and its other pods end
+                    ended[-1] = True
+                    self._end_others(job, index)
+                return
+            is_disrupted = any(found["type"] == "DisruptionTarget" for found in status["conditions"])
+            rules = [
+                rule
+                for rule in spec["podFailurePolicy"]["rules"]
+                if code in rule.get("onExitCodes", {}).get("values", ())
+            ]
+            if not is_disrupted and rules:
+                if rules[0]["action"] == "FailJob":
+                    ended[-1] = True
+                    self._end_others(job, index)
+                return
+            failures += not is_disrupted
+            if failures > spec["backoffLimitPerIndex"]:
+                if spec.get("maxFailedIndexes") == 0:
+                    ended[-1] = True
+                    self._end_others(job, index)
+                return
+            time.sleep(BACK_OFF_S)
+
+    def _end_others(self, job: dict, index: int) -> None:
+        for name in self.named("pods"):
+            if name.startswith(f"{job['metadata']['name']}-") and (process := self.processes.get(name)) is not None:
+                process.terminate()
+
+    def _run_pod(self, job: dict, index: int, number: int) -> dict | None:
+        name, template = job["metadata"]["name"], job["spec"]["template"]
+        own = f"{name}-{index}-{next(self.numbers):05}"
+        container = template["spec"]["containers"][0]
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
+        status: dict = {"phase": "Pending", "conditions": []}
+        pod = {
+            "metadata": {
+                "name": own,
+                "labels": {**template["metadata"]["labels"], "batch.kubernetes.io/job-name": name},
+                "annotations": {INDEX: str(index)},
+                "ownerReferences": [owner],
+            },
+            "spec": template["spec"],
+            "status": status,
+        }
+        if int(container.get("resources", {}).get("limits", {}).get("cpu", 0)) > CPUS:
+            why = "0/1 nodes are available: 1 Insufficient cpu."
+            status["conditions"] = [
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
+            ]
+            self.put("pods", pod)
+            return self._until_deleted(own)
+        if container["image"].startswith("missing"):
+            why = f'Back-off pulling image "{container["image"]}"'
+            status["containerStatuses"] = [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": why}}}]
+            self.put("pods", pod)
+            return self._until_deleted(own)
+        status["containerStatuses"] = [{"state": {"waiting": {"reason": "ContainerCreating"}}}]
+        pod = self.put("pods", pod)
+        volumes = self._mounted(own, template)
+        if volumes is None:
+            return None
+        command, environment = self._command(container, pod, volumes)
+        self.commands.append([*command, *(f"{key}={value}" for key, value in environment.items())])
+        said = volumes["/tmp"] / "stderr"
+        with open(said, "wb") as errors, open(volumes["/tmp"] / "stdout", "wb") as output:
+            process = subprocess.Popen(
+                command, env=environment, cwd=volumes["/work"], stdout=output, stderr=errors, start_new_session=True
+            )
+        self.processes[own] = process
+        pod["status"] = {"phase": "Running", "conditions": [], "containerStatuses": [{"state": {"running": {}}}]}
+        if ("pods", own) not in self.objects:
+            process.terminate()
+        else:
+            self.put("pods", pod)
+        code = process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the end of a container ends all its processes
+        return self._ended(own, pod, code if code >= 0 else 128 - code, said.read_text(errors="replace")[-2000:])
+
+    def _until_deleted(self, name: str) -> None:
+        with self.changed:
+            while ("pods", name) in self.objects and not self.is_closed:
+                self.changed.wait(0.5)
+
+    def _ended(self, name: str, pod: dict, code: int, said: str) -> dict:
+        with self.changed:
+            asked = self.objects.get(("pods", name), {}).get("ends", {})
+        is_memory = asked.get("reason") == "OOMKilled"
+        terminated = {"exitCode": code, "reason": "OOMKilled" if is_memory else "Error" if code else "Completed"}
+        if code and said and not asked:
+            terminated["message"] = said
+        pod["status"] = {
+            "phase": "Failed" if code else "Succeeded",
+            "conditions": [],
+            "containerStatuses": [{"state": {"terminated": terminated}}],
+        }
+        if asked and not is_memory and asked["reason"]:
+            pod["status"] |= {"reason": asked["reason"], "message": asked["message"]}
+        if asked.get("disruption"):
+            pod["status"]["conditions"] = [
+                {
+                    "type": "DisruptionTarget",
+                    "status": "True",
+                    "reason": asked["disruption"],
+                    "message": asked["message"],
+                }
+            ]
+        if ("pods", name) in self.objects:
+            self.put("pods", pod)
+        return pod
+
+    def _mounted(self, name: str, template: dict) -> dict[str, Path] | None:
+        """Make the folders of a pod. Wait for its Secret as the kubelet does."""
+        folders: dict[str, Path] = {}
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        for mount in template["spec"]["containers"][0]["volumeMounts"]:
+            folder = self.folder / name / mount["name"]
+            folder.mkdir(parents=True)
+            folders[mount["mountPath"]] = folder
+            volume = volumes[mount["name"]]
+            if "secret" in volume:
+                wanted = volume["secret"]["secretName"]
+                with self.changed:
+                    while (secret := self.objects.get(("secrets", wanted))) is None:
+                        if ("pods", name) not in self.objects or self.is_closed:
+                            return None
+                        self.changed.wait(0.2)
+                data = {key: base64.b64decode(value) for key, value in secret.get("data", {}).items()}
+                data |= {key: value.encode() for key, value in secret.get("stringData", {}).items()}
+                for file, content in data.items():
+                    (folder / file).write_bytes(content)
+                    (folder / file).chmod(0o400 if os.geteuid() else 0o440)  # as with fsGroup, for a file of root
+            if "configMap" in volume:
+                config = self.objects["configmaps", volume["configMap"]["name"]]
+                for file, text in config["data"].items():
+                    (folder / file).write_text(text)
+        return folders
+
+    def _command(self, container: dict, pod: dict, volumes: dict[str, Path]) -> tuple[list[str], dict[str, str]]:
+        own = {"JOB_COMPLETION_INDEX": pod["metadata"]["annotations"][INDEX]}
+        for variable in container["env"]:
+            field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+            own[variable["name"]] = variable["value"] if field is None else own["JOB_COMPLETION_INDEX"]
+        program, *arguments = container["command"]
+        texts = {**self.replacements, **{f"$({name})": value for name, value in own.items()}}
+
+        def here(text: str) -> str:
+            for old, new in texts.items():
+                text = text.replace(old, new)
+            for path, folder in volumes.items():
+                if (text == path or text.startswith(f"{path}/")) and str(self.folder) not in text:
+                    return f"{folder}{text.removeprefix(path)}"
+            return text
+
+        arguments = here("\0".join(arguments)).split("\0")
+        arguments = [here(text) for text in arguments]
+        if "--port" in arguments:
+            arguments[arguments.index("--port") + 1] = "0"  # all pods share the ports of this machine
+        kept = {key: os.environ[key] for key in ("PATH", "PYTHONPATH") if key in os.environ}
+        environment = {**kept, **{key: here(value) for key, value in own.items()}}
+        return [sys.executable, "-m", PROGRAMS[program], *arguments], environment
