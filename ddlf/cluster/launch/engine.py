@@ -85,6 +85,7 @@ class PlaceEngine(Engine):
     def __init__(self, keys: Keys, workers: Workers | None = None) -> None:
         super().__init__(keys, workers)
         self._lefts: dict[int, Left] = {}
+        self._left_by: dict[int, int] = {}  # the incarnation of the worker that ended, by place
         self._running: asyncio.Task[None] | None = None
         self._failure: asyncio.Future[ConnectError] | None = None
         self._given_up: set[int] = set()
@@ -123,7 +124,14 @@ class PlaceEngine(Engine):
         return await super().start(modules)
 
     async def left(self, index: int) -> Left | None:
-        return self._lefts.get(index)
+        latest = 0 if self._gate is None else self._gate.incarnation(index)
+        return self._lefts.get(index) if self._left_by.get(index, latest) == latest else None
+
+    def has_left(self, place: int, left: Left) -> None:
+        """Keep the reason why the worker at a place ended, until the next worker joins there."""
+        self._lefts[place] = left
+        if self._gate is not None:
+            self._left_by[place] = self._gate.incarnation(place)
 
     def worker(self, gate: Gate, place: int | None) -> WorkerStart:
         """Return how to start the worker of a place."""
@@ -154,7 +162,7 @@ class PlaceEngine(Engine):
                 return
             if left is None:
                 return
-            self._lefts[place] = left
+            self.has_left(place, left)
             has_joined = gate.incarnation(place) != before
             starts, pause = (0, PAUSES_S[0]) if has_joined else (starts + 1, min(2 * pause, PAUSES_S[1]))
             if starts >= MAX_STARTS and not gate.has_begun:
@@ -171,7 +179,7 @@ class PlaceEngine(Engine):
         """Give a place up. The start fails if too few places remain."""
         assert self._failure is not None
         if (left := self._lefts.get(place)) is None or left.words != why:  # otherwise its cause is known
-            self._lefts[place] = Left(Cause.CANCELLED, why)
+            self.has_left(place, Left(Cause.CANCELLED, why))
         self._given_up.add(place)
         count = len(self.addresses)
         if count - len(self._given_up) >= (self.least or count) or (self._gate is not None and self._gate.has_begun):

@@ -25,7 +25,7 @@ OWN = {
     "k8s": "ddlf.cluster.launch.kubernetes.launcher:Kubernetes",
     "mpi": "ddlf.cluster.launch.ranks:Mpi",
     "ray": "ddlf.cluster.launch.ray:Rayed",
-    "slurm": "ddlf.cluster.launch.ranks:Slurm",
+    "slurm": "ddlf.cluster.launch.slurm:Slurm",
     "ssh": "ddlf.cluster.launch.ssh:Ssh",
 }
 """DDLF's own launchers, as entry points."""

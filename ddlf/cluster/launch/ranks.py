@@ -36,35 +36,14 @@ class Ranks:
         rank: Rank of this task, from 0.
         size: Number of tasks.
         job: A text that no other job on this cluster has.
+        cores: Number of CPUs that the engine gives this task; None if the operating system says it.
     """
 
     engine: str
     rank: int
     size: int
     job: str
-
-
-def slurm(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Return the facts about this process as a task of Slurm's ``srun``, from its environment.
-
-    A batch script and the shell of ``salloc`` have a job, too. Only a task has a step.
-
-    Raises:
-        ConfigError: This process is not a task of Slurm.
-    """
-    if "SLURM_STEP_ID" not in environment:
-        where = (
-            "this is the script of a job, not a task"
-            if "SLURM_JOB_ID" in environment
-            else "Slurm did not start this process"
-        )
-        raise ConfigError(
-            f"--launcher slurm: {where}", hint="start it with: srun --ntasks 4 ddlf run app.py --launcher slurm"
-        )
-    job = ".".join(environment.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
-    return Ranks(
-        "slurm", int(environment["SLURM_PROCID"]), _size(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), job
-    )
+    cores: int | None = None
 
 
 def mpi(environment: Mapping[str, str] = os.environ) -> Ranks:
@@ -106,10 +85,6 @@ def _name_by_pmi(descriptor: int) -> str:
     return answer.partition("kvsname=")[2].strip()
 
 
-def _size(environment: Mapping[str, str], *names: str) -> int:
-    return next((int(environment[name]) for name in names if name in environment), 1)
-
-
 class Ranked(Engine):
     """The launcher for the workers of all tasks of one job: each task starts its own worker, which joins the master at
     rank 0.
@@ -148,7 +123,7 @@ class Ranked(Engine):
         while True:
             meeting = self._wait_for_meeting()
             gates, token = meeting
-            supervisor = Supervisor(WorkerStart(gates, self.ranks.rank, token))
+            supervisor = Supervisor(WorkerStart(gates, self.ranks.rank, token, self.ranks.cores))
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_, mine=supervisor: mine.ask_to_stop())
             code = supervisor.run(is_over=lambda: not self._file.exists())
@@ -187,7 +162,8 @@ class Ranked(Engine):
         if self._own is None:
             gate = self.open()
             self._write({"gates": gate.addresses(self.keys.network), "token": self.tokens.primary.decode()})
-            self._own = Supervisor(WorkerStart(f"127.0.0.1:{gate.port}", 0, self.tokens.primary))
+            own = WorkerStart(f"127.0.0.1:{gate.port}", 0, self.tokens.primary, self.ranks.cores)
+            self._own = Supervisor(own)
             threading.Thread(target=self._own.run, name="ddlf-rank", daemon=True).start()
         return await super().start(modules)
 
@@ -216,7 +192,9 @@ def check_one_task(environment: Mapping[str, str] = os.environ) -> None:
     Raises:
         ConfigError: This process is one of several tasks of Slurm or MPI.
     """
-    for engine, read in (("slurm", slurm), ("mpi", mpi)):
+    from ddlf.cluster.launch.slurm import task
+
+    for engine, read in (("slurm", task), ("mpi", mpi)):
         try:
             ranks = read(environment)
         except ConfigError:
@@ -226,15 +204,6 @@ def check_one_task(environment: Mapping[str, str] = os.environ) -> None:
                 f"this is task {ranks.rank} of {ranks.size}, and each would train alone",
                 hint=f"add --launcher {engine}, or start one task",
             )
-
-
-class Slurm(Ranked):
-    """The launcher for the tasks of ``srun``."""
-
-    name = "slurm"
-
-    def __init__(self, keys: Keys) -> None:
-        super().__init__(keys, slurm())
 
 
 class Mpi(Ranked):
