@@ -25,7 +25,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,10 +52,14 @@ LAST_LOOKS_S = 0.2
 """Seconds between two calls of ``squeue`` when the run is over, until all elements have ended."""
 NEWS_S = 1.0
 """How long to wait for news from Slurm about a worker that was lost."""
+PAUSE_S = 5.0
+"""How long an element waits before it starts again. If it starts on the same node within a second, Slurm ends it with
+``Job credential revoked``.
+"""
 STOP_S = 5.0
 SAID_BYTES = 4000
 """Bytes of a step's errors that the launcher keeps."""
-COLUMNS = {"JobArrayID": 40, "State": 24, "RestartCnt": 12, "NodeList": 64, "Reason": 128}
+COLUMNS = {"JobArrayID": 40, "State": 24, "RestartCnt": 12, "NodeList": 64, "PreemptTime": 24, "Reason": 128}
 """Fields of ``squeue``, with their widths."""
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
 ALIVE = frozenset({*WAITING, "RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"})
@@ -304,6 +308,7 @@ class Element:
     restarts: int
     node: str
     reason: str
+    is_preempted: bool = False
 
 
 @dataclass(slots=True)
@@ -315,13 +320,14 @@ class Job:
         now: Its last known state; None before the first.
         restarts: How often Slurm has queued it again, as far as the launcher has told it.
         begins_at: Where this job's part of the output file begins.
+        begins_again_at: When to ask Slurm to start it again, by the clock of the gate's loop; None if Slurm was asked.
     """
 
     name: str
     now: Element | None = None
     restarts: int = 0
     begins_at: int = 0
-    freed: set[int] = field(default_factory=set)
+    begins_again_at: float | None = None
 
 
 class Array(PlaceEngine):
@@ -456,14 +462,18 @@ class Array(PlaceEngine):
             job.restarts, job.begins_at = job.now.restarts, self._output_bytes(place)
             self.has_left(place, left)
             log.warning("place %d: %s", place, left.words)
-        if job.now.reason == "BeginTime" and job.now.restarts not in {0, *job.freed}:
-            # Slurm lets an element wait for two minutes before it starts again.
-            job.freed.add(job.now.restarts)
+            job.begins_again_at = asyncio.get_running_loop().time() + PAUSE_S
+        again_at = job.begins_again_at
+        if job.now.reason == "BeginTime" and again_at is not None and asyncio.get_running_loop().time() >= again_at:
+            # Otherwise Slurm would let the element wait for two minutes.
+            job.begins_again_at = None
             if shutil.which("scontrol"):
                 await _call("scontrol", "update", f"JobId={job.name}", "StartTime=now")
 
     def _end_of(self, place: int, job: Job) -> Left:
         assert job.now is not None
+        if job.now.is_preempted and job.now.state in {"COMPLETED", "COMPLETING"}:
+            return Left(Cause.PREEMPTED, f"Slurm gave the node of job {job.name} to another job (PREEMPTED)")
         words = f"Slurm ended job {job.name} with {job.now.state}"
         said = self._slurms_line(place, job) or self._last_line(place, job)
         return Left(_cause(job.now.state), f"{words}: {said}" if said else words)
@@ -474,6 +484,8 @@ class Array(PlaceEngine):
         job = self._jobs.get(index)
         if job is not None and (said := self._slurms_line(index, job)):
             return Left(_cause(said), f"Slurm ended it: {said}")
+        if job is not None and job.now is not None and job.now.is_preempted:
+            return Left(Cause.PREEMPTED, f"Slurm gives the node of job {job.name} to another job (PREEMPTED)")
         return await super().left(index)
 
     async def _news_soon(self) -> None:
@@ -531,7 +543,10 @@ class Array(PlaceEngine):
 
 
 def array_script(keys: SlurmKeys, worker: WorkerStart, token: Path) -> str:
-    """Return the script of an array job. It runs a worker, and starts it again if it is killed."""
+    """Return the script of an array job. It runs a worker, and starts it again if it is killed.
+
+    The worker is a step, because Slurm warns only steps of a preemption or of the time limit.
+    """
     command = shlex.join([keys.python, "-m", "ddlf.cli.worker", *worker.arguments(), "--token-file", str(token)])
     return "\n".join(
         [
@@ -539,9 +554,13 @@ def array_script(keys: SlurmKeys, worker: WorkerStart, token: Path) -> str:
             f'export {CORES_VARIABLE}="$SLURM_CPUS_ON_NODE"',
             *(f"export {name}={shlex.quote(value)}" for name, value in keys.env.items()),
             "over=",
-            """trap 'over=1; kill "$worker" 2>/dev/null' TERM""",
+            "step=",
+            "if command -v srun > /dev/null; then",
+            '  step="srun --nodes=1 --ntasks=1 --cpus-per-task=$SLURM_CPUS_ON_NODE"',
+            "fi",
+            """trap 'over=1; if [ -z "$step" ]; then kill "$worker"; fi' TERM""",
             'while [ -z "$over" ]; do',
-            f'  {command} --place "$SLURM_ARRAY_TASK_ID" &',
+            f'  $step {command} --place "$SLURM_ARRAY_TASK_ID" &',
             "  worker=$!",
             '  wait "$worker"',
             "  code=$?",
@@ -585,8 +604,8 @@ def _element(line: str) -> tuple[str, Element]:
     for width in COLUMNS.values():
         values.append(line[begin : begin + width].strip())
         begin += width
-    name, state, restarts, node, reason = values
-    return name, Element(state, int(restarts or 0), node, reason)
+    name, state, restarts, node, preempted_at, reason = values
+    return name, Element(state, int(restarts or 0), node, reason, is_preempted=preempted_at[:1].isdigit())
 
 
 async def _about_node(node: str) -> str:

@@ -20,7 +20,7 @@ from ddlf.cli.parsing import Parser
 from ddlf.cluster.launch import ranks
 from ddlf.cluster.launch.keys import Keys, parse_keys
 from ddlf.cluster.launch.launcher import Workers, installed
-from ddlf.cluster.launch.ranks import Ranked, Ranks, check_one_task, mpi, slurm
+from ddlf.cluster.launch.ranks import Ranked, Ranks, check_one_task, mpi
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 from tests.patience import PATIENCE_S
@@ -38,24 +38,6 @@ if __name__ == "__main__":
 
     ddlf.main(main)
 """
-
-
-def test_task_of_slurm_is_read_from_its_step():
-    assert slurm({**TASK, "SLURM_PROCID": "2"}) == Ranks("slurm", 2, 3, "7.0.0")
-    assert slurm({**TASK, "SLURM_PROCID": "2", "SLURM_RESTART_COUNT": "4"}).job == "7.0.4"
-
-
-@pytest.mark.parametrize(
-    ("environment", "sentence"),
-    [
-        ({}, "Slurm did not start this process"),
-        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "the script of a job, not a task"),
-    ],
-)
-def test_process_that_is_no_task_of_slurm_is_told_how_to_start(environment, sentence):
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        slurm(environment)
-    assert caught.value.hint == "start it with: srun --ntasks 4 ddlf run app.py --launcher slurm"
 
 
 def test_task_of_both_kinds_of_mpi_is_read_from_the_environment():

@@ -1,0 +1,371 @@
+"""The launcher for Slurm, with programs that stand in for Slurm's commands. ``tests/engines`` has the real ones."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.launch.launcher import Cause, Left, Workers, from_keys, installed
+from ddlf.cluster.launch.ranks import Ranks
+from ddlf.cluster.launch.slurm import (
+    Array,
+    SlurmKeys,
+    Steps,
+    Tasks,
+    array_script,
+    choose,
+    clock,
+    counts,
+    job_options,
+    seats,
+    task,
+)
+from ddlf.cluster.launch.supervisor import WorkerStart
+from ddlf.errors import ConfigError, ConnectError, WorkerLost
+from tests.patience import PATIENCE_S
+
+TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2"}
+ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}
+STAND_IN = Path(__file__).with_name("slurm_stand_in.py")
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """The folder with the programs that stand in for Slurm's commands, which PATH names first."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sbatch", "squeue", "srun", "scancel", "sinfo", "scontrol"):
+        (folder / name).write_text(f"#!{sys.executable}\n{STAND_IN.read_text()}")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    for name in os.environ:
+        if name.startswith("SLURM_"):
+            monkeypatch.delenv(name)
+    yield folder
+    for path in folder.glob("job-*"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(int(path.read_text()), signal.SIGKILL)
+
+
+def number(self):
+    return self.id
+
+
+async def wait_until(found):
+    while not (value := found()):
+        await asyncio.sleep(0.01)
+    return value
+
+
+async def back_again(cluster, index):
+    """Wait until the worker was lost and has come again; return the error of the loss."""
+    error = None
+    while True:
+        try:
+            await cluster.workers[index].run_method(number)
+            if error is not None:
+                return error
+        except (WorkerLost, ConnectError) as lost:
+            error = error or lost
+            with contextlib.suppress(WorkerLost, ConnectError):
+                await cluster.workers[index].reconnect()
+
+
+def workers_of(place):
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if "ddlf.cli.worker" in words and words[:1] == [sys.executable] and words[-2:] == ["--place", str(place)]:
+                yield process
+
+
+# -- which launcher ---------------------------------------------------------------------------------------------------
+
+
+def test_task_of_slurm_is_read_from_its_step():
+    assert task(TASK) == Ranks("slurm", 2, 3, "7.0.0")
+    assert task({**TASK, "SLURM_RESTART_COUNT": "4"}).job == "7.0.4"
+
+
+def test_task_knows_its_cpus():
+    assert task({**TASK, "SLURM_CPUS_PER_TASK": "3"}).cores == 3
+    on_node = {"SLURM_CPUS_ON_NODE": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "1"}
+    assert task({**TASK, **on_node}).cores == 2
+    assert task({**TASK, **on_node, "SLURM_NODEID": "2"}).cores == 8
+
+
+@pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}])
+def test_process_that_is_no_task_of_slurm_is_told_how_to_start(environment):
+    with pytest.raises(ConfigError, match="srun did not start this process") as caught:
+        task(environment)
+    assert caught.value.hint == "start it with: srun --ntasks 4 ddlf run app.py --launcher slurm"
+
+
+@pytest.mark.parametrize(
+    ("environment", "kind"),
+    [
+        (TASK, Tasks),
+        (ALLOCATION, Steps),
+        ({**ALLOCATION, "SLURM_PROCID": "0"}, Steps),
+        ({**ALLOCATION, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, Steps),
+        ({**ALLOCATION, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PTY_PORT": "1"}, Steps),
+        ({**TASK, "SLURM_PTY_PORT": "1"}, Tasks),
+        ({}, Array),
+    ],
+    ids=["task", "salloc", "batch script", "shell on a node", "srun --pty", "tasks with a terminal", "login node"],
+)
+def test_place_of_the_command_chooses_the_launcher(environment, kind, slurm, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    workers = None if kind is Tasks else Workers(2, 2)
+    assert type(choose({}, workers)) is kind
+    assert type(installed("slurm", workers)) is kind
+
+
+@pytest.mark.parametrize(
+    ("environment", "key", "sentence"),
+    [
+        (TASK, "cores=2", "cores has no effect in a task of srun, which has its resources already; give it to srun"),
+        (
+            ALLOCATION,
+            "partition=gpu",
+            "partition has no effect in a job, which has its resources already; give it to salloc",
+        ),
+    ],
+)
+def test_key_without_effect_is_refused_by_name(environment, key, sentence, slurm, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=sentence):
+        installed(f"slurm:{key}")
+    with pytest.raises(ConfigError, match=sentence):
+        from_keys("slurm", dict([key.split("=")]))
+
+
+def test_machine_without_slurms_commands_is_told_so(slurm, monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(
+        ConfigError, match="Slurm's command sbatch is not on this machine, perhaps because this is a container"
+    ):
+        installed("slurm", Workers(2, 2))
+    for name, value in ALLOCATION.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="Slurm's command srun is not on this machine"):
+        installed("slurm")
+
+
+def test_array_needs_the_number_of_workers(slurm):
+    with pytest.raises(ConfigError, match="launcher slurm needs the number of workers"):
+        installed("slurm")
+
+
+# -- what a place gets ------------------------------------------------------------------------------------------------
+
+
+def test_short_lists_of_slurm():
+    assert counts("2(x3),1") == [2, 2, 2, 1]
+    assert counts("4") == [4]
+    assert counts("") == []
+
+
+def test_places_go_to_nodes_by_turns_as_long_as_there_are_cpus():
+    assert seats([2, 2], 2, None) == [(0, 2), (1, 2)]
+    assert seats([4, 1], 3, None) == [(0, 2), (1, 1), (0, 2)]
+    assert seats([4, 2], 3, 2) == [(0, 2), (1, 2), (0, 2)]
+    with pytest.raises(ConfigError, match=r"4 workers with 2 CPUs each do not fit .* 4, 2 CPUs .*; start 3 workers"):
+        seats([4, 2], 4, 2)
+
+
+def test_number_of_workers_comes_from_the_job():
+    assert len(Steps(SlurmKeys(), ALLOCATION).addresses) == 2
+    assert len(Steps(SlurmKeys(), {**ALLOCATION, "SLURM_NTASKS": "4"}).addresses) == 4
+    assert len(Steps(SlurmKeys(workers="1..3"), ALLOCATION).addresses) == 3
+
+
+def test_keys_become_options_of_sbatch():
+    keys = SlurmKeys(
+        cores=2,
+        memory="1.5GiB",
+        gpus=1,
+        time="26h",
+        partition="gpu",
+        account="lab",
+        qos="high",
+        constraint="a100&ib",
+        workers=2,
+    )
+    assert job_options(keys)[4:] == [
+        *("--cpus-per-task=2", "--mem=1536M", "--gres=gpu:1", "--time=26:00:00", "--partition=gpu"),
+        *("--account=lab", "--qos=high", "--constraint=a100&ib"),
+    ]
+    assert job_options(SlurmKeys()) == ["--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append"]
+    assert clock(90.5) == "00:01:31"
+
+
+def test_script_has_the_environment_and_no_token():
+    keys = SlurmKeys(env={"DATA": "/a b/'c'"}, python="/opt/py thon")
+    script = array_script(keys, WorkerStart("10.0.0.1:5", None, b"secret"), Path("/shared/token"))
+    assert "export DATA='/a b/'\"'\"'c'\"'\"''" in script
+    assert "'/opt/py thon' -m ddlf.cli.worker --join 10.0.0.1:5" in script
+    assert "secret" not in script
+
+
+# -- an array job -----------------------------------------------------------------------------------------------------
+
+
+async def test_array_starts_workers_and_leaves_nothing(slurm, tmp_path, descendants):
+    async with asyncio.timeout(PATIENCE_S):
+        launcher = Array(SlurmKeys(workers=2, folder=tmp_path, partition="low"))
+        async with Cluster(launcher) as cluster:
+            assert await cluster.run_method(number) == [1, 2]
+            (folder,) = tmp_path.glob(".ddlf-slurm-*")
+            assert folder.stat().st_mode & 0o777 == 0o700
+            (token,) = folder.glob(".ddlf-token-*")
+            secret = token.read_text()
+            assert token.stat().st_mode & 0o777 == 0o600
+            assert secret not in (folder / "job.sh").read_text()
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):  # it has ended
+                    assert secret not in " ".join(process.cmdline())
+                    assert secret not in str(process.environ())
+        calls = (slurm / "calls").read_text().splitlines()
+        (submitted,) = (line for line in calls if line.startswith("sbatch"))
+        assert "--array=0-1" in submitted
+        assert "--partition=low" in submitted
+        assert calls[-1] == f"scancel --quiet --name={folder.name[1:]}"
+        assert list(tmp_path.glob(".*")) == []
+
+
+async def test_refused_job_is_the_error_with_slurms_line(slurm, tmp_path):
+    (slurm / "refusal").write_text("sbatch: error: invalid partition specified: nope\n")
+    with pytest.raises(ConnectError, match="sbatch refused the job: invalid partition specified: nope") as caught:
+        await asyncio.wait_for(Cluster(Array(SlurmKeys(workers=2, folder=tmp_path))).connect(), PATIENCE_S)
+    assert caught.value.exit_code == 3
+    assert list(tmp_path.glob(".*")) == []
+
+
+async def test_waiting_job_ends_at_the_timeout_with_slurms_reason(slurm, tmp_path):
+    (slurm / "full").touch()
+    launcher = Array(SlurmKeys(workers=1, folder=tmp_path, start_timeout=1.5))
+    with pytest.raises(ConnectError, match="Slurm's job 7_0 is PENDING, reason Resources"):
+        await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
+
+
+async def test_killed_worker_starts_again_in_its_element(slurm, tmp_path, descendants):
+    async with asyncio.timeout(PATIENCE_S), Cluster(Array(SlurmKeys(workers=2, folder=tmp_path))) as cluster:
+        for process in workers_of(1):
+            process.kill()
+        await back_again(cluster, 1)
+        assert await cluster.run_method(number) == [1, 2]
+    assert (slurm / "calls").read_text().count("sbatch") == 1
+
+
+async def test_element_that_has_ended_is_submitted_again_with_slurms_word_for_it(slurm, tmp_path, descendants):
+    launcher = Array(SlurmKeys(workers=2, folder=tmp_path))
+    async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
+        (slurm / "said-7-1").write_text("TIMEOUT 0 n1 N/A None")
+        os.killpg(int((slurm / "job-7-1").read_text()), signal.SIGKILL)
+        await wait_until(lambda: launcher._lefts.get(1))
+        assert launcher._lefts[1] == Left(Cause.TIME_LIMIT, "Slurm ended job 7_1 with TIMEOUT")
+        await back_again(cluster, 1)
+        assert await cluster.run_method(number) == [1, 2]
+    assert len(re.findall("sbatch .*--array=1 .*--requeue", (slurm / "calls").read_text())) == 1
+
+
+async def test_cancelled_element_is_not_submitted_again(slurm, tmp_path, descendants):
+    launcher = Array(SlurmKeys(workers=2, folder=tmp_path))
+    async with asyncio.timeout(PATIENCE_S), Cluster(launcher):
+        (slurm / "said-7-1").write_text("CANCELLED 0 n1 N/A None")
+        os.killpg(int((slurm / "job-7-1").read_text()), signal.SIGKILL)
+        launcher.gate._loop.call_soon_threadsafe(launcher._look_now.set)
+        await wait_until(lambda: launcher._lefts.get(1))
+        assert launcher._lefts[1].cause is Cause.CANCELLED
+        assert 1 not in launcher._jobs
+    assert (slurm / "calls").read_text().count("sbatch") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        (
+            "*** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***",
+            Left(
+                Cause.PREEMPTED,
+                "Slurm has queued job 7_0 again: n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION",
+            ),
+        ),
+        ("", Left(Cause.NODE, "Slurm has queued job 7_0 again: NODE_FAIL, node n1 is down*, Not responding")),
+    ],
+    ids=["preempted", "node lost"],
+)
+async def test_element_that_slurm_queues_again_says_why_and_is_asked_to_start_soon(
+    line, left, slurm, tmp_path, descendants, monkeypatch
+):
+    monkeypatch.setattr("ddlf.cluster.launch.slurm.PAUSE_S", 0.0)
+    launcher = Array(SlurmKeys(workers=1, folder=tmp_path))
+    async with asyncio.timeout(PATIENCE_S), Cluster(launcher):
+        (folder,) = tmp_path.glob(".ddlf-slurm-*")
+        output = folder / "place-0.log"
+        output.write_text(f"{output.read_text()}slurmstepd-n1: error: {line}\n")
+        (slurm / "said-7-0").write_text("PENDING 1 none N/A BeginTime")
+        await launcher.left(0)
+        await wait_until(lambda: launcher._lefts.get(0))
+        assert launcher._lefts[0] == left
+        await wait_until(lambda: "scontrol update JobId=7_0 StartTime=now" in (slurm / "calls").read_text())
+        (slurm / "said-7-0").unlink()
+
+
+async def test_slurm_without_an_answer_is_said_once(slurm, tmp_path, descendants, caplog):
+    launcher = Array(SlurmKeys(workers=1, folder=tmp_path))
+    async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
+        (slurm / "squeue").rename(slurm / "away")
+        (slurm / "squeue").write_text(
+            "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1"
+        )
+        (slurm / "squeue").chmod(0o755)
+        for _ in range(2):
+            await launcher.left(0)
+        assert await cluster.run_method(number) == [1]
+        (slurm / "away").rename(slurm / "squeue")
+        await launcher.left(0)
+        await wait_until(lambda: "Slurm answers again" in caplog.text)
+    said = "Slurm does not answer, and the run continues: Unable to contact slurm controller"
+    assert caplog.text.count(said) == 1
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+async def test_steps_of_a_job_start_again_and_end(slurm, tmp_path, descendants, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "9")
+    launcher = Steps(SlurmKeys(), ALLOCATION)
+    async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
+        assert await cluster.run_method(number) == [1, 2]
+        calls = (slurm / "calls").read_text().splitlines()
+        assert all(line.startswith("srun --nodes=1 --ntasks=1 --cpus-per-task=2 --exact") for line in calls)
+        assert sorted(re.findall("--relative=.", " ".join(calls))) == ["--relative=0", "--relative=1"]
+        assert launcher.tokens.primary.decode() not in " ".join(calls)
+        steps = [process for process in psutil.Process().children() if str(slurm / "srun") in process.cmdline()]
+        assert len(steps) == 2
+        assert all("SLURM_NTASKS_PER_NODE" not in process.environ() for process in steps)
+        for process in steps[1].children(recursive=True):
+            process.kill()
+        await wait_until(lambda: launcher._lefts)
+        (place,) = launcher._lefts
+        assert launcher._lefts[place].cause is Cause.CRASH
+        await back_again(cluster, place)
+        assert await cluster.run_method(number) == [1, 2]
+
+
+async def test_step_that_slurm_refuses_fails_with_its_words(slurm, monkeypatch):
+    (slurm / "refusal").write_text("srun: error: Unable to create step for job 7: Invalid job id specified\n")
+    with pytest.raises(ConnectError, match="Unable to create step for job 7: Invalid job id specified"):
+        await asyncio.wait_for(Cluster(Steps(SlurmKeys(), ALLOCATION)).connect(), PATIENCE_S)
