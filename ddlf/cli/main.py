@@ -34,6 +34,7 @@ CORE = (
     ("cluster", "stop", "ddlf.cli.workers:STOP", "stop workers, or what they are running"),
     ("cluster", "clean", "ddlf.cli.workers:CLEAN", "free what earlier runs left on the workers"),
     ("cluster", "k8s", "ddlf.cli.k8s:K8S", "train in the pods of a Kubernetes cluster"),
+    ("cluster", "slurm", "ddlf.cli.slurm:SLURM", "print the script of a job of Slurm"),
     ("cluster", "bench", "ddlf.cli.bench:BENCH", "measure the connections to the workers"),
     ("data and models", "data", "ddlf.cli.data:DATA", "create, check and show data sets in files"),
     ("past runs", "runs", "ddlf.cli.runs:RUNS", "list, compare and remove runs"),

@@ -281,7 +281,7 @@ def seats(cpus: Sequence[int], count: int, cores: int | None) -> list[tuple[int,
     Args:
         cpus: Number of the job's CPUs on each node.
         count: Number of places.
-        cores: Number of CPUs for each place; None divides those of a node among its places.
+        cores: Number of CPUs for each place; None divides the CPUs of a node among its places.
 
     Raises:
         ConfigError: There are not enough CPUs.
@@ -424,7 +424,7 @@ class Array(PlaceEngine):
         """Ask Slurm for the states of the elements again and again."""
         while True:
             found = await self._states()
-            for place, job in self._jobs.items():
+            for place, job in list(self._jobs.items()):
                 if found is not None:
                     await self._update(place, job, found.get(job.name))
             async with self._news:
@@ -605,7 +605,9 @@ def _element(line: str) -> tuple[str, Element]:
         values.append(line[begin : begin + width].strip())
         begin += width
     name, state, restarts, node, preempted_at, reason = values
-    return name, Element(state, int(restarts or 0), node, reason, is_preempted=preempted_at[:1].isdigit())
+    return name, Element(
+        state, int(restarts) if restarts.isdigit() else 0, node, reason, is_preempted=preempted_at[:1].isdigit()
+    )
 
 
 async def _about_node(node: str) -> str:
@@ -621,7 +623,7 @@ def _cause(words: str) -> Cause:
 
 def _last_words(said: str) -> str:
     """Return the last line that tells why a step ended or waits, in the words of ``srun``."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and "Terminating" not in line]
+    lines = [line.strip() for line in said.splitlines() if line.strip() and " Terminat" not in line]
     of_slurm = [line for line in lines if line.startswith(("srun: ", "slurmstepd"))]
     return re.sub(r"^srun: (error: )?", "", next(reversed(of_slurm or lines), ""))
 

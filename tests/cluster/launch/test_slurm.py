@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddlf.cli.main import main
+from ddlf.cli.options import add_options
+from ddlf.cli.parsing import Parser
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.launch.launcher import Cause, Left, Workers, from_keys, installed
 from ddlf.cluster.launch.ranks import Ranks
@@ -59,7 +63,7 @@ def number(self):
 
 
 async def wait_until(found):
-    while not (value := found()):
+    while not (value := found()):  # noqa: ASYNC110 - Slurm tells nobody
         await asyncio.sleep(0.01)
     return value
 
@@ -369,3 +373,19 @@ async def test_step_that_slurm_refuses_fails_with_its_words(slurm, monkeypatch):
     (slurm / "refusal").write_text("srun: error: Unable to create step for job 7: Invalid job id specified\n")
     with pytest.raises(ConnectError, match="Unable to create step for job 7: Invalid job id specified"):
         await asyncio.wait_for(Cluster(Steps(SlurmKeys(), ALLOCATION)).connect(), PATIENCE_S)
+
+
+def test_page_has_commands_that_are_accepted(slurm, capsys):
+    page = (Path(__file__).parents[3] / "docs/howto/deploy.md").read_text()
+    (array,) = (shlex.split(line) for line in page.splitlines() if line.startswith("ddlf run") and "slurm:" in line)
+    parser = Parser()
+    add_options(parser)
+    options = parser.parse_args(array[3:])
+    launcher = installed(options.launcher, options.workers)
+    assert isinstance(launcher, Array)
+    assert (len(launcher.addresses), launcher.keys.time) == (4, 7200)
+    (render,) = (shlex.split(line.partition("|")[0]) for line in page.splitlines() if line.startswith("ddlf slurm"))
+    with pytest.raises(SystemExit) as ended:
+        main(render[1:])
+    assert ended.value.code == 0
+    assert "#SBATCH --ntasks=4" in capsys.readouterr().out

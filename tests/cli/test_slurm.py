@@ -1,0 +1,56 @@
+"""``ddlf slurm render``: the script of a job."""
+
+import shlex
+
+import pytest
+
+from ddlf.cli.main import main
+
+
+def rendered(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(["slurm", "render", *words])
+    printed = capsys.readouterr()
+    return ended.value.code, printed.out, printed.err
+
+
+def test_script_asks_for_what_each_task_gets(capsys):
+    code, script, _ = rendered(
+        capsys,
+        *("my app.py", "--workers", "2..8", "--cores", "2", "--memory", "4GiB", "--gpus", "1", "--time", "90m"),
+        *("--partition", "gpu", "--env", "A=b c", "--start-timeout", "20m", "--options", "--seed 1"),
+    )
+    assert code == 0
+    first, *lines, command = script.splitlines()
+    assert first == "#!/bin/sh"
+    assert lines == [
+        "#SBATCH --job-name=my app",
+        "#SBATCH --ntasks=8",
+        "#SBATCH --cpus-per-task=2",
+        "#SBATCH --mem-per-cpu=2048M",
+        "#SBATCH --gpus-per-task=1",
+        "#SBATCH --time=01:30:00",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --output=%x-%j.out",
+        "#SBATCH --open-mode=append",
+        "export A='b c'",
+    ]
+    assert shlex.split(command) == [
+        *("srun", "--kill-on-bad-exit=0", "--wait=0", "--cpus-per-task=2", "ddlf", "run", "my app.py"),
+        *("--launcher", "slurm:workers=2..8,start_timeout=1200", "--seed", "1"),
+    ]
+
+
+def test_short_script(capsys):
+    _, script, _ = rendered(capsys, "app.py", "--workers", "4", "--python", "/opt/python")
+    assert script.splitlines()[1:3] == ["#SBATCH --job-name=app", "#SBATCH --ntasks=4"]
+    assert script.splitlines()[-1].endswith("/opt/python -m ddlf run app.py --launcher slurm")
+
+
+def test_wrong_values_are_refused(capsys):
+    code, _, errors = rendered(capsys, "app.py", "--workers", "4", "--memory", "much")
+    assert code == 2
+    assert "launcher slurm: memory must be above 0 and such as 2GiB or 800MB, got 'much'" in errors
+    code, _, errors = rendered(capsys, "app.py", "--workers", "4", "--env", "x")
+    assert code == 2
+    assert "--env is NAME=VALUE, got 'x'" in errors

@@ -1,0 +1,403 @@
+"""The launcher for Slurm with the real Slurm: four nodes on this machine, each with two CPUs."""
+
+import contextlib
+import getpass
+import hashlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.timeout(6 * PATIENCE_S)
+ROOT = Path(__file__).parents[2]
+DDLF = (sys.executable, "-m", "ddlf", "run")
+NODES = ("n0", "n1", "n2", "n3")
+CONFIG = """
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/ctld
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/ctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/ctld.log
+SlurmdLogFile={folder}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/affinity
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0
+MpiDefault=none
+SwitchType=switch/none
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=10
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+{nodes}
+PartitionName=low Nodes=n[0-3] Default=YES MaxTime=60 PriorityTier=1 GraceTime=10
+PartitionName=high Nodes=n[0-3] MaxTime=60 PriorityTier=10
+"""
+APP = """
+import numpy as np
+import ddlf
+
+class App(ddlf.IApp):
+    batch_size, master_epochs, seed, slots, threads = 32, 3, 3, 4, 1
+
+    async def load_dataset(self):
+        random = np.random.default_rng(0)
+        self.x_train = random.normal(size=(1024, 8)).astype("float32")
+        self.y_train = np.eye(2, dtype="float32")[(self.x_train.sum(1) > 0).astype(int)]
+
+    async def create_model(self):
+        import keras
+        from keras import layers
+
+        self.model = keras.Sequential(
+            [keras.Input((8,)), layers.Dense(16, "tanh"), layers.Dropout(0.3), layers.Dense(2, "softmax")]
+        )
+        self.model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "categorical_crossentropy")
+"""
+CALLS = """
+import asyncio
+
+from ddlf.errors import DDLFError
+
+def here(self):
+    import os
+    import time
+
+    time.sleep(0.2)
+    return self.id, os.environ.get("SLURMD_NODENAME"), os.environ.get("DDLF_CORES"), sorted(os.sched_getaffinity(0))
+
+async def call(worker):
+    try:
+        return str(await worker.run_method(here))
+    except DDLFError as error:
+        try:
+            await asyncio.wait_for(worker.reconnect(), 2)
+        except (DDLFError, TimeoutError):
+            pass
+        return f"{getattr(error, 'cause', None)}: {error.message}"
+
+async def main(cluster):
+    told = None
+    while True:
+        said = await asyncio.gather(*map(call, cluster.workers))
+        if said != told:
+            print("said", " | ".join(said), flush=True)
+            told = said
+"""
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+class Lab:
+    """A small cluster of Slurm."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "PATH": f"{os.environ['PATH']}:/usr/sbin",
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def call(self, *command, check=True):
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start(self):
+        munge = self.folder / "munge"
+        munge.mkdir(mode=0o700)
+        key = munge / "key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        command = ["munged", f"--key-file={key}", f"--socket={self.folder}/munge.socket"]
+        command += [f"--{name}-file={munge}/{name}" for name in ("pid", "seed", "log")]
+        subprocess.run([*command, "--force"], env=self.environment, check=True, capture_output=True)
+        host = socket.gethostname().partition(".")[0]
+        port, *ports = free_ports(1 + len(NODES))
+        nodes = "\n".join(
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=2000"
+            for node, port in zip(NODES, ports, strict=True)
+        )
+        config = CONFIG.format(host=host, port=port, user=getpass.getuser(), folder=self.folder, nodes=nodes)
+        (self.folder / "slurm.conf").write_text(config)
+        for name in ("ctld", *NODES):
+            (self.folder / name).mkdir()
+        self.call("slurmctld")
+        for node in NODES:
+            self.call("slurmd", "-N", node)
+        wait_for(lambda: self.call("sinfo", "-hN", "-p", "low", "-o", "%T").split() == ["idle"] * 4)
+
+    def stop(self):
+        self.call("scancel", f"--user={getpass.getuser()}", check=False)
+        for path in (*self.folder.glob("*.pid"), self.folder / "munge/pid"):
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int(path.read_text()), signal.SIGTERM)
+
+    def jobs(self):
+        """Return the state and the node of each element that has not ended, by place."""
+        rows = self.call("squeue", "--noheader", "--array", "--format=%K %F %T %N").splitlines()
+        return {int(row.split()[0]): row.split()[1:] for row in rows if row.split()[0].isdigit()}
+
+    def kill_node(self, node):
+        """Kill a node's slurmd, and all that runs there."""
+        found = [psutil.Process(int((self.folder / f"{node}.pid").read_text()))]
+        for process in psutil.process_iter():
+            if self._is_on(process, node):
+                parent = process.parent()
+                found += [*([parent] if parent is not None and "slurmstepd" in parent.name() else []), process]
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def _is_on(self, process, node):
+        with contextlib.suppress(psutil.Error):
+            environment = process.environ()
+            is_here = environment.get("SLURM_CONF") == str(self.folder / "slurm.conf")
+            return is_here and environment.get("SLURMD_NODENAME") == node
+        return False
+
+
+def wait_for(found, seconds=PATIENCE_S):
+    pause, end = threading.Event(), time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < end, "it has not happened"
+        pause.wait(0.1)
+    return value
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    lab = Lab(tmp_path_factory.mktemp("slurm"))
+    lab.folder.chmod(0o755)
+    for program in ("slurmctld", "slurmd", "munged", "sbatch"):
+        assert shutil.which(program, path=lab.environment["PATH"]), f"{program} is missing: scripts/engines installs it"
+    try:
+        lab.start()
+        yield lab
+    finally:
+        lab.stop()
+
+
+class Run:
+    """A run of ``ddlf`` whose output is read."""
+
+    def __init__(self, lab, folder, *command):
+        self.lines = []
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=lab.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+
+    def _read(self):
+        self.lines.extend(iter(self.process.stdout.readline, ""))
+
+    @property
+    def output(self):
+        return "".join(self.lines)
+
+    def works(self, count):
+        """Wait until all workers answer, and return the last answers."""
+
+        def found():
+            assert self.process.poll() is None, self.output
+            last = next((line for line in reversed(self.lines) if line.startswith("said")), "")
+            return last if last.count("(") == count and "None:" not in last else ""
+
+        return wait_for(found)
+
+    def ended(self, number=None):
+        """Wait for the end, after a signal if one is given, and return the exit code."""
+        if number is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)  # salloc and the master
+        code = self.process.wait(3 * PATIENCE_S)
+        self._reading.join(PATIENCE_S)
+        self.process.stdout.close()
+        return code
+
+
+@pytest.fixture
+def run(lab, tmp_path):
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "calls.py").write_text(CALLS)
+    runs = []
+
+    def start(*command):
+        runs.append(Run(lab, tmp_path, *command))
+        return runs[-1]
+
+    yield start
+    for one in runs:
+        one.ended(signal.SIGTERM)
+    wait_for(lambda: not lab.call("squeue", "--noheader"))
+
+
+def workers(place=None):
+    """Yield the daemons of workers, of one place or of all."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            is_worker = "ddlf.cli.worker" in words and "--join" in words and "python" in words[0]
+            if is_worker and (place is None or words[words.index("--place") + 1] == str(place)):
+                yield process
+
+
+ARRAY = (*DDLF, "calls.py", "--workers", "3", "--launcher", "slurm:cores=2")
+
+
+def test_same_bits_in_all_ways(lab, run, tmp_path):
+    train = (*DDLF, "app.py", "--no-dashboard", "--quiet")
+    ways = {
+        "local": (*train, "--local", "2"),
+        "tasks": ("srun", "-N4", "-n4", *train, "--launcher", "slurm"),
+        "steps": ("salloc", "-Q", "-N2", "-n3", *train, "--launcher", "slurm"),
+        "array": (*train, "--launcher", "slurm", "--workers", "4"),
+    }
+    hashes = {}
+    for name, command in ways.items():
+        one = run(*command, "--save", f"{name}.safetensors")
+        assert one.ended() == 0, one.output
+        hashes[name] = hashlib.sha256((tmp_path / f"{name}.safetensors").read_bytes()).hexdigest()
+    assert len(set(hashes.values())) == 1, hashes
+    assert list(tmp_path.glob(".ddlf-*")) == []
+
+
+def test_elements_that_are_lost_come_again_with_slurms_reason(lab, run):
+    one = run(*ARRAY)
+    said = one.works(3)
+    assert re.findall(r"\((\d), 'n\d', '2'", said) == ["1", "2", "3"]
+
+    for process in workers(1):
+        process.kill()
+    wait_for(lambda: "None: " in one.output)
+    one.works(3)
+    (job, *_) = lab.jobs()[2]
+
+    lab.call("scontrol", "requeue", f"{job}_2")
+    wait_for(
+        lambda: re.search(rf"cancelled: Slurm .*{job}_2 again: n\d CANCELLED AT .* DUE TO JOB REQUEUE", one.output)
+    )
+    one.works(3)
+
+    _, _, node = lab.jobs()[1]
+    lab.call("srun", "-p", "high", "-w", node, "--exclusive", "true")
+    wait_for(lambda: f"Slurm gave the node of job {job}_1 to another job (PREEMPTED)" in one.output)
+    one.works(3)
+
+    _, _, node = lab.jobs()[0]
+    lab.kill_node(node)
+    wait_for(lambda: f"place 0: Slurm has queued job {job}_0 again: NODE_FAIL, node {node} is down" in one.output)
+    assert f"(1, '{node}'" not in one.works(3)
+    lab.call("slurmd", "-N", node)
+
+    lab.call("scancel", f"{job}_2")
+    wait_for(lambda: f"place 2 gets no worker any more: Slurm ended job {job}_2 with CANCELLED" in one.output)
+    assert one.ended(signal.SIGINT) == 130
+
+
+def test_killed_step_starts_again_and_steps_do_not_share_cpus(lab, run):
+    one = run("salloc", "-Q", "-N1", "-n2", *DDLF, "calls.py", "--launcher", "slurm")
+    said = one.works(2)
+    first, second = (set(text.split(", ")) for text in re.findall(r"\[([\d, ]+)\]", said))
+    assert not first & second, "two workers on a node have the same CPU"
+    for process in workers(1):
+        process.kill()
+    wait_for(lambda: re.search("place 1: .*Killed.*; starting it again", one.output))
+    one.works(2)
+    assert set(re.findall(r"\((\d),", one.works(2))) == {"1", "2"}
+    lab.call("scancel", f"--user={getpass.getuser()}")
+    wait_for(lambda: not list(workers()), 35)
+    assert one.ended(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("way", ["array", "steps"])
+def test_end_of_the_master_leaves_nothing(way, number, lab, run, tmp_path):
+    if way == "array":
+        one = run(*ARRAY)
+    else:
+        one = run(
+            "salloc", "-Q", "-N3", "-n3", "bash", "-c", 'exec "$@"', "-", *DDLF, "calls.py", "--launcher", "slurm"
+        )
+    one.works(3)
+    master = one.process.pid
+    if way == "steps":
+        (child,) = psutil.Process(master).children()
+        master = child.pid
+    os.kill(master, number)
+    one.ended()
+    wait_for(lambda: not lab.call("squeue", "--noheader") and not list(workers()), 35)
+    assert list(tmp_path.glob(".ddlf-*")) == []
+
+
+def test_wrong_partition_and_too_much_memory_end_at_once_with_slurms_line(lab, run):
+    for key, line in {
+        "partition=nope": "invalid partition specified: nope",
+        "memory=500GiB": "Memory specification can not be satisfied",
+    }.items():
+        one = run(*DDLF, "calls.py", "--workers", "2", "--launcher", f"slurm:{key}")
+        assert one.ended() == 3
+        assert f"sbatch refused the job: {line}" in one.output
+
+
+def test_full_cluster_is_named_and_the_run_ends_at_the_timeout(lab, run):
+    lab.call("sbatch", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600")
+    wait_for(lambda: "RUNNING" in lab.call("squeue", "-h", "-o", "%T"))
+    one = run(*DDLF, "calls.py", "--workers", "2", "--launcher", "slurm:start_timeout=9")
+    assert one.ended() == 3
+    lab.call("scancel", f"--user={getpass.getuser()}")
+    reason = r"is PENDING, reason (Resources|Priority)"
+    assert re.search(rf"waiting for workers at place.*{reason}", one.output)
+    assert re.search(rf"no worker joined .* within 9 s: .*{reason}", one.output)
+
+
+def test_token_is_in_no_record_of_slurm(lab, run, tmp_path):
+    one = run(*ARRAY)
+    one.works(3)
+    (file,) = tmp_path.glob(".ddlf-slurm-*/.ddlf-token-*")
+    token = file.read_text()
+    (job, *_) = lab.jobs()[0]
+    records = [lab.call("scontrol", "show", "job", job), lab.call("scontrol", "write", "batch_script", job, "-")]
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            records += [" ".join(process.cmdline()), str(process.environ())]
+    for path in (*lab.folder.rglob("*"), *tmp_path.rglob("*")):
+        if path.is_file() and path != file:
+            records.append(path.read_bytes().decode(errors="replace"))
+    assert not any(token in record for record in records)
