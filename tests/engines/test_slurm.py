@@ -219,7 +219,6 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,
         )
         self._reading = threading.Thread(target=self._read)
         self._reading.start()
@@ -241,11 +240,17 @@ class Run:
 
         return wait_for(found)
 
+    @property
+    def master(self):
+        """The process of the master. It is a child of salloc, or the command itself."""
+        first = psutil.Process(self.process.pid)
+        return next((one for one in (first, *first.children()) if one.cmdline()[:1] == [sys.executable]), first)
+
     def ended(self, number=None):
-        """Wait for the end, after a signal if one is given, and return the exit code."""
+        """Wait for the end, after a signal to the master if one is given, and return the exit code."""
         if number is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)  # salloc and the master
+            with contextlib.suppress(psutil.Error):
+                self.master.send_signal(number)
         code = self.process.wait(3 * PATIENCE_S)
         self._reading.join(PATIENCE_S)
         self.process.stdout.close()
@@ -268,13 +273,14 @@ def run(lab, tmp_path):
     wait_for(lambda: not lab.call("squeue", "--noheader"))
 
 
-def workers(place=None):
-    """Yield the daemons of workers, of one place or of all."""
+def workers(lab, place=None):
+    """Yield the daemons of workers in this cluster, of one place or of all."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            is_worker = "ddlf.cli.worker" in words and "--join" in words and "python" in words[0]
-            if is_worker and (place is None or words[words.index("--place") + 1] == str(place)):
+            is_worker = words[:1] == [sys.executable] and "ddlf.cli.worker" in words
+            is_here = is_worker and process.environ().get("SLURM_CONF") == lab.environment["SLURM_CONF"]
+            if is_here and (place is None or words[words.index("--place") + 1] == str(place)):
                 yield process
 
 
@@ -303,7 +309,7 @@ def test_elements_that_are_lost_come_again_with_slurms_reason(lab, run):
     said = one.works(3)
     assert re.findall(r"\((\d), 'n\d', '2'", said) == ["1", "2", "3"]
 
-    for process in workers(1):
+    for process in workers(lab, 1):
         process.kill()
     wait_for(lambda: "None: " in one.output)
     one.works(3)
@@ -336,33 +342,24 @@ def test_killed_step_starts_again_and_steps_do_not_share_cpus(lab, run):
     said = one.works(2)
     first, second = (set(text.split(", ")) for text in re.findall(r"\[([\d, ]+)\]", said))
     assert not first & second, "two workers on a node have the same CPU"
-    for process in workers(1):
+    for process in workers(lab, 1):
         process.kill()
     wait_for(lambda: re.search("place 1: .*Killed.*; starting it again", one.output))
     one.works(2)
     assert set(re.findall(r"\((\d),", one.works(2))) == {"1", "2"}
     lab.call("scancel", f"--user={getpass.getuser()}")
-    wait_for(lambda: not list(workers()), 35)
+    wait_for(lambda: not list(workers(lab)), 35)
     assert one.ended(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("way", ["array", "steps"])
 def test_end_of_the_master_leaves_nothing(way, number, lab, run, tmp_path):
-    if way == "array":
-        one = run(*ARRAY)
-    else:
-        one = run(
-            "salloc", "-Q", "-N3", "-n3", "bash", "-c", 'exec "$@"', "-", *DDLF, "calls.py", "--launcher", "slurm"
-        )
+    alloc = ("salloc", "-Q", "-N3", "-n3", *DDLF, "calls.py", "--launcher", "slurm")
+    one = run(*(ARRAY if way == "array" else alloc))
     one.works(3)
-    master = one.process.pid
-    if way == "steps":
-        (child,) = psutil.Process(master).children()
-        master = child.pid
-    os.kill(master, number)
-    one.ended()
-    wait_for(lambda: not lab.call("squeue", "--noheader") and not list(workers()), 35)
+    one.ended(number)
+    wait_for(lambda: not lab.call("squeue", "--noheader") and not list(workers(lab)), 35)
     assert list(tmp_path.glob(".ddlf-*")) == []
 
 

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -25,6 +26,9 @@ from ddlf.cluster.launch.keys import Keys
 from ddlf.cluster.launch.launcher import Address, Workers
 from ddlf.cluster.launch.supervisor import LOOK_S, Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
+
+INTERACTIVE_STEP = "4294967290"
+"""SLURM_STEP_ID in the shell of ``salloc`` on clusters that start this shell on a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,46 @@ class Ranks:
     size: int
     job: str
     cores: int | None = None
+
+
+def is_task(environment: Mapping[str, str]) -> bool:
+    """Return whether this process is a task that was started to run a program, and not an interactive shell."""
+    step = environment.get("SLURM_STEP_ID", INTERACTIVE_STEP)
+    is_shell = "SLURM_PTY_PORT" in environment and environment.get("SLURM_STEP_NUM_TASKS") == "1"
+    return step != INTERACTIVE_STEP and not is_shell
+
+
+def slurm(environment: Mapping[str, str] = os.environ) -> Ranks:
+    """Return the facts about this process as a task of Slurm's ``srun``, from its environment.
+
+    A batch script and the shell of ``salloc`` have a job, too. Only a task has a step.
+
+    Raises:
+        ConfigError: This process is not a task of Slurm.
+    """
+    if "SLURM_JOB_ID" not in environment or not is_task(environment):
+        raise ConfigError(
+            "launcher slurm: srun did not start this process",
+            hint="start it with: srun --ntasks 4 ddlf run app.py --launcher slurm",
+        )
+    job = ".".join(environment.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+    size = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
+    return Ranks("slurm", int(environment["SLURM_PROCID"]), int(size), job, _cores_of_task(environment))
+
+
+def _cores_of_task(environment: Mapping[str, str]) -> int | None:
+    with contextlib.suppress(KeyError, ValueError):
+        return int(environment["SLURM_CPUS_PER_TASK"])
+    with contextlib.suppress(KeyError, ValueError, IndexError):
+        here = counts(environment["SLURM_STEP_TASKS_PER_NODE"])[int(environment["SLURM_NODEID"])]
+        return max(1, int(environment["SLURM_CPUS_ON_NODE"]) // here)
+    return None
+
+
+def counts(text: str) -> list[int]:
+    """Return the numbers in Slurm's short form of a list, such as ``"2(x3),1"``: a number for each node."""
+    parts = (re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(","))
+    return [int(part[1]) for part in parts if part is not None for _ in range(int(part[2] or 1))]
 
 
 def mpi(environment: Mapping[str, str] = os.environ) -> Ranks:
@@ -192,9 +236,7 @@ def check_one_task(environment: Mapping[str, str] = os.environ) -> None:
     Raises:
         ConfigError: This process is one of several tasks of Slurm or MPI.
     """
-    from ddlf.cluster.launch.slurm import task
-
-    for engine, read in (("slurm", task), ("mpi", mpi)):
+    for engine, read in (("slurm", slurm), ("mpi", mpi)):
         try:
             ranks = read(environment)
         except ConfigError:

@@ -36,7 +36,7 @@ from ddlf.cluster.launch.engine import PlaceEngine
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import Bytes, Cores, Gpus, Keys, Seconds, parse_keys, read_keys
 from ddlf.cluster.launch.launcher import Cause, Launcher, Left, Workers
-from ddlf.cluster.launch.ranks import Ranked, Ranks
+from ddlf.cluster.launch.ranks import Ranked, counts, is_task, slurm
 from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.worker.machine import CORES_VARIABLE
@@ -44,8 +44,6 @@ from ddlf.worker.process import child_environment
 
 log = logging.getLogger(__name__)
 
-INTERACTIVE_STEP = "4294967290"
-"""SLURM_STEP_ID in the shell of ``salloc`` on clusters that start this shell on a node."""
 LOOKS_S = (2.0, 10.0)
 """Seconds between two calls of ``squeue``: while an element does not run, and while all run."""
 LAST_LOOKS_S = 0.2
@@ -129,46 +127,6 @@ def choose(
     return kind(keys)
 
 
-def is_task(environment: Mapping[str, str]) -> bool:
-    """Return whether this process is a task that was started to run a program, and not an interactive shell."""
-    step = environment.get("SLURM_STEP_ID", INTERACTIVE_STEP)
-    is_shell = "SLURM_PTY_PORT" in environment and environment.get("SLURM_STEP_NUM_TASKS") == "1"
-    return step != INTERACTIVE_STEP and not is_shell
-
-
-def task(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Return the facts about this process as a task of Slurm's ``srun``, from its environment.
-
-    A batch script and the shell of ``salloc`` have a job, too. Only a task has a step.
-
-    Raises:
-        ConfigError: This process is not a task of Slurm.
-    """
-    if "SLURM_JOB_ID" not in environment or not is_task(environment):
-        raise ConfigError(
-            "launcher slurm: srun did not start this process",
-            hint="start it with: srun --ntasks 4 ddlf run app.py --launcher slurm",
-        )
-    job = ".".join(environment.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
-    size = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
-    return Ranks("slurm", int(environment["SLURM_PROCID"]), int(size), job, _cores_of_task(environment))
-
-
-def _cores_of_task(environment: Mapping[str, str]) -> int | None:
-    with contextlib.suppress(KeyError, ValueError):
-        return int(environment["SLURM_CPUS_PER_TASK"])
-    with contextlib.suppress(KeyError, ValueError, IndexError):
-        here = counts(environment["SLURM_STEP_TASKS_PER_NODE"])[int(environment["SLURM_NODEID"])]
-        return max(1, int(environment["SLURM_CPUS_ON_NODE"]) // here)
-    return None
-
-
-def counts(text: str) -> list[int]:
-    """Return the numbers in Slurm's short form of a list, such as ``"2(x3),1"``: a number for each node."""
-    parts = (re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(","))
-    return [int(part[1]) for part in parts if part is not None for _ in range(int(part[2] or 1))]
-
-
 class Tasks(Ranked):
     """The launcher for the tasks of ``srun``, which all run the same command."""
 
@@ -179,7 +137,7 @@ class Tasks(Ranked):
     commands: ClassVar = ()
 
     def __init__(self, keys: Keys) -> None:
-        super().__init__(keys, task())
+        super().__init__(keys, slurm())
 
 
 class Steps(PlaceEngine):
@@ -625,7 +583,7 @@ def _last_words(said: str) -> str:
     """Return the last line that tells why a step ended or waits, in the words of ``srun``."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and " Terminat" not in line]
     of_slurm = [line for line in lines if line.startswith(("srun: ", "slurmstepd"))]
-    return re.sub(r"^srun: (error: )?", "", next(reversed(of_slurm or lines), ""))
+    return re.sub(r"^(srun|slurmstepd\S*): (error: )?", "", next(reversed(of_slurm or lines), "")).strip("* ")
 
 
 def _environment(keeps: Sequence[str]) -> dict[str, str]:

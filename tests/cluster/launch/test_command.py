@@ -92,6 +92,6 @@ async def test_killed_worker_of_a_place_is_started_again(tmp_path, descendants):
                 await cluster.workers[1].reconnect()
                 assert await cluster.run_method(number) == [1, 2]
                 break
-        while (left := await cluster._launcher.left(1)) is None:  # noqa: ASYNC110 - nothing tells
+        while (left := cluster._launcher._lefts.get(1)) is None:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
         assert left == Left(Cause.CRASH, "its command was ended by SIGKILL", -9)

@@ -17,7 +17,8 @@ from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.launch.launcher import Cause, Left, Workers, from_keys, installed
-from ddlf.cluster.launch.ranks import Ranks
+from ddlf.cluster.launch.ranks import Ranks, counts
+from ddlf.cluster.launch.ranks import slurm as task
 from ddlf.cluster.launch.slurm import (
     Array,
     SlurmKeys,
@@ -26,10 +27,8 @@ from ddlf.cluster.launch.slurm import (
     array_script,
     choose,
     clock,
-    counts,
     job_options,
     seats,
-    task,
 )
 from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError, WorkerLost
