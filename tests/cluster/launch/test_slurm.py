@@ -81,11 +81,16 @@ async def back_again(cluster, index):
                 await cluster.workers[index].reconnect()
 
 
-def workers_of(place):
+def workers_of(place, folder):
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            if "ddlf.cli.worker" in words and words[:1] == [sys.executable] and words[-2:] == ["--place", str(place)]:
+            if (
+                "ddlf.cli.worker" in words
+                and words[:1] == [sys.executable]
+                and words[-2:] == ["--place", str(place)]
+                and str(folder) in " ".join(words)
+            ):
                 yield process
 
 
@@ -263,7 +268,7 @@ async def test_waiting_job_ends_at_the_timeout_with_slurms_reason(slurm, tmp_pat
 
 async def test_killed_worker_starts_again_in_its_element(slurm, tmp_path, descendants):
     async with asyncio.timeout(PATIENCE_S), Cluster(Array(SlurmKeys(workers=2, folder=tmp_path))) as cluster:
-        for process in workers_of(1):
+        for process in workers_of(1, tmp_path):
             process.kill()
         await back_again(cluster, 1)
         assert await cluster.run_method(number) == [1, 2]
