@@ -127,8 +127,10 @@ async def test_killed_worker_is_replaced_and_the_reason_is_known(keys, descendan
                 await cluster.workers[1].reconnect()
                 assert await cluster.run_method(number) == [1, 2]
                 break
-        left = await launcher.left(1)
+        while (left := launcher._lefts.get(1)) is None:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
         assert (left.cause, left.exit_code) == (Cause.CRASH, -signal.SIGKILL)
+        assert await launcher.left(1) is None, "another worker is there"
         assert await launcher.left(0) is None
     assert descendants() == []
 
