@@ -31,7 +31,7 @@ from ddlf.rpc.messages import Request
 from ddlf.training import start
 from ddlf.training.crew.crew import Crew
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED
-from ddlf.training.registry import EXCHANGE, MODE
+from ddlf.training.registry import EXCHANGE, MODE, spread
 from ddlf.training.roles import REPLICA, SERVERS
 from ddlf.training.run import hooked
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
@@ -56,7 +56,7 @@ class FakeRun(IApp):
 
     Args:
         cluster: The fake workers; by default two, or with ``arrivals`` one for each slot.
-        settings: Settings of the run, and the attributes below.
+        settings: Settings of the run, also in groups, and the attributes below.
 
     Attributes:
         samples: Number of training samples.
@@ -97,7 +97,7 @@ class FakeRun(IApp):
         order = settings.get("arrivals", self.arrivals)
         workers: FakeCluster = cluster or FakeCluster(max(order) if order else 2)
         super().__init__(workers)  # type: ignore[arg-type]
-        vars(self).update(settings)
+        vars(self).update(spread(settings))
         if self.files:
             self.samples, self.train_data = sum(self.files), getattr(self, "train_data", None) or MadeUp(self.files)
         self.model = model_of(self)
@@ -141,7 +141,7 @@ def model_of(app: FakeRun) -> NumpyModel:
         app.samples,
         None if data is None else lambda version: data.at(version).manifest.sizes,
     )
-    if EXCHANGE.kind(app.exchange).one_step:
+    if EXCHANGE.kind(EXCHANGE("exchange", app.exchange)).one_step:
         model.gradient = model.gradient_of
     return model
 
