@@ -65,24 +65,29 @@ def add_options(parser: Parser, *, common: bool = True) -> None:
                 common=common,
             )
     add_parameters(parser, common=common)
+    own = {name: kinds for kinds in (MODE, EXCHANGE) for name in kinds.names if name not in kinds.more}
     parser.more_groups = lambda: {
-        name: partial(_of_package, kinds, name) for kinds in (MODE, EXCHANGE) for name in kinds.more
+        name: partial(_of_kind, kinds, name)
+        for name, kinds in {**own, **{name: kinds for kinds in (MODE, EXCHANGE) for name in kinds.more}}.items()
+        if name not in GROUPS
     }
 
 
-def _of_package(kinds: KindOf[Any], name: str, columns: int) -> str:
-    """Return the line of help about a strategy or exchange that another package provides, or the reason why it cannot
-    be imported.
+def _of_kind(kinds: KindOf[Any], name: str, columns: int) -> str:
+    """Return the help about a strategy or exchange that has no group of settings, such as one of another package, or
+    the reason why it cannot be imported.
     """
     try:
         kind = kinds.kind(name)
     except ConfigError as error:
         return f"{name}:\n  {error}"
     own = [one for one in kind.settings() if one.name not in SETTINGS]
+    shared = any(name in one.strategies for one in SETTINGS.values())
     rows = [_parameter(one).row(columns) for one in own]
     example = f"{name}:{own[0].field}={own[0].value}" if own else name
     usage = textwrap.fill(
-        f"{(inspect.getdoc(kind) or '').partition(chr(10))[0]} Choose it with {option(kinds.setting)} {example}.",
+        f"{(inspect.getdoc(kind) or '').partition(chr(10))[0]} Choose it with {option(kinds.setting)} {example}."
+        + ("" if own or shared else " It has no further settings."),
         columns,
         initial_indent="  ",
         subsequent_indent="  ",

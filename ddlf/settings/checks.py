@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from math import isfinite
+from math import isfinite, nan
 from numbers import Integral, Real
 from pathlib import Path
 from pkgutil import resolve_name
@@ -54,6 +54,43 @@ class Whole:
     def __str__(self) -> str:
         limits = f"of {self.low} or more" if self.high is None else f"from {self.low} to {self.high}"
         return f"a whole number {limits}{f', or None for {self.none}' if self.none else ''}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A check that accepts finite numbers in a range, including NumPy numbers. It returns a ``float``.
+
+    Args:
+        low: The smallest value.
+        high: The largest value; None for no limit.
+        below: Values must be smaller than this; None for no such limit. Give at most one of ``high`` and ``below``.
+        unit: The unit in the plural, such as ``seconds``; "" for a number without a unit.
+    """
+
+    low: float
+    high: float | None = None
+    below: float | None = None
+    unit: str = ""
+
+    def __call__(self, name: str, value: Any) -> float:
+        try:
+            number = nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+        except OverflowError:  # an integer beyond the range of float
+            number = nan
+        if (
+            not (isfinite(number) and number >= self.low)
+            or (self.high is not None and number > self.high)
+            or (self.below is not None and number >= self.below)
+        ):
+            raise ConfigError(f"{name} must be {self}, got {value!r}")
+        return number
+
+    def __str__(self) -> str:
+        limit = (
+            f"{self.high:g}" if self.high is not None else f"less than {self.below:g}" if self.below is not None else ""
+        )
+        limits = f" from {self.low:g} to {limit}" if limit else f", {self.low:g} or more"
+        return f"a number{f' of {self.unit}' if self.unit else ''}{limits}"
 
 
 class OneOf:
@@ -209,13 +246,6 @@ class OutwardOf(RuleOf):
 
 def _is_of(family: Any, value: Any) -> bool:
     return getattr(value, "family", None) is family
-
-
-def seconds(name: str, value: Any) -> float:
-    """a number of seconds, 0 or more"""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-        raise ConfigError(f"{name} must be {seconds.__doc__}, got {value!r}")
-    return value
 
 
 UNITS = {"": 1} | {

@@ -14,7 +14,7 @@ from enum import Flag, auto
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from ddlf.errors import ConfigError, DDLFError
-from ddlf.settings.checks import Whole
+from ddlf.settings.checks import Number, Whole
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -120,7 +120,13 @@ class Setting(Generic[Out, In]):
         if text in ("none", "None") and isinstance(self.accepts, Whole):
             return None
         try:
-            return int(text) if isinstance(self.accepts, Whole) else text
+            return (
+                int(text)
+                if isinstance(self.accepts, Whole)
+                else float(text)
+                if isinstance(self.accepts, Number)
+                else text
+            )
         except ValueError:
             return text  # the check will raise the error
 

@@ -33,7 +33,8 @@ from ddlf.monitor.runs.folder import is_wanted
 from ddlf.settings.setting import SYNONYMS, Group, Setting
 from ddlf.training.registry import GROUPS, SETTINGS
 from ddlf.training.samples.parts import LEAST_SHARE
-from ddlf.training.spec import Refusal, RunSpec
+from ddlf.training.slot.parts import PARTS
+from ddlf.training.spec import ExchangeSettings, Refusal, RunSpec, StrategySettings
 
 if TYPE_CHECKING:
     from ddlf.data.data_set import DataSet
@@ -69,6 +70,7 @@ def check_spec(spec: RunSpec) -> None:
     check(_unused(spec))
     check(spec.exchange.refusals(spec))
     check(spec.train.refusals(spec))
+    check(_of_slot_parts(spec))
 
 
 def of_settings(spec: RunSpec) -> Iterator[Refusal]:
@@ -151,15 +153,12 @@ def _is_misspelt(metric: str, usual: str) -> bool:
 def _unused(spec: RunSpec) -> Iterator[Refusal]:
     """Yield an entry for each setting that has no effect with this run's strategy or exchange."""
     train, exchange = spec.train, spec.exchange
-    for unused, where, instead in (
-        (train.unused, f"in {train.words} training", "train in mode 'sync'"),
-        (exchange.unused, f"with exchange={exchange.name!r}", "use exchange='star'"),
-    ):
-        for setting, value in spec.changed(unused):
-            name, text = setting.name, value if isinstance(value, int) else repr(str(value))
+    for kind, where, instead in _kinds(spec):
+        for setting, value in spec.changed(kind.unused):
+            name = setting.name
             yield Refusal(
                 True,
-                f"{name}={text} has no effect {where}: {unused[name]}",
+                f"{name}={_text(value)} has no effect {where}: {kind.unused[name]}",
                 f"leave {name} at {setting.default!r}, or {instead}",
             )
     yield Refusal(
@@ -167,6 +166,28 @@ def _unused(spec: RunSpec) -> Iterator[Refusal]:
         f"exchange={exchange.name!r} has no effect in {train.words} training: {train.unused.get('exchange')}",
         "leave exchange at 'star', or train in mode 'sync'",
     )
+
+
+def _of_slot_parts(spec: RunSpec) -> Iterator[Refusal]:
+    """Yield an entry for each setting that makes slots keep a part which this run's strategy or exchange does not use."""
+    for kind, where, instead in _kinds(spec):
+        for part in PARTS:
+            for setting, value in spec.changed([part.setting]):
+                yield Refusal(
+                    kind.slot_parts is not None and part.name not in kind.slot_parts and part.kept_with(value),
+                    f"{setting.name}={_text(value)} has no effect {where}: slots do not keep the part {part.name!r}",
+                    f"leave {setting.name} at {setting.default!r}, or {instead}",
+                )
+
+
+def _kinds(spec: RunSpec) -> Iterator[tuple[StrategySettings | ExchangeSettings, str, str]]:
+    """Yield the strategy and the exchange, each with its name in a sentence, and what a user can choose instead."""
+    yield spec.train, f"in {spec.train.words} training", "train in mode 'sync'"
+    yield spec.exchange, f"with exchange={spec.exchange.name!r}", "use exchange='star'"
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, int | float) else repr(str(value))
 
 
 def check_slots(spec: RunSpec, slots: int, fewest: int = 0) -> None:
@@ -259,8 +280,9 @@ def check_arrays(spec: RunSpec, *, other_files: bool) -> None:
     Raises:
         ConfigError: A setting cannot be used. The error names it.
     """
-    check([_on_bad(spec, on_disk=False)])
+    on_bad = "skip" if spec.data.on_bad == "skip" else None
     for name, value in (
+        ("on_bad", on_bad),
         ("shuffle", spec.data.shuffle),
         ("data_memory", None if other_files else spec.data.data_memory),
     ):
@@ -274,14 +296,6 @@ def check_arrays(spec: RunSpec, *, other_files: bool) -> None:
                 )
             ]
         )
-
-
-def _on_bad(spec: RunSpec, *, on_disk: bool) -> Refusal:
-    return Refusal(
-        spec.data.on_bad == "skip" and not on_disk,
-        "on_bad='skip' is for partition files, and load_dataset sets something else as training data",
-        "leave out on_bad, or set self.train_data = ddlf.data.open(place)",
-    )
 
 
 def check_files(spec: RunSpec, data: DataSet) -> None:
@@ -298,7 +312,11 @@ def check_files(spec: RunSpec, data: DataSet) -> None:
     whole, steps = isinstance(rule, Global), spec.local.steps
     samples = data.manifest.samples
     rows = [
-        _on_bad(spec, on_disk=data.on_disk),
+        Refusal(
+            spec.data.on_bad == "skip" and not data.on_disk,
+            f"on_bad='skip' is for partition files and Parquet files, but self.train_data is {data}",
+            "leave out on_bad, or write the data as partition files: ddlf data split",
+        ),
         *spec.train.file_refusals(spec),
         Refusal(
             whole and samples > MAX_GLOBAL,

@@ -199,7 +199,7 @@ DEFAULTS: Mapping[str, Any] = {name: one.default for name, one in SETTINGS.items
 def titles() -> dict[str, tuple[str, ...]]:
     """Return the names of all settings in each group. A group's name is an attribute of the app or a strategy.
 
-    A setting of several strategies is in the group of the first one.
+    A setting of several strategies is in the group of the first one. A strategy without other settings has no group.
     """
     attributes = {kind: name for name, kind in reversed(GROUPS.items())}
     table: dict[str, list[str]] = {"run": ["mode"]}
@@ -209,7 +209,7 @@ def titles() -> dict[str, tuple[str, ...]]:
         names = table.setdefault(title, ["exchange"] if kind is ExchangeSettings else [])
         names += [one.name for one in kind.settings() if one.name not in known]
         known.update(names)
-    return {title: tuple(names) for title, names in table.items()}
+    return {title: tuple(names) for title, names in table.items() if names}
 
 
 def settings_with(mode: Any, exchange: Any) -> Mapping[str, Setting[Any, Any]]:

@@ -27,12 +27,12 @@ from ddlf.settings.checks import (
     SCHEDULE,
     SHUFFLE,
     TRACKERS,
+    Number,
     OneOf,
     Whole,
     class_weights,
     count_of_bytes,
     page,
-    seconds,
     switch,
 )
 from ddlf.settings.setting import FACT, FILE, Group, Setting
@@ -363,6 +363,8 @@ class StrategySettings(Group):
         about_rates: The effect that a learning rate set by a callback lacks here; "" if it has its full effect.
         role: The role that trains on the workers, as ``"module:Class"``; "" for the role of the exchange.
         unused: Settings of every run, and maybe ``exchange``, that have no effect here, each with the reason.
+        slot_parts: The names of the slot parts that it uses; None for all. A run is refused if a setting makes slots
+            keep another part.
     """
 
     words: ClassVar[str]
@@ -374,6 +376,7 @@ class StrategySettings(Group):
     about_rates: ClassVar[str] = ""
     role: ClassVar[str] = ""
     unused: ClassVar[dict[str, str]] = {}
+    slot_parts: ClassVar[tuple[str, ...] | None] = None
 
     def has_fixed_slots(self, spec: RunSpec) -> bool:
         """Return whether the number of slots stays the same, so that workers that join later get no slot."""
@@ -422,6 +425,7 @@ class ExchangeSettings(Group):
         about: How it exchanges results, for the help of ``exchange``; "" for an exchange of another package.
         strategies: The names of the strategies that can use it; empty for all with an exchange.
         unused: Settings of every run that have no effect here, each with the reason.
+        slot_parts: The attribute of ``StrategySettings``.
         one_step: Whether a round is one step that all slots make together, without local training.
         role: The role that trains on the workers, as ``"module:Class"``.
         same_bits_as: The exchange whose bits it has, so that a run can continue with either; "" for none.
@@ -430,6 +434,7 @@ class ExchangeSettings(Group):
     about: ClassVar[str] = ""
     strategies: ClassVar[tuple[str, ...]] = ()
     unused: ClassVar[dict[str, str]] = {}
+    slot_parts: ClassVar[tuple[str, ...] | None] = None
     one_step: ClassVar[bool] = False
     role: ClassVar[str] = "ddlf.training.slot.replica:Replica"
     same_bits_as: ClassVar[str] = ""
@@ -542,7 +547,9 @@ class RunSpec(Group):
     Data in their attributes belongs to the slot: it is passed on from round to round, moves to another worker with
     the slot, and is saved in checkpoints."""
 
-    wait_for_workers_s: Setting[float, float] = Setting(60.0, seconds, "seconds to wait when all workers are lost")
+    wait_for_workers_s: Setting[float, float] = Setting(
+        60.0, Number(0, unit="seconds"), "seconds to wait when all workers are lost"
+    )
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -564,6 +571,10 @@ class RunSpec(Group):
     def role(self) -> str:
         """The class on the workers that trains, as ``"module:Class"``."""
         return self.train.role or self.exchange.role
+
+    def uses(self, slot_part: str) -> bool:
+        """Return whether both the strategy and the exchange use the slot part with this name."""
+        return all(kind.slot_parts is None or slot_part in kind.slot_parts for kind in (self.train, self.exchange))
 
     def changed(self, names: Iterable[str]) -> Iterator[tuple[Setting[Any, Any], Any]]:
         """Yield the settings in ``names`` whose value in this run is not the default, each with its value.

@@ -121,7 +121,7 @@ class Strategy(StrategySettings):
 
 @dataclass(frozen=True)
 class Exchange(ExchangeSettings):
-    """How updates and weights travel. ``Star``, ``Sharded``, ``Auto`` and ``Gradient`` are exchanges."""
+    """How updates and weights travel. ``EXCHANGES`` in ``ddlf.training.registry`` lists DDLF's own exchanges."""
 
     async def chosen(self, app: App, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
         """Return the exchange that this run uses, and why it was chosen; "" if there was no choice."""
@@ -130,6 +130,16 @@ class Exchange(ExchangeSettings):
     def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop | None:
         """Return the exchange's own loop of synchronous training; None to use the strategy's loop."""
         return None
+
+    def merge_rule(self, chosen: Rule) -> Rule:
+        """Return the rule that merges the updates of a round in synchronous training.
+
+        An exchange with its own rule keeps the strategy's loop, and names ``merge`` in ``unused``.
+
+        Args:
+            chosen: The rule that the user chose, which is the result by default.
+        """
+        return chosen
 
     def step(self, app: App) -> CommonStep | None:
         """Return the function that makes the common step of all slots; None if slots train locally."""

@@ -212,3 +212,12 @@ def test_what_was_left_out_is_in_the_ledger_and_stays_there():
 async def test_what_would_have_no_effect_or_cannot_be_is_refused_by_name(settings, said):
     with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
         await trained(**settings)
+
+
+async def test_on_bad_is_refused_for_data_that_the_app_opened_but_nobody_can_check():
+    run = FakeRun(files=SEVEN, on_bad="skip")
+    run.train_data.on_disk = False
+    with pytest.raises(
+        ConfigError, match=r"on_bad='skip' is for partition files and Parquet files, but self\.train_data is <"
+    ):
+        await run.train_model()

@@ -17,7 +17,7 @@ from ddlf.errors import AppError, BadUpdate, ConfigError
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training import run as running
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
-from ddlf.training.registry import SETTINGS, flat
+from ddlf.training.registry import SETTINGS, STRATEGIES, flat
 from ddlf.training.start import check
 
 
@@ -40,7 +40,7 @@ class NoOptimizer:
 
 
 WRONG = [
-    (dict(mode="assync"), "mode must be one of sync, async, downpour, got 'assync'; did you mean 'async'?"),
+    (dict(mode="assync"), f"mode must be one of {', '.join(STRATEGIES)}, got 'assync'; did you mean 'async'?"),
     (
         dict(optimizer_state="keep"),
         "optimizer_state must be one of kept, stays, fresh, averaged, got 'keep'; did you mean 'kept'?",
@@ -136,6 +136,7 @@ WRONG = [
     (dict(slots="3"), "slots must be a whole number of 1 or more, or None for as many as workers, got '3'"),
     (dict(wait_for_workers_s=-1), "wait_for_workers_s must be a number of seconds, 0 or more, got -1"),
     (dict(wait_for_workers_s=float("nan")), "wait_for_workers_s must be a number of seconds, 0 or more, got nan"),
+    (dict(wait_for_workers_s=True), "wait_for_workers_s must be a number of seconds, 0 or more, got True"),
     (dict(wait_for_workers_s="60"), "wait_for_workers_s must be a number of seconds, 0 or more, got '60'"),
     (dict(callbacks=None), "callbacks must be a list of Keras callbacks, got None"),
     (dict(worker_callbacks=len), "worker_callbacks must be a list of Keras callbacks, got <built-in function len>"),

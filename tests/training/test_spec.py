@@ -6,15 +6,20 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 import ddlf
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import ConfigError
+from ddlf.settings.checks import Number
 from ddlf.settings.setting import Setting
+from ddlf.testing import FakeRun
 from ddlf.training import registry
 from ddlf.training.registry import SETTINGS, spec_of, spread
 from ddlf.training.strategy import Strategy
+
+MODES = f"one of {', '.join(registry.STRATEGIES)}"
 
 
 def test_a_class_takes_groups_and_reads_them_as_settings():
@@ -83,7 +88,7 @@ def test_a_group_and_a_setting_that_disagree_are_refused_by_name():
     [
         ("downpour:replica=3", "downpour has no setting 'replica'; did you mean 'replicas'?"),
         ("downpour:replicas=3,replicas=4", "downpour: replicas is given twice"),
-        ("downpor:replicas=3", "mode must be one of sync, async, downpour, got 'downpor'; did you mean 'downpour'?"),
+        ("downpor:replicas=3", f"mode must be {MODES}, got 'downpor'; did you mean 'downpour'?"),
         ("downpour:replicas=x", "replicas must be a whole number of 1 or more, or None"),
     ],
 )
@@ -191,3 +196,42 @@ def test_group_refuses_unknown_setting_and_names_the_one_that_is_meant(group, na
 def test_group_as_text_names_the_setting_that_a_flat_name_means():
     with pytest.raises(ConfigError, match="downpour has no setting 'n_fetch'; did you mean 'fetch'"):
         ddlf.Downpour.of_text("n_fetch=3")
+
+
+@pytest.mark.parametrize(
+    ("check", "said", "accepted", "refused"),
+    [
+        (Number(0, 1), "a number from 0 to 1", [0, 1, 0.5, np.float32(0.5)], [-0.1, 1.1]),
+        (Number(0, below=1), "a number from 0 to less than 1", [0, 0.999], [1, np.float64(1)]),
+        (Number(-1, below=0), "a number from -1 to less than 0", [-1], [0]),
+        (Number(2.5, unit="seconds"), "a number of seconds, 2.5 or more", [2.5, 10**20], [2, 10**400]),
+    ],
+)
+def test_a_number_is_checked_by_its_range(check, said, accepted, refused):
+    for value in accepted:
+        assert (found := check("it", value)) == value
+        assert type(found) is float
+    for value in (*refused, True, None, "0.5", float("nan"), float("inf")):
+        with pytest.raises(ConfigError) as error:
+            check("it", value)
+        assert str(error.value) == f"it must be {said}, got {value!r}"
+
+
+def test_a_text_of_a_setting_with_a_number_is_read_as_one():
+    setting = Setting(0.5, Number(0, 1), "a part")
+    assert (setting.read("0.25"), setting.read("1"), setting.read("much")) == (0.25, 1.0, "much")
+
+
+def test_an_error_of_the_check_of_another_package_names_the_setting():
+    setting = Setting(0.5, lambda name, value: float(value), "a part")
+    with pytest.raises(ConfigError, match="part cannot be 'much': could not convert string to float: 'much'"):
+        setting.check("part", "much")
+
+
+def test_a_fake_run_takes_groups():
+    app = FakeRun(exchange=ddlf.Sharded(codec="int8"), mode="sync:merge=median", local=ddlf.Local(steps=3))
+    assert (app.exchange, str(app.codec), str(app.merge), app.worker_steps) == ("sharded", "int8", "median", 3)
+    with pytest.raises(ConfigError, match=r"exchange cannot be ddlf.Sync\(...\)"):
+        FakeRun(exchange=ddlf.Sync())
+    with pytest.raises(ConfigError, match=r"exchange must be one of star, .*, got 'shard'; did you mean 'sharded'"):
+        FakeRun(exchange="shard")

@@ -108,8 +108,7 @@ def check(app: App) -> None:
                 f"{names[0]} and checkpoints both define where a run continues",
                 hint="leave out one of the two; checkpoint and resume restore every slot's state",
             )
-        settings = [part.kept_with for part in PARTS if part.kept_with is not None]
-        kept = [name for name, values in settings if str(getattr(app, name)).startswith(values)]
+        kept = [part.setting for part in PARTS if part.setting and part.kept_with(getattr(app, part.setting))]
         if "BackupAndRestore" in names and kept:
             raise AppError(
                 f"{names[0]} stores weights and optimizer only, but with {kept[0]}={str(getattr(app, kept[0]))!r} each slot keeps more",

@@ -8,7 +8,7 @@ it under the part's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ from ddlf.algorithms.weights import Weights, is_float, mean_of
 from ddlf.errors import ConfigError, ProtocolError
 from ddlf.training.callbacks.states import CallbackStates, check_of_workers
 from ddlf.training.context import App
-from ddlf.training.registry import MODE
+from ddlf.training.registry import MODE, SETTINGS
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, SlotState, Task
 from ddlf.training.spec import RunSpec
@@ -123,8 +123,6 @@ class SlotPart:
     A slot is a share of the training, which a different worker may train in each round. So its state moves between
     workers in parts. To add a part, write a subclass, and list it in ``PARTS``.
 
-    To add a part, write a subclass, and list it in ``PARTS``.
-
     Args:
         app: The app on this worker.
         model: Its model.
@@ -132,15 +130,17 @@ class SlotPart:
     Attributes:
         name: Name of the part in tasks, replies and checkpoints.
         travels: Whether it travels between master and workers. False if the master can compute it itself.
-        finite: Whether its arrays must be finite.
-        kept_with: The setting that makes slots keep this part, and the beginning of the setting's value.
-            ``BackupAndRestore`` is refused with it, since it stores only weights and optimizer.
+        finite: Whether workers refuse arrays that are not finite when they compute the mean of this part, as they do
+            in the sharded exchange. Arrays that come back to the master are only checked by ``check``.
+        setting: Name of the setting that makes slots keep this part; "" if no setting does. ``kept_with`` has its
+            values. They are refused with ``BackupAndRestore``, which stores only weights and optimizer. Strategies and
+            exchanges refuse them, too, if their ``slot_parts`` do not name the part.
     """
 
     name: ClassVar[str]
     travels: ClassVar[bool] = True
     finite: ClassVar[bool] = False
-    kept_with: ClassVar[tuple[str, str] | None] = None
+    setting: ClassVar[str] = ""
 
     def __init__(self, app: App, model: TrainableModel) -> None: ...
 
@@ -192,6 +192,16 @@ class SlotPart:
         """Let this part prepare an epoch, before the epoch's learning rate is set."""
 
     # -- on the master ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def kept_with(cls, value: Any) -> bool:
+        """Return whether a value of ``setting`` makes slots keep this part. By default, all but the default value do.
+
+        Args:
+            value: The value in the user's form or in the form that the run uses.
+        """
+        setting = SETTINGS[cls.setting]
+        return bool(setting.check(setting.name, value) != setting.check(setting.name, setting.value))
 
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
@@ -486,7 +496,7 @@ class OwnFragments(SlotPart):
     """
 
     name = OWN
-    kept_with = "outer", "streaming"
+    setting = "outer"
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
         """Begin with the slot's own weights.
@@ -522,6 +532,10 @@ class OwnFragments(SlotPart):
         return behind, [*own, np.asarray(task.round)]
 
     @classmethod
+    def kept_with(cls, value: Any) -> bool:
+        return str(value).startswith("streaming")
+
+    @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
         return Kept() if isinstance(plan.spec.outer, Streaming) else None
 
@@ -539,7 +553,7 @@ class LocalBatchNorm(SlotPart):
     """
 
     name = APART
-    kept_with = "batchnorm", "local"
+    setting = "batchnorm"
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
         return [w if own is None else own for w, own in zip(weights, left or [None] * len(weights), strict=True)]
@@ -554,6 +568,10 @@ class LocalBatchNorm(SlotPart):
             for w, u, own in zip(round.weights, update, left, strict=True)
         ]
         return sent, left
+
+    @classmethod
+    def kept_with(cls, value: Any) -> bool:
+        return bool(value == "local")
 
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
@@ -575,7 +593,7 @@ class Controls(SlotPart):
 
     name = CONTROL
     finite = True
-    kept_with = "local_rule", "scaffold"
+    setting = "local_rule"
 
     def __init__(self, app: App, model: TrainableModel) -> None:
         self._rule = model.rule
@@ -602,6 +620,10 @@ class Controls(SlotPart):
 
     def epoch_begins(self) -> None:
         self._rule.note()
+
+    @classmethod
+    def kept_with(cls, value: Any) -> bool:
+        return str(value).startswith("scaffold")
 
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
@@ -644,13 +666,26 @@ PARTS: tuple[type[SlotPart], ...] = (
     LocalBatchNorm,
     Controls,
 )
-"""The parts, in the order in which they begin a round.
+"""The parts, in the order in which they begin a round. They end it in reverse order.
 
-They end it in reverse order, so ``Residual``, which encodes the update, receives it in its final form.
+- ``ReceivedWeights`` decodes the global weights. Only later parts get these from ``begin``.
+- ``OwnFragments`` and ``LocalBatchNorm`` replace weights by the slot's own values. When the round ends, they turn the
+  update of local training into the difference to the global weights.
+- ``Controls`` needs the weights that local training begins with, and the update of local training itself. So it is
+  last: it begins after all other parts, and ends before them.
+- ``Residual`` encodes the update. It is before all parts that change the update, so it ends after them.
+
+Insert a part that changes weights or updates between ``ReceivedWeights`` and ``Controls``. The place of a part that
+changes neither has no effect.
 """
+
+
+def parts_named(names: Collection[str] | None) -> tuple[type[SlotPart], ...]:
+    """Return the parts with these names, in the order of ``PARTS``; None returns all parts."""
+    return tuple(part for part in PARTS if names is None or part.name in names)
 
 
 def kept_parts(plan: SlotPlan) -> dict[str, Kept]:
     """Return how the slots of a run keep each part of their state between rounds, by the part's name."""
-    found = ((part, part.kept(plan)) for part in PARTS)
+    found = ((part, part.kept(plan)) for part in PARTS if plan.spec.uses(part.name))
     return {part.name: replace(kept, part=part) for part, kept in found if kept is not None}

@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 
-from ddlf.errors import ProtocolError
+from ddlf.algorithms.local_rules import Scaffold
+from ddlf.errors import AppError, ConfigError, ProtocolError
 from ddlf.testing import FakeCluster, FakeRun
+from ddlf.training import refusals
+from ddlf.training.callbacks import checks
+from ddlf.training.refusals import check_spec
+from ddlf.training.registry import EXCHANGES, STRATEGIES, spec_of
 from ddlf.training.slot import parts
-from ddlf.training.slot.parts import Kept, SlotPart, SlotRound
+from ddlf.training.slot.parts import PARTS, Kept, SlotPart, SlotPlan, SlotRound, kept_parts
 from ddlf.training.slot.replica import Replica
 
 
@@ -80,3 +85,64 @@ async def test_a_new_part_is_checked_when_it_comes_back(monkeypatch, counted):
             await trained()
     else:
         await trained()
+
+
+class Average(Rounds):
+    """A part that slots keep with any schedule, which strategies and exchanges of an earlier time do not know."""
+
+    name = "average"
+    setting = "schedule"
+
+    @classmethod
+    def kept(cls, plan):
+        return Kept(back=True) if plan.spec.local.schedule else None
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [({"mode": "downpour"}, "in Downpour training"), ({"exchange": "gradient"}, "with exchange='gradient'")],
+)
+def test_strategies_and_exchanges_refuse_a_new_part_that_they_do_not_use_by_its_setting(monkeypatch, settings, where):
+    for module in (parts, refusals):
+        monkeypatch.setattr(module, "PARTS", (*PARTS, Average))
+    app = FakeRun(**settings)
+    check_spec(spec_of(app))
+    app.schedule = "cosine"
+    said = f"schedule='cosine:least=0.0' has no effect {where}: slots do not keep the part 'average'"
+    with pytest.raises(ConfigError, match=said):
+        check_spec(spec_of(app))
+    assert "average" not in kept_parts(SlotPlan(spec=spec_of(app)))
+    assert "average" in kept_parts(SlotPlan(spec=spec_of(FakeRun(schedule="cosine"))))
+
+
+@pytest.mark.parametrize("kind", [*STRATEGIES.values(), *EXCHANGES.values()])
+def test_strategies_and_exchanges_name_only_parts_that_exist(kind):
+    assert {*(kind.slot_parts or ())} <= {part.name for part in PARTS}
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "keeps"),
+    [
+        (Average, None, False),
+        (Average, "none", False),
+        (Average, "cosine", True),
+        (parts.Controls, "fedprox:mu=0.01", False),
+        (parts.Controls, Scaffold(), True),
+        (parts.OwnFragments, None, False),
+        (parts.OwnFragments, "streaming", True),
+        (parts.LocalBatchNorm, "recalibrated", False),
+        (parts.LocalBatchNorm, "local", True),
+    ],
+)
+def test_a_part_says_with_which_values_of_its_setting_slots_keep_it(part, value, keeps):
+    assert part.kept_with(value) is keeps
+
+
+def test_backup_and_restore_is_refused_with_the_setting_of_a_new_part(monkeypatch, tmp_path):
+    keras = pytest.importorskip("keras")
+    monkeypatch.setattr(checks, "PARTS", (*PARTS, Average))
+    app = FakeRun(callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
+    checks.check(app)
+    app.schedule = "cosine"
+    with pytest.raises(AppError, match="only, but with schedule='cosine' each slot keeps more"):
+        checks.check(app)

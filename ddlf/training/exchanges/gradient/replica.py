@@ -6,9 +6,11 @@ from typing import Any, ClassVar
 
 from ddlf.algorithms.weights import Weights
 from ddlf.training.context import App
+from ddlf.training.exchanges.gradient.settings import Gradient
 from ddlf.training.slot.build import describe_optimizer
 from ddlf.training.slot.gradients import Gradients
 from ddlf.training.slot.keras_model import KerasModel
+from ddlf.training.slot.parts import parts_named
 from ddlf.training.slot.replica import Replica
 
 
@@ -31,4 +33,5 @@ class GradientModel(KerasModel):
 class GradientReplica(Replica):
     """One worker's copy of an app and its model, for the gradient exchange."""
 
+    PARTS = parts_named(Gradient.slot_parts)
     MODEL: ClassVar[type[KerasModel]] = GradientModel

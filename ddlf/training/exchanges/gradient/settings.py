@@ -23,7 +23,8 @@ OF_LOCAL_TRAINING = (
     "outer",
     "worker_callbacks",
 )
-"""Settings that only affect local training or its updates."""
+"""Settings that only affect local training or its updates. The settings of other slot parts follow from
+``slot_parts``."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Gradient(Exchange):
     strategies: ClassVar[tuple[str, ...]] = ("sync",)
     about: ClassVar[str] = "one gradient per batch"
     one_step: ClassVar[bool] = True
+    slot_parts: ClassVar[tuple[str, ...] | None] = ("optimizer", "residual", "held")
     role: ClassVar[str] = "ddlf.training.exchanges.gradient.replica:GradientReplica"
 
     def check_app(self, app: App) -> None:

@@ -25,11 +25,12 @@ from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA, SERVERS
 from ddlf.training.slot.keras_model import SMALL, KerasModel
 from ddlf.training.slot.optimizers import RunPosition, Steps, chain, innermost
-from ddlf.training.slot.parts import OptimizerState, WorkerCallbacks
+from ddlf.training.slot.parts import parts_named
 from ddlf.training.slot.replica import MOVED_EVERY_S, run_train
 from ddlf.training.slot.task import MOST_FILES, Reply, Task
 from ddlf.training.strategies.downpour.client import ModelReplica, record, replicas_of
 from ddlf.training.strategies.downpour.server import Servers
+from ddlf.training.strategies.downpour.settings import DownpourSettings
 from ddlf.worker.peers import Unreached, calls_of
 
 if TYPE_CHECKING:
@@ -349,7 +350,7 @@ class DownpourReplica(HoldingReplica):
         run: Name of the run. Other workers find their replicas by it.
     """
 
-    PARTS = (OptimizerState, WorkerCallbacks)
+    PARTS = parts_named(DownpourSettings.slot_parts)
 
     _model: KerasModel
 

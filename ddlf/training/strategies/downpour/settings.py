@@ -27,6 +27,7 @@ class DownpourSettings(Strategy):
     keeps_optimizer: ClassVar[bool] = False
     about_rates: ClassVar[str] = "applies only between two fetches of a replica; shards step at the rate of push_rule"
     role: ClassVar[str] = "ddlf.training.strategies.downpour.replica:DownpourReplica"
+    slot_parts: ClassVar[tuple[str, ...] | None] = ("optimizer", "callbacks")
     unused: ClassVar[dict[str, str]] = {
         "worker_epochs": "a round is one epoch of a replica, or worker_steps of it",
         "exchange": "replicas push to servers and fetch from them",

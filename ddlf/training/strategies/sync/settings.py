@@ -54,8 +54,9 @@ class Sync(Strategy):
         """Return the master's training loop, whose rounds all slots end together."""
         from ddlf.training.strategies.sync.master import Synchronous
 
-        merge, outer, balance = self.merge, step or self.outer, spec.data.balance
-        own = parts_of(spec)[1].loop(merge, outer, balance)
+        exchange = parts_of(spec)[1]
+        merge, outer, balance = exchange.merge_rule(self.merge), step or self.outer, spec.data.balance
+        own = exchange.loop(merge, outer, balance)
         return own or Synchronous(merge=merge, outer=outer, balance=balance)
 
     def slot_warning(self, slots: int) -> str:
