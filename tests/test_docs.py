@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import itertools
 import json
+import os
 import re
 import runpy
 import shlex
@@ -88,6 +89,15 @@ def test_the_page_of_the_api_has_every_public_name_method_and_setting():
     }
     wanted = {name for name in (*ddlf.__all__, *methods, *SETTINGS, "model") if not name.startswith("_")}
     assert wanted - named == set()
+
+
+def test_program_of_the_reference_uses_the_code_beside_it(tmp_path):
+    (tmp_path / "ddlf").mkdir()
+    (tmp_path / "ddlf/__init__.py").write_text("raise RuntimeError('another checkout')")
+    code = f"import runpy; runpy.run_path({str(ROOT / 'docs/reference')!r}); import ddlf; print(ddlf.__file__)"
+    other = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=other, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.stdout == f"{ROOT / 'ddlf/__init__.py'}\n", ended.stderr
 
 
 CELLS = """

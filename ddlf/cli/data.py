@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddlf.algorithms.reading_order import SHUFFLE, Global, Window
+from ddlf.algorithms.reading_order import SHUFFLE
 from ddlf.cli.options import add_json, add_verbose, named_cluster
 from ddlf.cli.parsing import Command, Parser, action, addresses, number
+from ddlf.data import kind_at
 from ddlf.data.export import Moved, damage
 from ddlf.data.export import export as exported
 from ddlf.data.manifest import Manifest
-from ddlf.data.parquet_files import is_parquet
 from ddlf.data.place import DataPlace, Folder
 from ddlf.data.remote_folder import open_place
 from ddlf.data.rows import SampleSource
@@ -259,58 +259,11 @@ def _cap(options: argparse.Namespace) -> int:
 
 
 def info(options: argparse.Namespace) -> int:
-    """Run ``ddlf data info``: print the content of a data set and the memory and disk that a worker needs for it, or
-    the content of Parquet files.
-    """
-    if is_parquet(options.place):
-        return _parquet_info(options)
-    place, rule = open_place(options.place), SHUFFLE.read(options.shuffle)
-    manifest = place.manifest()
-    largest = int(manifest.sizes.max())
-    window = (
-        0
-        if isinstance(rule, Global)
-        else largest * manifest.row_bytes * (rule.files if isinstance(rule, Window) else 1)
-    )
-    needs = {
-        "memory": min(window, manifest.samples * manifest.row_bytes),
-        "bytes_an_epoch": manifest.nbytes // options.workers,
-        "disk": manifest.nbytes if isinstance(rule, Global) else 0,
-    }
-    if options.json:
-        columns = {
-            name: {"dtype": column.dtype, "shape": column.shape, "ragged": column.ragged}
-            for name, column in manifest.columns.items()
-        }
-        print(
-            json.dumps(
-                {
-                    "content": manifest.content,
-                    "version": manifest.version,
-                    "samples": manifest.samples,
-                    "bytes": manifest.nbytes,
-                    "files": len(manifest.files),
-                    "largest_file": largest,
-                    "columns": columns,
-                    "classes": list(manifest.classes),
-                    "worker": needs,
-                }
-            )
-        )
-        return 0
-    _print(place, manifest)
-    what = f"{size(needs['memory'])} of memory for data" if window else f"all files on a disk, {size(needs['disk'])}"
-    print(f"a worker  of {options.workers}, {rule}: {what}; reads {size(needs['bytes_an_epoch'])} an epoch")
-    return 0
-
-
-def _parquet_info(options: argparse.Namespace) -> int:
-    from ddlf.data.row_groups import described
-
-    if options.json:
-        raise ConfigError("--json is for partition files, and these are Parquet files", hint="leave it out")
-    for line in described(options.place):
-        print(line)
+    """Run ``ddlf data info``: print the content of a data set and the memory and disk that a worker needs for it."""
+    lines, facts = kind_at(options.place).described(options.place, SHUFFLE.read(options.shuffle), options.workers)
+    if options.json and facts is None:
+        raise ConfigError(f"there is no JSON about {options.place}, only text", hint="leave out --json")
+    print(json.dumps(facts) if options.json else "\n".join(lines))
     return 0
 
 
@@ -343,19 +296,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def _print(place: DataPlace, manifest: Manifest) -> None:
-    print(f"place     {place}, version {manifest.version}, content {manifest.content}")
-    for name, column in manifest.columns.items():
-        most = "up to " * column.ragged
-        print(f"column    {name}: {column.dtype}, {most}{' x '.join(map(str, column.shape)) or 'a number'}")
-    if manifest.classes:
-        shown = ", ".join(manifest.classes[:10])
-        print(f"classes   {len(manifest.classes):,}: {shown}{', ...' if len(manifest.classes) > 10 else ''}")
-    sizes = manifest.sizes
-    samples = f"{sizes.max():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
-    print(f"samples   {manifest.samples:,}, {size(manifest.nbytes)}")
-    print(f"files     {len(manifest.files):,} of {samples} samples")
-    if manifest.hosts:
-        print(f"machines  {manifest.hosts:,}, each of which has some of them")
+    print(f"place     {place}, version {manifest.version}, content {manifest.content}", *manifest.lines(), sep="\n")
 
 
 def _say(what: str, text: str) -> None:

@@ -5,6 +5,7 @@ folder or a URL.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +50,8 @@ def open(
         ConfigError: An argument has no effect with these files.
     """
     from ddlf.data.data_set import DataSet
-    from ddlf.data.parquet_files import is_parquet
     from ddlf.data.trees import named
-    from ddlf.errors import DatasetError
+    from ddlf.errors import ConfigError, DatasetError
 
     places = [place] if isinstance(place, str | Path) else place
     if (
@@ -69,12 +69,32 @@ def open(
     options: dict[str, Any] = dict(
         x=x, y=y, w=w, classes=classes, image_size=image_size, storage_options=storage_options
     )
-    if any(options.values()) or is_parquet(place):
+    kind: type[DataSet] = kind_at(place)
+    if kind is DataSet and any(options.values()):
         from ddlf.data.row_groups import RowGroups
 
-        return RowGroups(place, decode=made, **options)
-    assert isinstance(place, str | Path)
-    return DataSet(place, made)
+        kind = RowGroups  # its error says why the place cannot be read with these options
+    takes = signature(kind).parameters
+    if useless := [name for name, value in options.items() if value and name not in takes]:
+        raise ConfigError(f"{useless[0]}= has no effect with {place}", hint="leave it out")
+    taken: dict[str, Any] = {name: value for name, value in options.items() if name in takes}
+    return kind(place, decode=made, **taken)  # type: ignore[arg-type]  # a list of places is of a kind that takes it
+
+
+def kind_at(place: str | Path | Sequence[str]) -> type[DataSet]:
+    """Return the class that reads the data set at a place, found by the names of files. Each class has one line here.
+
+    Args:
+        place: The argument of ``open``.
+    """
+    from ddlf.data.data_set import DataSet
+    from ddlf.data.parquet_files import is_parquet
+
+    if is_parquet(place):
+        from ddlf.data.row_groups import RowGroups
+
+        return RowGroups
+    return DataSet
 
 
 def generated(

@@ -8,15 +8,17 @@ from copy import copy
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddlf.algorithms.reading_order import Global, Shuffle, Window
 from ddlf.data.manifest import Column, Manifest
 from ddlf.data.partition_file import Arrays
 from ddlf.data.place import DataPlace
 from ddlf.data.remote_folder import open_place
 from ddlf.errors import DatasetDamaged, DatasetError
+from ddlf.events.record import size
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,18 @@ SOME = 64
 MAX_SOURCES = 2_000
 """Maximum number of files with their own fingerprint in a checkpoint, of about 40 bytes each. With more files, a
 resumed run only compares a fingerprint of all files together."""
+
+
+class Description(NamedTuple):
+    """The text of ``ddlf data info`` about a data set.
+
+    Args:
+        lines: Lines for people.
+        facts: The same as JSON data; None if there is only the text.
+    """
+
+    lines: Sequence[str]
+    facts: Mapping[str, Any] | None = None
 
 
 class DataSet(Mapping[str, Array]):
@@ -70,6 +84,55 @@ class DataSet(Mapping[str, Array]):
         self._versions = {0: self, self.manifest.version: self}
         self._here: Sequence[bool] = ()
         self._others: list[DataPlace] = []
+
+    @classmethod
+    def described(cls, place: Any, shuffle: Shuffle, workers: int) -> Description:
+        """Return the text of ``ddlf data info`` about the data set at a place.
+
+        Args:
+            place: The argument of the class.
+            shuffle: The rule that shuffles its samples, which decides the memory and disk of a worker.
+            workers: Number of workers that train on it.
+
+        Raises:
+            DatasetError: The data set cannot be read.
+        """
+        data = cls(place, decode=dict)  # no column needs to be training data
+        manifest = data.manifest
+        sizes = manifest.sizes
+        window = (
+            0
+            if isinstance(shuffle, Global)
+            else int(sizes.max()) * manifest.row_bytes * (shuffle.files if isinstance(shuffle, Window) else 1)
+        )
+        needs = {
+            "memory": min(window, manifest.samples * manifest.row_bytes),
+            "bytes_an_epoch": manifest.nbytes // workers,
+            "disk": manifest.nbytes if isinstance(shuffle, Global) else 0,
+        }
+        what = (
+            f"{size(needs['memory'])} of memory for data" if window else f"all files on a disk, {size(needs['disk'])}"
+        )
+        lines = [
+            f"place     {data}, version {manifest.version}, content {manifest.content}",
+            *manifest.lines(),
+            f"a worker  of {workers}, {shuffle}: {what}; reads {size(needs['bytes_an_epoch'])} an epoch",
+        ]
+        facts = {
+            "content": manifest.content,
+            "version": manifest.version,
+            "samples": manifest.samples,
+            "bytes": manifest.nbytes,
+            "files": len(manifest.files),
+            "largest_file": int(sizes.max()),
+            "columns": {
+                name: {"dtype": column.dtype, "shape": column.shape, "ragged": column.ragged}
+                for name, column in manifest.columns.items()
+            },
+            "classes": list(manifest.classes),
+            "worker": needs,
+        }
+        return Description(lines, facts)
 
     def at(self, version: int) -> DataSet:
         """Return the same samples in the files of another version; 0 means the version that was opened.

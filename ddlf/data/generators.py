@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.data_set import DataSet, columns_of_batch, columns_text
+from ddlf.data.data_set import DataSet, Decode, columns_of_batch, columns_text
 from ddlf.data.manifest import KINDS, Manifest, PartitionFile, check_columns
 from ddlf.data.partition_file import Arrays
 from ddlf.data.trees import named
@@ -39,12 +39,22 @@ class Generated(DataSet):
         read: Makes the unit with a number from 0.
         in_order: Whether only sequential reading is fast.
         inexact: The reason why the trained samples are unknown; empty if they are known.
+        decode: The argument of ``DataSet``.
     """
 
     on_disk = False
 
     def __init__(
-        self, name: str, what: str, first: Arrays, sizes: Sequence[int], read: Read, *, in_order: bool, inexact: str
+        self,
+        name: str,
+        what: str,
+        first: Arrays,
+        sizes: Sequence[int],
+        read: Read,
+        *,
+        in_order: bool,
+        inexact: str,
+        decode: Decode | None = None,
     ) -> None:
         self._name, self._what, self._read, self._lock = name, what, read, threading.Lock()
         self.in_order, self.inexact = in_order, inexact
@@ -62,7 +72,7 @@ class Generated(DataSet):
             PartitionFile(f"{what} {number}", size, size * row, "" if number or inexact else digest, begin)
             for number, (size, begin) in enumerate(zip(sizes, firsts, strict=False))
         ]
-        super().__init__(Manifest(columns, files))
+        super().__init__(Manifest(columns, files), decode)
 
     def __str__(self) -> str:
         return self._name

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlf.errors import DatasetError
+from ddlf.events.record import size
 
 FORMAT = 2
 """Format of manifest and files if a column is ragged; otherwise it is 1. A later DDLF reads earlier formats."""
@@ -127,6 +128,21 @@ class Manifest:
         """A hash of this version with its files, 16 hex digits."""
         return hashlib.sha256(_spelled(_facts(self))).hexdigest()[:16]
 
+    def lines(self) -> Iterator[str]:
+        """Yield lines for people about columns, samples and files."""
+        for name, column in self.columns.items():
+            most = "up to " * column.ragged
+            yield f"column    {name}: {column.dtype}, {most}{' x '.join(map(str, column.shape)) or 'a number'}"
+        if self.classes:
+            shown = ", ".join(self.classes[:10])
+            yield f"classes   {len(self.classes):,}: {shown}{', ...' if len(self.classes) > 10 else ''}"
+        sizes = self.sizes
+        samples = f"{sizes.max():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
+        yield f"samples   {self.samples:,}, {size(self.nbytes)}"
+        yield f"files     {len(self.files):,} of {samples} samples"
+        if self.hosts:
+            yield f"machines  {self.hosts:,}, each with some of them"
+
     def spelled(self) -> bytes:
         """Return the bytes to write to the manifest file. Equal manifests have equal bytes."""
         return _sealed(_spelled(_facts(self)))
@@ -196,8 +212,8 @@ def _manifest(facts: dict[str, Any]) -> Manifest:
         columns[name] = Column(dtype, tuple(map(_whole, shape)), bool(more))
     check_columns(columns)
     files, first = [], 0
-    for name, samples, size, sha256, start in facts["files"]:
-        file = PartitionFile(name, _whole(samples), _whole(size), sha256, _whole(start))
+    for name, samples, nbytes, sha256, start in facts["files"]:
+        file = PartitionFile(name, _whole(samples), _whole(nbytes), sha256, _whole(start))
         if not FILE.fullmatch(name):
             raise ValueError(f"it names {name!r}, which is not the name of a partition file")
         if start != first or samples < 1 or not re.fullmatch("[0-9a-f]{64}", sha256):

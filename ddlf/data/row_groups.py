@@ -26,10 +26,11 @@ from typing import IO, Any
 
 import numpy as np
 
+from ddlf.algorithms.reading_order import Shuffle
 from ddlf.data import arrow
 from ddlf.data.arrow import Where, kind_of, no_column
 from ddlf.data.cache import Cache
-from ddlf.data.data_set import MAX_SOURCES, SOME, Array, DataSet, Decode
+from ddlf.data.data_set import MAX_SOURCES, SOME, Array, DataSet, Decode, Description
 from ddlf.data.images import Decoder, on_all_cores
 from ddlf.data.manifest import Column, Manifest, PartitionFile, check_columns
 from ddlf.data.parquet_files import COPY, FileVersion, ParquetFiles, arrow_errors
@@ -210,6 +211,11 @@ class RowGroups(DataSet):
 
     def __str__(self) -> str:
         return str(self.files)
+
+    @classmethod
+    def described(cls, place: Any, shuffle: Shuffle, workers: int) -> Description:
+        """Return the text of ``ddlf data info`` about the files. Only the footers are read, so no column is chosen."""
+        return Description([*_lines(place)])
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
@@ -596,7 +602,7 @@ class RowGroups(DataSet):
         return self._untaken(number, arrays)
 
 
-def described(place: str | Path | Sequence[str]) -> Iterator[str]:
+def _lines(place: str | Path | Sequence[str]) -> Iterator[str]:
     """Yield lines about Parquet files for people: columns, files, row groups, and whether the row groups are suitable.
 
     Args:

@@ -14,34 +14,35 @@ from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
-from ddlf import errors
-from ddlf.algorithms.arrival import ARRIVAL
-from ddlf.algorithms.clipping import CLIP
-from ddlf.algorithms.codec import CODEC, Outward
-from ddlf.algorithms.convergence import CONVERGE
-from ddlf.algorithms.local_rules import LOCAL
-from ddlf.algorithms.merge import MERGE
-from ddlf.algorithms.multipliers import Freeze
-from ddlf.algorithms.named import Family
-from ddlf.algorithms.outer import OUTER
-from ddlf.algorithms.partition import equal_sizes, sizes_by_speed
-from ddlf.algorithms.partitioners import PARTITION
-from ddlf.algorithms.push_rules import PUSHED
-from ddlf.algorithms.rate_decay import RATE_DECAY
-from ddlf.algorithms.schedules import PARTS
-from ddlf.algorithms.staleness import STALENESS
-from ddlf.cli.options import GROUPS
-from ddlf.cluster.config.cluster_file import schema
-from ddlf.events import KINDS
-from ddlf.events.record import RoundRecord
-from ddlf.extras.advice.report import explained
-from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Rule
-from ddlf.extras.advice.rules import RULES as ADVICE
-from ddlf.settings.setting import Group, Use
-from ddlf.training import registry, strategy
-from ddlf.training.registry import KINDS_OF_GROUPS, SETTINGS, option
-
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # the code beside this program, even if another checkout is installed
+
+from ddlf import errors  # noqa: E402
+from ddlf.algorithms.arrival import ARRIVAL  # noqa: E402
+from ddlf.algorithms.clipping import CLIP  # noqa: E402
+from ddlf.algorithms.codec import CODEC, Outward  # noqa: E402
+from ddlf.algorithms.convergence import CONVERGE  # noqa: E402
+from ddlf.algorithms.local_rules import LOCAL  # noqa: E402
+from ddlf.algorithms.merge import MERGE  # noqa: E402
+from ddlf.algorithms.multipliers import Freeze  # noqa: E402
+from ddlf.algorithms.named import Family  # noqa: E402
+from ddlf.algorithms.outer import OUTER  # noqa: E402
+from ddlf.algorithms.partition import equal_sizes, sizes_by_speed  # noqa: E402
+from ddlf.algorithms.partitioners import PARTITION  # noqa: E402
+from ddlf.algorithms.push_rules import PUSHED  # noqa: E402
+from ddlf.algorithms.rate_decay import RATE_DECAY  # noqa: E402
+from ddlf.algorithms.schedules import PARTS  # noqa: E402
+from ddlf.algorithms.staleness import STALENESS  # noqa: E402
+from ddlf.cli.options import GROUPS  # noqa: E402
+from ddlf.cluster.config.cluster_file import schema  # noqa: E402
+from ddlf.events import KINDS  # noqa: E402
+from ddlf.events.record import RoundRecord  # noqa: E402
+from ddlf.extras.advice.report import explained  # noqa: E402
+from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Rule  # noqa: E402
+from ddlf.extras.advice.rules import RULES as ADVICE  # noqa: E402
+from ddlf.settings.setting import Group, Use  # noqa: E402
+from ddlf.training import registry, strategy  # noqa: E402
+from ddlf.training.registry import KINDS_OF_GROUPS, SETTINGS, option  # noqa: E402
 
 
 def settings() -> str:

@@ -1,15 +1,21 @@
 """A data set at a place, as an app uses it."""
 
+import json
+
 import numpy as np
 import pytest
 
 import ddlf.data
+from ddlf.algorithms.reading_order import SHUFFLE
+from ddlf.cli.main import main
+from ddlf.data.data_set import DataSet, Description
+from ddlf.data.generators import Generated
 from ddlf.data.parts import check_data
 from ddlf.data.place import Folder
 from ddlf.data.remote_folder import open_place
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
-from ddlf.errors import DatasetError
+from ddlf.errors import ConfigError, DatasetError
 
 X, Y = np.arange(60, dtype=np.float32).reshape(20, 3), np.arange(20)
 
@@ -80,3 +86,62 @@ def test_failing_decode_names_sample_and_file(place, caplog):
 
     with pytest.raises(DatasetError, match="decode cannot use sample 0 "):
         list(ddlf.data.open(place, decode=none))
+
+
+def test_option_that_the_class_of_a_data_set_does_not_take_is_refused(place, monkeypatch):
+    class Plain(DataSet):
+        def __init__(self, place, decode=None, classes=()):
+            super().__init__(place, decode)
+
+    monkeypatch.setattr(ddlf.data, "kind_at", lambda place: Plain)
+    assert type(ddlf.data.open(place, classes=["a"])) is Plain
+    with pytest.raises(ConfigError, match=f"x= has no effect with {place}"):
+        ddlf.data.open(place, x="a")
+
+
+def test_data_info_asks_the_class_of_the_data_set(place, monkeypatch, capsys):
+    class Plain(DataSet):
+        @classmethod
+        def described(cls, place, shuffle, workers):
+            return Description([f"plain {place}", f"{shuffle}, {workers}"])
+
+    def said(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(["data", "info", str(place), *words])
+        return ended.value.code, *capsys.readouterr()
+
+    code, lines, _ = said("--workers", "4")
+    assert code == 0
+    assert "column    x: float32, 3\ncolumn    y: int64, a number\nsamples   20," in lines
+    assert "\na worker  of 4, window:files=8: " in lines
+    facts = json.loads(said("--json")[1])
+    assert (facts["samples"], facts["columns"]["x"]["shape"], facts["worker"]["disk"]) == (20, [3], 0)
+    monkeypatch.setattr("ddlf.cli.data.kind_at", lambda place: Plain)
+    assert said() == (0, f"plain {place}\nwindow:files=8, 2\n", "")
+    code, _, error = said("--json")
+    assert code == 2
+    assert error.startswith(f"error  there is no JSON about {place}, only text")
+
+
+class Ten(Generated):
+    """Samples that a function returns whole, as the class of a data set at a place."""
+
+    def __init__(self, place, decode=None):
+        first = {"x": X, "y": Y}
+        super().__init__(
+            str(place), "part", first, [20], lambda number: first, in_order=False, inexact="", decode=decode
+        )
+
+
+def test_data_of_a_function_is_decoded(tmp_path):
+    data = Ten(tmp_path, lambda sample: {"x": sample["x"][:2]})
+    assert np.array_equal(data["x"], X[:, :2])
+
+
+def test_data_of_a_function_is_described_by_its_manifest(tmp_path):
+    lines, _ = Ten.described(tmp_path, SHUFFLE.read("window:8"), 2)
+    assert [line for line in lines if line.startswith(("column", "samples"))] == [
+        "column    x: float32, 3",
+        "column    y: int64, a number",
+        "samples   20, 400 B",
+    ]
