@@ -11,6 +11,7 @@ import pytest
 from ddlf.cli import main
 from ddlf.cli.completion import SCRIPTS, print_candidates
 from ddlf.cli.main import all_commands
+from ddlf.training.registry import STRATEGIES
 from tests.patience import PATIENCE_S
 
 
@@ -34,7 +35,7 @@ def test_completion_offers_commands_actions_options_and_values(capsys):
     assert {"doctor", "run", "--help"} <= {*candidates(capsys, "")}
     assert candidates(capsys, "data", "re") == ["repartition"]
     assert candidates(capsys, "run", "app.py", "--master-e") == ["--master-epochs"]
-    assert candidates(capsys, "run", "--mode", "") == ["sync", "async", "downpour"]
+    assert candidates(capsys, "run", "--mode", "") == [*STRATEGIES]
     assert candidates(capsys, "nothing", "") == []
 
 

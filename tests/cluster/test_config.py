@@ -25,6 +25,9 @@ from ddlf.cluster.config.cluster_file import (
     schema,
 )
 from ddlf.errors import ConfigError
+from ddlf.training.registry import STRATEGIES
+
+MODES = f"one of {', '.join(STRATEGIES)}"
 
 
 @pytest.fixture(autouse=True)
@@ -284,7 +287,7 @@ MISTAKES = [
     (ONE + "name: ''\n", "2:7: name must be 1 to 64 printable characters"),
     (ONE + 'name: "\\e[31m"\n', r"2:7: name must be 1 to 64 printable characters .*, got '\\x1b\[31m'"),
     (ONE + "run: 5\n", "2:6: run must be a mapping, got 5"),
-    (ONE + "run: {mode: snc}\n", "2:13: mode must be one of sync, async, downpour, got 'snc'; did you mean 'sync'\\?"),
+    (ONE + "run: {mode: snc}\n", f"2:13: mode must be {MODES}, got 'snc'; did you mean 'sync'\\?"),
     (ONE + "run: {batch_size: 0}\n", "2:19: batch_size must be at least 1, got 0"),
     (ONE + "run: {seed: 4294967296}\n", "2:13: seed must be at most 4294967295, got 4294967296"),
     (ONE + f"run: {{seed: {'9' * 5000}}}\n", "2:13: seed must be an integer, got 9999"),
@@ -376,7 +379,7 @@ security:
         "cluster.yaml:6:5: '10.0.0.2' has no port, write '10.0.0.2:9000'",
         "cluster.yaml:9:5: key 'port' is given twice (first at line 8)",
         "cluster.yaml:10:20: min_workers is 8, but workers lists only 5",
-        "cluster.yaml:10:29: mode must be one of sync, async, downpour, got 'snc'; did you mean 'sync'?",
+        f"cluster.yaml:10:29: mode must be {MODES}, got 'snc'; did you mean 'sync'?",
         "cluster.yaml:12:3: token must not be stored in this file, use token_file in security",
         f"cluster.yaml:13:15: token_file 'nope' does not exist (looked for '{Path.cwd()}/nope')",
     ]

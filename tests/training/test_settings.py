@@ -17,7 +17,7 @@ from ddlf.errors import AppError, BadUpdate, ConfigError
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training import run as running
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
-from ddlf.training.registry import SETTINGS, STRATEGIES, flat
+from ddlf.training.registry import EXCHANGES, SETTINGS, STRATEGIES, flat
 from ddlf.training.start import check
 
 
@@ -178,7 +178,7 @@ WRONG = [
     (dict(worker_steps=5, worker_epochs=2), "worker_steps=5 and worker_epochs=2 both set the length of a round"),
     (
         dict(exchange="gradients"),
-        "exchange must be one of star, sharded, auto, gradient, got 'gradients'; did you mean 'gradient'?",
+        f"exchange must be one of {', '.join(EXCHANGES)}, got 'gradients'; did you mean 'gradient'?",
     ),
     (dict(local_rule="scafold"), "unknown local rule 'scafold', did you mean 'scaffold'?"),
     (dict(local_rule=3), "local_rule must be a name, got 3"),
