@@ -154,6 +154,8 @@ class DataChannel(Channel):
 
 log = logging.getLogger(__name__)
 
+OFFERS = 3
+"""Offered connections of a worker that has joined, tried one after another."""
 EVENTS = frozenset({"executor_exited", "leaving", "lease_lost", "stopped_by", "wanted", "wrote"})
 """Events that a daemon reports. Other events, from newer daemons, are ignored."""
 NEWS_S = 2.0
@@ -727,20 +729,33 @@ class Link:
         raise self.link_state.refusal(self.name)
 
     async def _dial(self, role: Role, timeout_s: float) -> Any:
-        try:
-            return await dial(
-                self.host,
-                self.port,
-                role,
-                self.token,
-                max_message_bytes=self.max_message_bytes,
-                timeout_s=timeout_s,
-                security=self.security,
-                way=self.way,
-            )
-        except DDLFError as error:
-            error.worker = error.worker or f"worker {self.session['id']}"
-            raise
+        deadline, taken = Deadline(timeout_s), 0
+
+        async def take(timeout_s: float) -> socket.socket:
+            nonlocal taken
+            assert self.way is not None
+            sock = await self.way(timeout_s)
+            taken += 1
+            return sock
+
+        while True:
+            before = taken
+            try:
+                return await dial(
+                    self.host,
+                    self.port,
+                    role,
+                    self.token,
+                    max_message_bytes=self.max_message_bytes,
+                    timeout_s=deadline.allows(timeout_s),
+                    security=self.security,
+                    way=None if self.way is None else take,
+                )
+            except DDLFError as error:
+                error.worker = error.worker or f"worker {self.session['id']}"
+                # A network may have forgotten the connection that a joined worker has offered. It offers another one.
+                if not (isinstance(error, ConnectError) and before < taken < OFFERS and deadline.left_s()):
+                    raise
 
     async def _dial_for_pulse(self) -> Any:
         sock, _ = await self._dial(Role.CONTROL, self.timing.dead_after_s)
