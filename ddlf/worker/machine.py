@@ -131,6 +131,8 @@ def lacks_bytecode(package: str) -> bool:
 
 CORES_VARIABLE = "DDLF_CORES"
 """Environment variable with the number of CPUs that an engine has given this worker, if nothing else enforces it."""
+THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")
+"""Environment variables that set the number of threads of numeric libraries. ``NPROC`` is JAX's."""
 
 
 def cores() -> int:

@@ -23,7 +23,7 @@ from ddlf.data.array_cache import ArrayCache
 from ddlf.rpc.iworker import IWorker, awaited
 from ddlf.worker.activity import Shard
 from ddlf.worker.calls import Hosting, Method, Methods, once
-from ddlf.worker.machine import cores
+from ddlf.worker.machine import THREADS, cores
 from ddlf.worker.peers import Peers
 
 
@@ -253,10 +253,6 @@ class Worker(IWorker):
             with contextlib.suppress(Exception):
                 await future
             raise
-
-
-THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")
-"""Environment variables that set the number of threads of numeric libraries. ``NPROC`` is JAX's."""
 
 
 def threads_of_environment() -> int:

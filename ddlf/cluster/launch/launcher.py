@@ -22,10 +22,12 @@ a function that makes a ``Launcher`` from a text, which may be empty.
 """
 OWN = {
     "command": "ddlf.cluster.launch.command:Commanded",
+    "dask": "ddlf.cluster.launch.dask:Dask",
     "k8s": "ddlf.cluster.launch.kubernetes.launcher:Kubernetes",
     "mpi": "ddlf.cluster.launch.ranks:Mpi",
     "ray": "ddlf.cluster.launch.ray:Rayed",
     "slurm": "ddlf.cluster.launch.slurm:Slurm",
+    "spark": "ddlf.cluster.launch.spark:Spark",
     "ssh": "ddlf.cluster.launch.ssh:Ssh",
 }
 """DDLF's own launchers, as entry points."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from ddlf.worker.grace import grace_s
-from ddlf.worker.machine import CORES_VARIABLE
+from ddlf.worker.machine import CORES_VARIABLE, THREADS
 from ddlf.worker.process import child_environment
 
 LOOK_S = 0.1
@@ -85,13 +85,23 @@ class Supervisor:
                 stdin=subprocess.PIPE,
                 stdout=self._output,
                 stderr=self._output,
-                env={**child_environment(), **self._environment},
+                env={**self._inherited(), **self._environment},
                 start_new_session=True,
             )
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it was killed at once; ``run`` starts it again
                 self._process.stdin.write(self._token + b"\n")
                 self._process.stdin.flush()
+
+    def _inherited(self) -> dict[str, str]:
+        """Return this process's environment for the worker. An engine that gives cores may have set one thread for its own
+        processes, which is not for the worker.
+        """
+        environment = child_environment()
+        if CORES_VARIABLE in self._environment:
+            for name in THREADS:
+                environment.pop(name, None)
+        return environment
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> int:
         """Keep the worker of this task running until the run is over: start it again if it is killed. Return the exit

@@ -1,0 +1,164 @@
+"""Workers that Dask starts: ``ddlf run app.py --launcher dask --workers 4``. Runs on the master, and in Dask's workers.
+
+Each place is one long task. If the Dask worker around it ends, Dask runs the task elsewhere. The worker inside ends when
+the master's gate says that the run is over, because Dask cannot stop a task that runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import uuid
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ddlf.cluster.launch.engine import PlaceEngine
+from ddlf.cluster.launch.keys import Cores, Keys
+from ddlf.cluster.launch.launcher import Cause, Left, Workers
+from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
+from ddlf.errors import ConfigError, ConnectError
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 10.0
+RUNNING = ("executing", "long-running")
+"""States of a task in a Dask worker."""
+ENDING = ("closing", "closed", "failed")
+"""States of a Dask worker that runs no task any more."""
+
+
+class DaskKeys(Keys):
+    """The keys of the launcher ``dask``."""
+
+    scheduler: str | None = Field(
+        default=None,
+        description="Address of the scheduler. Default: that of the current client, or DASK_SCHEDULER_ADDRESS.",
+    )
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict, description="Dask's abstract resources for each worker, such as resources.GPU=1."
+    )
+    cores: Cores | None = Field(default=None, description="CPUs of a worker. Default: the threads of its Dask worker.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables, such as env.NAME=VALUE.")
+
+
+class Dask(PlaceEngine):
+    """Workers in tasks of Dask, one for each place."""
+
+    name = "dask"
+    model = DaskKeys
+    keys: DaskKeys
+
+    def __init__(self, keys: DaskKeys, workers: Workers | None = None) -> None:
+        super().__init__(keys, workers)
+        self._client: Any = None
+        self._tasks: dict[str, int] = {}  # place by the key of its task
+
+    async def prepare(self) -> None:
+        try:
+            import distributed
+        except ImportError:
+            raise ConfigError("launcher dask: Dask is not installed here", hint="pip install distributed") from None
+        current = distributed.client._get_global_client()
+        address = self.keys.scheduler or (current and current.scheduler.address)
+        if address is None:
+            address = distributed.client.dask.config.get("scheduler-address", None)
+        if address is None:
+            raise ConfigError(
+                "launcher dask: no scheduler is known",
+                hint="name it: --launcher dask:scheduler=tcp://HOST:8786, or set DASK_SCHEDULER_ADDRESS",
+            )
+        security = {"security": current.security} if current and not self.keys.scheduler else {}
+        try:
+            self._client = await distributed.Client(
+                address, asynchronous=True, set_as_default=False, timeout=CONNECT_S, **security
+            )
+        except (OSError, ValueError) as error:
+            raise ConnectError(f"no Dask scheduler answers at {address}: {error}") from None
+        self._client.subscribe_topic("all", self._hear)
+
+    def _hear(self, event: tuple[float, dict[str, Any]]) -> None:
+        """Remember why a place is without its Dask worker. Dask runs the task elsewhere without a word."""
+        said = event[1]
+        if said.get("action") != "remove-worker":
+            return
+        for place in {self._tasks[key] for key in said["processing-tasks"] if key in self._tasks}:
+            cause, how = (Cause.NOTICE, "was retired") if said["expected"] else (Cause.NODE, "is gone")
+            left = self._lefts[place] = Left(cause, f"the Dask worker {said['worker']} {how}")
+            log.warning("place %d: %s; Dask runs its task elsewhere", place, left.words)
+
+    def worker(self, gate: Any, place: int | None) -> WorkerStart:
+        return dataclasses.replace(super().worker(gate, place), cores=self.keys.cores, env=self.keys.env)
+
+    async def run(self, place: int, worker: WorkerStart) -> Left | None:
+        key = f"ddlf-worker-{place}-{uuid.uuid4().hex}"
+        self._tasks[key] = place
+        try:
+            task = self._client.submit(
+                run_worker, worker, key=key, pure=False, resources=self.keys.resources or None, priority=1
+            )
+            code, where = await task
+        except asyncio.CancelledError:
+            await self._client.cancel([key], force=True)
+            raise
+        except Exception as error:  # whatever the task has raised in the Dask worker, or Dask here
+            is_node = type(error).__name__ == "KilledWorker"
+            return Left(Cause.NODE if is_node else Cause.CRASH, f"Dask does not run its task: {error}")
+        finally:
+            del self._tasks[key]
+        if code == 0:
+            return Left(Cause.CANCELLED, f"its worker in the Dask worker {where} was stopped", 0)
+        return Left(
+            Cause.CRASH, f"its worker ended with exit code {code}: see the output of the Dask worker {where}", code
+        )
+
+    async def waits(self, index: int) -> str:
+        try:
+            return await self.gate.run(self._waits(index))
+        except (TimeoutError, OSError, ConnectError):
+            return ""
+
+    async def _waits(self, place: int) -> str:
+        scheduler = self._client.scheduler
+        workers: dict[str, Any] = (await scheduler.identity(n_workers=-1))["workers"]
+        wanted = self.keys.resources
+        if not workers:
+            return f"the scheduler {scheduler.address} has no Dask workers"
+        if not any(all(has["resources"].get(name, 0) >= n for name, n in wanted.items()) for has in workers.values()):
+            names = ", ".join(f"{name}={n:g}" for name, n in wanted.items())
+            return f"its task is unrunnable, because none of the {len(workers)} Dask workers has the resources {names}"
+        for address, keys in (await self._client.processing()).items():
+            if any(self._tasks.get(key) == place for key in keys):
+                threads = workers[address]["nthreads"] if address in workers else 0
+                return f"its task is at the Dask worker {address}, which has {len(keys)} tasks for {threads} threads"
+        left = self._lefts.get(place)
+        return left.words if left else f"its task waits for one of the {len(workers)} Dask workers"
+
+    async def release(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(OSError, TimeoutError):
+                client.unsubscribe_topic("all")
+                await client.close()
+
+
+def run_worker(worker: WorkerStart) -> tuple[int, str]:
+    """Run the worker of a place in a task of Dask until the run is over, or Dask gives the task up.
+
+    Returns:
+        The worker's exit code, and the address of the Dask worker.
+    """
+    import distributed
+
+    dask = distributed.get_worker()
+    key = dask.get_current_task()
+    if worker.cores is None:
+        worker = dataclasses.replace(worker, cores=dask.state.nthreads)
+
+    def is_over() -> bool:
+        task = dask.state.tasks.get(key)
+        return task is None or task.state not in RUNNING or dask.status.name in ENDING
+
+    return Supervisor(worker).run(is_over), dask.address
