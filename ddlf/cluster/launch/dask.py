@@ -24,6 +24,8 @@ from ddlf.errors import ConfigError, ConnectError
 log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
+CAUSES = {"KilledWorker": Cause.NODE, "FutureCancelledError": Cause.CANCELLED}
+"""Causes by Dask's errors."""
 RUNNING = ("executing", "long-running")
 """States of a task in a Dask worker."""
 ENDING = ("closing", "closed", "failed")
@@ -93,19 +95,20 @@ class Dask(PlaceEngine):
         return dataclasses.replace(super().worker(gate, place), cores=self.keys.cores, env=self.keys.env)
 
     async def run(self, place: int, worker: WorkerStart) -> Left | None:
-        key = f"ddlf-worker-{place}-{uuid.uuid4().hex}"
+        key = f"ddlf-worker-{place}-{uuid.uuid4().hex[:8]}"
         self._tasks[key] = place
+        task: Any = None
         try:
             task = self._client.submit(
                 run_worker, worker, key=key, pure=False, resources=self.keys.resources or None, priority=1
             )
             code, where = await task
-        except asyncio.CancelledError:
-            await self._client.cancel([key], force=True)
+        except asyncio.CancelledError:  # our own; that of Dask is another class
+            await self._client.cancel([task], force=True)
             raise
         except Exception as error:  # whatever the task has raised in the Dask worker, or Dask here
-            is_node = type(error).__name__ == "KilledWorker"
-            return Left(Cause.NODE if is_node else Cause.CRASH, f"Dask does not run its task: {error}")
+            kind = type(error).__name__
+            return Left(CAUSES.get(kind, Cause.CRASH), f"Dask has given its task up: {kind}: {error}")
         finally:
             del self._tasks[key]
         if code == 0:
@@ -132,7 +135,7 @@ class Dask(PlaceEngine):
         for address, keys in (await self._client.processing()).items():
             if any(self._tasks.get(key) == place for key in keys):
                 threads = workers[address]["nthreads"] if address in workers else 0
-                return f"its task is at the Dask worker {address}, which has {len(keys)} tasks for {threads} threads"
+                return f"its task is at the Dask worker {address}, which has {len(keys)} tasks and nthreads={threads}"
         left = self._lefts.get(place)
         return left.words if left else f"its task waits for one of the {len(workers)} Dask workers"
 
