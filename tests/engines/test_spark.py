@@ -7,6 +7,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ddlf.cluster.cluster import Cluster
@@ -50,7 +51,7 @@ def events(tmp_path_factory):
 def context(python, events):
     from pyspark import SparkConf, SparkContext
 
-    log = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri()}
+    log = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri(), "spark.task.maxFailures": "2"}
     found = SparkContext(conf=SparkConf().setMaster(MASTER).setAll([*CONF.items(), *log.items()]))
     yield found
     found.stop()
@@ -63,6 +64,11 @@ def sparked(workers, **keys):
 def about(self):
     """Return the cores of a worker, and a variable of its environment."""
     return cores(), os.environ.get("GREETING")
+
+
+def read(address):
+    with urllib.request.urlopen(address) as answer:
+        return answer.read()
 
 
 def executor_around(worker):
@@ -95,6 +101,20 @@ async def test_worker_of_a_dead_executor_runs_on_another_one(context):
         assert "ExecutorLostFailure" in why.words
         await numbers(cluster, [1, 2])
         assert not before.is_running()
+
+
+async def test_place_outlives_more_executors_than_spark_allows(context):
+    async with asyncio.timeout(3 * PATIENCE_S), Cluster(sparked(2)) as cluster:
+        other = None
+        for _ in range(3):  # Spark gives a task up after the second
+            await numbers(cluster, [1, 2])
+            found = workers_of(cluster)
+            assert other in (None, found[1])
+            other = found[1]
+            executor_around(found[0]).kill()
+            await asyncio.to_thread(psutil.wait_procs, [found[0]])
+        await numbers(cluster, [1, 2])
+        assert workers_of(cluster)[1] == other
 
 
 async def test_killed_worker_is_replaced_in_its_task(context):
@@ -140,8 +160,7 @@ async def test_token_is_nowhere_to_be_seen(context, events):
         assert await cluster.run_method(number) == [1, 2]
         app = f"api/v1/applications/{context.applicationId}"
         for page in ("jobs/", "stages/", "stages/stage/?id=0&attempt=0", "environment/", "executors/", f"{app}/jobs"):
-            with urllib.request.urlopen(f"{context.uiWebUrl}/{page}") as answer:
-                assert secret not in answer.read()
+            assert secret not in await asyncio.to_thread(read, f"{context.uiWebUrl}/{page}")
         logs = Path(os.environ.get("SPARK_HOME", Path(sys.modules["pyspark"].__file__).parent)) / "work"
         assert list(logs.rglob("stderr"))
         assert list(events.rglob("*"))
@@ -169,7 +188,6 @@ async def test_nothing_remains_when_the_master_ends(tmp_path, ending):
         async with asyncio.timeout(PATIENCE_S):
             while len(processes("ddlf.cli.worker", mark=mark)) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            executors = processes("CoarseGrainedExecutorBackend")
             process.send_signal(ending)
             while processes("ddlf.cli.worker", mark=mark) or processes("java", mark):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -183,3 +201,4 @@ async def test_master_that_does_not_answer_is_named(tmp_path):
     said, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE_S)
     assert process.returncode == 3
     assert said.count("Spark does not run yet at spark://127.0.0.1:1") == 2
+    assert "destroyed" not in said

@@ -24,6 +24,8 @@ from ddlf.errors import ConfigError, ConnectError
 log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
+ANSWER_S = 3.0
+"""Seconds to wait for the scheduler's answer about a task."""
 CAUSES = {"KilledWorker": Cause.NODE, "FutureCancelledError": Cause.CANCELLED}
 """Causes by Dask's errors."""
 RUNNING = ("executing", "long-running")
@@ -78,7 +80,9 @@ class Dask(PlaceEngine):
                 address, asynchronous=True, set_as_default=False, timeout=CONNECT_S, **security
             )
         except (OSError, ValueError) as error:
-            raise ConnectError(f"no Dask scheduler answers at {address}: {error}") from None
+            raise ConnectError(
+                f"no Dask scheduler answers at {address}: {error}", hint="start one with: dask scheduler"
+            ) from None
         self._client.subscribe_topic("all", self._hear)
 
     def _hear(self, event: tuple[float, dict[str, Any]]) -> None:
@@ -113,15 +117,14 @@ class Dask(PlaceEngine):
             del self._tasks[key]
         if code == 0:
             return Left(Cause.CANCELLED, f"its worker in the Dask worker {where} was stopped", 0)
-        return Left(
-            Cause.CRASH, f"its worker ended with exit code {code}: see the output of the Dask worker {where}", code
-        )
+        return Left(Cause.CRASH, f"its worker ended with exit code {code}: see the output of {where}", code)
 
     async def waits(self, index: int) -> str:
         try:
-            return await self.gate.run(self._waits(index))
+            async with asyncio.timeout(ANSWER_S):
+                return await self.gate.run(self._waits(index))
         except (TimeoutError, OSError, ConnectError):
-            return ""
+            return "the Dask scheduler does not answer"
 
     async def _waits(self, place: int) -> str:
         scheduler = self._client.scheduler

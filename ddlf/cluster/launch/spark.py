@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 REFUSED = "Initial job has not accepted any resources"
 """Spark's own words in its log if no executor takes a job."""
+ANSWER_S = 3.0
+"""Seconds to wait for Spark's answer about a task."""
 SHOWN = 300
 """Characters of Spark's words about a failed task that a message shows."""
 
@@ -91,7 +93,8 @@ class Spark(PlaceEngine):
         context = SparkContext(conf=settings)
         if self._gate is None:  # the run has ended meanwhile
             context.stop()
-        self._context = context
+        else:
+            self._context = context
 
     def worker(self, gate: Gate, place: int | None) -> WorkerStart:
         return dataclasses.replace(super().worker(gate, place), env=self.keys.env)
@@ -134,13 +137,17 @@ class Spark(PlaceEngine):
         if self._context is None:
             return f"Spark does not run yet at {self.keys.master or 'its master'}"
         try:
-            runs_at, words = await _in_thread(self._attempts, index)
-            executors = await _in_thread(lambda: len(self._context._jsc.sc().statusTracker().getExecutorInfos()) - 1)
+            async with asyncio.timeout(ANSWER_S):
+                runs_at, words = await _in_thread(self._attempts, index)
+                executors = await _in_thread(self._executors)
         except Exception as error:
             return f"Spark does not answer: {_short(error)}"
         if runs_at:
             return f"its task runs on {runs_at}" + (f", after: {words}" if words else "")
         return words or f"{REFUSED}: Spark has {executors} executors ({self._context.uiWebUrl or self._context.master})"
+
+    def _executors(self) -> int:
+        return len(self._context._jsc.sc().statusTracker().getExecutorInfos()) - 1  # the driver is one of them
 
     def _attempts(self, place: int) -> tuple[str, str]:
         """Return the executor that runs the task of a place, and the words about its last failed attempt; each may be
@@ -159,13 +166,16 @@ class Spark(PlaceEngine):
         return runs_at, words
 
     async def release(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
         context, self._context = self._context, None
         if context is not None and self._is_own:
             with contextlib.suppress(Exception):
                 await _in_thread(context.stop)
 
 
-def run_worker(worker: WorkerStart, places: Iterable[int]) -> None:
+def run_worker(worker: WorkerStart, _: Iterable[int]) -> None:
     """Run the worker of a place in a task of Spark until the run is over.
 
     Raises:
@@ -174,13 +184,12 @@ def run_worker(worker: WorkerStart, places: Iterable[int]) -> None:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    (place,) = places
     gpus = context.resources().get("gpu")
     env = {"CUDA_VISIBLE_DEVICES": ",".join(gpus.addresses), **worker.env} if gpus else worker.env
-    code = Supervisor(dataclasses.replace(worker, place=place, cores=context.cpus(), env=env)).run()
+    code = Supervisor(dataclasses.replace(worker, cores=context.cpus(), env=env)).run()
     if code:
         raise RuntimeError(
-            f"the worker at place {place} ended with exit code {code}; its output is in the executor's log"
+            f"the worker at place {worker.place} ended with exit code {code}; its output is in the executor's log"
         )
 
 

@@ -1,0 +1,240 @@
+"""The launcher of Dask, with a stand-in for Dask's client."""
+
+import asyncio
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.launch.dask import Dask, DaskKeys, run_worker
+from ddlf.cluster.launch.launcher import Cause, Left, Workers, from_keys, installed
+from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
+from ddlf.errors import ConfigError, ConnectError
+from tests.patience import PATIENCE_S
+
+
+class Client:
+    """Runs tasks as ``run_worker`` does in a Dask worker, or ends them as a test wants.
+
+    Args:
+        engine: The stand-in.
+    """
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.scheduler = SimpleNamespace(address="tcp://scheduler:8786", identity=self.identity)
+
+    async def identity(self, n_workers):
+        return {"workers": self.engine.workers}
+
+    async def processing(self):
+        return self.engine.processing
+
+    def subscribe_topic(self, topic, handler):
+        self.engine.hear = handler
+
+    def unsubscribe_topic(self, topic):
+        pass
+
+    def submit(self, function, worker, *, key, **options):
+        self.engine.submitted.append((worker, key, options))
+        return asyncio.get_running_loop().create_task(self.engine.end(key))
+
+    async def cancel(self, tasks, force):
+        self.engine.cancelled += tasks
+
+    async def close(self):
+        self.engine.is_closed = True
+
+
+class Engine:
+    """The stand-in for the package ``distributed``."""
+
+    def __init__(self):
+        self.workers = {}
+        self.processing = {}
+        self.submitted = []
+        self.cancelled = []
+        self.current = None
+        self.configured = None
+        self.dialled = []
+        self.is_closed = False
+
+    async def end(self, key):
+        """End a task; tests replace this."""
+        await asyncio.Event().wait()
+
+    def module(self):
+        async def connect(address, **options):
+            self.dialled.append((address, options.get("security")))
+            return Client(self)
+
+        config = SimpleNamespace(get=lambda name, default: self.configured)
+        inner = SimpleNamespace(_get_global_client=lambda: self.current, dask=SimpleNamespace(config=config))
+        return SimpleNamespace(Client=connect, client=inner)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    found = Engine()
+    monkeypatch.setattr("ddlf.cluster.launch.engine.END_S", 0.1)  # its tasks do not end by themselves
+    monkeypatch.setitem(sys.modules, "distributed", found.module())
+    return found
+
+
+def dasked(workers=1, **keys):
+    return Dask(DaskKeys(**{"workers": Workers.of(workers), "scheduler": "tcp://s:1", "start_timeout": 0.2, **keys}))
+
+
+async def error_of(launcher):
+    with pytest.raises(ConnectError) as caught:
+        await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
+    return caught.value.message
+
+
+def test_keys_come_from_a_text_and_from_a_mapping():
+    launcher = installed("dask:scheduler=tcp://s:1,resources.GPU=1,resources.MEM=2e9,cores=2,env.A=b", Workers(2, 8))
+    assert launcher.keys.resources == {"GPU": 1, "MEM": 2e9}
+    assert (launcher.keys.cores, launcher.keys.env, launcher.least) == (2, {"A": "b"}, 2)
+    assert from_keys("dask", {"workers": 3, "resources": {"GPU": 1}}).keys.resources == {"GPU": 1}
+    with pytest.raises(ConfigError, match=r"launcher dask: resources .*greater than 0"):
+        installed("dask:resources.GPU=0", Workers(1, 1))
+
+
+async def test_without_dask_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ConfigError, match="launcher dask: Dask is not installed here") as caught:
+        await Cluster(dasked()).connect()
+    assert caught.value.hint == "pip install distributed"
+
+
+async def test_scheduler_is_that_of_the_key_of_the_client_or_of_the_environment(engine):
+    with pytest.raises(ConfigError, match="no scheduler is known"):
+        await Cluster(dasked(scheduler=None)).connect()
+    engine.configured = "tcp://configured:1"
+    await error_of(dasked(scheduler=None))
+    engine.current = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://current:1"), security="TLS")
+    await error_of(dasked(scheduler=None))
+    await error_of(dasked(scheduler="tcp://key:1"))
+    assert engine.dialled == [("tcp://configured:1", None), ("tcp://current:1", "TLS"), ("tcp://key:1", None)]
+
+
+async def test_each_place_is_a_task_of_its_own_that_is_cancelled_at_the_end(engine):
+    launcher = dasked(2, resources={"GPU": 1}, cores=3, env={"A": "b"})
+    await error_of(launcher)
+    assert [worker.place for worker, _, _ in engine.submitted] == [0, 1]
+    for worker, _, options in engine.submitted:
+        assert (worker.cores, worker.env) == (3, {"A": "b"})
+        assert (options["resources"], options["pure"]) == ({"GPU": 1}, False)
+        assert launcher.tokens.primary.decode() not in repr(worker)
+    assert len(engine.cancelled) == 2
+    assert engine.is_closed
+
+
+HAS = {"resources": {"GPU": 1}, "nthreads": 1}
+
+
+@pytest.mark.parametrize(
+    ("workers", "resources", "words"),
+    [
+        ({}, {}, "the scheduler tcp://scheduler:8786 has no Dask workers"),
+        ({"a": HAS}, {"GPU": 2}, "its task is unrunnable, because none of the 1 Dask workers has the resources GPU=2"),
+        ({"a": HAS, "b": HAS}, {"GPU": 1}, "its task waits for one of the 2 Dask workers"),
+    ],
+)
+async def test_error_says_what_the_scheduler_lacks(engine, workers, resources, words):
+    engine.workers = workers
+    assert (await error_of(dasked(resources=resources))).endswith(words)
+
+
+async def test_error_says_where_a_task_waits(engine):
+    engine.workers = {"tcp://a:1": HAS}
+    launcher = dasked(start_timeout=PATIENCE_S)
+    connecting = asyncio.create_task(Cluster(launcher).connect())
+    while not engine.submitted:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    engine.processing = {"tcp://a:1": ["another", engine.submitted[0][1]]}
+    assert await launcher.waits(0) == "its task is at the Dask worker tcp://a:1, which has 2 tasks and nthreads=1"
+    connecting.cancel()
+    await asyncio.gather(connecting, return_exceptions=True)
+    await launcher.stop()
+
+
+class KilledWorker(Exception):
+    """The name of Dask's error."""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "left"),
+    [
+        ((3, "tcp://a:1"), Left(Cause.CRASH, "its worker ended with exit code 3: see the output of tcp://a:1", 3)),
+        (KilledWorker("died"), Left(Cause.NODE, "Dask has given its task up: KilledWorker: died")),
+        (
+            ModuleNotFoundError("No module named 'ddlf'"),
+            Left(Cause.CRASH, "Dask has given its task up: ModuleNotFoundError: No module named 'ddlf'"),
+        ),
+    ],
+    ids=["exit code", "Dask worker", "no DDLF there"],
+)
+async def test_task_that_ends_again_and_again_fails_the_start(engine, outcome, left):
+    async def end(key):
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    engine.end = end
+    launcher = dasked(start_timeout=PATIENCE_S)
+    assert await error_of(launcher) == f"place 0: {left.words}"
+    assert len(engine.submitted) == 3
+
+
+async def test_loss_of_a_dask_worker_is_known(engine, caplog):
+    launcher = dasked(2, start_timeout=PATIENCE_S)
+    connecting = asyncio.create_task(Cluster(launcher).connect())
+    while len(engine.submitted) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    gone = {"action": "remove-worker", "worker": "tcp://a:1", "expected": False, "processing-tasks": ["x"]}
+    engine.hear((0.0, gone))
+    engine.hear((0.0, {"action": "add-worker"}))
+    assert await launcher.left(1) is None
+    engine.hear((0.0, gone | {"processing-tasks": ["x", engine.submitted[1][1]]}))
+    assert await launcher.left(1) == Left(Cause.NODE, "the Dask worker tcp://a:1 is gone")
+    assert "place 1: the Dask worker tcp://a:1 is gone; Dask runs its task elsewhere" in caplog.text
+    engine.hear((0.0, gone | {"processing-tasks": [engine.submitted[1][1]], "expected": True}))
+    assert (await launcher.left(1)).cause is Cause.NOTICE
+    assert await launcher.left(0) is None
+    connecting.cancel()
+    await asyncio.gather(connecting, return_exceptions=True)
+    await launcher.stop()
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "is_over"),
+    [
+        ("executing", "running", False),
+        ("executing", "closing_gracefully", False),
+        ("cancelled", "running", True),
+        (None, "running", True),
+        ("executing", "closing", True),
+    ],
+)
+def test_worker_ends_with_its_task_and_its_dask_worker(monkeypatch, state, status, is_over):
+    tasks = {} if state is None else {"key": SimpleNamespace(state=state)}
+    dask = SimpleNamespace(
+        get_current_task=lambda: "key",
+        state=SimpleNamespace(tasks=tasks, nthreads=7),
+        status=SimpleNamespace(name=status),
+        address="tcp://a:1",
+    )
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: dask))
+    started = []
+
+    def init(self, worker):
+        started.append(worker)
+
+    monkeypatch.setattr(Supervisor, "__init__", init)
+    monkeypatch.setattr(Supervisor, "run", lambda self, over: int(over()))
+    assert run_worker(WorkerStart("h:1", 0, b"secret")) == (int(is_over), "tcp://a:1")
+    assert run_worker(WorkerStart("h:1", 0, b"secret", cores=2)) == (int(is_over), "tcp://a:1")
+    assert [worker.cores for worker in started] == [7, 2]
