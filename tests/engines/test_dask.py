@@ -31,7 +31,7 @@ def engine():
     from distributed import LocalCluster
 
     with LocalCluster(
-        n_workers=3, threads_per_worker=1, processes=True, dashboard_address=None, resources={"PLACE": 1}
+        n_workers=3, threads_per_worker=1, processes=True, dashboard_address=":0", resources={"PLACE": 1}
     ) as found:
         yield found
 
