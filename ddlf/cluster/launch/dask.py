@@ -24,6 +24,8 @@ from ddlf.errors import ConfigError, ConnectError
 log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
+LOOK_S = 3.0
+"""Seconds between two looks at a task whose worker has not joined."""
 ANSWER_S = 3.0
 """Seconds to wait for the scheduler's answer about a task."""
 CAUSES = {"KilledWorker": Cause.NODE, "FutureCancelledError": Cause.CANCELLED}
@@ -59,6 +61,7 @@ class Dask(PlaceEngine):
         super().__init__(keys, workers)
         self._client: Any = None
         self._tasks: dict[str, int] = {}  # place by the key of its task
+        self._before: dict[int, int] = {}  # incarnation of a place when its task began to wait
 
     async def prepare(self) -> None:
         try:
@@ -92,6 +95,7 @@ class Dask(PlaceEngine):
             return
         for place in {self._tasks[key] for key in said["processing-tasks"] if key in self._tasks}:
             cause, how = (Cause.NOTICE, "was retired") if said["expected"] else (Cause.NODE, "is gone")
+            self._before[place] = self.gate.incarnation(place)
             left = self._lefts[place] = Left(cause, f"the Dask worker {said['worker']} {how}")
             log.warning("place %d: %s; Dask runs its task elsewhere", place, left.words)
 
@@ -101,13 +105,22 @@ class Dask(PlaceEngine):
     async def run(self, place: int, worker: WorkerStart) -> Left | None:
         key = f"ddlf-worker-{place}-{uuid.uuid4().hex[:8]}"
         self._tasks[key] = place
+        self._before[place] = self.gate.incarnation(place)
         task: Any = None
+        ending: Any = None
         try:
             task = self._client.submit(
                 run_worker, worker, key=key, pure=False, resources=self.keys.resources or None, priority=1
             )
-            code, where = await task
+            ending = asyncio.ensure_future(task)
+            while not (await asyncio.wait({ending}, timeout=LOOK_S))[0]:
+                if self.gate.incarnation(place) == self._before[place] and await self._is_stuck(key):
+                    ending.cancel()
+                    await self._client.cancel([task], force=True)
+                    return await self.run(place, worker)
+            code, where = ending.result()
         except asyncio.CancelledError:  # our own; that of Dask is another class
+            ending.cancel()
             await self._client.cancel([task], force=True)
             raise
         except Exception as error:  # whatever the task has raised in the Dask worker, or Dask here
@@ -119,6 +132,27 @@ class Dask(PlaceEngine):
             return Left(Cause.CANCELLED, f"its worker in the Dask worker {where} was stopped", 0)
         return Left(Cause.CRASH, f"its worker ended with exit code {code}: see the output of {where}", code)
 
+    async def _is_stuck(self, key: str) -> bool:
+        """Return whether a task waits behind another task, although another Dask worker is free. Dask can leave it there
+        for as long as the other task runs, if the free worker came later.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                workers = (await self._client.scheduler.identity(n_workers=-1))["workers"]
+                tasks = await self._client.processing()
+        except (TimeoutError, OSError):
+            return False
+        is_behind = any(
+            key in keys and address in workers and len(keys) > workers[address]["nthreads"]
+            for address, keys in tasks.items()
+        )
+        return is_behind and any(
+            len(tasks.get(address, ())) < has["nthreads"] and self._fits(has) for address, has in workers.items()
+        )
+
+    def _fits(self, worker: dict[str, Any]) -> bool:
+        return all(worker["resources"].get(name, 0) >= number for name, number in self.keys.resources.items())
+
     async def waits(self, index: int) -> str:
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -129,11 +163,10 @@ class Dask(PlaceEngine):
     async def _waits(self, place: int) -> str:
         scheduler = self._client.scheduler
         workers: dict[str, Any] = (await scheduler.identity(n_workers=-1))["workers"]
-        wanted = self.keys.resources
         if not workers:
             return f"the scheduler {scheduler.address} has no Dask workers"
-        if not any(all(has["resources"].get(name, 0) >= n for name, n in wanted.items()) for has in workers.values()):
-            names = ", ".join(f"{name}={n:g}" for name, n in wanted.items())
+        if not any(map(self._fits, workers.values())):
+            names = ", ".join(f"{name}={n:g}" for name, n in self.keys.resources.items())
             return f"its task is unrunnable, because none of the {len(workers)} Dask workers has the resources {names}"
         for address, keys in (await self._client.processing()).items():
             if any(self._tasks.get(key) == place for key in keys):

@@ -161,6 +161,26 @@ async def test_error_says_where_a_task_waits(engine):
     await launcher.stop()
 
 
+async def test_task_behind_another_moves_to_a_free_dask_worker(engine, monkeypatch):
+    monkeypatch.setattr("ddlf.cluster.launch.dask.LOOK_S", 0.01)
+    engine.workers = {"tcp://a:1": HAS}
+    launcher = dasked(start_timeout=PATIENCE_S)
+    connecting = asyncio.create_task(Cluster(launcher).connect())
+    while not engine.submitted:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    engine.processing = {"tcp://a:1": ["another", engine.submitted[0][1]]}
+    await asyncio.sleep(0.1)
+    assert len(engine.submitted) == 1  # no other is free
+    engine.workers = {"tcp://a:1": HAS, "tcp://b:1": HAS}
+    async with asyncio.timeout(PATIENCE_S):
+        while len(engine.submitted) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert len(engine.cancelled) == 1
+    connecting.cancel()
+    await asyncio.gather(connecting, return_exceptions=True)
+    await launcher.stop()
+
+
 class KilledWorker(Exception):
     """The name of Dask's error."""
 
