@@ -113,6 +113,19 @@ async def replaced(cluster, before):
     return found
 
 
+def is_alive(process):
+    """Return whether a process runs. One that nobody has waited for does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+async def gone(process):
+    """Wait until a process has ended."""
+    while is_alive(process):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+
 def assert_hidden(secret, folders=()):
     """Fail if a token is in the arguments or the environment of a process, or in a file."""
     forms = {secret, base64.b64encode(secret)}

@@ -14,6 +14,8 @@ from ddlf.errors import ConfigError, ConnectError
 from ddlf.worker.machine import cores
 from tests.engines.running import (
     assert_hidden,
+    gone,
+    is_alive,
     left,
     number,
     numbers,
@@ -59,7 +61,7 @@ async def test_workers_get_the_cores_of_their_dask_worker_and_not_its_threads(da
             assert "OMP_NUM_THREADS" not in process.environ()
         found = workers_of(cluster).values()
     assert len(found) == 2
-    assert not any(process.is_running() for process in found)
+    assert not any(map(is_alive, found))
 
 
 async def test_worker_of_a_dead_dask_worker_runs_on_another_one(dasked):
@@ -70,8 +72,8 @@ async def test_worker_of_a_dead_dask_worker_runs_on_another_one(dasked):
         why = await left(cluster, 1)
         assert why.cause is Cause.NODE
         assert why.words.startswith("the Dask worker tcp://127.0.0.1:")
+        await gone(before)
         await numbers(cluster, [1, 2])
-        assert not before.is_running()
 
 
 async def test_place_outlives_more_dask_workers_than_dask_allows(dasked):
@@ -80,7 +82,7 @@ async def test_place_outlives_more_dask_workers_than_dask_allows(dasked):
             await numbers(cluster, [1])
             worker = workers_of(cluster)[0]
             worker.parent().kill()
-            await asyncio.to_thread(psutil.wait_procs, [worker])
+            await gone(worker)
         await numbers(cluster, [1])
 
 
@@ -149,7 +151,7 @@ async def test_cancelled_task_ends_its_worker(dasked, engine):
         why = await left(cluster, 0)
         assert why.cause is Cause.CANCELLED
         assert "cancelled" in why.words
-        await asyncio.to_thread(psutil.wait_procs, [before])
+        await gone(before)
         await numbers(cluster, [1])
 
 

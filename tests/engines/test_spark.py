@@ -7,7 +7,6 @@ import sys
 import urllib.request
 from pathlib import Path
 
-import psutil
 import pytest
 
 from ddlf.cluster.cluster import Cluster
@@ -17,6 +16,8 @@ from ddlf.errors import ConfigError, ConnectError
 from ddlf.worker.machine import cores
 from tests.engines.running import (
     assert_hidden,
+    gone,
+    is_alive,
     left,
     number,
     numbers,
@@ -87,7 +88,7 @@ async def test_workers_get_the_cores_of_their_task(context):
             assert process.parent().environ()["OMP_NUM_THREADS"] == "1"
             assert "OMP_NUM_THREADS" not in process.environ()
     assert len(found) == 2
-    assert not any(process.is_running() for process in found)
+    assert not any(map(is_alive, found))
     assert context.parallelize([1, 2]).sum() == 3  # the user's session goes on
 
 
@@ -99,8 +100,8 @@ async def test_worker_of_a_dead_executor_runs_on_another_one(context):
         why = await left(cluster, 1)
         assert why.cause is Cause.NODE
         assert "ExecutorLostFailure" in why.words
+        await gone(before)
         await numbers(cluster, [1, 2])
-        assert not before.is_running()
 
 
 async def test_place_outlives_more_executors_than_spark_allows(context):
@@ -112,7 +113,7 @@ async def test_place_outlives_more_executors_than_spark_allows(context):
             assert other in (None, found[1])
             other = found[1]
             executor_around(found[0]).kill()
-            await asyncio.to_thread(psutil.wait_procs, [found[0]])
+            await gone(found[0])
         await numbers(cluster, [1, 2])
         assert workers_of(cluster)[1] == other
 
