@@ -126,7 +126,7 @@ def _add_cluster_options(parser: Parser, common: bool) -> None:
     add(
         "--launcher",
         metavar="NAME[:TEXT]",
-        help="have an engine start the workers: slurm, mpi, k8s, command, or a launcher of an installed package",
+        help="have an engine start the workers: command, dask, k8s, mpi, ray, slurm, spark, ssh, or that of a package",
         within=exclusive,
     )
     add(

@@ -20,6 +20,7 @@ from ddlf.cli.doctor import taken
 from ddlf.cli.main import all_commands, main, parse
 from ddlf.cli.workers import weights_held
 from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.launch.launcher import OWN
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConnectError, LeaseError
 from tests.patience import PATIENCE_S
@@ -198,6 +199,7 @@ def test_run_help_lists_twelve_options_and_help_all_lists_every_option(here):
         for name in option.names[:2]:
             assert name in whole
     assert "--softsync" not in short
+    assert ", ".join(sorted(OWN)) in " ".join(whole.split()), "all launchers"
 
 
 def test_run_help_of_a_group_lists_its_options_only(here):

@@ -108,7 +108,7 @@ class Spark(PlaceEngine):
         assert self._starting is not None
         try:
             await asyncio.shield(self._starting)
-        except Exception as error:  # Java, py4j and Spark raise errors of their own
+        except Exception as error:  # Java, py4j and Spark raise their own errors
             raise ConnectError(f"Spark does not start: {_short(error)}") from None
         group = f"{self._group}-{place}"
         try:
@@ -211,7 +211,7 @@ async def _nothing() -> None:
 
 
 async def _in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Run a function of Spark in a thread of its own. A pool would be full of jobs, and its threads would keep this
+    """Run a function of Spark in its own thread. A pool would be full of jobs, and its threads would keep this
     program from ending.
     """
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
