@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -234,9 +235,10 @@ async def _serve(
         # A thread, because stdin may be a file or a terminal, which the event loop cannot watch everywhere. It reads the bare
         # descriptor: a buffered one is locked while a read waits, and Python would wait for that lock at its end.
         def watch() -> None:
-            while os.read(0, 4096):
-                pass
             with contextlib.suppress(RuntimeError):  # the loop has ended already
+                while line := os.read(0, 4096):
+                    for seconds in re.findall(rb"^leave ([0-9.]{1,10})$", line, re.MULTILINE):
+                        loop.call_soon_threadsafe(daemon.leave, "a notice of its engine", float(seconds))
                 loop.call_soon_threadsafe(daemon.stop)
 
         threading.Thread(target=watch, daemon=True).start()

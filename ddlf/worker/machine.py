@@ -143,10 +143,11 @@ def cores() -> int:
     period of the quota, and the first would wait for it. The remaining half CPU serves the worker's other threads.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([count, *(int(quota) for quota in _cpu_quotas()), *_cores_of_engine()]))
+    return max(1, min([count, *(int(quota) for quota in _cpu_quotas()), *cores_of_engine()]))
 
 
-def _cores_of_engine() -> list[int]:
+def cores_of_engine() -> list[int]:
+    """Return the number of CPUs that an engine has given to this worker alone; empty without one."""
     with contextlib.suppress(KeyError, ValueError):
         return [int(os.environ[CORES_VARIABLE])]
     return []
@@ -228,7 +229,7 @@ def cpu_group() -> str:
     namespace = ""
     with contextlib.suppress(OSError):
         namespace = os.readlink("/proc/self/ns/cgroup") if quotas else ""
-    alone = os.getpid() if _cores_of_engine() else 0  # an engine has given these CPUs to this worker only
+    alone = os.getpid() if cores_of_engine() else 0  # an engine has given these CPUs to this worker only
     return json.dumps([same_machine(), own, quotas, namespace, alone])
 
 

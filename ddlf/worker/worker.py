@@ -23,7 +23,7 @@ from ddlf.data.array_cache import ArrayCache
 from ddlf.rpc.iworker import IWorker, awaited
 from ddlf.worker.activity import Shard
 from ddlf.worker.calls import Hosting, Method, Methods, once
-from ddlf.worker.machine import THREADS, cores
+from ddlf.worker.machine import THREADS, cores, cores_of_engine
 from ddlf.worker.peers import Peers
 
 
@@ -91,6 +91,7 @@ class Worker(IWorker):
             "executor": self._name,
             "host": platform.node(),
             "cores": min(cores(), self._own_threads or cores()),
+            "has_own_cores": bool(cores_of_engine()),
             "threads": self._threads,
         }
 

@@ -20,7 +20,7 @@ def facts(**machines):
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_chosen_threads_do_not_depend_on_the_workers_of_a_machine(workers):
-    assert chosen_threads(facts(a=(16, workers)), slots=4) == 4
+    assert chosen_threads(facts(a=(16, workers)), slots=4, places=workers) == 4
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,17 @@ def test_chosen_threads_do_not_depend_on_the_workers_of_a_machine(workers):
     ],
 )
 def test_chosen_threads_fit_the_smallest_machine(machines, slots, threads):
-    assert chosen_threads(facts(**machines), slots) == threads
+    workers = facts(**machines)
+    assert chosen_threads(workers, slots, len(workers)) == threads
+
+
+@pytest.mark.parametrize("present", [1, 2, 4])
+def test_workers_with_their_own_cores_use_all_of_them_whoever_has_come(present):
+    workers = [{**one, "has_own_cores": True} for one in facts(a=(4, present))]
+    assert chosen_threads(workers, slots=4, places=4) == 4
+    assert chosen_threads(workers, slots=8, places=4) == 2
+    assert unused_cores(workers, 4) == ""
+    assert "a has 4 cores for each" in unused_cores(workers, 2)
 
 
 def test_unused_cores_are_said_where_a_worker_could_use_more_threads():

@@ -195,12 +195,13 @@ class PlaceEngine(Engine):
         return await self.gate.run(wait())
 
     async def _workers_told(self, gate: Gate) -> None:
-        await gate.run(self._end())
+        await gate.run(self._end(gate))
 
-    async def _end(self) -> None:
+    async def _end(self, gate: Gate) -> None:
         running, self._running = self._running, None
         if running is not None:
-            await asyncio.wait({running}, timeout=END_S)
+            if any(gate.incarnation(place) for place in range(len(self.addresses))):  # they know that the run is over
+                await asyncio.wait({running}, timeout=END_S)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         await self.release()

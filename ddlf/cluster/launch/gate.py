@@ -47,6 +47,8 @@ LAST_OFFERS_S = 2.0
 START_TIMEOUT_S = 600.0
 ANY_HOST = "0.0.0.0"
 LOOPBACK_HOST = "127.0.0.1"
+ASK_S = 3.0
+"""Longest time to ask an engine why a worker has not come, in seconds."""
 SAY_AFTER_S = 5.0
 """Seconds until the first line about places whose workers have not joined."""
 
@@ -422,7 +424,7 @@ class Joined(Launcher):
             await asyncio.wait({coming, failing}, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if failing.done() and not coming.done():
                 raise failing.result()
-            absent = {index: await self.waits(index) for index in await gate.run(gate.absent())}
+            absent = {index: await self._why(index) for index in await gate.run(gate.absent())}
             if len(absent) == count:
                 reasons = "; ".join(dict.fromkeys(filter(None, absent.values())))
                 raise ConnectError(
@@ -448,6 +450,13 @@ class Joined(Launcher):
         never: asyncio.Future[ConnectError] = asyncio.get_running_loop().create_future()
         return await never
 
+    async def _why(self, index: int) -> str:
+        """Return why a worker has not come yet, also if the engine does not answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ASK_S):
+                return await self.waits(index)
+        return ""
+
     async def _tell_who_is_missing(self, gate: Gate) -> None:
         """Print the places without a worker, each with the reason, after some seconds and at each change."""
         told = ""
@@ -456,7 +465,7 @@ class Joined(Launcher):
             absent = await gate.run(gate.absent())
             places: dict[str, list[int]] = {}
             for index in absent:
-                places.setdefault(await self.waits(index), []).append(index)
+                places.setdefault(await self._why(index), []).append(index)
             lines = [f"{_places(numbers)}{f': {why}' if why else ''}" for why, numbers in places.items()]
             advice = "" if self.ends_workers else f"; start them with: ddlf-worker --join HOST:{gate.port}"
             text = f"waiting for workers at {'; '.join(lines)}{advice}"

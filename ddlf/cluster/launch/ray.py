@@ -32,6 +32,8 @@ from ddlf.errors import ConfigError, ConnectError
 
 log = logging.getLogger(__name__)
 
+STOP_BEFORE_S = 1.0
+"""Seconds before the end of a drained node at which its worker must have ended."""
 LOOK_FOR_DRAINS_S = 1.0
 """Seconds between two looks at the nodes that Ray drains."""
 ASK_AGAIN_S = 1.0
@@ -157,8 +159,9 @@ class Rayed(PlaceEngine):
             draining = await look
             for place, (node, actor) in self._places.items():
                 if node in draining and place not in self._notices:
-                    self._notices[place] = Left(Cause.NOTICE, drained(draining[node], time.time()))
-                    actor.leave.remote()
+                    end_ms, now = draining[node], time.time()
+                    self._notices[place] = Left(Cause.NOTICE, drained(end_ms, now))
+                    actor.leave.remote(max(0.0, end_ms / 1000 - now - STOP_BEFORE_S) if end_ms else None)
 
     async def waits(self, index: int) -> str:
         if index in self._places:
@@ -217,8 +220,6 @@ class WorkerActor:
 
     def run(self, worker: WorkerStart) -> tuple[int, str]:
         """Run the worker until the run is over, or until ``leave``. Return its exit code and its last output."""
-        if os.environ.get("OMP_NUM_THREADS") == str(worker.cores):  # Ray's doing: the run decides about its threads
-            del os.environ["OMP_NUM_THREADS"]
         with tempfile.TemporaryFile() as output:
             self._supervisor = Supervisor(worker, output)
             code = 0 if self._leaves else self._supervisor.run()
@@ -228,11 +229,18 @@ class WorkerActor:
             print(said, file=sys.stderr, flush=True)  # for Ray's own log of this actor
         return code, said
 
-    def leave(self) -> None:
-        """End the worker, and with it ``run``."""
+    def leave(self, within_s: float | None) -> None:
+        """Let the worker hand its work over, and end it, and with it ``run``.
+
+        Args:
+            within_s: Seconds until its node ends; None if nobody knows them.
+        """
         self._leaves = True
         if self._supervisor is not None:
-            self._supervisor.ask_to_stop()
+            if within_s is None:
+                self._supervisor.ask_to_stop()
+            else:
+                self._supervisor.leave(within_s)
 
 
 async def _asked(function: Callable[[], T]) -> T:

@@ -485,9 +485,9 @@ class Array(PlaceEngine):
         lines = (re.search(r"\*\*\* JOB \S+ ON (.*) \*\*\*", line) for line in self._output(place, job))
         return next((line[1] for line in lines if line is not None), "")
 
-    async def _end(self) -> None:
+    async def _end(self, gate: Gate) -> None:
         self._look_now.set()
-        await super()._end()
+        await super()._end(gate)
 
     async def release(self) -> None:
         """Have the guard cancel the job and remove the folder."""

@@ -73,6 +73,7 @@ class Supervisor:
         self._environment = worker.environment()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
+        self._grace_s: float | None = None  # the seconds of an engine's notice
         self._starting = threading.Lock()  # no process starts after ``stop``
 
     def start(self) -> None:
@@ -125,6 +126,11 @@ class Supervisor:
         """Let ``run`` end soon. A signal handler may call this."""
         self._is_stopped = True
 
+    def leave(self, within_s: float) -> None:
+        """Pass an engine's notice on: the worker hands its work over, and ends within so many seconds."""
+        self._is_stopped = True
+        self._grace_s = max(0.0, within_s)
+
     def stop(self) -> None:
         """Let the worker hand its work over, and end it. Safe to call again."""
         with self._starting:
@@ -132,10 +138,15 @@ class Supervisor:
             process = self._process
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        if self._grace_s is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        elif process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(f"leave {self._grace_s:.1f}\n".encode())
+                process.stdin.flush()
         try:
-            process.wait(grace_s() + STOP_S)
+            process.wait((grace_s() if self._grace_s is None else self._grace_s) + STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -144,7 +144,7 @@ class Opening:
         self.threads = given_threads(app, fresh=fresh)
         if self.threads is None and equal:
             facts = [worker.facts for worker in workers]
-            self.threads = chosen_threads(facts, app.slots or app.cluster.places)
+            self.threads = chosen_threads(facts, app.slots or app.cluster.places, app.cluster.places)
             if why := unused_cores(facts, self.threads):
                 app.run_context.emit(Warned(about="threads", why=why))
         app.run_context.threads = self.threads

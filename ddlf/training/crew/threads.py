@@ -65,27 +65,31 @@ def _recorded(app: App, fresh: bool) -> int | None:
     return before
 
 
-def chosen_threads(workers: Sequence[Facts], slots: int) -> int:
+def chosen_threads(workers: Sequence[Facts], slots: int, places: int) -> int:
     """Choose the number of compute threads, so that the slots of a run use all cores of the smallest machine.
 
-    The slots count as spread evenly over the machines.
+    The slots count as spread evenly over the machines. If an engine has given each worker its own cores, they count as
+    spread evenly over the places.
 
     Args:
         workers: Facts about each worker.
         slots: K, the number of slots.
+        places: Number of workers, also of those that have not come yet.
 
     Returns:
-        ``max(1, cores // ceil(slots / machines))``.
+        ``max(1, cores // ceil(slots / machines))``, with places instead of machines if each worker has its own cores.
     """
-    machines = {worker["host"] for worker in workers}
+    parts = len({worker["host"] for worker in workers})
+    if all(worker.get("has_own_cores") for worker in workers):  # workers of earlier releases do not report it
+        parts = places
     cores = min(int(worker["cores"]) for worker in workers)
-    return max(1, cores // -(-slots // len(machines)))
+    return max(1, cores // -(-slots // parts))
 
 
 def unused_cores(workers: Sequence[Facts], threads: int) -> str:
     """Return a sentence about the machine with the most idle cores, for a warning; "" if the threads use all cores."""
-    count = Counter(worker["host"] for worker in workers)
-    shares = {worker["host"]: int(worker["cores"]) // count[worker["host"]] for worker in workers}
+    count = Counter(worker["host"] for worker in workers if not worker.get("has_own_cores"))
+    shares = {worker["host"]: int(worker["cores"]) // (count[worker["host"]] or 1) for worker in workers}
     host, share = max(shares.items(), key=lambda item: item[1], default=("", 0))
     if share <= threads:
         return ""

@@ -172,6 +172,28 @@ def test_several_tasks_without_a_launcher_are_refused(tmp_path):
     check_one_task({})
 
 
+def test_notice_of_an_engine_reaches_the_worker_with_its_seconds(tmp_path):
+    heard = tmp_path / "heard"
+    started = threading.Event()
+
+    class Short(Supervisor):
+        def start(self):
+            code = (
+                "import sys; lines = [sys.stdin.readline() for _ in range(2)]; open(sys.argv[1], 'w').write(lines[1])"
+            )
+            self._command = [sys.executable, "-c", code, str(heard)]
+            super().start()
+            started.set()
+
+    supervisor = Short(WorkerStart("127.0.0.1:1", 0, b"token"))
+    running = threading.Thread(target=supervisor.run)
+    running.start()
+    assert started.wait(PATIENCE_S)
+    supervisor.leave(PATIENCE_S)
+    running.join(PATIENCE_S)
+    assert heard.read_text() == f"leave {PATIENCE_S:.1f}\n"
+
+
 def test_page_starts_tasks_with_launchers_that_are_there():
     page = (Path(__file__).parents[3] / "docs/howto/deploy.md").read_text()
     commands = [shlex.split(line) for line in page.splitlines() if line.startswith(("srun", "mpirun"))]

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from ddlf.cluster.launch.engine import MAX_STARTS, PAUSES_S, Engine, PlaceEngine
+from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import parse_keys, read_keys
 from ddlf.cluster.launch.kubernetes.kubectl import Kubectl, Object, how_it_ended, why_it_waits
 from ddlf.cluster.launch.kubernetes.manifests import (
@@ -183,11 +184,11 @@ class Kubernetes(PlaceEngine):
         if not self._ends[index].done():
             self._ends[index].set_exception(ConnectError(left.words))
 
-    async def _end(self) -> None:
+    async def _end(self, gate: Gate) -> None:
         for end in self._ends.values():
             if not end.done():
                 end.set_result(None)
-        await super()._end()
+        await super()._end(gate)
 
     async def release(self) -> None:
         """Delete the Job with its pods, and the Secret."""
