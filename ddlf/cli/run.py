@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
 
 Then = Callable[[Any, argparse.Namespace, StopRequest], Coroutine[Any, Any, int]]
-TASK_VARIABLES = ("SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""One of them is set in a task of Slurm or MPI."""
+TASK_VARIABLES = ("SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
+"""One of them is set in a task of Slurm or MPI, or in a pod of a Job."""
 ASK_AGAIN_S = 1.0
 """Between two tries to get workers that another run uses, on average."""
 

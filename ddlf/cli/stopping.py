@@ -14,7 +14,7 @@ from typing import Any
 
 from ddlf.monitor.terminal.display import Display
 from ddlf.training.roles import is_importing
-from ddlf.worker.grace import SAME_SIGNAL_S, grace_s
+from ddlf.worker.grace import SAME_SIGNAL_S, hand_over_s
 
 
 def interruptible(find: Callable[[], Any]) -> Any:
@@ -60,8 +60,6 @@ def swallowed_quietly() -> Iterator[None]:
 
 BLOCKED_S = 2.0
 """Seconds that code may block the event loop after Ctrl-C. Shorter than a person waits before pressing again."""
-SAVING_S = 2.0
-"""Seconds of the grace that are left for the last checkpoint."""
 
 
 class StopRequest:
@@ -135,7 +133,7 @@ def _insist(noticed: threading.Event) -> None:
 def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) -> int:
     """Run a coroutine like ``asyncio.run``, with a clean end on SIGTERM and SIGINT, even if the event loop is blocked.
 
-    After SIGTERM a training run ends with its round, if that takes less than ``grace_s``. Otherwise it ends with the last
+    After SIGTERM a training run ends with its round, if that takes less than ``hand_over_s``. Otherwise it ends with the last
     complete round. A second SIGTERM ends the process at once.
 
     Args:
@@ -145,7 +143,7 @@ def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) ->
     async def supervised() -> int:
         task = asyncio.current_task()
         assert task is not None
-        stop, grace, at = StopRequest(), grace_s(), 0.0
+        stop, grace, at = StopRequest(), hand_over_s(), 0.0
 
         def terminate(number: int, frame: Any) -> None:
             nonlocal at
@@ -157,7 +155,7 @@ def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) ->
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             at, stop.terminated = time.monotonic(), True
-            left = max(0.0, grace - SAVING_S) if not stop.asked and stop.gently() else 0.0
+            left = grace if not stop.asked and stop.gently() else 0.0
             stop.asked = True
             if left:
                 stop.say(f"stopping  by SIGTERM: after this round, or in {left:g} s with the last complete one")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddlf.cli.parsing import Parser, number, reader_may_leave
 from ddlf.errors import AuthError, ConfigError, DDLFError
-from ddlf.worker.grace import SAME_SIGNAL_S, grace_s
+from ddlf.worker.grace import SAME_SIGNAL_S, hand_over_s
 
 if TYPE_CHECKING:
     from ddlf.worker.daemon import Daemon
@@ -207,7 +207,7 @@ async def _serve(
     from ddlf.worker.daemon import Daemon
 
     loop = asyncio.get_running_loop()
-    code, grace = 0, grace_s()
+    code, grace = 0, hand_over_s()
 
     def unless_it_leaves_in_time() -> None:
         for stopping in STOPPING:

@@ -12,6 +12,15 @@ SAME_SIGNAL_S = 0.5
 """Schedulers send SIGTERM to several processes and several times. Within this time it counts once."""
 
 
+def hand_over_s() -> float:
+    """Return the part of the grace in which work is handed over. The rest is for the end itself.
+
+    Raises:
+        ConfigError: ``DDLF_GRACE`` is not a number of seconds.
+    """
+    return 0.8 * grace_s()
+
+
 def grace_s() -> float:
     """Return the seconds between SIGTERM and SIGKILL on this machine: ``$DDLF_GRACE``, else 10.
 

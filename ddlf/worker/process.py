@@ -42,6 +42,7 @@ def child_environment() -> dict[str, str]:
     """
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment.pop("DDLF_TOKEN", None)  # a child gets its token in another way, if it needs one
     return environment
 
 

@@ -162,7 +162,7 @@ def test_interrupt_before_first_round_stops_at_once(train, tmp_path):
 def test_sigterm_keeps_the_last_complete_round_if_the_next_one_takes_too_long(
     train, tmp_path, descendants, monkeypatch
 ):
-    monkeypatch.setenv("DDLF_GRACE", "2.1")
+    monkeypatch.setenv("DDLF_GRACE", "0.125")
     process = train("--save", "m.keras")
     process.terminate()
     assert line(process) == "stopping  by SIGTERM: after this round, or in 0.1 s with the last complete one"

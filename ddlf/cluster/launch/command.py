@@ -60,6 +60,7 @@ class Commanded(PlaceEngine):
             )
         super().__init__(keys, workers)
         self._file: Path | None = None
+        self._is_handed_over = False
         self._errors: IO[bytes] | None = None  # what the commands and their workers write; they share it
 
     @classmethod
@@ -75,9 +76,16 @@ class Commanded(PlaceEngine):
             await super()._run_all(gate)
             return
         try:
-            await self.run(None, self.worker(gate, None))
+            left = await self.run(None, self.worker(gate, None))
+            why = "" if left is None else left.words
         except ConnectError as error:
-            self._fail(0, error.message)
+            why = error.message
+        self._is_handed_over = not why
+        for place in range(len(self.addresses)) if why else ():  # the one command was for all of them
+            self._fail(place, why)
+
+    async def waits(self, index: int) -> str:
+        return "its command has ended well, and no worker has come yet" if self._is_handed_over else ""
 
     async def run(self, place: int | None, worker: WorkerStart) -> Left | None:
         """Run the command. If it ends well before its worker, it has handed the worker over to a scheduler.

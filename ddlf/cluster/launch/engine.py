@@ -28,6 +28,8 @@ PAUSES_S = (0.2, 30.0)
 """First and longest pause, in seconds, before a worker is started again."""
 END_S = 5.0
 """Seconds for workers to end by themselves after the run."""
+RELEASE_S = 30.0
+"""Longest time for an engine to end the workers that still run, and then to give back the rest."""
 
 
 class Engine(Joined):
@@ -141,9 +143,21 @@ class PlaceEngine(Engine):
         loop = asyncio.get_running_loop()
         self._failure = loop.create_future()
         self._lefts.clear()
+        self._left_by.clear()
         self._given_up.clear()
         await self.prepare()
         self._running = loop.create_task(self._run_all(gate))
+        self._running.add_done_callback(self._look_at)
+
+    def _look_at(self, running: asyncio.Task[None]) -> None:
+        """Fail the start if the task that runs the places has failed."""
+        error = None if running.cancelled() else running.exception()
+        if error is not None and self._failure is not None:
+            log.error("the launcher %s failed", self.name, exc_info=error)
+            if not self._failure.done():
+                self._failure.set_result(
+                    ConnectError(f"the launcher {self.name} failed ({type(error).__name__}: {error})")
+                )
 
     async def _run_all(self, gate: Gate) -> None:
         async with asyncio.TaskGroup() as places:
@@ -159,6 +173,10 @@ class PlaceEngine(Engine):
                 left = await self.run(place, self.worker(gate, place))
             except DDLFError as error:
                 self._fail(place, error.message, error.hint)
+                return
+            except Exception as error:  # of the engine's library: the other places continue
+                log.exception("place %d: the launcher %s failed", place, self.name)
+                self._fail(place, f"{type(error).__name__}: {error}")
                 return
             if left is None:
                 return
@@ -203,5 +221,9 @@ class PlaceEngine(Engine):
             if any(gate.incarnation(place) for place in range(len(self.addresses))):  # they know that the run is over
                 await asyncio.wait({running}, timeout=END_S)
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-        await self.release()
+            await asyncio.wait({running}, timeout=RELEASE_S)
+        try:
+            async with asyncio.timeout(RELEASE_S):
+                await self.release()
+        except TimeoutError:
+            log.warning("the engine of the launcher %s does not answer at the end", self.name)

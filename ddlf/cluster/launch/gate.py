@@ -424,7 +424,8 @@ class Joined(Launcher):
             await asyncio.wait({coming, failing}, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if failing.done() and not coming.done():
                 raise failing.result()
-            absent = {index: await self._why(index) for index in await gate.run(gate.absent())}
+            places = await gate.run(gate.absent())
+            absent = dict(zip(places, await asyncio.gather(*map(self._why, places)), strict=True))
             if len(absent) == count:
                 reasons = "; ".join(dict.fromkeys(filter(None, absent.values())))
                 raise ConnectError(
@@ -464,8 +465,8 @@ class Joined(Launcher):
             await asyncio.sleep(SAY_AFTER_S)
             absent = await gate.run(gate.absent())
             places: dict[str, list[int]] = {}
-            for index in absent:
-                places.setdefault(await self._why(index), []).append(index)
+            for index, why in zip(absent, await asyncio.gather(*map(self._why, absent)), strict=True):
+                places.setdefault(why, []).append(index)
             lines = [f"{_places(numbers)}{f': {why}' if why else ''}" for why, numbers in places.items()]
             advice = "" if self.ends_workers else f"; start them with: ddlf-worker --join HOST:{gate.port}"
             text = f"waiting for workers at {'; '.join(lines)}{advice}"
@@ -483,9 +484,11 @@ class Joined(Launcher):
         try:
             if self.ends_workers:
                 await gate.run(gate.end_workers())
-            await self._workers_told(gate)
         finally:
-            await asyncio.to_thread(gate.close)
+            try:
+                await self._workers_told(gate)
+            finally:
+                await asyncio.to_thread(gate.close)
 
     async def _workers_told(self, gate: Gate) -> None:
         """Wait until the workers have ended. They know that the run is over."""

@@ -187,9 +187,15 @@ class Ranked(Engine):
         return meeting
 
     def _meeting(self) -> tuple[str, bytes] | None:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            meeting = json.loads(self._file.read_text())
-            return meeting["gates"], meeting["token"].encode()
+        """Return the master's addresses and the token; None without a file that only this user can have written."""
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError),
+            open(os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW)) as file,
+        ):
+            facts = os.fstat(file.fileno())
+            if facts.st_uid == os.geteuid() and not facts.st_mode & 0o077:
+                meeting = json.load(file)
+                return meeting["gates"], meeting["token"].encode()
         return None
 
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:

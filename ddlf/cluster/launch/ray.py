@@ -33,7 +33,7 @@ from ddlf.errors import ConfigError, ConnectError
 log = logging.getLogger(__name__)
 
 STOP_BEFORE_S = 1.0
-"""Seconds before the end of a drained node at which its worker must have ended."""
+"""A worker must have ended this many seconds before its drained node ends."""
 LOOK_FOR_DRAINS_S = 1.0
 """Seconds between two looks at the nodes that Ray drains."""
 ASK_AGAIN_S = 1.0

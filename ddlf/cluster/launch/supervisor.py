@@ -5,6 +5,7 @@ Slurm, in an actor of Ray, or beside the master.
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,9 @@ LOOK_S = 0.1
 """Seconds between two looks at the worker's process."""
 JOIN_FOR_S = 30
 """Seconds that a worker tries to find its master again, if the master was killed."""
+SHORT_LIFE_S = 10.0
+LONGEST_PAUSE_S = 5.0
+"""After a life of less than ``SHORT_LIFE_S`` a worker is started again after a growing pause, at most this long."""
 STOP_S = 5.0
 
 
@@ -109,7 +113,7 @@ class Supervisor:
         code for the task.
         """
         self.start()
-        code = 0
+        code, pause, began = 0, LOOK_S, time.monotonic()
         while not (self._is_stopped or is_over()):
             ended = self._process.poll() if self._process is not None else None
             if ended is not None and ended >= 0:
@@ -117,7 +121,12 @@ class Supervisor:
                 break
             if ended is not None:
                 self._close_stdin()
+                pause = LOOK_S if time.monotonic() - began > SHORT_LIFE_S else min(2 * pause, LONGEST_PAUSE_S)
+                name = signal.Signals(-ended).name
+                print(f"ddlf: the worker was ended by {name}; starting it again", file=sys.stderr, flush=True)
+                time.sleep(pause)
                 self.start()
+                began = time.monotonic()
             time.sleep(LOOK_S)
         self.stop()
         return code

@@ -95,7 +95,6 @@ class Crew:
         self._unsettled: dict[int, int] = {}  # slot -> the worker of its last result, which may not be merged yet
         self._letting_go: dict[int, asyncio.Task[None]] = {}
         self._attempts: dict[int, asyncio.Task[None]] = {}
-        self._carriers: dict[int, int] = {}  # slot -> the worker that began it last
         # How each worker joins: "opened" at the start, "joined" or "back".
         self._known_as: dict[int, str] = {}
         self._waking: asyncio.Handle | None = None
@@ -169,6 +168,7 @@ class Crew:
         """Begin a round. Workers that joined in the meantime get slots from now on."""
         self._schedule.apply(RoundBegan())
         self._in_rounds = True
+        self._unsettled.clear()
         self._let_go_of_leaving()
         self.meet_new_workers()
 
@@ -203,7 +203,8 @@ class Crew:
         self._check()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._wanted[slot] = work, future, number, leaves
-        self._unsettled.pop(slot, None)
+        if not self._in_rounds:
+            self._unsettled.pop(slot, None)
         self._round = max(self._round, number)
         self._schedule.apply(Wanted(slot, avoid | self.spared, near))
         self._advance_soon()
@@ -284,8 +285,7 @@ class Crew:
                     self._attempts[worker].cancel()
                 case GiveUp(slot):
                     self._fail(slot, self._last_loss or ExecutorCrashed("a slot ended its executors"))
-        if not self._in_rounds:
-            self._let_go_of_leaving()
+        self._let_go_of_leaving()
         self._watch_for_nobody()
         wake_at = self._schedule.wake_at()
         if wake_at is not None:
@@ -294,7 +294,6 @@ class Crew:
     async def _attempt(self, slot: int, number: int) -> None:
         loop = asyncio.get_running_loop()
         worker = self._workers[number]
-        self._carriers[slot] = number
         work, future, _, leaves = self._wanted[slot]
         holder = number, self._opened[number]
         if leaves:
@@ -375,9 +374,8 @@ class Crew:
             return
         now = asyncio.get_running_loop().time()
         within_s = max(0.0, notice.until - now)
-        attempt = self._attempts.get(worker.id)
-        moves = self._schedule.apply(Leaving(worker.id, now, within_s, self.finishes)) and attempt is not None
-        slot = next((slot for slot, one in self._carriers.items() if one == worker.id), None) if moves else None
+        carried = self._schedule.slot_of(worker.id)
+        slot = carried if self._schedule.apply(Leaving(worker.id, now, within_s, self.finishes)) else None
         of = {"round": self._round + 1} if slot is None else self._of(slot)
         self.emit(events.WorkerLeaving(**of, worker=worker.id, why=notice.why, seconds=within_s))
         self._advance_soon()
@@ -389,10 +387,10 @@ class Crew:
     def _let_go_of_leaving(self) -> None:
         """Release workers that are leaving and have finished their slots.
 
-        Until the next round begins, or the slot's next round without common rounds, a worker may hold an update that is
-        not merged.
+        The update of a worker may not be merged yet. In rounds it is merged when the next round begins, otherwise when
+        its slot begins again.
         """
-        unsettled = set() if self._in_rounds else set(self._unsettled.values())
+        unsettled = set(self._unsettled.values())
         for number in self._schedule.left - self._letting_go.keys() - unsettled:
             self._letting_go[number] = self._spawn(self._let_go(self._workers[number]))
 

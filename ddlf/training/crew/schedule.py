@@ -10,8 +10,9 @@ The rules:
       schedule does this for as many slots as possible, but never leaves a worker idle for it.
     - A slot whose worker is lost waits again. The run gives up a slot after three executors crashed with it without
       any progress in between.
-    - A worker that is leaving gets no new slot. It finishes its slot if the last time that this slot took fits into the
-      time that it has. Otherwise another worker begins the slot again at once, if there is one.
+    - A worker that is leaving gets no new slot. It finishes its slot if the last time that this slot took, or else the
+      median of this round, fits into the time that it has. Without both it tries. Otherwise another worker begins the
+      slot again at once, if there is one.
     - When no slot waits and a worker is free, that worker also gets a slot that takes three times the median of this
       round. The first answer counts, and the other worker is stopped.
 """
@@ -81,7 +82,7 @@ class Leaving:
         worker: Number of the worker.
         now: Time of the event, in seconds.
         within_s: Seconds that it has.
-        finishes: Whether slots end within a time that is known from earlier rounds. If not, its slot moves at once.
+        finishes: Whether the worker's slot can end before the worker does. False moves the slot at once.
     """
 
     worker: int
@@ -168,6 +169,11 @@ class Schedule:
         """Workers that will end soon."""
         return frozenset(self._leaving)
 
+    def slot_of(self, worker: int) -> int | None:
+        """Return the slot that a worker works on; None without one."""
+        running = self._running.get(worker)
+        return None if running is None else running.slot
+
     @property
     def left(self) -> frozenset[int]:
         """Workers that are leaving and have no slot any more."""
@@ -239,7 +245,8 @@ class Schedule:
         running = self._running.get(worker)
         if running is None or running.stopping or running.slot not in self._open:
             return False
-        fits = finishes and running.since + self._took.get(running.slot, 0.0) <= until
+        usual = median(self._durations) if self._durations else 0.0
+        fits = finishes and running.since + self._took.get(running.slot, usual) <= until
         if fits or not self.workers - self._leaving or not self._alone().keys() & {running.slot}:
             return False
         running.stopping = True

@@ -74,7 +74,7 @@ def chosen_threads(workers: Sequence[Facts], slots: int, places: int) -> int:
     Args:
         workers: Facts about each worker.
         slots: K, the number of slots.
-        places: Number of workers, also of those that have not come yet.
+        places: Number of workers. It includes workers that have not come yet.
 
     Returns:
         ``max(1, cores // ceil(slots / machines))``, with places instead of machines if each worker has its own cores.
