@@ -1,10 +1,14 @@
 """Kubernetes without Kubernetes: which launcher a process gets, what pods say, and what is made of changes of pods."""
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,6 +134,8 @@ def test_process_outside_gets_the_launcher_of_a_job():
         installed(f"k8s:image=a,env.DDLF_TOKEN={TOKEN}", Workers(2, 2))
     with pytest.raises(ConfigError, match="must have names of environment variables, got 'A-B'"):
         installed("k8s:image=a,env.A-B=c", Workers(2, 2))
+    with pytest.raises(ConfigError, match="launcher k8s: network has no effect with host"):
+        installed("k8s:image=a,host=master,network=10.1.0.0/16", Workers(2, 2))
 
 
 @pytest.fixture
@@ -149,6 +155,8 @@ def test_pod_has_the_place_of_its_index_and_the_token_of_its_secret(monkeypatch)
     assert installed("k8s:gate=app-0.app:9100,first=1", Workers(3, 3)).place == 2
     with pytest.raises(ConfigError, match="this pod has place 1, and only place 0 is the master"):
         asyncio.run(launcher.start())
+    with pytest.raises(ConfigError, match="launcher k8s: network has no effect in a pod"):
+        installed("k8s:gate=app-0.app:9100,network=10.1.0.0/16", Workers(3, 3))
     with pytest.raises(ConfigError, match="this is pod 2, but workers=1; give the Job as many completions as workers"):
         installed("k8s:gate=app-0.app:9100", Workers(1, 1))
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
@@ -184,28 +192,46 @@ def test_pod_that_is_ended_does_not_succeed(monkeypatch):
 
 
 class Scripted(Kubectl):
-    """Answers as ``kubectl`` would, without a cluster. ``changes`` are sent to those who watch."""
+    """Answers as ``kubectl`` would, without a cluster. ``changes`` are sent to those who watch. A command ``hangs`` or
+    ``fails`` by the kind that it creates, or by its first word.
+    """
 
     def __init__(self):
         super().__init__()
         self.said = []
         self.created = []
+        self.watched = []
         self.changes = []
         self.events = []
+        self.hangs = self.fails = ""
+        self.hanging = threading.Event()
 
     async def __call__(self, *arguments, stdin=None):
         self.said.append(arguments)
         self.created.append(stdin)
+        what = arguments[0] if stdin is None else stdin["kind"]
+        if what == self.hangs:
+            self.hanging.set()
+            await asyncio.Event().wait()
+        if what == self.fails:
+            raise ConnectError(f"kubectl {arguments[0]}: (Forbidden): no")
         return ""
 
     async def read(self, *arguments, stdin=None):
-        self.said.append(arguments)
-        self.created.append(stdin)
+        await self(*arguments, stdin=stdin)
         if arguments[0] == "get":
-            return {"items": self.events}
+            return {
+                "items": [
+                    {"involvedObject": {"name": self.created[0]["metadata"]["name"]}, **event} for event in self.events
+                ]
+            }
         return {**stdin, "metadata": {**stdin["metadata"], "uid": "7"}}
 
+    def all(self, word):
+        return [arguments for arguments in self.said if arguments[0] == word]
+
     async def watch(self, kind, selector):
+        self.watched.append(selector)
         for change in self.changes:
             yield change
         await asyncio.Event().wait()
@@ -231,8 +257,115 @@ async def test_job_and_secret_are_created_and_deleted_even_if_the_start_fails():
         {"apiVersion": "batch/v1", "kind": "Job", "name": launcher.job, "uid": "7"}
     ]
     assert launcher.tokens.primary.decode() not in str((job, launcher._kubectl.said))
-    (deleted,) = [words for words in launcher._kubectl.said if words[0] == "delete"]
+    (deleted,) = launcher._kubectl.all("delete")
     assert deleted[1:3] == (f"job/{launcher.job}", f"secret/{launcher.job}")
+
+
+async def test_job_has_no_pods_until_its_secret_exists():
+    launcher = scripted(("ADDED", pod("Failed", terminated(3), index=0)))
+    with pytest.raises(ConnectError):
+        await asyncio.wait_for(launcher.start(), PATIENCE_S)
+    await launcher.stop()
+    assert launcher._kubectl.created[0]["spec"]["suspend"] is True
+    assert launcher._kubectl.created[1]["kind"] == "Secret"
+    resumed = ("patch", f"job/{launcher.job}", "--type=merge", '--patch={"spec":{"suspend":false}}')
+    assert launcher._kubectl.said[2] == resumed
+
+
+@pytest.mark.parametrize("step", ["Job", "Secret", "patch"])
+async def test_start_that_is_ended_or_refused_at_any_step_leaves_nothing(step):
+    launcher = scripted()
+    launcher._kubectl.hangs = step
+    starting = asyncio.create_task(launcher.start())
+    assert await asyncio.to_thread(launcher._kubectl.hanging.wait, PATIENCE_S)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await launcher.stop()
+    launcher._kubectl.hangs, launcher._kubectl.fails = "", step
+    before = launcher.job
+    with pytest.raises(ConnectError, match="Forbidden"):
+        await launcher.start()
+    await launcher.stop()
+    deleted = [words[1:3] for words in launcher._kubectl.all("delete")]
+    assert deleted == [(f"job/{job}", f"secret/{job}") for job in (before, launcher.job)]
+    assert len(launcher._kubectl.all("patch")) == (2 if step == "patch" else 0)
+
+
+async def test_job_that_cannot_be_deleted_is_named_with_what_happens_to_its_pods(caplog):
+    launcher = scripted(("ADDED", pod("Failed", terminated(3), index=0)))
+    for refused, words in (
+        ("Secret", "if it exists, it is suspended and has no pods"),
+        ("", "its pods end by themselves"),
+    ):
+        launcher._kubectl.fails = refused
+        with pytest.raises(ConnectError):
+            await asyncio.wait_for(launcher.start(), PATIENCE_S)
+        launcher._kubectl.fails = "delete"
+        await launcher.stop()
+        assert f"the Job {launcher.job} was not deleted: kubectl delete: (Forbidden): no; {words}" in caplog.text
+
+
+async def test_second_connect_does_not_see_the_pods_of_the_first():
+    launcher = scripted(("ADDED", pod("Failed", terminated(3), index=0)))
+    names = []
+    for _ in range(2):
+        with pytest.raises(ConnectError, match="place 0"):
+            await asyncio.wait_for(launcher.start(), PATIENCE_S)
+        await launcher.stop()
+        names.append(launcher.job)
+    assert names[0] != names[1]
+    kubectl = launcher._kubectl
+    assert [each["metadata"]["name"] for each in kubectl.created if each is not None] == [
+        name for name in names for _ in ("Job", "Secret")
+    ]
+    assert kubectl.watched == [f"app.kubernetes.io/instance={name}" for name in names]
+    assert [words[1] for words in kubectl.all("delete")] == [f"job/{name}" for name in names]
+
+
+async def test_watch_that_kubernetes_ends_with_an_error_starts_again(tmp_path, monkeypatch, caplog):
+    bad = {"type": "ADDED", "object": pod("Failed", terminated(3, message="no master"), index=0)}
+    (tmp_path / "pod").write_text(json.dumps(bad) + "\n")
+    (tmp_path / "error").write_text(json.dumps(EXPIRED) + "\n")
+    put_kubectl(f"#!/bin/sh\ncd {tmp_path} && mv error shown && mv pod error; cat shown\n", tmp_path, monkeypatch)
+
+    class Watches(Scripted):
+        watch = Kubectl.watch
+
+    launcher = scripted()
+    launcher._kubectl = Watches()
+    with pytest.raises(ConnectError, match="place 0: pod job-1-abcde: no master"):
+        await asyncio.wait_for(launcher.start(), PATIENCE_S)
+    await launcher.stop()
+    assert "kubectl get: (Expired): too old resource version; the run continues, and asks again" in caplog.text
+
+
+async def test_reason_of_an_end_is_forgotten_when_the_next_worker_has_joined():
+    launcher = scripted()
+    incarnations = [1]
+    launcher._gate = SimpleNamespace(incarnation=incarnations.__getitem__, is_over=False, has_begun=True)
+    launcher._see("MODIFIED", pod("Failed", terminated(137, reason="OOMKilled"), index=0))
+    assert (await launcher.left(0)).cause is Cause.MEMORY
+    incarnations[0] = 2
+    assert await launcher.left(0) is None
+
+
+@pytest.mark.parametrize("end", [ConnectError("kubectl get: no answer"), asyncio.CancelledError()])
+async def test_kubernetes_that_does_not_answer_is_not_asked_again_for_each_place(end, monkeypatch):
+    launcher = scripted(workers=2)
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    asked = []
+
+    async def read(*_, **__):
+        asked.append(now())
+        monkeypatch.setattr(loop, "time", lambda: now() + 100 * len(asked))
+        raise end
+
+    launcher._kubectl.read = read
+    for index in range(2):
+        with contextlib.suppress(asyncio.CancelledError):
+            assert await launcher.waits(index) == ""
+    assert len(asked) == 1
 
 
 async def test_worker_that_fails_three_times_before_it_joins_fails_the_start():
@@ -260,7 +393,7 @@ async def test_late_news_of_an_old_pod_change_nothing():
 
 async def test_place_without_a_pod_is_explained_by_the_last_warning_about_the_job():
     launcher = scripted(keys="start_timeout=0.5")
-    about = {"involvedObject": {"name": launcher.job}, "reason": "FailedCreate"}
+    about = {"reason": "FailedCreate"}
     launcher._kubectl.events = [
         {**about, "message": "new", "lastTimestamp": "2026-01-02T00:00:00Z"},
         {**about, "message": "old", "lastTimestamp": "2026-01-01T00:00:00Z"},
@@ -279,12 +412,13 @@ async def test_end_after_the_time_of_the_job_is_its_time_limit():
     await launcher.stop()
 
 
-async def test_missing_kubectl_is_named(monkeypatch):
+async def test_missing_kubectl_is_named(monkeypatch, caplog):
     monkeypatch.setenv("PATH", "")
     launcher = installed("k8s:image=a", Workers(1, 1))
     with pytest.raises(ConfigError, match="needs the command kubectl, which is not on this machine"):
         await launcher.start()
     await launcher.stop()
+    assert "was not deleted" not in caplog.text
 
 
 KUBECTL = """#!/bin/sh
@@ -296,15 +430,32 @@ esac
 """
 
 
+EXPIRED = {
+    "type": "ERROR",
+    "object": {"kind": "Status", "metadata": {}, "reason": "Expired", "message": "too old resource version"},
+}
+
+
+def put_kubectl(text, folder, monkeypatch):
+    (folder / "kubectl").write_text(text)
+    (folder / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
 async def test_answers_of_kubectl_are_read(tmp_path, monkeypatch):
-    (tmp_path / "kubectl").write_text(KUBECTL)
-    (tmp_path / "kubectl").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    put_kubectl(KUBECTL, tmp_path, monkeypatch)
     kubectl = Kubectl("lab")
     assert await kubectl.read("create", stdin={"kind": "Job"}) == {"kind": "Job"}
     assert [change async for change in kubectl.watch("pods", "a=b")] == [("ADDED", {"a": 1}), ("DELETED", {})]
     with pytest.raises(ConnectError, match=r"^kubectl fails: \(Forbidden\): jobs is forbidden"):
         await kubectl("fails")
+
+
+async def test_error_in_a_watch_ends_it_with_the_words_of_kubernetes(tmp_path, monkeypatch):
+    (tmp_path / "said").write_text(json.dumps(EXPIRED) + "\n")
+    put_kubectl(f"#!/bin/sh\ncat {tmp_path}/said\n", tmp_path, monkeypatch)
+    with pytest.raises(ConnectError, match=r"^kubectl get: \(Expired\): too old resource version"):
+        await anext(Kubectl().watch("pods", "a=b"))
 
 
 # -- manifests ----------------------------------------------------------------------------------------------------------

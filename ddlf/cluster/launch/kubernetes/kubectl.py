@@ -87,7 +87,7 @@ class Kubectl:
 
         Raises:
             ConfigError: There is no kubectl.
-            ConnectError: It failed.
+            ConnectError: It failed, or Kubernetes sent an error instead of a change.
         """
         how = ("--selector", selector, "--watch", "--output-watch-events", "--output=json")
         process = await self._start(["get", kind, *how], False)
@@ -101,6 +101,10 @@ class Kubectl:
                 # An object is one line, or it begins and ends with a brace in the first column.
                 if line[:1] in b"{}" and line.rstrip().endswith(b"}"):
                     event, text = json.loads(text), b""
+                    if event["type"] == "ERROR":  # the object is a Status, such as 410 Expired
+                        status = event["object"]
+                        why = status.get("message") or "it sent an error without a word"
+                        raise ConnectError(f"kubectl get: ({status.get('reason') or 'Unknown'}): {why}")
                     yield event["type"], event["object"]
             if await process.wait():
                 raise ConnectError(f"kubectl get: {_words(await errors)}")

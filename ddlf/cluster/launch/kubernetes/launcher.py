@@ -7,7 +7,6 @@ launcher uses the system's ``kubectl`` with its configuration.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -33,12 +32,14 @@ from ddlf.cluster.launch.kubernetes.manifests import (
 from ddlf.cluster.launch.kubernetes.pods import Pods
 from ddlf.cluster.launch.launcher import Cause, Launcher, Left, Workers
 from ddlf.cluster.launch.supervisor import WorkerStart
-from ddlf.errors import ConnectError, DDLFError
+from ddlf.errors import ConfigError, ConnectError, DDLFError
 
 log = logging.getLogger(__name__)
 
 WARNINGS_S = 4.0
 """Seconds until the warnings of Kubernetes are read again."""
+RESUME = '{"spec":{"suspend":false}}'
+"""The change of a suspended Job that lets Kubernetes start its pods."""
 
 
 class KubernetesKeys(PodKeys):
@@ -49,22 +50,32 @@ class KubernetesKeys(PodKeys):
 
 
 class Kubernetes(PlaceEngine):
-    """The launcher for workers in the pods of a Job, which this process creates and deletes."""
+    """The launcher for workers in the pods of a Job, which this process creates and deletes.
+
+    Raises:
+        ConfigError: The keys have both a host and a network.
+    """
 
     name = "k8s"
     model = KubernetesKeys
     keys: KubernetesKeys
 
     def __init__(self, keys: KubernetesKeys, workers: Workers | None = None) -> None:
+        if keys.host is not None and keys.network is not None:
+            raise ConfigError(
+                "launcher k8s: network has no effect with host, which already says where the pods reach the master",
+                hint="leave one of them out",
+            )
         super().__init__(keys, workers)
         self.port = keys.port
-        self.job = f"ddlf-{secrets.token_hex(4)}"
+        self.job = ""  # each run has its own name, so that its watch sees no pods of the run before
         self._kubectl = Kubectl(keys.namespace)
         self._pods: dict[int, Object] = {}  # the latest pod of each place
         self._counted: dict[int, set[str]] = {}  # uids of pods that ended, by place
         self._ends: dict[int, asyncio.Future[None]] = {}
         self._watching: asyncio.Task[None] | None = None
-        self._is_created = False
+        self._is_created = False  # whether the Job may exist
+        self._is_resumed = False  # whether it may have pods
         self._began_at = 0.0
         self._warnings: list[Object] = []
         self._warnings_at = 0.0
@@ -85,27 +96,34 @@ class Kubernetes(PlaceEngine):
         return cls(read_keys(cls.model, cls.name, values, workers))
 
     async def prepare(self) -> None:
-        """Create the Job, the Secret that it owns, and begin to watch the pods.
+        """Create the Job and the Secret that it owns, and begin to watch the pods.
+
+        The Job is suspended until the Secret exists. If this process is killed before that, no pods wait for a Secret
+        that never comes.
 
         Raises:
             ConfigError: There is no kubectl.
-            ConnectError: Kubernetes refused the Job or the Secret. Nothing remains.
+            ConnectError: Kubernetes refused the Job or the Secret, or it did not answer. ``release`` deletes both.
         """
         gate = self.gate
         gates = gate.addresses(self.keys.network) if self.keys.host is None else f"{self.keys.host}:{gate.port}"
         start = WorkerStart(gates, None, self.tokens.primary)
-        job = workers(self.keys, self.job, len(self.addresses), start.arguments())
-        owner = await self._kubectl.read("create", "--validate=false", "--filename=-", stdin=job)
-        self._is_created, self._began_at = True, asyncio.get_running_loop().time()
-        try:
-            token = secret(self.job, self.tokens.primary, owner)
-            await self._kubectl("create", "--validate=false", "--filename=-", stdin=token)
-        except BaseException:
-            await self.release()
-            raise
+        self.job = f"ddlf-{secrets.token_hex(4)}"
         self._pods.clear()
         self._counted.clear()
+        job = workers(self.keys, self.job, len(self.addresses), start.arguments())
+        # Kubernetes may create the Job although its answer does not arrive here.
+        self._is_created, self._is_resumed = True, False
+        try:
+            owner = await self._kubectl.read("create", "--validate=false", "--filename=-", stdin=job)
+        except ConfigError:  # no command ran
+            self._is_created = False
+            raise
+        token = secret(self.job, self.tokens.primary, owner)
+        await self._kubectl("create", "--validate=false", "--filename=-", stdin=token)
         loop = asyncio.get_running_loop()
+        self._is_resumed, self._began_at = True, loop.time()  # Kubernetes counts the Job's time from here
+        await self._kubectl("patch", f"job/{self.job}", "--type=merge", f"--patch={RESUME}")
         self._ends = {place: loop.create_future() for place in range(len(self.addresses))}
         self._watching = asyncio.create_task(self._watch())
 
@@ -131,12 +149,15 @@ class Kubernetes(PlaceEngine):
 
     async def _warning(self, name: str) -> str:
         """Return the last warning of Kubernetes about an object; empty if there is none, or it may not be read."""
-        now = asyncio.get_running_loop().time()
-        if now - self._warnings_at > WARNINGS_S:
-            with contextlib.suppress(DDLFError):
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._warnings_at > WARNINGS_S:
+            try:
                 found = await self._kubectl.read("get", "events", "--field-selector=type=Warning")
                 self._warnings = found["items"]
-            self._warnings_at = now
+            except DDLFError:
+                pass
+            finally:  # also after the caller's timeout, or each place would wait for a Kubernetes that does not answer
+                self._warnings_at = loop.time()
         about = [event for event in self._warnings if event["involvedObject"].get("name") == name]
         about.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
         return f"{about[-1]['reason']}: {about[-1]['message']}" if about else ""
@@ -172,7 +193,7 @@ class Kubernetes(PlaceEngine):
         limit = self.keys.time
         if limit is not None and asyncio.get_running_loop().time() - self._began_at >= limit:
             left = Left(Cause.TIME_LIMIT, f"pod {about['name']}: the Job's time of {limit:g} s is over", left.exit_code)
-        self._lefts[index] = left
+        self.has_left(index, left)
         is_refused = left.exit_code in (CONFIG_ERROR, CONNECT_ERROR) and left.cause is Cause.CRASH
         ends_for_good = is_refused or left.cause is Cause.TIME_LIMIT
         if ends_for_good or (not gate.incarnation(index) and len(counted) >= MAX_STARTS):
@@ -199,7 +220,8 @@ class Kubernetes(PlaceEngine):
         if not self._is_created:
             return
         self._is_created = False
+        then = "its pods end by themselves" if self._is_resumed else "if it exists, it is suspended and has no pods"
         try:
             await self._kubectl("delete", f"job/{self.job}", f"secret/{self.job}", "--ignore-not-found", "--wait=false")
         except DDLFError as error:
-            log.warning("the Job %s was not deleted: %s; its pods end by themselves", self.job, error.message)
+            log.warning("the Job %s was not deleted: %s; %s", self.job, error.message, then)

@@ -163,7 +163,8 @@ def pool(keys: RenderKeys) -> list[Manifest]:
 
 
 def workers(keys: PodKeys, name: str, count: int, arguments: Sequence[str]) -> Manifest:
-    """Return an Indexed Job of workers that join a master elsewhere. Its pod with index i has place i.
+    """Return an Indexed Job of workers that join a master elsewhere. Its pod with index i has place i. The Job is
+    suspended: it has no pods until it is resumed.
 
     Args:
         keys: The keys.
@@ -178,6 +179,7 @@ def workers(keys: PodKeys, name: str, count: int, arguments: Sequence[str]) -> M
     pod["spec"]["containers"][0]["env"].append(place)
     # A worker that finds no master for some time ends with CONNECT_ERROR, and Kubernetes must not start it again.
     spec = _job(keys, pod, count, WORKER_RETRIES, exits=("FailIndex", CONFIG_ERROR, CONNECT_ERROR))
+    spec["suspend"] = True  # until the Secret exists
     spec["ttlSecondsAfterFinished"] = 0  # if the master was killed, nobody else deletes the Job
     return _named("batch/v1", "Job", name, spec)
 

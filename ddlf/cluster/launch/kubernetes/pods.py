@@ -41,7 +41,7 @@ class Pods(Engine):
     leads.
 
     Raises:
-        ConfigError: This process has no index, or there is no token.
+        ConfigError: This process has no index, there is no token, or the keys have a network.
     """
 
     name = "k8s"
@@ -54,6 +54,11 @@ class Pods(Engine):
             raise ConfigError(
                 f"launcher k8s: {INDEX_VARIABLE} is not set, so this process is not in a pod of an Indexed Job",
                 hint="make the Job with: ddlf k8s render app.py --workers 4 --image IMAGE",
+            )
+        if keys.network is not None:
+            raise ConfigError(
+                "launcher k8s: network has no effect in a pod, whose worker joins at the address of the key gate",
+                hint="leave it out",
             )
         super().__init__(keys)
         self.place = int(index) + keys.first
