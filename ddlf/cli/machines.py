@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FAILED = 3
 """Exit code if a machine has failed."""
+BEGUN = "ddlf-runcmd-begins"
+"""Each login shell prints this line before the command of ``ddlf runcmd``. It ends the login."""
 EXTRAS = ("tensorflow", "parquet", "tfrecord")
 """Extras that a worker may need. ``--install`` installs each extra that this machine has."""
 
@@ -114,8 +116,9 @@ async def up(options: argparse.Namespace) -> int:
         given = {"name": name, "wheel": base64.b64encode(content).decode(), "extras": _extras()}
         for worker in config.workers:
             if worker.host not in installing:
+                ports = [other.port for other in config.workers if other.host == worker.host]
                 installing[worker.host] = asyncio.ensure_future(
-                    call(worker.host, "install", given, worker.python, connecting)
+                    call(worker.host, "install", {**given, "ports": ports}, worker.python, connecting, timeout_s=None)
                 )
         print(f"installing {name}{given['extras']}, which may take minutes", flush=True)
 
@@ -271,33 +274,44 @@ def _runcmd_options(parser: Parser) -> None:
 
 async def runcmd(options: argparse.Namespace) -> int:
     """Run ``ddlf runcmd``: run a command on all machines of the cluster file, and print its output line by line."""
+    from ddlf.cluster.launch.remote import CONNECTING
+
+    connecting = asyncio.Semaphore(CONNECTING)
     hosts = list(dict.fromkeys(worker.host for worker in _listed(options).workers))
     words: list[str] = options.words
     command = words[0] if len(words) == 1 else shlex.join(words)
     width = max(map(len, hosts))
-    codes = await asyncio.gather(*(_run_on(host, command, f"{host:<{width}}  ") for host in hosts))
+    codes = await asyncio.gather(*(_run_on(host, command, f"{host:<{width}}  ", connecting) for host in hosts))
     return FAILED if any(codes) else 0
 
 
-async def _run_on(host: str, command: str, prefix: str) -> int:
+async def _run_on(host: str, command: str, prefix: str, connecting: asyncio.Semaphore) -> int:
     from ddlf.cluster.launch.remote import NOISE, SSH_FAILED, end, exit_code, explain, lines_of, start_ssh
 
     last: deque[str] = deque(maxlen=40)
+    login = contextlib.AsyncExitStack()
 
     async def show(stream: asyncio.StreamReader, to: TextIO) -> None:
         async for line in lines_of(stream):
+            if to is sys.stdout and line.endswith(BEGUN):
+                await login.aclose()
+                line = line.removesuffix(BEGUN)  # what login scripts have printed before it
+                if not line:
+                    continue
             last.append(line)
             if not (to is sys.stderr and NOISE.match(line)):
                 print(f"{prefix}{line}", file=to, flush=True)
 
-    process = await start_ssh(host, command, stdin=asyncio.subprocess.DEVNULL)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        await asyncio.gather(show(process.stdout, sys.stdout), show(process.stderr, sys.stderr))
-        code = await exit_code(process)
-    finally:
-        await end(process)
+    async with login:
+        await login.enter_async_context(connecting)
+        process = await start_ssh(host, f"echo {BEGUN}; {command}", stdin=asyncio.subprocess.DEVNULL)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            await asyncio.gather(show(process.stdout, sys.stdout), show(process.stderr, sys.stderr))
+            code = await exit_code(process)
+        finally:
+            await end(process)
     if code == SSH_FAILED:
         print(f"{prefix}failed: {explain(host, code, list(last)).error()}", file=sys.stderr, flush=True)
     elif code:

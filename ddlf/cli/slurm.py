@@ -75,7 +75,7 @@ def job_script(app: Path, keys: SlurmKeys, options: list[str]) -> str:
 
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
+    if not equals:
         raise ConfigError(f"--env is NAME=VALUE, got {text!r}", hint="as in: --env KERAS_BACKEND=jax")
     return name, value
 

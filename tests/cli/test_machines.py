@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +16,8 @@ import pytest
 from ddlf.cli.machines import EXTRAS, down, runcmd, up, wheel
 from ddlf.cli.main import main
 from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.launch import there
+from ddlf.cluster.launch.remote import Remote
 from ddlf.errors import AuthError, ConfigError, LeaseError
 from ddlf.rpc.tokens import new_token
 from ddlf.version import __version__
@@ -209,6 +212,111 @@ async def test_service_of_systemd_is_made_and_removed(machines, capsys):
     assert not (machines.folder / "config" / "systemd" / "user" / unit).exists()
 
 
+def systemd(machines):
+    """Install a stand-in for systemd, and return the file of the service's unit."""
+    commands = machines.folder / "commands"
+    write_script(commands / "systemctl", SYSTEMCTL.format(folder=machines.folder))
+    write_script(commands / "loginctl", "#!/bin/sh\nexit 0\n")
+    return machines.folder / "config" / "systemd" / "user" / f"ddlf-worker-{machines.ports[0]}.service"
+
+
+def end_service(machines):
+    file = machines.folder / "service"
+    if file.exists() and runs(pid := int(file.read_text())):
+        os.kill(pid, signal.SIGKILL)
+
+
+async def test_process_takes_the_place_of_a_service_that_does_not_run(machines, capsys):
+    machines.list("127.0.0.1")
+    unit = systemd(machines)
+    try:
+        assert await machines.run(up, systemd=True) == 0
+        end_service(machines)
+        (machines.folder / "service").unlink()
+        assert await machines.run(up) == 0
+        assert not unit.exists()
+        pid = machines.pid(0)
+        assert await machines.run(up) == 0
+        assert f"runs already (pid {pid})" in capsys.readouterr().out
+        assert await machines.run(down) == 0
+        assert f"ended (pid {pid})" in capsys.readouterr().out
+        assert not runs(pid)
+    finally:
+        end_service(machines)
+
+
+async def test_down_ends_a_service_and_a_process(machines, capsys):
+    machines.list("127.0.0.1")
+    assert await machines.run(up) == 0
+    pid = machines.pid(0)
+    unit = systemd(machines)
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    service = await asyncio.create_subprocess_exec("sleep", "1000")
+    (machines.folder / "service").write_text(str(service.pid))
+    try:
+        assert await machines.run(down) == 0
+        assert f"ended (pid {service.pid})" in capsys.readouterr().out
+        assert await asyncio.wait_for(service.wait(), PATIENCE_S) == -signal.SIGTERM
+        assert not runs(pid)
+        assert not unit.exists()
+    finally:
+        if service.returncode is None:
+            service.kill()
+
+
+async def test_options_that_a_running_worker_would_ignore_are_refused(machines, capsys):
+    machines.list("127.0.0.1")
+    assert await machines.run(up) == 0
+    pid = machines.pid(0)
+    capsys.readouterr()
+    assert await machines.run(up, systemd=True) == 3
+    said = f"its worker at port {machines.ports[0]} runs (pid {pid})"
+    restart = "restart it with ddlf down"
+    assert f"failed: 127.0.0.1: {said}, but not as a service; {restart}" in capsys.readouterr().out
+    assert await machines.run(up, install=True) == 3
+    assert f"failed: 127.0.0.1: {said}, so ddlf was not installed; {restart}" in capsys.readouterr().out
+    assert not (machines.folder / "data").exists()
+    assert machines.pid(0) == pid
+    assert await machines.run(down) == 0
+
+
+def with_short_limit(path):
+    """Write ``there.py`` with a short limit for the start of a worker, and return the path."""
+    text = Path(there.__file__).read_text()
+    assert "READY_S = 60.0" in text
+    path.write_text(text.replace("READY_S = 60.0", "READY_S = 2.0"))
+    return str(path)
+
+
+async def test_worker_that_is_never_ready_is_ended(machines, capsys, monkeypatch):
+    # The worker cannot be stopped at the right moment from outside, so this Python starts another one.
+    python = machines.folder / "python"
+    write_script(
+        python,
+        f"""#!/bin/sh
+case "$2" in
+ddlf.cli.worker) exec {sys.executable} -c "import time; print('it loads', flush=True); time.sleep(1000)" "$@";;
+*) exec {sys.executable} "$@";;
+esac
+""",
+    )
+    monkeypatch.setattr("ddlf.cluster.launch.remote.BOOTSTRAP", wrapped(python))
+    monkeypatch.setattr(there, "__file__", with_short_limit(machines.folder / "there.py"))
+    machines.list("127.0.0.1", python=python)
+    assert await machines.run(up) == 3
+    assert "failed: 127.0.0.1: its worker is not ready after 2 s" in capsys.readouterr().out
+    assert machines.files() == [".lock", ".log"]
+    assert not any(str(machines.ports[0]) in process.cmdline() for process in psutil.Process().children(recursive=True))
+
+
+async def test_machine_that_does_not_answer_is_left(machines, capsys, monkeypatch):
+    monkeypatch.setattr(Remote.answer, "__defaults__", (0.2,))
+    machines.list("silent")
+    assert await machines.run(up) == 3
+    assert "failed: silent: it has not answered within 0.2 s" in capsys.readouterr().out
+
+
 async def test_failed_service_is_removed(machines, capsys):
     machines.list("127.0.0.1")
     write_script(machines.folder / "commands" / "systemctl", "#!/bin/sh\necho 'Failed to connect to bus'\nexit 1\n")
@@ -273,16 +381,36 @@ async def test_command_runs_once_on_each_machine(machines, capfd):
     machines.list("pc01", "pc01", "refused")
     assert await machines.run(runcmd, words=["echo", "$HOME", "it's"]) == 3
     out, err = capfd.readouterr()
-    assert out == "pc01     Welcome to pc01\npc01     your quota is fine$HOME it's\n"
+    assert out == "pc01     Welcome to pc01\npc01     your quota is fine\npc01     $HOME it's\n"
     assert "refused  failed: refused: ssh: connect to host refused port 22: Connection refused\n" in err
     assert "Permanently added" not in err
+
+
+async def test_machines_log_in_in_turns_and_their_commands_run_at_once(machines, capfd, monkeypatch):
+    monkeypatch.setattr("ddlf.cluster.launch.remote.CONNECTING", 1)
+    commands, folder = machines.folder / "commands", machines.folder
+    (commands / "ssh").rename(commands / "login")
+    write_script(
+        commands / "ssh",
+        f"""#!/bin/sh
+mkdir {folder}/login || echo "two log in" >> {folder}/wrong
+sleep 0.3
+rmdir {folder}/login
+exec {commands}/login "$@"
+""",
+    )
+    machines.list("pc01", "pc02", "pc03")
+    line = f"echo x >> {folder}/running; while [ $(wc -l < {folder}/running) -lt 3 ]; do sleep 0.02; done; echo done"
+    assert await machines.run(runcmd, words=[line]) == 0
+    assert capfd.readouterr().out.count("done\n") == 3
+    assert not (folder / "wrong").exists()
 
 
 async def test_single_word_is_a_line_for_the_shell(machines, capfd):
     machines.list("pc01")
     assert await machines.run(runcmd, words=["echo $((1 + 1)); exit 4"]) == 3
     out, err = capfd.readouterr()
-    assert out.endswith("fine2\n")
+    assert out.endswith("fine\npc01  2\n")
     assert err.endswith("pc01  failed: exit code 4\n")
 
 
@@ -317,4 +445,4 @@ def test_command_after_two_dashes_may_have_options(machines, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["runcmd", "-c", str(machines.folder / "cluster.yaml"), "--", "expr", "1", "-", "-1"])
     assert ended.value.code == 0
-    assert capsys.readouterr().out.endswith("fine2\n")
+    assert capsys.readouterr().out.endswith("fine\npc01  2\n")

@@ -54,3 +54,9 @@ def test_wrong_values_are_refused(capsys):
     code, _, errors = rendered(capsys, "app.py", "--workers", "4", "--env", "x")
     assert code == 2
     assert "--env is NAME=VALUE, got 'x'" in errors
+    code, _, errors = rendered(capsys, "app.py", "--workers", "4", "--env", "A-B=x")
+    assert code == 2
+    assert "env must have names of environment variables, got 'A-B'" in errors
+    code, script, errors = rendered(capsys, "app.py", "--workers", "4", "--env", "DDLF_TOKEN=x")
+    assert (code, script) == (2, "")
+    assert "env must not contain DDLF_TOKEN" in errors

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ddlf.cluster.launch.engine import PlaceEngine
-from ddlf.cluster.launch.keys import Cores, Keys
+from ddlf.cluster.launch.keys import Cores, Env, Keys
 from ddlf.cluster.launch.launcher import Cause, Left, Workers
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
@@ -27,7 +27,7 @@ CONNECT_S = 10.0
 LOOK_S = 3.0
 """Seconds between two looks at a task whose worker has not joined."""
 ANSWER_S = 3.0
-"""Seconds to wait for the scheduler's answer about a task."""
+"""Seconds to wait for the scheduler's answer about a task, or to its end."""
 CAUSES = {"KilledWorker": Cause.NODE, "FutureCancelledError": Cause.CANCELLED}
 """Causes by Dask's errors."""
 RUNNING = ("executing", "long-running")
@@ -47,7 +47,7 @@ class DaskKeys(Keys):
         default_factory=dict, description="Dask's abstract resources for each worker, such as resources.GPU=1."
     )
     cores: Cores | None = Field(default=None, description="CPUs of a worker. Default: the threads of its Dask worker.")
-    env: dict[str, str] = Field(default_factory=dict, description="Environment variables, such as env.NAME=VALUE.")
+    env: Env = Field(default_factory=dict, description="Environment variables, such as env.NAME=VALUE.")
 
 
 class Dask(PlaceEngine):
@@ -96,13 +96,20 @@ class Dask(PlaceEngine):
         for place in {self._tasks[key] for key in said["processing-tasks"] if key in self._tasks}:
             cause, how = (Cause.NOTICE, "was retired") if said["expected"] else (Cause.NODE, "is gone")
             self._before[place] = self.gate.incarnation(place)
-            left = self._lefts[place] = Left(cause, f"the Dask worker {said['worker']} {how}")
+            left = Left(cause, f"the Dask worker {said['worker']} {how}")
+            self.has_left(place, left)
             log.warning("place %d: %s; Dask runs its task elsewhere", place, left.words)
 
     def worker(self, gate: Any, place: int | None) -> WorkerStart:
         return dataclasses.replace(super().worker(gate, place), cores=self.keys.cores, env=self.keys.env)
 
     async def run(self, place: int, worker: WorkerStart) -> Left | None:
+        while (left := await self._run_task(place, worker)) is None:
+            log.info("place %d: its task waited behind another one; it is submitted again", place)
+        return left
+
+    async def _run_task(self, place: int, worker: WorkerStart) -> Left | None:
+        """Run the worker of a place in a task until it ends, and return how; None if the task was stuck."""
         key = f"ddlf-worker-{place}-{uuid.uuid4().hex[:8]}"
         self._tasks[key] = place
         self._before[place] = self.gate.incarnation(place)
@@ -116,12 +123,12 @@ class Dask(PlaceEngine):
             while not (await asyncio.wait({ending}, timeout=LOOK_S))[0]:
                 if self.gate.incarnation(place) == self._before[place] and await self._is_stuck(key):
                     ending.cancel()
-                    await self._client.cancel([task], force=True)
-                    return await self.run(place, worker)
+                    await self._cancel(task)
+                    return None
             code, where = ending.result()
         except asyncio.CancelledError:  # our own; that of Dask is another class
             ending.cancel()
-            await self._client.cancel([task], force=True)
+            await self._cancel(task)
             raise
         except Exception as error:  # whatever the task has raised in the Dask worker, or Dask here
             kind = type(error).__name__
@@ -131,6 +138,11 @@ class Dask(PlaceEngine):
         if code == 0:
             return Left(Cause.CANCELLED, f"its worker in the Dask worker {where} was stopped", 0)
         return Left(Cause.CRASH, f"its worker ended with exit code {code}: see the output of {where}", code)
+
+    async def _cancel(self, task: Any) -> None:
+        with contextlib.suppress(TimeoutError, OSError):  # the scheduler may be gone
+            async with asyncio.timeout(ANSWER_S):
+                await self._client.cancel([task], force=True)
 
     async def _is_stuck(self, key: str) -> bool:
         """Return whether a task waits behind another task, although another Dask worker is free. Dask can leave it there

@@ -59,6 +59,17 @@ def _names(value: object) -> object:
     return tuple(filter(None, (part.strip() for part in value.split(",")))) if isinstance(value, str) else value
 
 
+def _env(values: dict[str, str]) -> dict[str, str]:
+    for name in values:
+        if name == "DDLF_TOKEN":
+            raise ValueError(
+                "must not contain DDLF_TOKEN, because everybody who can see the pods sees it, and a job's record keeps it"
+            )
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(f"must have names of environment variables, got {name!r}")
+    return values
+
+
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 WorkersKey = Annotated[Workers, BeforeValidator(Workers.of)]
@@ -67,6 +78,10 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 """Several names: a list, or one text with commas."""
 Python = Annotated[str, AfterValidator(_python)]
 """Path of a Python on another machine, also for a shell there."""
+Env = Annotated[dict[str, str], AfterValidator(_env)]
+"""Environment variables, by names that each shell takes. Engines keep them where others can read them, so a token is
+refused.
+"""
 Cores = Annotated[int, Field(ge=1, le=4096)]
 Gpus = Annotated[int, Field(ge=0, le=64)]
 

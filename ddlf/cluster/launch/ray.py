@@ -25,7 +25,7 @@ from pydantic import Field
 
 from ddlf.cluster.launch.engine import PlaceEngine
 from ddlf.cluster.launch.gate import Gate
-from ddlf.cluster.launch.keys import Bytes, Cores, Gpus, Keys
+from ddlf.cluster.launch.keys import Bytes, Cores, Env, Gpus, Keys
 from ddlf.cluster.launch.launcher import Cause, Left, Workers
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
@@ -59,7 +59,7 @@ class RayKeys(Keys):
     gpus: Gpus | None = Field(default=None, description="GPUs of each worker: num_gpus of its actor.")
     memory: Bytes | None = Field(default=None, description="Memory of each worker that Ray reserves, such as 4GiB.")
     resources: dict[str, float] = Field(default={}, description="Other resources that Ray reserves, such as {TPU: 4}.")
-    env: dict[str, str] = Field(default={}, description="Environment variables of the workers.")
+    env: Env = Field(default={}, description="Environment variables of the workers.")
 
 
 class Rayed(PlaceEngine):

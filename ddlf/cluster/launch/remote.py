@@ -37,6 +37,10 @@ OPTIONS = (
 """Options of each ssh. They have precedence over the user's configuration."""
 CONNECTING = 8
 """Connections that log in at the same time. sshd drops some from the tenth on (``MaxStartups``)."""
+ANSWER_S = 60.0
+"""Seconds until a program there must answer."""
+RESULT_S = 240.0
+"""Seconds until a program that starts or ends a worker must have ended. ``there.READY_S`` is a part of it."""
 STOP_S = 5.0
 LOOK_S = 0.2
 LAST_LINES_S = 1.0
@@ -211,9 +215,17 @@ class Remote:
         with contextlib.suppress(OSError):  # ssh has ended; the next answer tells why
             self._process.stdin.write(line + b"\n")
 
-    async def answer(self) -> dict[str, Any] | Failure:
-        """Return the program's next answer, or why it has ended."""
-        answer = await self._answers.get()
+    async def answer(self, timeout_s: float | None = ANSWER_S) -> dict[str, Any] | Failure:
+        """Return the program's next answer, or why there is none: it has ended, or the time is over.
+
+        Args:
+            timeout_s: Seconds to wait for it; None waits for as long as the program runs.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._answers.get()
+        except TimeoutError:
+            return Failure(f"{self.host}: it has not answered within {timeout_s:g} s")
         if answer is None:
             self._answers.put_nowait(None)
             return await self.failure()
@@ -340,6 +352,7 @@ async def call(
     given: Mapping[str, Any],
     python: str | None = None,
     connecting: asyncio.Semaphore | None = None,
+    timeout_s: float | None = RESULT_S,
 ) -> dict[str, Any]:
     """Run a program on another machine to its end, and return its answer.
 
@@ -349,9 +362,10 @@ async def call(
         given: Its arguments.
         python: The Python to start there.
         connecting: Limits how many connections log in at the same time.
+        timeout_s: Seconds to wait for the program's answer; None waits for as long as it runs.
 
     Raises:
-        ConnectError: ssh failed, or the program told an error.
+        ConnectError: ssh failed, the program told an error, or it did not answer in time.
     """
     async with contextlib.AsyncExitStack() as stack:
         async with connecting or contextlib.nullcontext():
@@ -360,7 +374,7 @@ async def call(
             remote.begin(program, given)
             answer = await remote.answer()
         if not isinstance(answer, Failure):
-            answer = await remote.answer()
+            answer = await remote.answer(timeout_s)
         if isinstance(answer, Failure):
             raise answer.error()
         return answer

@@ -34,7 +34,7 @@ from pydantic import Field
 from ddlf.cluster.launch.command import write_token
 from ddlf.cluster.launch.engine import PlaceEngine
 from ddlf.cluster.launch.gate import Gate
-from ddlf.cluster.launch.keys import Bytes, Cores, Gpus, Keys, Seconds, parse_keys, read_keys
+from ddlf.cluster.launch.keys import Bytes, Cores, Env, Gpus, Keys, Seconds, parse_keys, read_keys
 from ddlf.cluster.launch.launcher import Cause, Launcher, Left, Workers
 from ddlf.cluster.launch.ranks import Ranked, counts, is_task, slurm
 from ddlf.cluster.launch.supervisor import WorkerStart
@@ -55,6 +55,8 @@ PAUSE_S = 5.0
 ``Job credential revoked``.
 """
 STOP_S = 5.0
+SUBMIT_S = 30.0
+"""How long the end of a run waits for an ``sbatch`` that still runs."""
 SAID_BYTES = 4000
 """Bytes of a step's errors that the launcher keeps."""
 COLUMNS = {"JobArrayID": 40, "State": 24, "RestartCnt": 12, "NodeList": 64, "PreemptTime": 24, "Reason": 128}
@@ -81,7 +83,7 @@ class SlurmKeys(Keys):
     memory: Bytes | None = Field(default=None, description="Memory of each worker, such as 8GiB.")
     gpus: Gpus | None = Field(default=None, description="Number of GPUs of each worker.")
     python: str = Field(default=sys.executable, description="Path of Python on the nodes.")
-    env: dict[str, str] = Field(default={}, description="Environment variables of the workers.")
+    env: Env = Field(default={}, description="Environment variables of the workers.")
     time: Seconds | None = Field(default=None, description="Time limit of each worker's job, such as 2h.")
     partition: str | None = Field(default=None, description="Partition of Slurm.")
     account: str | None = Field(default=None, description="Account of Slurm.")
@@ -308,8 +310,9 @@ class Array(PlaceEngine):
         self._folder: Path | None = None
         self._guard: asyncio.subprocess.Process | None = None
         self._jobs: dict[int, Job] = {}
-        self._look_now = asyncio.Event()
-        self._news = asyncio.Condition()
+        self._submitting: set[asyncio.Task[None]] = set()
+        self._look_now: asyncio.Event  # ``prepare`` makes these two, because they belong to one gate's loop
+        self._news: asyncio.Condition
         self._is_silent = False
 
     async def prepare(self) -> None:
@@ -318,6 +321,7 @@ class Array(PlaceEngine):
         Raises:
             ConnectError: Slurm refuses it. The error has the line of ``sbatch``.
         """
+        self._look_now, self._news = asyncio.Event(), asyncio.Condition()
         self._folder = Path(tempfile.mkdtemp(prefix=".ddlf-slurm-", dir=self.keys.folder.resolve()))  # mode 0700
         token = write_token(self._folder, self.tokens.primary)
         script = array_script(self.keys, self.worker(self.gate, None), token)
@@ -333,6 +337,13 @@ class Array(PlaceEngine):
         await self._submit(range(len(self.addresses)))
 
     async def _submit(self, places: Sequence[int]) -> None:
+        """Submit the elements of places. If this is cancelled, ``sbatch`` continues, and ``release`` waits for it."""
+        submitting = asyncio.create_task(self._call_sbatch(places))
+        self._submitting.add(submitting)
+        submitting.add_done_callback(self._submitting.discard)
+        await asyncio.shield(submitting)
+
+    async def _call_sbatch(self, places: Sequence[int]) -> None:
         assert self._folder is not None
         array = f"{places[0]}-{places[-1]}" if len(places) > 1 else str(places[0])
         code, out, errors = await _call(
@@ -486,11 +497,17 @@ class Array(PlaceEngine):
         return next((line[1] for line in lines if line is not None), "")
 
     async def _end(self, gate: Gate) -> None:
-        self._look_now.set()
+        if self._running is not None:
+            self._look_now.set()
         await super()._end(gate)
 
     async def release(self) -> None:
         """Have the guard cancel the job and remove the folder."""
+        if submitting := list(self._submitting):  # a job that it submits after the scancel would stay
+            await asyncio.wait(submitting, timeout=SUBMIT_S)
+            for task in submitting:
+                task.cancel()
+            await asyncio.gather(*submitting, return_exceptions=True)
         guard, self._guard = self._guard, None
         self._jobs.clear()
         if guard is not None and guard.stdin is not None:
@@ -596,7 +613,9 @@ def _environment(keeps: Sequence[str]) -> dict[str, str]:
 
 
 async def _call(*command: str) -> tuple[int, str, str]:
-    """Run a command of Slurm. Return its exit code, its output, and its errors in one line."""
+    """Run a command of Slurm. Return its exit code, its output, and its errors in one line. If this is cancelled, the
+    command is killed.
+    """
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -608,7 +627,13 @@ async def _call(*command: str) -> tuple[int, str, str]:
         )
     except OSError as error:
         return 127, "", str(error)
-    out, errors = await process.communicate()
+    try:
+        out, errors = await process.communicate()
+    finally:
+        if process.returncode is None:  # this was cancelled
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
     lines = [line.split("error: ")[-1].strip() for line in errors.decode(errors="replace").splitlines()]
     return process.returncode or 0, out.decode(errors="replace"), "; ".join(filter(None, lines))
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from ddlf.cluster.launch.engine import PlaceEngine
 from ddlf.cluster.launch.gate import Gate
-from ddlf.cluster.launch.keys import Keys
+from ddlf.cluster.launch.keys import Env, Keys
 from ddlf.cluster.launch.launcher import Cause, Left, Workers
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
@@ -31,7 +31,9 @@ T = TypeVar("T")
 REFUSED = "Initial job has not accepted any resources"
 """Spark's own words in its log if no executor takes a job."""
 ANSWER_S = 3.0
-"""Seconds to wait for Spark's answer about a task."""
+"""Seconds to wait for Spark's answer about a task, or to its end."""
+STOP_S = 20.0
+"""Seconds to wait until Spark has stopped."""
 SHOWN = 300
 """Characters of Spark's words about a failed task that a message shows."""
 
@@ -46,7 +48,7 @@ class SparkKeys(Keys):
     conf: dict[str, str] = Field(
         default_factory=dict, description="Spark's settings, such as conf.spark.task.cpus=2, if no session is active."
     )
-    env: dict[str, str] = Field(default_factory=dict, description="Environment variables, such as env.NAME=VALUE.")
+    env: Env = Field(default_factory=dict, description="Environment variables, such as env.NAME=VALUE.")
 
 
 class Spark(PlaceEngine):
@@ -87,7 +89,7 @@ class Spark(PlaceEngine):
     def _connect(self, master: str | None, conf: dict[str, str]) -> None:
         from pyspark import SparkConf, SparkContext
 
-        settings = SparkConf().setAll([*conf.items(), ("spark.app.name", "DDLF")])
+        settings = SparkConf().setAll([("spark.app.name", "DDLF"), *conf.items()])
         if master is not None:
             settings.setMaster(master)
         context = SparkContext(conf=settings)
@@ -115,7 +117,8 @@ class Spark(PlaceEngine):
             await _in_thread(self._run_job, group, place, worker)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):  # Spark itself may be gone
-                await _in_thread(self._context.cancelJobGroup, group)
+                async with asyncio.timeout(ANSWER_S):
+                    await _in_thread(self._context.cancelJobGroup, group)
             raise
         except Exception as error:
             return await self.left(place) or _left(_short(error))
@@ -129,7 +132,9 @@ class Spark(PlaceEngine):
         """Return how the worker at a place ended. Spark starts it again by itself, so this asks Spark."""
         if self._context is not None:
             with contextlib.suppress(Exception):
-                if words := (await _in_thread(self._attempts, index))[1]:
+                async with asyncio.timeout(ANSWER_S):
+                    words = (await _in_thread(self._attempts, index))[1]
+                if words:
                     return _left(words)
         return await super().left(index)
 
@@ -172,7 +177,8 @@ class Spark(PlaceEngine):
         context, self._context = self._context, None
         if context is not None and self._is_own:
             with contextlib.suppress(Exception):
-                await _in_thread(context.stop)
+                async with asyncio.timeout(STOP_S):
+                    await _in_thread(context.stop)
 
 
 def run_worker(worker: WorkerStart, _: Iterable[int]) -> None:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from ddlf.cluster.launch.engine import PlaceEngine
 from ddlf.cluster.launch.gate import LOOPBACK_HOST, Gate
-from ddlf.cluster.launch.keys import Cores, Keys, Names, Python
+from ddlf.cluster.launch.keys import Cores, Env, Keys, Names, Python
 from ddlf.cluster.launch.launcher import Cause, Left, Workers
 from ddlf.cluster.launch.remote import CONNECTING, PYTHON, SSH_FAILED, Failure, Remote, check_ssh, is_host
 from ddlf.cluster.launch.supervisor import WorkerStart
@@ -39,7 +39,7 @@ class SshKeys(Keys):
     network: ClassVar[None] = None  # type: ignore[misc]  # the forward leads to the gate
     hosts: Annotated[Names, AfterValidator(_hosts)] = Field(description="Names of the machines, as ssh knows them.")
     python: Python = Field(default=PYTHON, description="The Python there, with DDLF; ~ is the home folder there.")
-    env: dict[str, str] = Field(default_factory=dict, description="More environment variables of the workers.")
+    env: Env = Field(default_factory=dict, description="More environment variables of the workers.")
     cores: Cores | None = Field(default=None, description="Number of CPUs that each worker may use.")
 
 
@@ -60,10 +60,11 @@ class Ssh(PlaceEngine):
         self.addresses = [(host, 0) for host, _ in places]  # workers of one machine share its cores
         self.names = [host if number == 1 else f"{host} ({number})" for host, number in places]
         self._waits: dict[int, str] = {}
-        self._connecting = asyncio.Semaphore(CONNECTING)
+        self._connecting: asyncio.Semaphore  # ``prepare`` makes it, because it belongs to one gate's loop
 
     async def prepare(self) -> None:
         check_ssh()
+        self._connecting = asyncio.Semaphore(CONNECTING)
 
     def worker(self, gate: Gate, place: int | None) -> WorkerStart:
         return WorkerStart("", place, self.tokens.primary, self.keys.cores, self.keys.env)

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -23,10 +24,13 @@ from typing import Any, NoReturn
 PREFIX = "ddlf-ssh "
 """Begins each line that answers the master."""
 STOP_S = 15.0
+READY_S = 60.0
+"""Seconds until a worker that was started must be ready."""
 SHOWN_LINES = 5
 """Lines of a log or an output in an error."""
 SHOWN_BYTES = 2000
 NAME_ANOTHER = "name another Python with the key python"
+RESTART = "restart it with ddlf down, then ddlf up with the same options"
 FACTS = "import json, sys, ddlf; print(json.dumps([list(sys.version_info[:2]), ddlf.__version__]))"
 
 
@@ -148,10 +152,18 @@ class Lasting:
             yield
 
     def pid(self) -> int | None:
-        """Return the worker's process id; None if it does not run."""
-        if os.path.exists(self.unit_file):
-            said = systemctl("show", "--property", "MainPID", "--value", self.unit)[1]
-            return int(said) if said.isdigit() and said != "0" else None
+        """Return the process id of the worker, a service or a plain process; None if it does not run."""
+        return self.pid_of_service() or self.pid_of_process()
+
+    def pid_of_service(self) -> int | None:
+        """Return the process id of the worker if it is a service of systemd that runs."""
+        if not os.path.exists(self.unit_file):
+            return None
+        said = systemctl("show", "--property", "MainPID", "--value", self.unit)[1]
+        return int(said) if said.isdigit() and said != "0" else None
+
+    def pid_of_process(self) -> int | None:
+        """Return the process id of the worker if it is a process that ``up`` has started without systemd."""
         try:
             with open(self._pid) as file:
                 pid = int(file.read())
@@ -182,9 +194,13 @@ def up(given: dict[str, Any]) -> None:
     with worker.locked():
         pid = worker.pid()
         if pid is not None:
+            if given["systemd"] and pid == worker.pid_of_process():
+                fail(f"its worker at port {worker.port} runs (pid {pid}), but not as a service", RESTART)
             tell({"pid": pid, "did": "runs already"})
             return
         python = find_python(given)
+        if not given["systemd"] and os.path.exists(worker.unit_file):
+            remove_unit(worker)  # it would start a second worker at the next start of the machine
         worker.clean()
         with open(os.open(worker.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(given["token"] + "\n")
@@ -212,8 +228,11 @@ def start_process(worker: Lasting, command: list[str]) -> tuple[int, str]:
     os.close(writing)
     worker.write(process.pid)
     with open(reading) as pipe:
-        line = pipe.readline()
-    failure = json.loads(line)["failure"] if line else f"ended with exit code {process.wait()}"
+        in_time = bool(select.select([pipe], [], [], READY_S)[0])
+        line = pipe.readline() if in_time else ""
+    failure = f"is not ready after {READY_S:g} s"
+    if in_time:
+        failure = json.loads(line)["failure"] if line else f"ended with exit code {process.wait()}"
     if failure:
         if process.poll() is None:
             end(process.pid)
@@ -290,10 +309,11 @@ def down(given: dict[str, Any]) -> None:
     worker = Lasting(given["port"])
     with worker.locked():
         pid = worker.pid()
+        plain = worker.pid_of_process()
         if os.path.exists(worker.unit_file):
             remove_unit(worker)
-        elif pid is not None:
-            end(pid)
+        if plain is not None:
+            end(plain)
         worker.clean()
     tell({"pid": pid})
 
@@ -319,6 +339,10 @@ def install(given: dict[str, Any]) -> None:
     if list(sys.version_info[:2]) != given["facts"][0]:
         here, there = dotted(list(sys.version_info[:2])), dotted(given["facts"][0])
         fail(f"it has Python {here}, and the master has Python {there}", NAME_ANOTHER)
+    for port in given["ports"]:
+        pid = Lasting(port).pid()
+        if pid is not None:
+            fail(f"its worker at port {port} runs (pid {pid}), so ddlf was not installed", RESTART)
     venv = venv_folder()
     if facts_of_version(venv_python()) != given["facts"][0]:
         os.makedirs(os.path.dirname(venv), exist_ok=True)

@@ -43,6 +43,8 @@ class Client:
 
     async def cancel(self, tasks, force):
         self.engine.cancelled += tasks
+        if self.engine.is_gone:
+            await asyncio.Event().wait()
 
     async def close(self):
         self.engine.is_closed = True
@@ -60,6 +62,7 @@ class Engine:
         self.configured = None
         self.dialled = []
         self.is_closed = False
+        self.is_gone = False
 
     async def end(self, key):
         """End a task; tests replace this."""
@@ -98,6 +101,8 @@ def test_keys_come_from_a_text_and_from_a_mapping():
     assert launcher.keys.resources == {"GPU": 1, "MEM": 2e9}
     assert (launcher.keys.cores, launcher.keys.env, launcher.least) == (2, {"A": "b"}, 2)
     assert from_keys("dask", {"workers": 3, "resources": {"GPU": 1}}).keys.resources == {"GPU": 1}
+    with pytest.raises(ConfigError, match=r"launcher dask: env must have names .*, got 'A-B'"):
+        installed("dask:env.A-B=c", Workers(1, 1))
     with pytest.raises(ConfigError, match=r"launcher dask: resources .*greater than 0"):
         installed("dask:resources.GPU=0", Workers(1, 1))
 
@@ -128,6 +133,14 @@ async def test_each_place_is_a_task_of_its_own_that_is_cancelled_at_the_end(engi
         assert (worker.cores, worker.env) == (3, {"A": "b"})
         assert (options["resources"], options["pure"]) == ({"GPU": 1}, False)
         assert launcher.tokens.primary.decode() not in repr(worker)
+    assert len(engine.cancelled) == 2
+    assert engine.is_closed
+
+
+async def test_run_ends_although_the_scheduler_is_gone(engine, monkeypatch):
+    monkeypatch.setattr("ddlf.cluster.launch.dask.ANSWER_S", 0.1)
+    engine.is_gone = True
+    await error_of(dasked(2))
     assert len(engine.cancelled) == 2
     assert engine.is_closed
 
@@ -176,6 +189,7 @@ async def test_task_behind_another_moves_to_a_free_dask_worker(engine, monkeypat
         while len(engine.submitted) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert len(engine.cancelled) == 1
+    assert list(launcher._tasks) == [engine.submitted[1][1]]
     connecting.cancel()
     await asyncio.gather(connecting, return_exceptions=True)
     await launcher.stop()
@@ -224,6 +238,8 @@ async def test_loss_of_a_dask_worker_is_known(engine, caplog):
     engine.hear((0.0, gone | {"processing-tasks": [engine.submitted[1][1]], "expected": True}))
     assert (await launcher.left(1)).cause is Cause.NOTICE
     assert await launcher.left(0) is None
+    launcher.gate._places[1].incarnation += 1
+    assert await launcher.left(1) is None, "another worker is there"
     connecting.cancel()
     await asyncio.gather(connecting, return_exceptions=True)
     await launcher.stop()

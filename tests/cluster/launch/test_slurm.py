@@ -225,6 +225,20 @@ def test_script_has_the_environment_and_no_token():
     assert "secret" not in script
 
 
+@pytest.mark.parametrize("name", ["A-B", "A B", "1A", "A;x", "\u00e9", ""])
+def test_name_that_would_change_the_script_is_refused(slurm, name):
+    with pytest.raises(ConfigError, match="launcher slurm: env must have names of environment variables"):
+        from_keys("slurm", {"workers": 2, "env": {name: "x"}})
+
+
+@pytest.mark.parametrize(
+    "text", ["slurm:", "dask:", "spark:", "ray:", "ssh:hosts=pc01,"], ids=lambda text: text.partition(":")[0]
+)
+def test_token_is_refused_in_the_environment(slurm, text):
+    with pytest.raises(ConfigError, match="env must not contain DDLF_TOKEN"):
+        installed(f"{text}env.DDLF_TOKEN=x", Workers(2, 2))
+
+
 # -- an array job -----------------------------------------------------------------------------------------------------
 
 
@@ -346,6 +360,51 @@ async def test_slurm_without_an_answer_is_said_once(slurm, tmp_path, descendants
         await wait_until(lambda: "Slurm answers again" in caplog.text)
     said = "Slurm does not answer, and the run continues: Unable to contact slurm controller"
     assert caplog.text.count(said) == 1
+
+
+async def test_array_starts_again_after_it_was_closed(slurm, tmp_path, descendants):
+    launcher = Array(SlurmKeys(workers=1, folder=tmp_path))
+    cluster = Cluster(launcher)
+    for _ in range(2):
+        async with asyncio.timeout(PATIENCE_S), cluster:
+            assert await cluster.run_method(number) == [1]
+            await launcher.left(0)
+
+
+async def test_job_that_is_just_submitted_is_cancelled_too(slurm, tmp_path):
+    (slurm / "sbatch").write_text(
+        f"""#!/bin/sh
+touch {slurm}/begins
+while [ ! -e {slurm}/go ]; do sleep 0.02; done
+echo "sbatch ends" >> {slurm}/calls
+echo 7
+"""
+    )
+    cluster = Cluster(Array(SlurmKeys(workers=1, folder=tmp_path)))
+    async with asyncio.timeout(PATIENCE_S):
+        connecting = asyncio.create_task(cluster.connect())
+        await wait_until((slurm / "begins").exists)
+        connecting.cancel()
+        await asyncio.wait({connecting}, timeout=0.5)
+        (slurm / "go").touch()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await cluster.close()
+        await wait_until(lambda: "sbatch ends" in (slurm / "calls").read_text())
+        calls = (slurm / "calls").read_text().splitlines()
+    assert calls.index("sbatch ends") < next(i for i, line in enumerate(calls) if line.startswith("scancel"))
+
+
+async def test_sbatch_that_does_not_end_is_killed(slurm, tmp_path, descendants, monkeypatch):
+    monkeypatch.setattr("ddlf.cluster.launch.slurm.SUBMIT_S", 0.1)
+    (slurm / "sbatch").write_text(f"#!/bin/sh\ntouch {slurm}/begins\nexec sleep 1000\n")
+    cluster = Cluster(Array(SlurmKeys(workers=1, folder=tmp_path)))
+    async with asyncio.timeout(PATIENCE_S):
+        connecting = asyncio.create_task(cluster.connect())
+        await wait_until((slurm / "begins").exists)
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await cluster.close()
+    assert descendants() == []
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------

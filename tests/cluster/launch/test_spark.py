@@ -38,6 +38,8 @@ class Context:
         self.groups = []
         self.ended = threading.Event()
         self.is_stopped = False
+        self.answers = threading.Event()  # unset by a test in which Spark is gone
+        self.answers.set()
         store = SimpleNamespace(taskList=lambda stage, attempt, most: self)
         infos = SimpleNamespace(getExecutorInfos=lambda: ["driver", "one", "two"])
         self._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(statusStore=lambda: store, statusTracker=lambda: infos))
@@ -49,6 +51,7 @@ class Context:
         return self.attempts[index]
 
     def statusTracker(self):
+        self.answers.wait()
         return SimpleNamespace(
             getJobIdsForGroup=lambda group: [4] if group in self.groups else [],
             getJobInfo=lambda job: SimpleNamespace(stageIds=[9]),
@@ -67,9 +70,11 @@ class Context:
         self.ended.wait(PATIENCE_S)
 
     def cancelJobGroup(self, group):
+        self.answers.wait()
         self.ended.set()
 
     def stop(self):
+        self.answers.wait()
         self.is_stopped = True
 
 
@@ -116,6 +121,8 @@ def test_keys_come_from_a_text_and_from_a_mapping():
     keys = installed(text, Workers(2, 8)).keys
     assert (keys.master, keys.conf, keys.env) == ("local-cluster[3,1,512]", {"spark.task.cpus": "2"}, {"A": "b"})
     assert from_keys("spark", {"workers": 3, "conf": {"spark.task.cpus": "2"}}).keys.conf == keys.conf
+    with pytest.raises(ConfigError, match="launcher spark: env must have names of environment variables, got 'A-B'"):
+        installed("spark:env.A-B=c", Workers(1, 1))
 
 
 async def test_spark_must_be_installed_and_named(monkeypatch, spark):
@@ -150,6 +157,41 @@ async def test_own_session_gets_the_settings_and_is_stopped(spark):
     await error_of(sparked(master="spark://there:7077", conf={"spark.task.cpus": "2"}))
     assert (seen["spark.master"], seen["spark.task.cpus"]) == ("spark://there:7077", "2")
     assert context.is_stopped
+
+
+async def test_name_of_the_application_can_be_set(spark):
+    names = []
+
+    def create(settings):
+        names.append(settings["spark.app.name"])
+        return Context()
+
+    spark(None, create)
+    await error_of(sparked(master="spark://there:7077"))
+    await error_of(sparked(master="spark://there:7077", conf={"spark.app.name": "mine"}))
+    assert names == ["DDLF", "mine"]
+
+
+async def test_run_ends_although_spark_is_gone(spark, monkeypatch):
+    for limit in ("ANSWER_S", "STOP_S"):
+        monkeypatch.setattr(f"ddlf.cluster.launch.spark.{limit}", 0.1)
+    context = Context()
+    context.answers.clear()
+    spark(None, lambda settings: context)
+    launcher = sparked(master="spark://there:7077", start_timeout=PATIENCE_S)
+    connecting = asyncio.create_task(Cluster(launcher).connect())
+    try:
+        async with asyncio.timeout(PATIENCE_S / 2):
+            while not context.groups:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert await launcher.left(0) is None
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+            await launcher.stop()
+        assert not context.is_stopped
+    finally:
+        context.answers.set()
+        context.ended.set()
 
 
 async def test_spark_that_does_not_start_is_an_error_in_its_words(spark):

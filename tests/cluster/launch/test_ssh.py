@@ -70,6 +70,7 @@ def test_number_of_workers_is_that_of_hosts_by_default():
         ("hosts=a b", "hosts must be names that ssh knows, got 'a b'"),
         ("hosts=pc01,python=$(x)", "python must be the path of a Python there"),
         ("hosts=pc01,network=ib0", "launcher ssh has no key 'network'"),
+        ("hosts=pc01,env.A-B=c", "launcher ssh: env must have names of environment variables, got 'A-B'"),
         ("hosts=pc01,cores=0", "cores input should be greater than or equal to 1"),
     ],
 )
@@ -130,6 +131,22 @@ async def test_run_begins_without_a_machine_that_it_does_not_need(descendants, c
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher("pc01", "unknown", workers="1..2")) as cluster:
         assert await cluster.run_method(number) == [1]
     assert "place 1 gets no worker any more: unknown: ssh: Could not resolve hostname" in caplog.text
+
+
+async def test_cluster_connects_again_when_machines_wait_for_their_login(monkeypatch, descendants):
+    monkeypatch.setattr("ddlf.cluster.launch.ssh.CONNECTING", 1)  # so that one waits, which binds a lock to its loop
+    cluster = Cluster(launcher("pc01", "pc02"))
+    for _ in range(2):
+        async with asyncio.timeout(PATIENCE_S), cluster:
+            assert await cluster.run_method(number) == [1, 2]
+
+
+async def test_machine_that_does_not_answer_after_the_login_is_left(tmp_path, monkeypatch, descendants):
+    monkeypatch.setattr(Remote.answer, "__defaults__", (0.2,))
+    monkeypatch.setattr("ddlf.cluster.launch.engine.PAUSES_S", (0.01, 0.01))
+    write_script(tmp_path / "python", "#!/bin/sh\nexec cat > /dev/null\n")
+    with pytest.raises(ConnectError, match=r"place 0: pc01: it has not answered within 0\.2 s"):
+        await asyncio.wait_for(Cluster(launcher("pc01", python=str(tmp_path / "python"))).connect(), PATIENCE_S)
 
 
 async def test_silent_machine_is_named_at_the_timeout(descendants):

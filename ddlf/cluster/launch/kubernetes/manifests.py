@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from ddlf.cluster.launch.keys import Bytes, Cores, Gpus, Keys, Seconds
+from ddlf.cluster.launch.keys import Bytes, Cores, Env, Gpus, Keys, Seconds
 from ddlf.worker.machine import CORES_VARIABLE
 
 GATE_PORT = 9100
@@ -50,15 +50,6 @@ def _checked_name(value: str) -> str:
     return value
 
 
-def _checked_env(values: dict[str, str]) -> dict[str, str]:
-    for name in values:
-        if name == "DDLF_TOKEN":
-            raise ValueError("must not contain DDLF_TOKEN, because everybody who can see the pods sees it")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ValueError(f"must have names of environment variables, got {name!r}")
-    return values
-
-
 class PodKeys(Keys):
     """The keys that say what each pod gets."""
 
@@ -67,9 +58,7 @@ class PodKeys(Keys):
     cores: Cores | None = Field(default=None, description="CPUs of each pod.")
     memory: Bytes | None = Field(default=None, description="Memory of each pod, such as 4GiB.")
     gpus: Gpus = Field(default=0, description="GPUs of each pod (nvidia.com/gpu).")
-    env: Annotated[dict[str, str], AfterValidator(_checked_env)] = Field(
-        default_factory=dict, description="Environment variables of each pod."
-    )
+    env: Env = Field(default_factory=dict, description="Environment variables of each pod.")
     time: Seconds | None = Field(default=None, description="How long the Job may run, such as 2h.")
     service_account: str | None = Field(default=None, description="Service account of the pods.")
 
