@@ -65,6 +65,9 @@ class Cluster:
             def do_POST(self):
                 cluster.post(self)
 
+            def do_PATCH(self):
+                cluster.patch(self)
+
             def do_DELETE(self):
                 cluster.delete(self)
 
@@ -183,9 +186,25 @@ class Cluster:
             if "forbidden" in name:
                 return self._fail(request, 403, "Forbidden", f'{resource} is forbidden: User "u" cannot create')
         made = self.put(resource, item)
-        if resource == "jobs":
+        if resource == "jobs" and not made["spec"].get("suspend"):
             threading.Thread(target=self._run_job, args=(made,), daemon=True).start()
         return self._answer(request, made, 201)
+
+    def patch(self, request) -> None:
+        """Change the suspension of a Job. Its pods start when it is resumed."""
+        path, _ = self._parsed(request)
+        change = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
+        resource, name = self._place(path)
+        with self.changed:
+            known = copy.deepcopy(self.objects.get((resource, name)))
+        if known is None:
+            return self._fail(request, 404, "NotFound", f'{resource} "{name}" not found')
+        was_suspended = known["spec"].get("suspend")
+        known["spec"] |= change["spec"]
+        made = self.put(resource, known)
+        if was_suspended and not made["spec"]["suspend"]:
+            threading.Thread(target=self._run_job, args=(made,), daemon=True).start()
+        return self._answer(request, made)
 
     def delete(self, request) -> None:
         path, _ = self._parsed(request)
