@@ -209,22 +209,22 @@ async def _serve(
     loop = asyncio.get_running_loop()
     code, grace = 0, hand_over_s()
 
-    def unless_it_leaves_in_time() -> None:
+    def end_at_once_at_the_next_signal() -> None:
         for stopping in STOPPING:
-            loop.remove_signal_handler(stopping)  # a second signal ends this process at once
+            loop.remove_signal_handler(stopping)
 
     def stop(number: int) -> None:
         nonlocal code
         by = f"{signal.Signals(number).name} on its machine"
         if number == signal.SIGINT:
             code = 130
-            unless_it_leaves_in_time()
+            end_at_once_at_the_next_signal()
             daemon.stop(by)
         elif not daemon.is_leaving:
             # A worker of a run that is ended early has not done its work, so its engine must start another.
             code = 0 if settings.join is None else 143
             daemon.leave(by, grace)
-            loop.call_later(SAME_SIGNAL_S, unless_it_leaves_in_time)
+            loop.call_later(SAME_SIGNAL_S, end_at_once_at_the_next_signal)
 
     # Handle signals first: from here on every end is clean, and leaves no folder behind.
     for number_ in STOPPING:

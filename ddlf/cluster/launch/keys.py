@@ -168,5 +168,7 @@ def parse_keys(text: str, launcher: str) -> dict[str, Any]:
     mappings = [key for key in values if "." in key]
     for key in mappings:
         name, _, inner = key.partition(".")
-        values.setdefault(name, {})[inner] = values.pop(key)
+        if not isinstance(values.setdefault(name, {}), dict):
+            raise ConfigError(f"launcher {launcher}: {name} is given twice", hint=f"write {name}.NAME=VALUE for each")
+        values[name][inner] = values.pop(key)
     return values

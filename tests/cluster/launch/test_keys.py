@@ -42,6 +42,7 @@ def test_text_becomes_values_of_their_types():
             "launcher nothing has no key 'colour'; it has: env, hosts, memory, network, start_timeout, workers",
         ),
         ("fast", "launcher nothing: 'fast' is not KEY=VALUE; as in: --launcher nothing:start_timeout=60"),
+        ("env=A,env.B=1", "launcher nothing: env is given twice; write env.NAME=VALUE for each"),
         ("workers=2,workers=3", "launcher nothing: workers is given twice; leave one of them out"),
         (
             "workers=5..2",
