@@ -2,8 +2,8 @@
 
 After the import of this module, SIGINT ends the process like the system's default, with exit code 130 in a shell. There
 is nothing to clean up yet, and a traceback through imports helps nobody. ``imported`` gives SIGINT back to Python,
-which raises ``KeyboardInterrupt``. After the command, a first interrupt does not disturb the clean-up of libraries. A
-second one ends the process at once.
+which raises ``KeyboardInterrupt``. ``importing`` does the same around later imports of our own modules. After the
+command, a first interrupt does not disturb the clean-up of libraries. A second one ends the process at once.
 """
 
 from __future__ import annotations
@@ -32,6 +32,21 @@ def imported() -> None:
     if _before is signal.default_int_handler:
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Let SIGINT end the process like the system's default while our own modules are imported.
+
+    An exception is not enough: Python 3.11 turns a ``KeyboardInterrupt`` in ``__set_name__`` into a ``RuntimeError``.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    _handle(signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if usual is signal.default_int_handler:
+            imported()
 
 
 @contextlib.contextmanager

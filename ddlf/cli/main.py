@@ -123,7 +123,9 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
         commands = all_commands()
     if name not in commands:
         _refuse(top_parser(commands), commands, argv)
-    chosen, parser, rest = commands[name].load().chosen(f"ddlf {name}", argv[1:])
+    with interrupts.importing():
+        command = commands[name].load()
+    chosen, parser, rest = command.chosen(f"ddlf {name}", argv[1:])
     return chosen, parser.parse_args(rest)
 
 
@@ -194,7 +196,8 @@ def _refuse(parser: Parser, commands: Commands, argv: Sequence[str]) -> NoReturn
 def act(chosen: Command, options: argparse.Namespace) -> int:
     """Run a command with its parsed options, and return the exit code."""
     assert chosen.run is not None
-    run = resolve_name(chosen.run) if isinstance(chosen.run, str) else chosen.run
+    with interrupts.importing():
+        run = resolve_name(chosen.run) if isinstance(chosen.run, str) else chosen.run
     result = run(options)
     if inspect.iscoroutine(result):
         import asyncio

@@ -24,7 +24,14 @@ from ddlf.cli.options import (
 )
 from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.runs import runs_folder
-from ddlf.cli.stopping import StopRequest, interruptible, leave_an_import, run_until_signal, swallowed_quietly
+from ddlf.cli.stopping import (
+    StopRequest,
+    interruptible,
+    is_interrupt,
+    leave_an_import,
+    run_until_signal,
+    swallowed_quietly,
+)
 from ddlf.cli.target import check_needs, find_target, function_arguments, overrides, prepare_app, takes_a_cluster
 from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
@@ -106,13 +113,13 @@ def execute(find: Callable[[], Any], options: argparse.Namespace, then: Then | N
             if code == 143:
                 leave_an_import(code)
             return code
-        except KeyboardInterrupt:
-            print("\nstopped", file=sys.stderr)
-            leave_an_import(130)
-            return 130
         except BrokenPipeError:
             raise  # nobody reads the output any more
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
+            if is_interrupt(error):
+                print("\nstopped", file=sys.stderr)
+                leave_an_import(130)
+                return 130
             # Other errors come from the user's own code on the master, so their traceback helps.
             show_error(error, whole=options.debug)
             return error.exit_code if isinstance(error, DDLFError) else 1

@@ -42,6 +42,18 @@ def interruptible(find: Callable[[], Any]) -> Any:
             raise KeyboardInterrupt
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an error is an interrupt, or an error that Python has made of one: 3.11 raises a ``RuntimeError`` for
+    it in ``__set_name__``, thus in the body of a class.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            return True
+        cause = cause.__cause__
+    return False
+
+
 @contextlib.contextmanager
 def swallowed_quietly() -> Iterator[None]:
     """Hide the traceback of an interrupt in a finalizer or a callback, where Python cannot raise it."""

@@ -511,6 +511,41 @@ def test_interrupt_in_finalizer_ends_run_without_traceback(app):
     assert (output, errors, process.returncode) == ("", "\nstopped\n", 130)
 
 
+OWN_MODULES = """
+import signal, sys
+from ddlf.cli import main
+from ddlf.settings.setting import Setting
+Setting.__set_name__ = lambda *_: signal.raise_signal(signal.SIGINT)
+sys.argv = ["ddlf", "run", "app.py"]
+main.command()
+"""
+
+
+def test_interrupt_while_own_modules_are_imported_ends_the_command_without_a_word():
+    process = subprocess.run([sys.executable, "-c", OWN_MODULES], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (process.stdout, process.stderr, process.returncode) == ("", "", -signal.SIGINT)
+
+
+IN_A_CLASS = """
+class Descriptor:
+    def __set_name__(self, owner, name):
+        raise KeyboardInterrupt
+async def main(cluster):
+    class Own:
+        part = Descriptor()
+"""
+
+
+def test_interrupt_that_python_turns_into_another_error_is_an_interrupt(app):
+    process = subprocess.run(
+        [sys.executable, "-m", "ddlf.cli.main", "run", str(app.write(IN_A_CLASS)), "--local", "1", "-q"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (process.stdout, process.stderr, process.returncode) == ("", "\nstopped\n", 130)
+
+
 BLOCKING = """
 import time
 async def main(cluster):
