@@ -492,3 +492,29 @@ async def test_slot_of_a_leaving_worker_moves_at_once_if_it_would_not_end_in_tim
     (event,) = [event for event in story.events if event.kind == "leaving"]
     assert event.slot == 1
     assert event.text == "worker 1 ends within 60 s (SIGTERM); slot 1 moves to another worker"
+
+
+async def test_run_waits_for_a_worker_that_is_being_released_after_a_notice(monkeypatch):
+    story = Story(1)
+    asked, released = asyncio.Event(), asyncio.Event()
+    (worker,) = story.cluster.workers
+    release = worker.release
+
+    async def slowly():
+        asked.set()
+        await released.wait()
+        await release()
+
+    monkeypatch.setattr(worker, "release", slowly)
+    async with story.ready() as crew:
+        crew.finishes = False
+        announces(worker)
+        slot = asyncio.ensure_future(crew.carry(0, 0, story.work))
+        await asyncio.wait_for(asked.wait(), PATIENCE_S)
+        crew.changed()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not slot.done(), "the run ended, although the worker may come back"
+        released.set()
+        worker.back.set()
+        assert await asyncio.wait_for(slot, PATIENCE_S) == 1

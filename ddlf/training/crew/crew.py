@@ -472,6 +472,7 @@ class Crew:
         somebody = not wanted or self._schedule.workers or self._recovery.openings
         # Before training, do not wait for workers that never answered: they would meet the same error as the others.
         coming = self._recovery.coming.keys() if self._begun else self._recovery.coming.keys() & self._first.keys()
+        coming = coming | self._letting_go.keys()  # a worker that is being released may come back
         if somebody or not coming:
             if self._patience is not None:
                 self._patience.cancel()
