@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddlf.cli.options import workers_range
 from ddlf.cli.parsing import Command, Parser, action
 from ddlf.errors import ConfigError
-
-if TYPE_CHECKING:
-    from ddlf.cluster.launch.slurm import SlurmKeys
 
 KEYS = ("cores", "memory", "gpus", "time", "partition", "account", "qos", "constraint", "python", "start_timeout")
 """The options that are keys of the launcher."""
@@ -22,55 +18,14 @@ KEYS = ("cores", "memory", "gpus", "time", "partition", "account", "qos", "const
 def render(options: argparse.Namespace) -> int:
     """Run ``ddlf slurm render``: print a script for ``sbatch``."""
     from ddlf.cluster.launch.keys import read_keys
-    from ddlf.cluster.launch.slurm import SlurmKeys
+    from ddlf.cluster.launch.slurm.keys import SlurmKeys
+    from ddlf.cluster.launch.slurm.render import job_script
 
     values: dict[str, Any] = {key: getattr(options, key) for key in KEYS if getattr(options, key) is not None}
     values["env"] = dict(_variable(text) for text in options.env or ())
     keys = read_keys(SlurmKeys, "slurm", values, options.workers)
     print(job_script(options.app, keys, shlex.split(options.options)), end="")
     return 0
-
-
-def job_script(app: Path, keys: SlurmKeys, options: list[str]) -> str:
-    """Return the script of a job whose tasks train an app.
-
-    Args:
-        app: The app's file.
-        keys: The resources of each task, and the number of tasks.
-        options: Options of ``ddlf run``.
-    """
-    from ddlf.cluster.launch.slurm import clock
-
-    assert keys.workers is not None
-    job = {
-        "job-name": app.stem,
-        "ntasks": keys.workers.most,
-        "cpus-per-task": keys.cores,
-        "mem-per-cpu": keys.memory and f"{math.ceil(keys.memory / (keys.cores or 1) / 2**20)}M",
-        "gpus-per-task": keys.gpus,
-        "time": keys.time and clock(keys.time),
-        "partition": keys.partition,
-        "account": keys.account,
-        "qos": keys.qos,
-        "constraint": keys.constraint,
-        "output": "%x-%j.out",
-        "open-mode": "append",
-    }
-    least = [] if keys.workers.least == keys.workers.most else [f"workers={keys.workers}"]
-    waits = [f"start_timeout={keys.start_timeout:g}"] if "start_timeout" in keys.model_fields_set else []
-    launcher = ":".join(filter(None, ["slurm", ",".join([*least, *waits])]))
-    ddlf = [keys.python, "-m", "ddlf"] if "python" in keys.model_fields_set else ["ddlf"]
-    cores = [] if keys.cores is None else [f"--cpus-per-task={keys.cores}"]  # srun does not take it from the job
-    srun = ["srun", "--kill-on-bad-exit=0", "--wait=0", *cores]  # a task that ends does not end the others
-    return "\n".join(
-        [
-            "#!/bin/sh",
-            *(f"#SBATCH --{name}={value}" for name, value in job.items() if value),
-            *(f"export {name}={shlex.quote(value)}" for name, value in keys.env.items()),
-            shlex.join([*srun, *ddlf, "run", str(app), "--launcher", launcher, *options]),
-            "",
-        ]
-    )
 
 
 def _variable(text: str) -> tuple[str, str]:

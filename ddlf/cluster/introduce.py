@@ -2,24 +2,30 @@
 
 The introduction tells each worker its callers, its callees and their addresses. The address that a master dials may be
 its own machine's or a forwarded port, so another worker often cannot use it. Therefore each worker gets several
-candidates, a called worker proves its identity, and every pair is tried before the run depends on it.
+candidates, a called worker proves its identity, and every pair is tried before the run depends on it. If a worker cannot
+dial another one, as when the other one listens nowhere, the other one dials it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ddlf.cluster.config.addresses import parse_advertised, same_host
 from ddlf.cluster.launch.launcher import LOOPBACK, machine
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import AppMissing, ConfigError, ConnectError, ProtocolError, VersionError
+from ddlf.errors import AppMissing, ConfigError, ConnectError, DDLFError, ProtocolError, VersionError
 from ddlf.rpc.messages import Request
-from ddlf.worker.lease import peer_pass
+from ddlf.worker.lease import offer_number, peer_pass
+
+log = logging.getLogger(__name__)
 
 PAIRS_SHOWN = 5
 """Maximum number of unconnected pairs in the error message."""
+DIAL_BACK_S = 30.0
+"""Seconds until a worker must have tried all addresses of another one."""
 
 
 async def introduce(
@@ -80,18 +86,47 @@ async def introduced(
     _check_distinct(endpoints)
     executors = {worker.id: worker.facts["executor"] for worker in workers}
     await asyncio.gather(*(worker.rpc(_introduction(worker, endpoints, run, calls)) for worker in workers))
-    unmet = await asyncio.gather(*(worker.rpc(Request("meet")) for worker in workers))
-    by_number = {worker.id: worker for worker in workers}
-    missed = {
-        number
-        for worker, failures in zip(workers, unmet, strict=True)
-        for id, _ in failures
-        for number in (worker.id, id)
-    }
-    await asyncio.gather(*(_check_there(by_number[id], executors[id]) for id in missed))
+    unmet = await _meet(workers, workers)
+    refused = await asyncio.gather(*(_dial_back(caller, called, endpoints, run) for caller, called, _ in unmet))
+    if again := {caller for (caller, _, _), why in zip(unmet, refused, strict=True) if why == ""}:
+        others = [(pair, why) for pair, why in zip(unmet, refused, strict=True) if pair[0] not in again]
+        unmet = await _meet(list(again), workers)
+        refused = [why for _, why in others] + [None] * len(unmet)
+        unmet = [pair for pair, _ in others] + unmet
+    missed = {worker for caller, called, _ in unmet for worker in (caller, called)}
+    await asyncio.gather(*(_check_there(worker, executors[worker.id]) for worker in missed))
     return [
-        (worker, by_number[id], why) for worker, failures in zip(workers, unmet, strict=True) for id, why in failures
+        (caller, called, f"{why}; and {called.name} cannot dial it either: {back}" if back else why)
+        for (caller, called, why), back in zip(unmet, refused, strict=True)
     ]
+
+
+async def _meet(
+    callers: Sequence[ProxyWorker], workers: Sequence[ProxyWorker]
+) -> list[tuple[ProxyWorker, ProxyWorker, str]]:
+    """Let some workers connect to all that they may call. Return the pairs without a connection, with the reasons."""
+    by_number = {worker.id: worker for worker in workers}
+    failures = await asyncio.gather(*(worker.rpc(Request("meet")) for worker in callers))
+    return [
+        (worker, by_number[id], why) for worker, failed in zip(callers, failures, strict=True) for id, why in failed
+    ]
+
+
+async def _dial_back(
+    caller: ProxyWorker, called: ProxyWorker, endpoints: Mapping[ProxyWorker, dict[str, Any]], run: str
+) -> str | None:
+    """Have a worker dial its caller, which cannot dial it. Return why it did not reach the caller; empty if it did. None
+    if the caller has no address, or if a user has given one for the called worker, which must lead to it.
+    """
+    addresses = _candidates(caller, called, endpoints)
+    if not addresses or _advertised(called, endpoints[called], caller.id):
+        return None
+    number = offer_number(peer_pass(called.identity.key["lease"], run, caller.facts["executor"]))
+    try:
+        return str(await called.ask("dial", addresses, called.id, number, timeout_s=DIAL_BACK_S))
+    except DDLFError as error:  # it is lost, or runs an earlier release; the pair has a reason already
+        log.debug("%s does not dial %s: %s", called.name, caller.name, error)
+        return None
 
 
 async def _check_there(worker: ProxyWorker, executor: str) -> None:
@@ -167,19 +202,22 @@ def _introduction(
             {
                 "id": other.id,
                 "name": other.name,
-                "addresses": candidates(
-                    _advertised(other, endpoint, worker.id),
-                    (other.host, other.port),
-                    endpoint,
-                    endpoints[worker]["machine"],
-                ),
+                "addresses": _candidates(other, worker, endpoints),
                 "shows": peer_pass(other.identity.key["lease"], run, worker.facts["executor"]),
             }
-            for other, endpoint in endpoints.items()
+            for other in endpoints
             if may(worker, other)
         ],
         dead_after_s=worker.timing.dead_after_s,
     )
+
+
+def _candidates(
+    worker: ProxyWorker, caller: ProxyWorker, endpoints: Mapping[ProxyWorker, dict[str, Any]]
+) -> list[tuple[str, int, bool]]:
+    endpoint = endpoints[worker]
+    advertised = _advertised(worker, endpoint, caller.id)
+    return candidates(advertised, (worker.host, worker.port), endpoint, endpoints[caller]["machine"])
 
 
 def candidates(

@@ -21,11 +21,13 @@ neither altered nor replayed. The handshake uses other labels, so it accepts no 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import os
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -40,6 +42,7 @@ from ddlf.rpc.handshake import (
     key_id,
     read_preamble,
 )
+from ddlf.rpc.listen import REFUSAL_DELAY_S
 from ddlf.rpc.stream import receive_exactly, send_all
 
 OPENING = struct.Struct("<8s32s")  # preamble, nonce
@@ -212,3 +215,42 @@ class Greeting:
         """Return the 33 bytes that end the greeting. A refusal has no proof."""
         refused = verdict is Verdict.REFUSED
         return ANSWER.pack(verdict, NO_PROOF if refused else _proof(self._key, "M", self._said, bytes([verdict])))
+
+
+async def receive_offer(
+    sock: socket.socket, preamble: bytes, tokens: tuple[bytes, ...], judge: Callable[[Offer], Verdict]
+) -> Offer | None:
+    """Perform the gate's side of the greeting on a socket. The caller limits the time, and closes the socket.
+
+    Args:
+        sock: A connected, non-blocking socket.
+        preamble: The first 8 bytes, which the caller has read and checked. Their role is JOIN.
+        tokens: Accepted tokens.
+        judge: Returns the verdict. It is asked again when the worker keeps the connection, because another worker may
+            have taken a free place meanwhile.
+
+    Returns:
+        The offer, if the connection is good and waits for its use; None if a verdict has refused it.
+
+    Raises:
+        AuthError: The worker does not have one of the tokens.
+        OSError: The connection ended.
+    """
+    greeting = Greeting(tokens)
+    opening = preamble + await receive_exactly(sock, OPENING.size - PREAMBLE.size)
+    await send_all(sock, greeting.reply(opening))
+    try:
+        offer = greeting.read(await receive_exactly(sock, OFFER.size + PROOF_BYTES))
+    except AuthError:
+        await asyncio.sleep(REFUSAL_DELAY_S)
+        await send_all(sock, greeting.answer(Verdict.REFUSED))
+        raise
+    verdict = judge(offer)
+    await send_all(sock, greeting.answer(verdict))
+    if verdict is not Verdict.WELCOME:
+        return None
+    await receive_exactly(sock, len(KEPT))
+    verdict = judge(offer)
+    if verdict is Verdict.OVER:
+        await send_all(sock, join_preamble())  # the worker waits already
+    return offer if verdict is Verdict.WELCOME else None

@@ -37,6 +37,7 @@ from ddlf.cluster.launch.launcher import Address
 from ddlf.cluster.launch.local import Local
 from ddlf.errors import ConfigError
 from ddlf.rpc.code import unpickle
+from ddlf.rpc.handshake import Role, read_preamble
 from ddlf.rpc.listen import answer, close_if_cancelled
 from ddlf.rpc.messages import Limits
 from ddlf.rpc.tls import TOKEN_ONLY, worker_tls
@@ -149,10 +150,18 @@ class InProcessExecutor(ExecutorProcess):
         return {"reason": "the executor is not a process", "replaceable": False}
 
     async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
-        """Serve a data connection on a copy of its socket. The daemon closes its own socket afterwards."""
+        """Serve a data connection, or keep one that another worker offers, on a copy of its socket. The daemon closes
+        its own socket afterwards.
+        """
         await self.settled.wait()
         mine = sock.dup()
         mine.setblocking(False)
+        if read_preamble(preamble) is Role.JOIN:
+            if self._executor is None:
+                mine.close()
+            else:
+                await self._executor.peers.receive(mine, preamble)
+            return
         limits = Limits(max_body_bytes=self._options.max_message_bytes)
         own, security = self._certificate, self._options.security
         encryption = worker_tls(own, security) if own and security else None

@@ -42,7 +42,7 @@ from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, describe, dumps, load
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import make_certificate, worker_tls
 from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess, Questions
-from ddlf.worker.joining import Joining
+from ddlf.worker.joining import Dialled, Join, Joining
 from ddlf.worker.lease import MASTER_ID_BYTES, Holder, Lease
 from ddlf.worker.machine import addresses_of, cores, cpu_group, footprint, same_machine
 from ddlf.worker.options import Options
@@ -139,7 +139,7 @@ SILENT_GRACE_S = 30.0
 So a master that was suspended, or that a download or an import blocked, simply continues.
 """
 CLAIMED_IDS = 2**32
-SLOW = ("cancel", "restart", "give", "preload", "machine")
+SLOW = ("cancel", "restart", "give", "preload", "machine", "dial")
 """Commands that are not answered at once."""
 MAX_PROBE_BYTES = 512 * 1024
 MAX_QUEUED_BYTES = 1024**2
@@ -312,6 +312,8 @@ class Control:
                     result = await daemon.preload(*args, **kwargs)
                 case "machine":
                     result = await daemon.machine(*args)
+                case "dial":
+                    result = await daemon.dial(self, *args, **kwargs)
                 case "give":
                     await daemon.give(self, *args)
                 case "restart":
@@ -421,6 +423,7 @@ class Daemon:
         self._written_for = b""  # the master that gets the output of user code
         self._admission = Admission(log, lambda: len(self._controls))
         self._orphans: set[asyncio.Task[None]] = set()
+        self._dialled = Dialled(options.tokens, self._greet)
         self._started = time.monotonic()
         self._stop = asyncio.Event()
         self.left: DDLFError | None = None
@@ -477,6 +480,7 @@ class Daemon:
                     task.cancel()
         finally:
             self._stop_listening()
+            self._dialled.end()
             for control in list(self._controls):
                 control.close()
             await self.process.end()
@@ -573,15 +577,14 @@ class Daemon:
                 except VersionError:
                     await send_all(sock, short_answer(tls=self.encrypts))
                     raise
-                if reason := refusal_of_preamble(
-                    sock, preamble, encrypts=self.encrypts, insecure_plaintext=self.insecure_plaintext
+                if role is not Role.JOIN and (
+                    reason := refusal_of_preamble(
+                        sock, preamble, encrypts=self.encrypts, insecure_plaintext=self.insecure_plaintext
+                    )
                 ):
                     await send_all(sock, short_answer(tls=self.encrypts))
                     raise ProtocolError(reason)
-                if role is Role.JOIN:
-                    await send_all(sock, short_answer(tls=self.encrypts))
-                    raise ProtocolError("a worker wants to join here, but this is a worker")
-                if role is Role.DATA:
+                if role is not Role.CONTROL:
                     await self.process.hand_over(sock, preamble, deadline)
                     return
                 sock, _ = await answer(
@@ -614,6 +617,7 @@ class Daemon:
             if self.is_leaving:
                 self._stop.set()
             self._questions.end()
+            self._dialled.end()
             self._lease.release()
             self.process.grant(b"")
         if control.claimed and not self._stop.is_set():
@@ -636,6 +640,7 @@ class Daemon:
         self._holder = control
         if before is not control:
             self._questions.end()
+            self._dialled.end()
             if self._written_for != master.master_id:
                 self.process.lines.forget()
             self._written_for = master.master_id
@@ -709,6 +714,26 @@ class Daemon:
 
         folders = [self._folder.path, *([self._options.state_dir] if self._options.state_dir else [])]
         return await asyncio.to_thread(about, folders, list(map(str, needs)))
+
+    async def dial(self, control: Control, addresses: list[list[Any]], me: int, number: int) -> str:
+        """Offer connections to another worker of the run, which may call this worker, and cannot dial it.
+
+        Args:
+            control: The connection of the master, which has this worker.
+            addresses: Hosts and ports where this worker may reach the other one.
+            me: Number of this worker in the cluster.
+            number: The number that the other worker expects; see ``offer_number``.
+
+        Returns:
+            Why the other worker was not reached; empty if it was.
+
+        Raises:
+            LeaseError: The caller is not the master that has this worker.
+        """
+        if control is not self._holder:
+            raise LeaseError("only the master with the lease can have this worker dial others")
+        targets = tuple((str(host), int(port)) for host, port, *_ in addresses)
+        return await self._dialled.begin(Join(targets, int(me), int(number), for_s=0.0))
 
     async def give(self, control: Control, id: int, piece: bytes, last: bool) -> None:
         """Pass the master's answer to a question of the executor, such as for a module to import, on to the executor.

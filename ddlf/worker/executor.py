@@ -30,6 +30,7 @@ from ddlf.extras import hooks
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.buffers import POOL
 from ddlf.rpc.code import CodeCache, unpickle
+from ddlf.rpc.handshake import Role, read_preamble
 from ddlf.rpc.listen import answer
 from ddlf.rpc.messages import Limits
 from ddlf.rpc.tls import Security, worker_tls
@@ -227,6 +228,9 @@ async def _serve(executor: Executor, channel: socket.socket, activity: Activity,
     async def greet(sock: socket.socket, preamble: bytes, deadline: float, address: str) -> None:
         try:
             async with asyncio.timeout_at(deadline):
+                if read_preamble(preamble) is Role.JOIN:
+                    await executor.peers.receive(sock, preamble)
+                    return
                 sock, hello = await answer(
                     sock,
                     preamble,

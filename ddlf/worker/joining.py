@@ -36,7 +36,7 @@ class Join:
         addresses: Hosts and ports of the gate. All are tried at once.
         place: The worker's place from 0, or ``ANY_PLACE``.
         incarnation: Rises with each start of a worker at this place.
-        for_s: The worker ends after so many seconds without a master.
+        for_s: The worker ends after so many seconds without a master. 0 gives up if the first try fails.
     """
 
     addresses: tuple[tuple[str, int], ...]
@@ -104,7 +104,8 @@ class Joining:
                 if self._is_used():
                     heard = loop.time()
                 elif loop.time() - heard > self._join.for_s:
-                    error.message = f"no master at {self._join} for {self._join.for_s:g} s: {error.message}"
+                    if self._join.for_s:
+                        error.message = f"no master at {self._join} for {self._join.for_s:g} s: {error.message}"
                     return error
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -205,3 +206,40 @@ async def _close_others(tries: Sequence[asyncio.Task[socket.socket]], kept: asyn
     for task in others:
         if not task.cancelled() and task.exception() is None:
             task.result().close()
+
+
+class Dialled:
+    """The other workers that this worker dials, because they cannot dial it. It offers them connections, as to a gate.
+
+    Args:
+        tokens: This worker's tokens.
+        serve: Serves a connection that another worker uses, and closes it.
+    """
+
+    def __init__(self, tokens: tuple[bytes, ...], serve: Callable[[socket.socket, str], Awaitable[None]]) -> None:
+        self._tokens = tokens
+        self._serve = serve
+        self._tasks: dict[Join, asyncio.Task[DDLFError | None]] = {}
+
+    async def begin(self, join: Join) -> str:
+        """Offer connections to one worker until ``end``, or until it wants no more. Return why this worker has not
+        reached it; empty if it has, perhaps earlier.
+        """
+        task = self._tasks.get(join)
+        if task is None or task.done():
+            joined = asyncio.Event()
+            joining = Joining(join, self._tokens[0], self._serve, joined.is_set, lambda line: joined.set())
+            self._tasks[join] = task = asyncio.ensure_future(joining.run())
+            waiting = asyncio.ensure_future(joined.wait())
+            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+        if not task.done():
+            return ""
+        error = None if task.cancelled() else task.result()
+        return error.message if error else "it wants no connection any more"
+
+    def end(self) -> None:
+        """Offer no connection any more. Connections that are in use stay."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._tasks.clear()

@@ -37,6 +37,16 @@ def peer_pass(key: bytes, run: str, executor: str) -> bytes:
     return hmac.digest(key, f"ddlf peer {run} {executor}".encode(), hashlib.sha256)
 
 
+def offer_number(shown: bytes) -> int:
+    """Return the number of the connections that a called worker opens to its caller, because the caller cannot dial it.
+    The caller accepts no connection with another number.
+
+    Args:
+        shown: The caller's pass for this worker.
+    """
+    return int.from_bytes(hashlib.sha256(b"ddlf offer" + shown).digest()[:8], "little")
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """A master that has or wants a worker.

@@ -3,8 +3,9 @@ event loop.
 
 The master of a run introduces its workers to each other (``ddlf.cluster.introduce``). Each worker receives the
 addresses of the others, the passes to show to them, and the names of its callers. A worker connects to another one by
-the same handshake as a master. It begins with ``greet``, in which both sides check that they have reached the right
-worker. From then on it may call the offered verbs of the run's roles, with data only. This right ends with the lease
+the same handshake as a master. If it cannot dial the other one, the daemon there dials this worker, and offers it
+connections as it would to a master's gate. The first call on a connection is ``greet``, in which both sides check that
+they have reached the right worker. From then on it may call the offered verbs of the run's roles, with data only. This right ends with the lease
 under which the master gave it, with the run, and when the master introduces its workers again without that worker.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import itertools
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,14 +34,17 @@ from ddlf.errors import (
 from ddlf.rpc.buffers import POOL
 from ddlf.rpc.connection import Channel, Connection, Deadline
 from ddlf.rpc.dial import dial
-from ddlf.rpc.handshake import Role
+from ddlf.rpc.handshake import Role, short_answer
 from ddlf.rpc.heartbeats import ControlChannel, Timing, end_when_silent
+from ddlf.rpc.join import Offer, Verdict, receive_offer
 from ddlf.rpc.messages import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits, Request, Tag, refuse_loading
+from ddlf.rpc.offers import Offers
+from ddlf.rpc.stream import send_all
 from ddlf.rpc.tls import TOKEN_ONLY, Security
-from ddlf.worker.lease import peer_pass
+from ddlf.worker.lease import offer_number, peer_pass
 
 ADDRESS_S = 3.0
-"""Seconds to wait for one address before trying the next."""
+"""Seconds to wait for one address, or for an offered connection, before trying the next."""
 GREET_S = 10.0
 """Seconds to wait for a connected worker to identify itself. Its event loop may be busy."""
 SILENT_S = 30.0
@@ -73,8 +78,15 @@ class Dialling:
     max_message_bytes: int = MAX_BODY_BYTES
     security: Security = TOKEN_ONLY
 
-    async def __call__(self, host: str, port: int, role: Role = Role.DATA) -> Any:
-        """Return a socket, and the other side's hello. It raises the errors of ``dial``."""
+    async def __call__(
+        self,
+        host: str,
+        port: int,
+        role: Role = Role.DATA,
+        *,
+        way: Callable[[float], Awaitable[socket.socket]] | None = None,
+    ) -> Any:
+        """Return a socket, and the other side's hello. It raises the errors of ``dial``, and has the same ``way``."""
         for token in self.tokens:
             try:
                 return await dial(
@@ -85,6 +97,7 @@ class Dialling:
                     max_message_bytes=self.max_message_bytes,
                     timeout_s=ADDRESS_S,
                     security=self.security,
+                    way=way,
                 )
             except AuthError:
                 if token is self.tokens[-1]:
@@ -103,6 +116,9 @@ class Peer:
         addresses: Tuples of host, port, and whether the user set that address for this purpose.
         shows: The pass that this worker shows to be admitted.
         dead_after_s: Seconds of silence before the link counts as lost.
+
+    Attributes:
+        offers: Connections that the other worker has opened, because this one cannot dial it.
     """
 
     def __init__(
@@ -111,6 +127,7 @@ class Peer:
         self.id = id
         self.name = name
         self.shows = shows
+        self.offers = Offers()
         self._caller = caller
         self.found_at(addresses)
         self._timing = Timing.of(dead_after_s=dead_after_s)
@@ -167,7 +184,8 @@ class Peer:
         return self._bytes_before[1] + (self._channel.stream.bytes_received if self._channel else 0)
 
     async def reach(self) -> Channel:
-        """Connect unless already connected. Use the first address where the other worker itself answers.
+        """Connect unless already connected. Use a connection that the other worker offers, or the first address where
+        this worker itself answers.
 
         Raises:
             ConnectError: The other worker answers at no address, or an address that the user set for it leads to
@@ -179,7 +197,8 @@ class Peer:
             if self._channel is not None:
                 return self._channel
             problems: list[str] = []
-            for address in list(self._addresses):
+            offered = [(self.name, 0, False)] if self.offers.incarnation else []
+            for address in offered + self._addresses:
                 if self._is_over:
                     raise AppMissing(f"this worker is not in a run with {self.name} any more")
                 host, port, given = address
@@ -195,7 +214,7 @@ class Peer:
                     self._listening = self.spawn(self._listen(host, port))
                     self._addresses.sort(key=lambda candidate: candidate != address)  # next time try this address first
                     return outcome
-                problems.append(f"{host}:{port} {outcome}")
+                problems.append(f"{host}:{port} {outcome}" if port else f"a connection that it offered {outcome}")
                 if given:
                     break
             raise ConnectError(
@@ -203,12 +222,23 @@ class Peer:
                 worker=self.name,
             )
 
+    async def _offered(self, timeout_s: float) -> socket.socket:
+        """Return a connection that the other worker has offered.
+
+        Raises:
+            ConnectError: It offered none in time.
+        """
+        try:
+            return await self.offers.take(timeout_s)
+        except TimeoutError:
+            raise ConnectError(f"it has offered no connection within {timeout_s:g} s") from None
+
     async def _greet(self, host: str, port: int) -> Channel | str:
-        """Connect to an address. Return the connection if the wanted worker answers; otherwise return a text that says
-        which process answers there.
+        """Connect to an address, or by an offered connection if the port is 0. Return the connection if the wanted
+        worker answers; otherwise return a text that says which process answers there.
         """
         caller = self._caller
-        sock, hello = await caller.dialling(host, port)
+        sock, hello = await caller.dialling(host, port, way=None if port else self._offered)
         end_when_silent(sock, SILENT_S)
         limits, peer_limits = (Limits(max_body_bytes=side.max_message_bytes) for side in (caller.dialling, hello))
         open = partial(Connection, sock, limits=limits, peer_limits=peer_limits, allocate=POOL.take)
@@ -232,7 +262,7 @@ class Peer:
         shows that the link is lost.
         """
         try:
-            sock, hello = await self._caller.dialling(host, port, Role.CONTROL)
+            sock, hello = await self._caller.dialling(host, port, Role.CONTROL, way=None if port else self._offered)
         except DDLFError:
             return  # without heartbeats the kernel reports a lost link, but later
         if self._control is not None:  # the next call after a lost connection opens this connection again
@@ -277,6 +307,8 @@ class Peer:
     def close(self) -> None:
         """End the connection to the other worker. No call follows."""
         self._is_over = True
+        self.offers.tell_over()
+        self.offers.close()
         if self._channel is not None:
             self._channel.stream.close()
         if self._listening is not None:
@@ -446,6 +478,40 @@ class Peers(Mapping[int, Peer]):
             return None
 
         return [failure for failure in await asyncio.gather(*map(reach, order)) if failure is not None]
+
+    # -- connections that other workers open --------------------------------------------------------------------------
+
+    async def receive(self, sock: socket.socket, preamble: bytes) -> None:
+        """Keep a connection that another worker offers, because this worker cannot dial it. The caller limits the time.
+        On failure the socket is closed.
+
+        Args:
+            sock: A non-blocking socket.
+            preamble: The first 8 bytes, already checked.
+
+        Raises:
+            AuthError: The other side does not have this worker's token.
+            OSError: The connection ended.
+            ProtocolError: This worker calls no others, so the other side probably looks for a master.
+        """
+        kept = False
+        try:
+            if not self._peers:
+                await send_all(sock, short_answer())
+                raise ProtocolError("a worker wants to join here, but this is a worker")
+            offer = await receive_offer(sock, preamble, self.dialling.tokens, self._judge)
+            if offer is not None:
+                self._peers[offer.place].offers.keep(sock, offer.incarnation)
+                kept = True
+        finally:
+            if not kept:
+                sock.close()
+
+    def _judge(self, offer: Offer) -> Verdict:
+        peer = self._peers.get(offer.place)
+        if peer is None:
+            return Verdict.NO_SUCH_PLACE
+        return Verdict.WELCOME if offer.incarnation == offer_number(peer.shows) else Verdict.REPLACED
 
     # -- requests of other workers ------------------------------------------------------------------------------------
 

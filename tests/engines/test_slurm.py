@@ -304,6 +304,41 @@ def test_same_bits_in_all_ways(lab, run, tmp_path):
     assert list(tmp_path.glob(".ddlf-*")) == []
 
 
+def test_tasks_without_a_shared_folder_meet_and_two_jobs_are_told_apart(lab, run, tmp_path):
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for name in ("munge", "unmunge"):  # this cluster's munged has its own socket
+        program = shutil.which(name)
+        (commands / name).write_text(f'#!/bin/sh\nexec {program} --socket={lab.folder}/munge.socket "$@"\n')
+        (commands / name).chmod(0o755)
+    script = (
+        f'export PATH={commands}:$PATH; cd "$(mktemp -d {tmp_path}/task-XXXXXX)" && cp {tmp_path}/app.py . && '
+        f"exec {sys.executable} -m ddlf run app.py --no-dashboard --quiet --launcher slurm --save {tmp_path}/$0"
+    )
+    names = [f"{number}.safetensors" for number in range(2)]
+    jobs = [run("srun", "-N2", "-n2", "-c1", "sh", "-c", script, name) for name in names]
+    assert [one.ended() for one in jobs] == [0, 0], [one.output for one in jobs]
+    local = run(*DDLF, "app.py", "--no-dashboard", "--quiet", "--local", "2", "--save", "local.safetensors")
+    assert local.ended() == 0, local.output
+    hashes = {hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in (*names, "local.safetensors")}
+    assert len(hashes) == 1
+    assert len(list(tmp_path.glob("task-*"))) == 4
+    assert list(tmp_path.glob("task-*/.ddlf-*")) == []
+
+
+def test_tasks_that_share_nothing_and_have_no_munge_are_told_what_to_do(lab, run, tmp_path):
+    script = (
+        f'cd "$(mktemp -d {tmp_path}/task-XXXXXX)" && cp {tmp_path}/app.py . && '
+        f"PATH=/nonexistent exec {sys.executable} -m ddlf run app.py --launcher slurm:start_timeout=5"
+    )
+    one = run("srun", "-N2", "-n2", "sh", "-c", script)
+    assert one.ended() == 3, one.output
+    assert "rank 1 has not found the master within 5 s: no file" in one.output
+    assert "no master at n0, ports" in one.output
+    assert "this node has no munge" in one.output
+    assert "begin all tasks in a folder that they share; without one, the nodes need the commands munge" in one.output
+
+
 def test_elements_that_are_lost_come_again_with_slurms_reason(lab, run):
     one = run(*ARRAY)
     said = one.works(3)

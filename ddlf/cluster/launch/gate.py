@@ -13,29 +13,25 @@ import contextlib
 import logging
 import socket
 import threading
-from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ddlf.cluster.launch.launcher import Address, Launcher, Way
-from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, ProtocolError
+from ddlf.errors import ConfigError, ConnectError, DDLFError, ProtocolError
 from ddlf.rpc.admission import Admission
-from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, PROOF_BYTES, Role, is_http, read_preamble
-from ddlf.rpc.heartbeats import end_when_silent
-from ddlf.rpc.join import ANY_PLACE, DEAD_CONNECTION_S, KEPT, OFFER, OPENING, Greeting, Offer, Verdict, join_preamble
-from ddlf.rpc.listen import REFUSAL_DELAY_S, accepted, answer_http, close_if_cancelled, listening_socket, refusal
-from ddlf.rpc.stream import receive_exactly, send_all
+from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble
+from ddlf.rpc.join import ANY_PLACE, Offer, Verdict, receive_offer
+from ddlf.rpc.listen import accepted, answer_http, close_if_cancelled, listening_socket, refusal
+from ddlf.rpc.offers import Offers
+from ddlf.rpc.stream import receive_exactly
 from ddlf.rpc.tls import is_loopback
 from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
 from ddlf.worker.machine import addresses_in, addresses_of
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 4
-"""Connections that wait for one place. A worker offers one at a time; more come from a worker that was cut off."""
 MOST_GREETINGS = 64
 """Greetings from one address at the same time: so many workers may share the address of a NAT."""
 LEFT_AFTER_S = 5.0
@@ -55,23 +51,14 @@ SAY_AFTER_S = 5.0
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Place:
+class Place(Offers):
     """The state of one place, a numbered position that one worker at a time can take by joining.
 
     Attributes:
-        incarnation: Its incarnation; 0 before the first worker.
-        waiting: Its connections that nobody uses.
-        takers: The master's requests for a connection, the oldest first.
-        left_at: When its worker ended its last waiting connection, by the gate's clock; None while one waits or is used.
         is_told: Whether its worker knows that the run is over.
     """
 
-    incarnation: int = 0
-    left_at: float | None = None
-    is_told: bool = False
-    waiting: deque[socket.socket] = field(default_factory=deque)
-    takers: deque[asyncio.Future[socket.socket]] = field(default_factory=deque)
+    is_told = False
 
 
 class Gate:
@@ -118,11 +105,7 @@ class Gate:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         for place in self._places:
-            for sock in place.waiting:
-                self._loop.remove_reader(sock)
-                sock.close()
-            for taker in place.takers:
-                taker.cancel()
+            place.close()
         self._listener.close()
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
@@ -160,10 +143,7 @@ class Gate:
         """
         self._is_over = True
         for place in self._places:
-            if place.waiting:
-                with contextlib.suppress(OSError):
-                    place.waiting[-1].send(join_preamble())
-                place.is_told = True
+            place.is_told = place.tell_over() or place.is_told
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_OFFERS_S):
                 while not all(place.is_told or not place.incarnation for place in self._places):
@@ -192,33 +172,17 @@ class Gate:
         return await self.run(self._take(self._places[place], place, timeout_s))
 
     async def _take(self, place: Place, number: int, timeout_s: float) -> socket.socket:
-        if place.waiting:
-            sock = place.waiting.popleft()
-            self._loop.remove_reader(sock)
-            return sock
-        if number in self.absent_at_start:
+        if not place.waiting and number in self.absent_at_start:
             why = self.absent_at_start.pop(number)
             raise ConnectError(f"place {number}: no worker has joined there yet" + (f": {why}" if why else ""))
-        taker: asyncio.Future[socket.socket] = self._loop.create_future()
-        place.takers.append(taker)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await taker
+            return await place.take(timeout_s)
         except TimeoutError:
-            if taker.done() and not taker.cancelled():
-                taker.result().close()
             known = "the worker there offers no connection" if place.incarnation else "no worker has joined there"
             raise ConnectError(
                 f"place {number}: {known} within {timeout_s:g} s",
                 hint=f"start one with: ddlf-worker --join HOST:{self.port}" if not place.incarnation else "",
             ) from None
-        except asyncio.CancelledError:
-            if taker.done() and not taker.cancelled():
-                taker.result().close()
-            raise
-        finally:
-            with contextlib.suppress(ValueError):
-                place.takers.remove(taker)
 
     async def wait(self, least: int) -> list[int]:
         """Wait until at least this number of places have a worker; return the places without one. In the gate's loop."""
@@ -256,25 +220,11 @@ class Gate:
                 opening = await receive_exactly(sock, PREAMBLE.size)
                 if read_preamble(opening) is not Role.JOIN:
                     raise ProtocolError("a master dials here, but this is the gate of another master")
-                greeting = Greeting(self._tokens)
-                opening += await receive_exactly(sock, OPENING.size - PREAMBLE.size)
-                await send_all(sock, greeting.reply(opening))
-                try:
-                    offer = greeting.read(await receive_exactly(sock, OFFER.size + PROOF_BYTES))
-                except AuthError:
-                    await asyncio.sleep(REFUSAL_DELAY_S)
-                    await send_all(sock, greeting.answer(Verdict.REFUSED))
-                    raise
-                verdict, place = self._judge(offer)
-                await send_all(sock, greeting.answer(verdict))
-                if verdict is Verdict.WELCOME:
-                    await receive_exactly(sock, len(KEPT))
-                    verdict, place = self._judge(offer)  # another worker may have taken the free place meanwhile
-                    if verdict is Verdict.WELCOME:
-                        self._keep(sock, self._places[place], offer)
-                        owned = False
-                    elif verdict is Verdict.OVER:
-                        await send_all(sock, join_preamble())  # the worker waits already
+                offer = await receive_offer(sock, opening, self._tokens, lambda offer: self._judge(offer)[0])
+                if offer is not None:
+                    self._places[self._judge(offer)[1]].keep(sock, offer.incarnation)
+                    self.came.set()
+                    owned = False
         except (DDLFError, OSError) as error:
             if is_http(opening):
                 answer_http(sock)
@@ -305,33 +255,6 @@ class Gate:
 
     def _is_left(self, place: Place) -> bool:
         return place.left_at is not None and self._loop.time() - place.left_at >= LEFT_AFTER_S
-
-    def _keep(self, sock: socket.socket, place: Place, offer: Offer) -> None:
-        """Let a connection wait until the master needs it, or give it to a request that waits already."""
-        if offer.incarnation != place.incarnation:
-            for old in list(place.waiting):
-                self._drop(place, old)
-        place.incarnation, place.left_at = offer.incarnation, None
-        self.came.set()
-        while place.takers:
-            taker = place.takers.popleft()
-            if not taker.done():
-                taker.set_result(sock)
-                return
-        end_when_silent(sock, DEAD_CONNECTION_S)
-        place.waiting.append(sock)
-        # A waiting worker sends nothing: bytes or an end mean that this connection is of no use any more.
-        self._loop.add_reader(sock, self._drop, place, sock)
-        if len(place.waiting) > MOST_WAITING:
-            self._drop(place, place.waiting[0])
-
-    def _drop(self, place: Place, sock: socket.socket) -> None:
-        self._loop.remove_reader(sock)
-        sock.close()
-        with contextlib.suppress(ValueError):
-            place.waiting.remove(sock)
-        if not place.waiting:
-            place.left_at = self._loop.time()
 
 
 class Joined(Launcher):

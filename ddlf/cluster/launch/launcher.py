@@ -26,7 +26,7 @@ OWN = {
     "k8s": "ddlf.cluster.launch.kubernetes.launcher:Kubernetes",
     "mpi": "ddlf.cluster.launch.ranks:Mpi",
     "ray": "ddlf.cluster.launch.ray:Rayed",
-    "slurm": "ddlf.cluster.launch.slurm:Slurm",
+    "slurm": "ddlf.cluster.launch.slurm.launcher:Slurm",
     "spark": "ddlf.cluster.launch.spark:Spark",
     "ssh": "ddlf.cluster.launch.ssh:Ssh",
 }

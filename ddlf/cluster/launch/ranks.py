@@ -2,7 +2,8 @@
 
 All tasks run the same command. The task with rank 0 is the master. Every task, including the master's, has a worker at
 the place of its rank, which joins the master. The tasks meet by a file in the working folder, which they share. The file
-has the master's addresses and a token of this run, and only its owner can read it.
+has the master's addresses and a token of this run, and only its owner can read it. An engine may have other meeting
+points, too.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import os
 import re
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from pathlib import Path
 from ddlf.cluster.launch.engine import Engine
 from ddlf.cluster.launch.keys import Keys
 from ddlf.cluster.launch.launcher import Address, Workers
+from ddlf.cluster.launch.meeting import Meeting, MeetingFile, MeetingPoint
 from ddlf.cluster.launch.supervisor import LOOK_S, Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 
@@ -137,12 +137,15 @@ class Ranked(Engine):
         keys: The keys of the launcher.
         ranks: This task.
         folder: A folder that all tasks share.
+        more: Meeting points for tasks that share no folder.
 
     Raises:
         ConfigError: ``workers`` is not the number of tasks.
     """
 
-    def __init__(self, keys: Keys, ranks: Ranks, folder: Path | None = None) -> None:
+    meeting_hint = "begin all tasks in a folder that they share"
+
+    def __init__(self, keys: Keys, ranks: Ranks, folder: Path | None = None, more: Sequence[MeetingPoint] = ()) -> None:
         self.ranks = ranks
         workers = keys.workers or Workers(ranks.size, ranks.size)
         if workers.most != ranks.size:
@@ -151,7 +154,8 @@ class Ranked(Engine):
                 hint=f"leave it out, or start {workers.most} tasks",
             )
         name = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in ranks.job)
-        self._file = (folder or Path.cwd()) / f".ddlf-{ranks.engine}-{name}.json"
+        file = (folder or Path.cwd()) / f".ddlf-{ranks.engine}-{name}.json"
+        self._points: list[MeetingPoint] = [MeetingFile(file), *more]
         super().__init__(keys, workers)
         self._own: Supervisor | None = None
 
@@ -165,41 +169,30 @@ class Ranked(Engine):
             ConnectError: The master did not begin in time.
         """
         while True:
-            meeting = self._wait_for_meeting()
-            gates, token = meeting
-            supervisor = Supervisor(WorkerStart(gates, self.ranks.rank, token, self.ranks.cores))
+            point, meeting = self._wait_for_meeting()
+            supervisor = Supervisor(WorkerStart(meeting.gates, self.ranks.rank, meeting.token, self.ranks.cores))
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_, mine=supervisor: mine.ask_to_stop())
-            code = supervisor.run(is_over=lambda: not self._file.exists())
+            code = supervisor.run(point.is_over)
             # A file of an earlier run, whose master was killed, leads nowhere. The master has replaced it meanwhile.
-            if not code or self._meeting() in (None, meeting):
+            if not code or point.find() in (None, meeting):
                 return code
 
-    def _wait_for_meeting(self) -> tuple[str, bytes]:
+    def _wait_for_meeting(self) -> tuple[MeetingPoint, Meeting]:
         deadline = time.monotonic() + self._start_timeout_s
-        while (meeting := self._meeting()) is None:
-            if time.monotonic() > deadline:
-                raise ConnectError(
-                    f"rank {self.ranks.rank} found no file {self._file} within {self._start_timeout_s:g} s",
-                    hint="begin all tasks in a folder that they share",
-                )
+        while time.monotonic() <= deadline:
+            for point in self._points:
+                if (meeting := point.find()) is not None:
+                    return point, meeting
             time.sleep(LOOK_S)
-        return meeting
-
-    def _meeting(self) -> tuple[str, bytes] | None:
-        """Return the master's addresses and the token; None without a file that only this user can have written."""
-        with (
-            contextlib.suppress(OSError, ValueError, KeyError),
-            open(os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW)) as file,
-        ):
-            facts = os.fstat(file.fileno())
-            if facts.st_uid == os.geteuid() and not facts.st_mode & 0o077:
-                meeting = json.load(file)
-                return meeting["gates"], meeting["token"].encode()
-        return None
+        reasons = "; ".join(point.why() for point in self._points)
+        raise ConnectError(
+            f"rank {self.ranks.rank} has not found the master within {self._start_timeout_s:g} s: {reasons}",
+            hint=self.meeting_hint,
+        )
 
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
-        """Open the gate, write the file, start this task's own worker, and wait for all workers.
+        """Open the gate, tell the tasks where it is, start this task's own worker, and wait for all workers.
 
         Raises:
             ConfigError: This task has another rank than 0, so it is not the master.
@@ -211,26 +204,20 @@ class Ranked(Engine):
             )
         if self._own is None:
             gate = self.open()
-            self._write({"gates": gate.addresses(self.keys.network), "token": self.tokens.primary.decode()})
+            meeting = Meeting(gate.addresses(self.keys.network), self.tokens.primary)
+            for point in self._points:
+                point.open(meeting)
             own = WorkerStart(f"127.0.0.1:{gate.port}", 0, self.tokens.primary, self.ranks.cores)
             self._own = Supervisor(own)
             threading.Thread(target=self._own.run, name="ddlf-rank", daemon=True).start()
         return await super().start(modules)
 
-    def _write(self, meeting: dict[str, object]) -> None:
-        """Write the meeting file, which tells the tasks the master's addresses, so that no task sees an incomplete
-        file.
-        """
-        descriptor, name = tempfile.mkstemp(dir=self._file.parent, prefix=f"{self._file.name}.")  # mode 0600
-        with open(descriptor, "w") as file:
-            json.dump(meeting, file)
-        os.replace(name, self._file)
-
     async def stop(self) -> None:
-        """Tell all workers that the run is over, and remove the file, so that no task waits for it."""
+        """Tell all workers that the run is over, and no more tasks where the master is."""
         own, self._own = self._own, None
         if own is not None:
-            self._file.unlink(missing_ok=True)
+            for point in self._points:
+                point.close()
         await super().stop()
         if own is not None:
             await asyncio.to_thread(own.stop)

@@ -194,9 +194,21 @@ class Remote:
         )
         return cls(host, process, python, target)
 
-    async def port(self) -> int | Failure:
-        """Return the port there that leads to this machine, or why there is none."""
-        return await asyncio.shield(self._port) or await self.failure()
+    async def port(self, timeout_s: float = ANSWER_S) -> int | Failure:
+        """Return the port there that leads to this machine, or why there is none.
+
+        Args:
+            timeout_s: Seconds to wait for the login and for the port.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._port) or await self.failure()
+        except TimeoutError:
+            said = [f": {line}" for line in self._lines if not NOISE.match(line)]
+            return Failure(
+                f"{self.host}: ssh has not forwarded a port there within {timeout_s:g} s{''.join(said[-1:])}; to see what "
+                f"it waits for: ssh -v -R 0:{self._target} {self.host} true"
+            )
 
     def begin(self, program: str, given: Mapping[str, Any]) -> None:
         """Send the program to the Python there.

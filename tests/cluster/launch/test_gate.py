@@ -191,7 +191,7 @@ async def test_worker_whose_waiting_connection_was_cut_keeps_its_place(fleet, to
             while not place.waiting:  # the worker dials its next connection
                 gate.came.clear()
                 await gate.came.wait()
-            gate._drop(place, place.waiting[0])
+            place.drop(place.waiting[0])
             return gate._judge(spare._mine)[0]
 
         assert await gate.run(cut_and_offer()) is Verdict.FULL
@@ -407,11 +407,11 @@ async def test_start_without_any_worker_says_how_to_start_one(token):
 async def test_workers_that_listen_nowhere_cannot_call_each_other_and_say_what_to_do(fleet, token):
     launcher = joined(2, token)
     fleet.port = launcher.gate.port
-    fleet.join(0), fleet.join(1, port=0)
+    fleet.join(0), fleet.join(1)
     async with connected(launcher) as cluster:
         await cluster.run_code("pass")
         pairs = await cluster.introduced(cluster.workers, "run")
-        assert [(caller.id, called.id) for caller, called, _ in pairs] == [(2, 1)]
+        assert [(caller.id, called.id) for caller, called, _ in pairs] == [(1, 2), (2, 1)]
         assert "it has no known address; if it joins its master, start it with --port, too" in pairs[0][2]
 
 

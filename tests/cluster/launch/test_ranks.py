@@ -20,6 +20,7 @@ from ddlf.cli.parsing import Parser
 from ddlf.cluster.launch import ranks
 from ddlf.cluster.launch.keys import Keys, parse_keys
 from ddlf.cluster.launch.launcher import Workers, installed
+from ddlf.cluster.launch.meeting import Meeting
 from ddlf.cluster.launch.ranks import Ranked, Ranks, check_one_task, mpi
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
@@ -84,7 +85,9 @@ def test_option_of_the_launcher_is_checked(monkeypatch):
 
 def test_task_without_a_master_ends_after_the_timeout(tmp_path):
     launcher = Ranked(Keys(start_timeout=0.2), Ranks("slurm", 1, 2, "7.0.0"), tmp_path)
-    with pytest.raises(ConnectError, match=r"rank 1 found no file .*\.ddlf-slurm-7\.0\.0\.json within 0\.2 s"):
+    with pytest.raises(
+        ConnectError, match=r"rank 1 has not found the master within 0\.2 s: no file .*\.ddlf-slurm-7\.0\.0\.json"
+    ):
         launcher.follower()()
 
 
@@ -144,14 +147,15 @@ def test_file_of_a_killed_run_is_left_for_the_one_that_replaces_it(tmp_path, mon
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         stale = f"127.0.0.1:{free.getsockname()[1]}"
-    launcher._write({"gates": stale, "token": "x" * 43})
+    (point,) = launcher._points
+    point.open(Meeting(stale, b"x" * 43))
     seen = []
 
     class Seen(Supervisor):
         def run(self, is_over):
             seen.append(self._command[self._command.index("--join") + 1])
             if len(seen) == 1:  # while this worker looks for the old master, the new one writes its file
-                launcher._write({"gates": "127.0.0.1:1", "token": "y" * 43})
+                point.open(Meeting("127.0.0.1:1", b"y" * 43))
                 return 3
             return 0
 

@@ -19,17 +19,13 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.launch.launcher import Cause, Left, Workers, from_keys, installed
 from ddlf.cluster.launch.ranks import Ranks, counts
 from ddlf.cluster.launch.ranks import slurm as task
-from ddlf.cluster.launch.slurm import (
-    Array,
-    SlurmKeys,
-    Steps,
-    Tasks,
-    array_script,
-    choose,
-    clock,
-    job_options,
-    seats,
-)
+from ddlf.cluster.launch.slurm.array import Array
+from ddlf.cluster.launch.slurm.commands import clock
+from ddlf.cluster.launch.slurm.keys import SlurmKeys
+from ddlf.cluster.launch.slurm.launcher import choose
+from ddlf.cluster.launch.slurm.render import array_script, job_options
+from ddlf.cluster.launch.slurm.steps import Steps, seats
+from ddlf.cluster.launch.slurm.tasks import Tasks
 from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError, WorkerLost
 from tests.patience import PATIENCE_S
@@ -330,7 +326,7 @@ async def test_cancelled_element_is_not_submitted_again(slurm, tmp_path, descend
 async def test_element_that_slurm_queues_again_says_why_and_is_asked_to_start_soon(
     line, left, slurm, tmp_path, descendants, monkeypatch
 ):
-    monkeypatch.setattr("ddlf.cluster.launch.slurm.PAUSE_S", 0.0)
+    monkeypatch.setattr("ddlf.cluster.launch.slurm.array.PAUSE_S", 0.0)
     launcher = Array(SlurmKeys(workers=1, folder=tmp_path))
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher):
         (folder,) = tmp_path.glob(".ddlf-slurm-*")
@@ -395,7 +391,7 @@ echo 7
 
 
 async def test_sbatch_that_does_not_end_is_killed(slurm, tmp_path, descendants, monkeypatch):
-    monkeypatch.setattr("ddlf.cluster.launch.slurm.SUBMIT_S", 0.1)
+    monkeypatch.setattr("ddlf.cluster.launch.slurm.array.SUBMIT_S", 0.1)
     (slurm / "sbatch").write_text(f"#!/bin/sh\ntouch {slurm}/begins\nexec sleep 1000\n")
     cluster = Cluster(Array(SlurmKeys(workers=1, folder=tmp_path)))
     async with asyncio.timeout(PATIENCE_S):

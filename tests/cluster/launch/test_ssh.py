@@ -149,6 +149,16 @@ async def test_machine_that_does_not_answer_after_the_login_is_left(tmp_path, mo
         await asyncio.wait_for(Cluster(launcher("pc01", python=str(tmp_path / "python"))).connect(), PATIENCE_S)
 
 
+async def test_ssh_that_never_forwards_a_port_is_left(monkeypatch, descendants):
+    monkeypatch.setattr(Remote.port, "__defaults__", (0.2,))
+    monkeypatch.setattr("ddlf.cluster.launch.engine.PAUSES_S", (0.01, 0.01))
+    with pytest.raises(
+        ConnectError, match=r"place 0: silent: ssh has not forwarded a port there within 0\.2 s; to see .*: ssh -v"
+    ) as caught:
+        await asyncio.wait_for(Cluster(launcher("silent")).connect(), PATIENCE_S)
+    assert "Permanently added" not in str(caught.value)
+
+
 async def test_silent_machine_is_named_at_the_timeout(descendants):
     with pytest.raises(ConnectError, match=r"no worker joined at port \d+ within 0\.2 s: ssh connects to silent"):
         await asyncio.wait_for(Cluster(launcher("silent", start_timeout=0.2)).connect(), PATIENCE_S)

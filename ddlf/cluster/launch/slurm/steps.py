@@ -1,0 +1,165 @@
+"""Workers in steps of the job that the master belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from ddlf.cluster.launch.engine import PlaceEngine
+from ddlf.cluster.launch.gate import Gate
+from ddlf.cluster.launch.keys import Keys
+from ddlf.cluster.launch.launcher import Left, Workers
+from ddlf.cluster.launch.ranks import counts
+from ddlf.cluster.launch.slurm.commands import NEWS_S, STOP_S, cause_in, environment_of_command, megabytes
+from ddlf.cluster.launch.slurm.keys import SlurmKeys
+from ddlf.cluster.launch.supervisor import WorkerStart
+from ddlf.errors import ConfigError, ConnectError
+
+SAID_BYTES = 4000
+"""Bytes of a step's errors that the launcher keeps."""
+NEVER = ("Invalid job id", "already completing or completed", "Expired or invalid job", "revoked")
+"""Words of ``srun`` if the job has ended, so that it gets no step any more."""
+
+
+class Steps(PlaceEngine):
+    """The launcher for workers in the job that this process belongs to. Each worker is a step with one task.
+
+    The steps do not share CPUs. With ``--overlap``, Slurm would give two steps on a node the same ones.
+
+    Args:
+        keys: The keys of the launcher. The number of workers is by default that of the job's tasks or nodes.
+        environment: The environment of this process.
+
+    Raises:
+        ConfigError: The job has not enough CPUs.
+    """
+
+    name = "slurm"
+    model = SlurmKeys
+    keys: SlurmKeys
+    uses: ClassVar = frozenset({*Keys.model_fields, "cores", "memory", "gpus", "python", "env"})
+    where: ClassVar = "in a job, which has its resources already"
+    instead: ClassVar = "give it to salloc or sbatch"
+    commands: ClassVar = ("srun",)
+
+    def __init__(self, keys: SlurmKeys, environment: Mapping[str, str] = os.environ) -> None:
+        cpus = counts(environment.get("SLURM_JOB_CPUS_PER_NODE", "")) or [1]
+        count = int(environment.get("SLURM_NTASKS") or len(cpus))
+        super().__init__(keys, keys.workers or Workers(count, count))
+        cores = keys.cores or int(environment.get("SLURM_CPUS_PER_TASK") or 0) or None
+        self._seats = seats(cpus, len(self.addresses), cores)
+        self._gpus = keys.gpus
+        if self._gpus is None and (gpus := environment.get("SLURM_GPUS_ON_NODE", "")).isdigit():
+            self._gpus = int(gpus) // max(map([node for node, _ in self._seats].count, range(len(cpus))))
+        self._shares = ["--overlap"] if "SLURM_PTY_PORT" in environment else []  # this shell's step has the CPUs
+        self._said: dict[int, bytes] = {}  # the end of the step's errors, by place
+        self._without_node: set[int] = set()
+
+    def worker(self, gate: Gate, place: int | None) -> WorkerStart:
+        assert place is not None
+        gates, (_, cores) = gate.addresses(self.keys.network), self._seats[place]
+        return WorkerStart(gates, place, self.tokens.primary, cores, self.keys.env)
+
+    async def run(self, place: int, worker: WorkerStart) -> Left | None:
+        """Run a step with the worker, and return how it ended.
+
+        Raises:
+            ConnectError: The job has ended.
+        """
+        self._said[place] = b""
+        process = await asyncio.create_subprocess_exec(
+            *("srun", *self._options(place), self.keys.python, "-m", "ddlf.cli.worker", *worker.arguments()),
+            "--exit-with-parent",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env={**environment_of_command(keeps=("SLURM_JOB_ID", "SLURM_CONF")), **worker.environment()},
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        assert process.stderr is not None
+        try:
+            process.stdin.write(worker.token + b"\n")
+            while chunk := await process.stderr.read(4096):
+                self._said[place] = (self._said[place] + chunk)[-SAID_BYTES:]
+            code = await process.wait()
+        finally:
+            await _end_step(process)
+        said = self._said[place].decode(errors="replace")
+        words = _last_words(said)
+        if any(never in said for never in NEVER):
+            raise ConnectError(words)
+        if re.search("error: .*node", said):
+            self._without_node.add(place)  # its node was taken out of the job, or is down
+        return Left(cause_in(words), words or f"its step ended with exit code {code}", code)
+
+    def _options(self, place: int) -> list[str]:
+        node, cores = self._seats[place]
+        return [
+            *("--nodes=1", "--ntasks=1", f"--cpus-per-task={cores}", "--exact", "--quit-on-interrupt", *self._shares),
+            *([] if place in self._without_node else [f"--relative={node}"]),
+            f"--mem={megabytes(self.keys.memory)}",  # 0: steps share the memory of the job
+            *([] if self._gpus is None else [f"--gres=gpu:{self._gpus}" if self._gpus else "--gres=none"]),
+            f"--job-name=ddlf-place-{place}",
+        ]
+
+    async def waits(self, index: int) -> str:
+        return _last_words(self._said.get(index, b"").decode(errors="replace"))
+
+    async def left(self, index: int) -> Left | None:
+        for _ in range(10):  # srun tells the end of a task a moment after the master has lost the connection
+            if (left := await super().left(index)) is not None:
+                return left
+            await asyncio.sleep(NEWS_S / 20)
+        return None
+
+
+def seats(cpus: Sequence[int], count: int, cores: int | None) -> list[tuple[int, int]]:
+    """Return the node and the number of CPUs of each place. Places go to the nodes by turns, as long as a node has CPUs.
+
+    Args:
+        cpus: Number of the job's CPUs on each node.
+        count: Number of places.
+        cores: Number of CPUs for each place; None divides the CPUs of a node among its places.
+
+    Raises:
+        ConfigError: There are not enough CPUs.
+    """
+    nodes: list[int] = []
+    room = [there // (cores or 1) for there in cpus]
+    while len(nodes) < count:
+        free = [node for node, most in enumerate(room) if nodes.count(node) < most]
+        if not free:
+            raise ConfigError(
+                f"launcher slurm: {count} workers with {cores or 1} CPU{'s' * ((cores or 1) > 1)} each do not fit into this "
+                f"job, which has {', '.join(map(str, cpus))} CPUs on its nodes",
+                hint=f"start {sum(room)} workers, or ask Slurm for a larger job",
+            )
+        nodes += free[: count - len(nodes)]
+    return [(node, cores or cpus[node] // nodes.count(node)) for node in nodes]
+
+
+def _last_words(said: str) -> str:
+    """Return the last line that tells why a step ended or waits, in the words of ``srun``."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and " Terminat" not in line]
+    of_slurm = [line for line in lines if line.startswith(("srun: ", "slurmstepd"))]
+    return re.sub(r"^(srun|slurmstepd\S*): (error: )?", "", next(reversed(of_slurm or lines), "")).strip("* ")
+
+
+async def _end_step(process: asyncio.subprocess.Process) -> None:
+    """End a step: first by the end of its worker's standard input, then by the signals of ``srun``."""
+    if process.stdin is not None:
+        process.stdin.close()
+    for number in (None, signal.SIGTERM, signal.SIGKILL):
+        if number is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+                return
