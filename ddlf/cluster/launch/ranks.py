@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddlf.cluster.launch.engine import Engine
+from ddlf.cluster.launch.guard import Guard
 from ddlf.cluster.launch.keys import Keys
 from ddlf.cluster.launch.launcher import Address, Workers
 from ddlf.cluster.launch.supervisor import LOOK_S, Supervisor, WorkerStart
@@ -154,6 +155,7 @@ class Ranked(Engine):
         self._file = (folder or Path.cwd()) / f".ddlf-{ranks.engine}-{name}.json"
         super().__init__(keys, workers)
         self._own: Supervisor | None = None
+        self._guard: Guard | None = None
 
     def follower(self) -> Callable[[], int] | None:
         return None if self.ranks.rank == 0 else self._follow
@@ -211,6 +213,7 @@ class Ranked(Engine):
             )
         if self._own is None:
             gate = self.open()
+            self._guard = Guard(self._file)
             self._write({"gates": gate.addresses(self.keys.network), "token": self.tokens.primary.decode()})
             own = WorkerStart(f"127.0.0.1:{gate.port}", 0, self.tokens.primary, self.ranks.cores)
             self._own = Supervisor(own)
@@ -229,8 +232,9 @@ class Ranked(Engine):
     async def stop(self) -> None:
         """Tell all workers that the run is over, and remove the file, so that no task waits for it."""
         own, self._own = self._own, None
-        if own is not None:
-            self._file.unlink(missing_ok=True)
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            await asyncio.to_thread(guard.close)
         await super().stop()
         if own is not None:
             await asyncio.to_thread(own.stop)
