@@ -1,6 +1,6 @@
 """Lose workers, warn them, and end runs at random moments on a real engine, and check what comes of it.
 
-    python -m tests.trials.engines ENGINE [--losses 10] [--notices 20] [--ends 20] [--rounds 20] [--seed 0]
+    python -m tests.trials.engines ENGINE [--losses 10] [--notices 20] [--ends 20] [--rounds 20] [--places 3] [--seed 0]
 
 ENGINE is a name in ``rig.RIGS``. The engine is started on this machine, and ended afterwards. A small CNN with dropout
 and momentum is trained with four slots. These statements must be true:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run all series on one engine; returns the number of problems."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=RIGS)
-    for name, count in {"losses": 10, "notices": 20, "ends": 20, "rounds": 20, "seed": 0}.items():
+    for name, count in {"losses": 10, "notices": 20, "ends": 20, "rounds": 20, "places": 3, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=count)
     given = parser.parse_args(argv)
     chance, start, reports = random.Random(given.seed), time.monotonic(), dict[str, Report]()
@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         Path(name).chmod(0o755)
         for one in (folder, runs):
             one.mkdir()
-        with load(given.engine, folder) as rig:
+        rig = load(given.engine, folder)
+        rig.places = given.places
+        with rig:
             if given.rounds:
                 reports["same"] = series.same(rig, runs, given.rounds, say)
                 print(f"{given.engine} same: {reports['same'].line()}", flush=True)

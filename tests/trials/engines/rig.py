@@ -115,6 +115,7 @@ class Victim:
         own_s: Seconds that the engine itself takes until it starts the worker again.
         spares: Places that it cannot hit, such as the place on the master's node.
         is_notice: Whether the engine warns the worker, so that it leaves and is not lost.
+        mend: Repairs the engine after the loss, when all places work again; None if nothing is broken.
     """
 
     lose: Callable[[Run, int], Iterable[int] | None]
@@ -122,6 +123,7 @@ class Victim:
     own_s: float = 0.0
     spares: tuple[int, ...] = ()
     is_notice: bool = False
+    mend: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

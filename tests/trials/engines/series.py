@@ -167,7 +167,11 @@ def losses(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) 
         for number, (kind, victim) in enumerate(order, 1):
             time.sleep(chance.uniform(0, 2))
             place = chance.choice([place for place in range(rig.places) if place not in victim.spares])
-            problems, seconds = _lose(run, victim, place, start_s)
+            try:
+                problems, seconds = _lose(run, victim, place, start_s)
+            finally:
+                if victim.mend is not None:
+                    victim.mend()
             report.done += 1
             report.good += not problems
             report.seconds += seconds
