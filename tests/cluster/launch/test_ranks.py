@@ -261,3 +261,11 @@ def test_worker_that_ends_by_itself_ends_its_task_with_its_code():
     assert supervisor.run() == 3
     supervisor.start()
     assert supervisor._process.poll() == 3, "no worker starts after the end"
+
+
+def test_worker_that_alone_got_sigterm_is_started_again(tmp_path):
+    file = tmp_path / "began"
+    program = f"import sys, pathlib; file = pathlib.Path({str(file)!r})\nif file.exists(): sys.exit(3)\nfile.touch(); sys.exit(143)"
+    supervisor = Supervisor(WorkerStart("127.0.0.1:1", 0, b"token"))
+    supervisor._command = [sys.executable, "-c", program]
+    assert supervisor.run() == 3, "the second worker ends the task"
