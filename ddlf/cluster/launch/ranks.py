@@ -154,6 +154,7 @@ class Ranked(Engine):
         name = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in ranks.job)
         self._file = (folder or Path.cwd()) / f".ddlf-{ranks.engine}-{name}.json"
         super().__init__(keys, workers)
+        self._parent = os.getppid()
         self._own: Supervisor | None = None
         self._guard: Guard | None = None
 
@@ -164,7 +165,7 @@ class Ranked(Engine):
         """Run the worker of a task that does not lead, until the master has ended. Return the exit code.
 
         Raises:
-            ConnectError: The master did not begin in time.
+            ConnectError: The master did not begin in time, or the engine was killed before.
         """
         while True:
             meeting = self._wait_for_meeting()
@@ -172,14 +173,32 @@ class Ranked(Engine):
             supervisor = Supervisor(WorkerStart(gates, self.ranks.rank, token, self.ranks.cores))
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_, mine=supervisor: mine.ask_to_stop())
-            code = supervisor.run(is_over=lambda: not self._file.exists())
+            code = supervisor.run(is_over=lambda: not self._file.exists() or self._is_orphan())
+            if self._is_orphan():
+                return code
             # A file of an earlier run, whose master was killed, leads nowhere. The master has replaced it meanwhile.
             if not code or self._meeting() in (None, meeting):
                 return code
 
+    def _is_orphan(self) -> bool:
+        """Return whether the engine's process that started this task was killed. Nobody would end this task any more."""
+        return os.getppid() != self._parent
+
+    def _lead(self, own: Supervisor) -> None:
+        """Run the worker of the task that leads. If the engine was killed, end the run as its SIGTERM would."""
+
+        def is_over() -> bool:
+            if is_orphan := self._is_orphan():
+                os.kill(os.getpid(), signal.SIGTERM)
+            return is_orphan
+
+        own.run(is_over)
+
     def _wait_for_meeting(self) -> tuple[str, bytes]:
         deadline = time.monotonic() + self._start_timeout_s
         while (meeting := self._meeting()) is None:
+            if self._is_orphan():
+                raise ConnectError(f"rank {self.ranks.rank}: the process that started it was killed")
             if time.monotonic() > deadline:
                 raise ConnectError(
                     f"rank {self.ranks.rank} found no file {self._file} within {self._start_timeout_s:g} s",
@@ -217,7 +236,7 @@ class Ranked(Engine):
             self._write({"gates": gate.addresses(self.keys.network), "token": self.tokens.primary.decode()})
             own = WorkerStart(f"127.0.0.1:{gate.port}", 0, self.tokens.primary, self.ranks.cores)
             self._own = Supervisor(own)
-            threading.Thread(target=self._own.run, name="ddlf-rank", daemon=True).start()
+            threading.Thread(target=self._lead, args=(self._own,), name="ddlf-rank", daemon=True).start()
         return await super().start(modules)
 
     def _write(self, meeting: dict[str, object]) -> None:
