@@ -24,8 +24,9 @@ from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.guard import Guard
 from ddlf.cluster.launch.keys import Keys, read_keys
 from ddlf.cluster.launch.launcher import Cause, Left, Workers
-from ddlf.cluster.launch.supervisor import WorkerStart
+from ddlf.cluster.launch.supervisor import LOOK_S, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
+from ddlf.worker.grace import grace_s
 from ddlf.worker.process import child_environment
 
 STOP_S = 5.0
@@ -111,6 +112,8 @@ class Commanded(PlaceEngine):
             code = await process.wait()
         finally:
             await _end(process)
+        if code:  # otherwise its worker, which it may have left, would compete with the next one
+            await _end_rest(process.pid)
         if code > 0 and self.gate.has_begun:
             return Left(Cause.CRASH, f"its command ended with exit code {code}", code)
         if code > 0:
@@ -159,3 +162,18 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_S):
                     await process.wait()
+
+
+async def _end_rest(group: int) -> None:
+    """End what a command has left in its process group. A worker hands its work over first."""
+    for number, seconds in ((signal.SIGTERM, grace_s() + STOP_S), (signal.SIGKILL, STOP_S)):
+        try:
+            os.killpg(group, number)
+            async with asyncio.timeout(seconds):
+                while True:
+                    await asyncio.sleep(LOOK_S)
+                    os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        except TimeoutError:
+            pass

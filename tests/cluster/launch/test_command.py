@@ -111,3 +111,18 @@ async def test_killed_worker_of_a_place_is_started_again(tmp_path, descendants):
         while (left := cluster._launcher._lefts.get(1)) is None:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
         assert left == Left(Cause.CRASH, "its command was ended by SIGKILL", -9)
+
+
+async def test_worker_of_a_killed_command_ends_before_the_next_one_starts(tmp_path, descendants):
+    command = "sh -c '{worker}; exit $?' place-{place}"
+    async with asyncio.timeout(PATIENCE_S), Cluster(commanded(command, 1, tmp_path)) as cluster:
+        assert await cluster.run_method(number) == [1]
+        first = cluster._launcher.gate.incarnation(0)
+        (shell,) = [one for one in descendants() if one.cmdline()[0] == "sh" and one.cmdline()[-1] == "place-0"]
+        (worker,) = shell.children()
+        shell.kill()
+        while worker.is_running():
+            assert cluster._launcher.gate.incarnation(0) == first, "two workers are at one place"
+            await asyncio.sleep(0.01)
+        while cluster._launcher.gate.incarnation(0) == first:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
