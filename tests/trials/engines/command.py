@@ -21,7 +21,7 @@ class CommandRig(Rig):
         return {
             "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
             "daemon": Victim(lambda run, place: kill(run.daemon(place)), "command ended with exit code 137"),
-            "command": Victim(lambda run, place: kill(shell(run, place)), "command was ended by SIGKILL"),
+            "command": Victim(lambda run, place: kill(shell(run, place)), "SIGTERM", is_notice=True),
         }
 
 

@@ -22,6 +22,7 @@ import psutil
 
 ROOT = Path(__file__).parents[3]
 DDLF = (sys.executable, "-m", "ddlf.cli.main", "run", "app.py")
+QUIET = ("--no-dashboard", "--out", "none")
 MARK = "DDLF_SERIES"
 """Environment variable that all processes of an engine and of its runs have; its value is of one rig."""
 LOOK_S = 0.05
@@ -104,6 +105,63 @@ class Small(ddlf.IApp):
         return history
 '''
 
+CALLS = '''
+import asyncio
+import json
+import os
+import time
+
+from ddlf.errors import DDLFError
+
+
+def number(self):
+    return self.id
+
+
+async def main(cluster):
+    """Call all workers again and again until there is a file ``stop``. It needs no Keras, so workers start soon."""
+    begun, lost, over = set(), set(), asyncio.Event()
+
+    with open("events.jsonl", "a", buffering=1) as file:
+
+        def note(event, **facts):
+            file.write(json.dumps({"at": time.time(), "event": event, **facts}) + "\\n")
+
+        async def call(worker):
+            while not over.is_set():
+                try:
+                    await worker.run_method(number)
+                except DDLFError as error:
+                    if worker.id in begun and worker.id not in lost:
+                        lost.add(worker.id)
+                        note("WorkerLost", worker=worker.id, why=str(error), cause=getattr(error, "cause", None))
+                    try:
+                        if not worker.connected:
+                            await worker.reconnect(5)
+                    except DDLFError:
+                        pass
+                    await asyncio.sleep(0.05)
+                    continue
+                if worker.id in lost:
+                    lost.discard(worker.id)
+                    note("WorkerReturned", worker=worker.id)
+                elif worker.id not in begun:
+                    begun.add(worker.id)
+                    note("WorkerReady", worker=worker.id)
+                await asyncio.sleep(0.05)
+
+        async with asyncio.TaskGroup() as calls:
+            for worker in cluster.workers:
+                calls.create_task(call(worker))
+            while len(begun) < len(cluster.workers):
+                await asyncio.sleep(0.05)
+            note("Committed", record={"round": 1})
+            while not os.path.exists("stop"):
+                await asyncio.sleep(0.05)
+            over.set()
+        note("Result", sha="", rounds=1, exact=True)
+'''
+
 
 @dataclass(frozen=True, slots=True)
 class Victim:
@@ -115,6 +173,8 @@ class Victim:
         own_s: Seconds that the engine itself takes until it starts the worker again.
         spares: Places that it cannot hit, such as the place on the master's node.
         is_notice: Whether the engine warns the worker, so that it leaves and is not lost.
+        prints: Regular expression for a line that the master must have printed when the place works again, if the
+            engine knows the reason later than the master knows of the loss.
         mend: Repairs the engine after the loss, when all places work again; None if nothing is broken.
     """
 
@@ -123,6 +183,7 @@ class Victim:
     own_s: float = 0.0
     spares: tuple[int, ...] = ()
     is_notice: bool = False
+    prints: str = ""
     mend: Callable[[], None] | None = None
 
 
@@ -148,11 +209,13 @@ class Rig(ABC):
     Attributes:
         places: Number of workers.
         mark: Value of ``MARK``.
+        app: Text of the file that runs, ``APP`` or ``CALLS``.
     """
 
     name: ClassVar[str]
     places = 3
     notice_s = 10.0
+    app = APP
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -260,7 +323,7 @@ class Run:
     def __init__(self, rig: Rig, folder: Path, options: Sequence[str] = (), command: Sequence[str] = ()) -> None:
         self.rig, self.folder = rig, folder
         folder.mkdir(parents=True)
-        (folder / "app.py").write_text(APP)
+        (folder / "app.py").write_text(rig.app)
         self.events: list[dict[str, Any]] = []
         self._read_bytes = 0
         self._output = folder / "output"
@@ -270,7 +333,7 @@ class Run:
         self.began = time.time()
         with self._output.open("wb") as output:
             self.process = psutil.Popen(
-                list(command) or rig.command(self, [*options, "--no-dashboard", "--out", "none"]),
+                list(command) or rig.command(self, [*options, *(QUIET if rig.app is APP else ())]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -145,7 +145,7 @@ class ArrayRig(SlurmRig):
         return {
             "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
             "daemon": Victim(lambda run, place: kill(run.daemon(place)), ""),
-            "node": Victim(self._lose_node, "NODE_FAIL|node", own_s=NODE_LOST_S, mend=self._mend_node),
+            "node": Victim(self._lose_node, "", own_s=NODE_LOST_S, prints="NODE_FAIL", mend=self._mend_node),
             "preemption": Victim(self._preempt, "SIGTERM", own_s=REQUEUED_S, is_notice=True),
         }
 
