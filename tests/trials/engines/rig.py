@@ -443,8 +443,7 @@ class Run:
 
     def terminate(self) -> None:
         """Send SIGTERM to the command."""
-        with contextlib.suppress(psutil.Error):
-            self.process.terminate()
+        terminate(self.process)
 
     def kill(self) -> None:
         """Kill the master, or the command if the master is not there yet."""
@@ -478,6 +477,12 @@ def kill(process: psutil.Process | None) -> None:
     if process is not None:
         with contextlib.suppress(psutil.Error):
             process.kill()
+
+
+def terminate(process: psutil.Process) -> None:
+    """Send SIGTERM."""
+    with contextlib.suppress(psutil.Error):
+        process.terminate()
 
 
 def wait_for(find: Callable[[], T | None], within_s: float) -> T:

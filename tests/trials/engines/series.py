@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from tests.trials.engines.rig import CALLS, DDLF, LOOK_S, QUIET, Rig, Run, Victim
+from tests.trials.engines.rig import CALLS, DDLF, LOOK_S, QUIET, Rig, Run, Victim, terminate
 
 SLOTS, SAMPLES = 4, 512
 BEGIN_S = 600.0
@@ -132,10 +132,10 @@ def _left_after(rig: Rig, run: Run, ends_master: bool = True) -> tuple[list[str]
     start = time.monotonic()
     while True:
         found = rig.left(run)
-        if not ends_master:
-            master = run.master()
-            above = [run.process.pid, *([] if master is None else [master.pid, *(p.pid for p in master.parents())])]
-            found = [words for words in found if not any(words.startswith(f"process {pid}:") for pid in above)]
+        if not ends_master:  # its files and its guard stay with it
+            found = [
+                words for words in found if "ddlf.worker" in words or "ddlf.cli.worker" in words or "job " in words
+            ]
         elif not run.has_ended():
             found.append("the command")
         seconds = time.monotonic() - start
@@ -163,7 +163,8 @@ def losses(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) 
     try:
         start_s = began(run, rig.places)
         report.figures["start of a worker"] = f"{start_s:.1f} s"
-        kinds = list(rig.victims().items())
+        # An executor without state that is lost between two calls is not missed: the next call starts in a new one.
+        kinds = [found for found in rig.victims().items() if rig.app is not CALLS or found[0] != "executor"]
         order = [kinds[number % len(kinds)] for number in range(count)]
         chance.shuffle(order)
         for number, (kind, victim) in enumerate(order, 1):
@@ -299,6 +300,9 @@ def ends(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) ->
             run.process.wait(moment)
         end.act(run)
         found, seconds = _left_after(rig, run, end.ends_master)
+        if not end.ends_master and not found:
+            terminate(run.master() or run.process)
+            found, _ = _left_after(rig, run)
         problems = [f"left: {words}" for words in found]
         _finish(rig, run)
         report.done += 1

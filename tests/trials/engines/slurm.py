@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import psutil
 
 from tests.engines.slurm_cluster import Lab, wait_for
-from tests.trials.engines.rig import DDLF, MARK, End, Rig, Run, Victim, kill
+from tests.trials.engines.rig import DDLF, MARK, End, Rig, Run, Victim, kill, terminate
 
 ENGINE = {"slurmctld", "slurmd", "munged"}
 NODE_LOST_S = 45.0
@@ -125,7 +125,7 @@ class StepsRig(SlurmRig):
 
 def terminate_master(run: Run) -> None:
     """Send SIGTERM to the master, or to ``salloc`` if it is not there yet."""
-    (run.master() or run.process).terminate()
+    terminate(run.master() or run.process)
 
 
 class ArrayRig(SlurmRig):

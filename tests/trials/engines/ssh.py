@@ -38,7 +38,9 @@ class SshRig(Rig):
             "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
             "daemon": Victim(lambda run, place: kill(run.daemon(place)), "(?i)killed|SIGKILL|137"),
             "ssh client": Victim(lambda run, place: kill(client(run, place)), "ssh"),
-            "sshd session": Victim(lambda run, place: kill(session(run, place)), "(?i)ssh|connection|closed"),
+            "sshd session": Victim(
+                lambda run, place: kill(session(run, place)), "(?i)ssh|connection|closed|disconnect"
+            ),
         }
 
     def left(self, run: Run) -> list[str]:
