@@ -252,12 +252,15 @@ class LinkState:
         """Return the error for requests that the master itself has ended."""
         return WorkerLost(Phase.CLOSED.value[0], worker=worker, **facts)
 
-    def refusal(self, worker: str) -> RequestFailed:
+    async def refusal(self, worker: str) -> RequestFailed:
         """Return the error for a request while there is no connection."""
         if self.lease is not None:
             return LeaseError(self.lease.message, hint=self.lease.hint, worker=worker)
         text, hint = self.phase.value
-        return WorkerLost(text, worker=worker, hint=hint, may_have_run=False)
+        lost = WorkerLost(text, worker=worker, hint=hint, may_have_run=False)
+        if self.phase is Phase.LOST:
+            await self._explain(lost)
+        return lost
 
     def heard(self, event: str, facts: dict[str, Any], worker: str, *, epoch: int, first_id: int) -> None:
         """Record an event that the daemon reports, because it may be the reason why requests fail.
@@ -320,8 +323,14 @@ class LinkState:
             silent_s: Seconds since the worker's last sign of life.
         """
         lost = self.lost(reason, worker, silent_s)
-        left = await self._left() if not self.is_closed else None
-        if left is not None and isinstance(lost, WorkerLost):
+        if isinstance(lost, WorkerLost) and not self.is_closed:
+            await self._explain(lost)
+        return lost
+
+    async def _explain(self, lost: WorkerLost) -> None:
+        """Add how the worker's process has ended to an error, if its launcher knows it."""
+        left = await self._left()
+        if left is not None:
             code = left.exit_code
             lost.signal = signal.Signals(-code).name if code is not None and code < 0 else None
             lost.cause = left.cause
@@ -332,7 +341,6 @@ class LinkState:
                     else f"its process ended with exit code {code}"
                 )
             lost.hint = "connect again: that starts a new one"
-        return lost
 
     def lost(self, reason: object, worker: str, silent_s: float | None) -> LeaseError | WorkerLost:
         """Return the reason why there is no connection to the daemon, like ``of_worker``, but without the exit code of
@@ -721,12 +729,12 @@ class Link:
 
     async def ask(self, command: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Send a request to the daemon and return its answer."""
-        return await self._open_to_ask().call(Request(command, *args, **kwargs), Deadline(timeout_s))
+        return await (await self._open_to_ask()).call(Request(command, *args, **kwargs), Deadline(timeout_s))
 
-    def _open_to_ask(self) -> ControlChannel:
+    async def _open_to_ask(self) -> ControlChannel:
         if self.control is not None:
             return self.control
-        raise self.link_state.refusal(self.name)
+        raise await self.link_state.refusal(self.name)
 
     async def _dial(self, role: Role, timeout_s: float) -> Any:
         deadline, taken = Deadline(timeout_s), 0
@@ -770,7 +778,7 @@ class Link:
         """
         if self.data is not None:
             return self.data
-        self._open_to_ask()
+        await self._open_to_ask()
         if self._opening is None or self._opening.done():
             self._opening = self.spawn(self.open_data())
             # Retrieve the exception, because possibly no request waits any more.
@@ -799,7 +807,7 @@ class Link:
             if self._sent_session != self.session:  # the number of workers has changed, for example
                 await self._begin_session(self.data, timeout_s)
             return self.data
-        self._open_to_ask()
+        await self._open_to_ask()
         crash_before = self.link_state.crash
         sock, hello = await self._dial_executor(timeout_s)
         from ddlf.rpc.buffers import POOL  # imports NumPy, which would delay a cluster's first steps

@@ -214,6 +214,11 @@ class ProxyWorker(IWorker):
         return self._link.silent_s
 
     @property
+    def crash(self) -> ExecutorCrashed | None:
+        """How the last executor of the worker that ended by itself has ended; None if none has."""
+        return self._link.link_state.crash
+
+    @property
     def notice(self) -> Notice | None:
         """The worker's notice that it will end soon; None without one."""
         return self._link.link_state.notice

@@ -25,7 +25,7 @@ from ddlf.cluster.link import Notice
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.data_set import DataSet
 from ddlf.data.manifest import Column, Manifest, PartitionFile
-from ddlf.errors import ConfigError, WorkerLost
+from ddlf.errors import ConfigError, ExecutorCrashed, WorkerLost
 from ddlf.events.record import History
 from ddlf.rpc.messages import Request
 from ddlf.training import start
@@ -223,6 +223,7 @@ class FakeWorker:
 
     compute_s = 0.001
     host = "made up"
+    crash: ExecutorCrashed | None = None
     notice: Notice | None = None
     on_leaving: Callable[[], None] | None = None
 

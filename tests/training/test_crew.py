@@ -121,6 +121,22 @@ async def test_a_worker_that_comes_back_is_opened_before_it_carries_again():
     assert story.kinds() == [("lost", 1), ("back", 1)]
 
 
+async def test_event_of_an_executor_that_ended_while_it_was_idle_has_the_reason():
+    story = Story(1)
+    (worker,) = story.cluster.workers
+    worker.back.set()
+    before, crash = ExecutorCrashed("an earlier run ended it"), ExecutorCrashed("the executor was ended by SIGKILL")
+    worker.crash = before
+    async with story.ready() as crew:
+        story.answers[1] = [AppMissing("another run"), AppMissing("new executor"), "done"]
+        found = asyncio.ensure_future(crew.carry(0, 0, story.work))
+        await story.seen(("back", 1)).wait()
+        worker.crash = crash
+        assert await found == "done"
+    lost = [event.text.partition(";")[0] for event in story.events if event.kind == "lost"]
+    assert lost == ["another run", "the executor was ended by SIGKILL"]
+
+
 async def test_worker_holds_a_slot_only_if_it_carried_it_last():
     story = Story(1)
     story.cluster.workers[0].back.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shlex
 import signal
 import sys
@@ -20,14 +21,14 @@ from pydantic import Field
 
 from ddlf.cluster.launch.engine import PlaceEngine
 from ddlf.cluster.launch.gate import Gate
+from ddlf.cluster.launch.guard import Guard
 from ddlf.cluster.launch.keys import Keys, read_keys
 from ddlf.cluster.launch.launcher import Cause, Left, Workers
-from ddlf.cluster.launch.supervisor import WorkerStart
+from ddlf.cluster.launch.supervisor import LOOK_S, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
+from ddlf.worker.grace import grace_s
 from ddlf.worker.process import child_environment
 
-JOIN_FOR_S = 60.0
-"""Seconds that a worker tries to find its master again, if the master was killed."""
 STOP_S = 5.0
 SHOWN_BYTES = 2000
 """Bytes of a failed command's output in the error."""
@@ -60,6 +61,7 @@ class Commanded(PlaceEngine):
             )
         super().__init__(keys, workers)
         self._file: Path | None = None
+        self._guard: Guard | None = None
         self._is_handed_over = False
         self._errors: IO[bytes] | None = None  # what the commands and their workers write; they share it
 
@@ -68,7 +70,9 @@ class Commanded(PlaceEngine):
         return cls(read_keys(cls.model, cls.name, {"command": text}, workers))
 
     async def prepare(self) -> None:
-        self._file = write_token(self.keys.folder, self.tokens.primary)
+        self._file = new_token_file(self.keys.folder)
+        self._guard = Guard(self._file)  # before the file exists, so that it never remains
+        write_new(self._file, self.tokens.primary)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - ``release`` closes it
 
     async def _run_all(self, gate: Gate) -> None:
@@ -108,6 +112,8 @@ class Commanded(PlaceEngine):
             code = await process.wait()
         finally:
             await _end(process)
+        if code:  # otherwise its worker, which it may have left, would compete with the next one
+            await _end_rest(process.pid)
         if code > 0 and self.gate.has_begun:
             return Left(Cause.CRASH, f"its command ended with exit code {code}", code)
         if code > 0:
@@ -117,27 +123,34 @@ class Commanded(PlaceEngine):
             )
         return Left(Cause.CRASH, f"its command was ended by {signal.Signals(-code).name}", code) if code else None
 
-    def worker(self, gate: Gate, place: int | None) -> WorkerStart:
-        return WorkerStart(gate.addresses(self.keys.network), place, self.tokens.primary, join_for_s=JOIN_FOR_S)
-
     def _last_output(self) -> str:
         assert self._errors is not None
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - SHOWN_BYTES))
         return self._errors.read().decode(errors="replace").strip()
 
     async def release(self) -> None:
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
+        if self._guard is not None:
+            await asyncio.to_thread(self._guard.close)
         if self._errors is not None:
             self._errors.close()
 
 
 def write_token(folder: Path, token: bytes) -> Path:
     """Write a token to a new file in a folder, which only its owner can read."""
-    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".ddlf-token-")  # mode 0600
-    with open(descriptor, "wb") as file:
-        file.write(token)
-    return Path(name)
+    path = new_token_file(folder)
+    write_new(path, token)
+    return path
+
+
+def new_token_file(folder: Path) -> Path:
+    """Return a name for the file of a token, which no other file has."""
+    return folder / f".ddlf-token-{secrets.token_hex(8)}"
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that does not exist, so that only its owner can read it."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -149,3 +162,18 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_S):
                     await process.wait()
+
+
+async def _end_rest(group: int) -> None:
+    """End what a command has left in its process group. A worker hands its work over first."""
+    for number, seconds in ((signal.SIGTERM, grace_s() + STOP_S), (signal.SIGKILL, STOP_S)):
+        try:
+            os.killpg(group, number)
+            async with asyncio.timeout(seconds):
+                while True:
+                    await asyncio.sleep(LOOK_S)
+                    os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        except TimeoutError:
+            pass

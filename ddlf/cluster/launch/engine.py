@@ -8,6 +8,7 @@ workers dial it, and they prove a token that this run alone has. Tensors never g
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ MAX_STARTS = 3
 """How often a worker is started in a row without joining, before the start of the run fails."""
 PAUSES_S = (0.2, 30.0)
 """First and longest pause, in seconds, before a worker is started again."""
+NEWS_S = 0.5
+"""Seconds for the engine to say how a worker has ended, after its connection has ended."""
 END_S = 5.0
 """Seconds for workers to end by themselves after the run."""
 RELEASE_S = 30.0
@@ -88,6 +91,7 @@ class PlaceEngine(Engine):
         super().__init__(keys, workers)
         self._lefts: dict[int, Left] = {}
         self._left_by: dict[int, int] = {}  # the incarnation of the worker that ended, by place
+        self._ended = asyncio.Event()  # ``_begin`` makes a new one, because it belongs to one gate's loop
         self._running: asyncio.Task[None] | None = None
         self._failure: asyncio.Future[ConnectError] | None = None
         self._given_up: set[int] = set()
@@ -126,6 +130,22 @@ class PlaceEngine(Engine):
         return await super().start(modules)
 
     async def left(self, index: int) -> Left | None:
+        """Return how the worker at a place ended. The connection to a worker ends a moment before the engine knows that
+        the worker has, so this waits for that.
+        """
+        if self._left(index) is None and self._running is not None:
+            with contextlib.suppress(ConnectError):
+                await self.gate.run(self._wait_for_end(index))
+        return self._left(index)
+
+    async def _wait_for_end(self, index: int) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(NEWS_S):
+                while self._left(index) is None:
+                    self._ended.clear()
+                    await self._ended.wait()
+
+    def _left(self, index: int) -> Left | None:
         latest = 0 if self._gate is None else self._gate.incarnation(index)
         return self._lefts.get(index) if self._left_by.get(index, latest) == latest else None
 
@@ -134,6 +154,7 @@ class PlaceEngine(Engine):
         self._lefts[place] = left
         if self._gate is not None:
             self._left_by[place] = self._gate.incarnation(place)
+            self._ended.set()
 
     def worker(self, gate: Gate, place: int | None) -> WorkerStart:
         """Return how to start the worker of a place."""
@@ -141,7 +162,7 @@ class PlaceEngine(Engine):
 
     async def _begin(self, gate: Gate) -> None:
         loop = asyncio.get_running_loop()
-        self._failure = loop.create_future()
+        self._failure, self._ended = loop.create_future(), asyncio.Event()
         self._lefts.clear()
         self._left_by.clear()
         self._given_up.clear()

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddlf.cluster.launch.engine import Engine
+from ddlf.cluster.launch.guard import Guard
 from ddlf.cluster.launch.keys import Keys
 from ddlf.cluster.launch.launcher import Address, Workers
 from ddlf.cluster.launch.meeting import Meeting, MeetingFile, MeetingPoint
@@ -154,10 +155,12 @@ class Ranked(Engine):
                 hint=f"leave it out, or start {workers.most} tasks",
             )
         name = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in ranks.job)
-        file = (folder or Path.cwd()) / f".ddlf-{ranks.engine}-{name}.json"
-        self._points: list[MeetingPoint] = [MeetingFile(file), *more]
+        self._file = (folder or Path.cwd()) / f".ddlf-{ranks.engine}-{name}.json"
+        self._points: list[MeetingPoint] = [MeetingFile(self._file), *more]
         super().__init__(keys, workers)
+        self._parent = os.getppid()
         self._own: Supervisor | None = None
+        self._guard: Guard | None = None
 
     def follower(self) -> Callable[[], int] | None:
         return None if self.ranks.rank == 0 else self._follow
@@ -166,17 +169,33 @@ class Ranked(Engine):
         """Run the worker of a task that does not lead, until the master has ended. Return the exit code.
 
         Raises:
-            ConnectError: The master did not begin in time.
+            ConnectError: The master did not begin in time, or the engine was killed before.
         """
         while True:
             point, meeting = self._wait_for_meeting()
             supervisor = Supervisor(WorkerStart(meeting.gates, self.ranks.rank, meeting.token, self.ranks.cores))
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_, mine=supervisor: mine.ask_to_stop())
-            code = supervisor.run(point.is_over)
+            code = supervisor.run(lambda: point.is_over() or self._is_orphan())
+            if self._is_orphan():
+                return code
             # A file of an earlier run, whose master was killed, leads nowhere. The master has replaced it meanwhile.
             if not code or point.find() in (None, meeting):
                 return code
+
+    def _is_orphan(self) -> bool:
+        """Return whether the engine's process that started this task was killed. Nobody would end this task any more."""
+        return os.getppid() != self._parent
+
+    def _lead(self, own: Supervisor) -> None:
+        """Run the worker of the task that leads. If the engine was killed, end the run as its SIGTERM would."""
+
+        def is_over() -> bool:
+            if is_orphan := self._is_orphan():
+                os.kill(os.getpid(), signal.SIGTERM)
+            return is_orphan
+
+        own.run(is_over)
 
     def _wait_for_meeting(self) -> tuple[MeetingPoint, Meeting]:
         deadline = time.monotonic() + self._start_timeout_s
@@ -184,6 +203,8 @@ class Ranked(Engine):
             for point in self._points:
                 if (meeting := point.find()) is not None:
                     return point, meeting
+            if self._is_orphan():
+                raise ConnectError(f"rank {self.ranks.rank}: the process that started it was killed")
             time.sleep(LOOK_S)
         reasons = "; ".join(point.why() for point in self._points)
         raise ConnectError(
@@ -204,20 +225,24 @@ class Ranked(Engine):
             )
         if self._own is None:
             gate = self.open()
+            self._guard = Guard(self._file)
             meeting = Meeting(gate.addresses(self.keys.network), self.tokens.primary)
             for point in self._points:
                 point.open(meeting)
             own = WorkerStart(f"127.0.0.1:{gate.port}", 0, self.tokens.primary, self.ranks.cores)
             self._own = Supervisor(own)
-            threading.Thread(target=self._own.run, name="ddlf-rank", daemon=True).start()
+            threading.Thread(target=self._lead, args=(self._own,), name="ddlf-rank", daemon=True).start()
         return await super().start(modules)
 
     async def stop(self) -> None:
         """Tell all workers that the run is over, and no more tasks where the master is."""
         own, self._own = self._own, None
+        guard, self._guard = self._guard, None
         if own is not None:
             for point in self._points:
                 point.close()
+        if guard is not None:
+            await asyncio.to_thread(guard.close)
         await super().stop()
         if own is not None:
             await asyncio.to_thread(own.stop)

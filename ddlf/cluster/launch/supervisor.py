@@ -26,6 +26,8 @@ SHORT_LIFE_S = 10.0
 LONGEST_PAUSE_S = 5.0
 """After a life of less than ``SHORT_LIFE_S`` a worker is started again after a growing pause, at most this long."""
 STOP_S = 5.0
+WARNED = 128 + signal.SIGTERM
+"""Exit code of a worker that has handed its work over after SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class WorkerStart:
 
 
 class Supervisor:
-    """Keeps the worker of one place running. A worker that is killed is started again. The worker ends with this process.
+    """Keeps the worker of one place running. A worker that is killed, or that alone got SIGTERM, is started again. The worker
+    ends with this process.
 
     Args:
         worker: How to start it.
@@ -116,13 +119,13 @@ class Supervisor:
         code, pause, began = 0, LOOK_S, time.monotonic()
         while not (self._is_stopped or is_over()):
             ended = self._process.poll() if self._process is not None else None
-            if ended is not None and ended >= 0:
+            if ended is not None and ended >= 0 and ended != WARNED:
                 code = ended  # it ended by itself, and has said why
                 break
             if ended is not None:
                 self._close_stdin()
                 pause = LOOK_S if time.monotonic() - began > SHORT_LIFE_S else min(2 * pause, LONGEST_PAUSE_S)
-                name = signal.Signals(-ended).name
+                name = signal.Signals(-ended if ended < 0 else signal.SIGTERM).name
                 print(f"ddlf: the worker was ended by {name}; starting it again", file=sys.stderr, flush=True)
                 time.sleep(pause)
                 self.start()

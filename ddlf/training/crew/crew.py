@@ -17,7 +17,7 @@ from weakref import WeakSet
 from ddlf import events
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import DDLFError, ExecutorCrashed, LeaseError
+from ddlf.errors import AppMissing, DDLFError, ExecutorCrashed, LeaseError
 from ddlf.training.crew.recovery import LOSS, Recovery, end_all, first_line, too_small, why_nobody
 from ddlf.training.crew.schedule import (
     Ended,
@@ -82,6 +82,7 @@ class Crew:
         self._workers: dict[int, ProxyWorker] = {}
         # how often each worker received the app; a worker loses its slot states each time
         self._opened: dict[int, int] = {}
+        self._crashes: dict[int, ExecutorCrashed | None] = {}  # the last crash before each worker received the app
         self._holds: dict[int, tuple[int, int]] = {}  # slot -> (worker that carried it last, its number of openings)
         self._wanted: dict[int, tuple[Work, asyncio.Future[Any], int, bool]] = {}
         self._distrusted: Counter[int] = Counter()
@@ -363,9 +364,15 @@ class Crew:
         self.losses += 1
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
         of = {"round": self._round + 1} if slot is None else self._of(slot)
-        self.emit(events.WorkerLost(**of, worker=worker.id, why=first_line(error)))
+        why = first_line(self._crash_behind(worker, error) or error)
+        self.emit(events.WorkerLost(**of, worker=worker.id, why=why))
         self._known_as[worker.id] = "back"
         self._recovery.bring_back(worker, error)
+
+    def _crash_behind(self, worker: ProxyWorker, error: Exception) -> ExecutorCrashed | None:
+        """Return how the executor of an idle worker has ended, if this is why its new executor has no app."""
+        crash = worker.crash if isinstance(error, AppMissing) else None
+        return None if crash is self._crashes.get(worker.id) else crash
 
     def leaving(self, worker: ProxyWorker) -> None:
         """Handle the notice of a worker that it will end soon."""
@@ -412,6 +419,7 @@ class Crew:
     def entered(self, worker: ProxyWorker) -> None:
         """Let a worker take part in the run, since it has received everything that the run needs."""
         self._opened[worker.id] += 1
+        self._crashes[worker.id] = worker.crash
         self._cluster.take_in(worker)
         self._schedule.apply(Ready(worker.id))
         self._settle(worker)

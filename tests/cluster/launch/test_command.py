@@ -43,6 +43,22 @@ async def test_command_starts_workers_that_end_with_the_run(text, tmp_path, desc
         assert list(tmp_path.iterdir()) == []
 
 
+async def test_token_file_is_removed_although_the_master_is_killed(tmp_path):
+    program = (
+        "import asyncio, sys\nfrom pathlib import Path\nfrom tests.cluster.launch.test_command import commanded\n"
+        "async def main():\n    launcher = commanded('true # {worker}', 1, Path(sys.argv[1]))\n    await launcher.start()\n"
+        "asyncio.run(main())\n"
+    )
+    master = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(tmp_path))
+    async with asyncio.timeout(PATIENCE_S):
+        while not list(tmp_path.iterdir()):  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+        master.kill()
+        await master.wait()
+        while list(tmp_path.iterdir()):  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+
+
 async def test_failed_command_is_an_error_with_its_last_lines(tmp_path):
     launcher = commanded("echo no such queue >&2; exit 7 # {worker}", 2, tmp_path)
     with pytest.raises(ConnectError, match="ended with exit code 7:\nno such queue"):
@@ -83,7 +99,7 @@ async def test_killed_worker_of_a_place_is_started_again(tmp_path, descendants):
     async with asyncio.timeout(PATIENCE_S), Cluster(commanded("exec {worker} # {place}", 2, tmp_path)) as cluster:
         assert await cluster.run_method(number) == [1, 2]
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, ValueError):  # it has ended, or has no place
                 words = process.cmdline()
                 if str(tmp_path) in " ".join(words) and words[words.index("--place") + 1] == "1":
                     process.kill()
@@ -95,3 +111,18 @@ async def test_killed_worker_of_a_place_is_started_again(tmp_path, descendants):
         while (left := cluster._launcher._lefts.get(1)) is None:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
         assert left == Left(Cause.CRASH, "its command was ended by SIGKILL", -9)
+
+
+async def test_worker_of_a_killed_command_ends_before_the_next_one_starts(tmp_path, descendants):
+    command = "sh -c '{worker}; exit $?' place-{place}"
+    async with asyncio.timeout(PATIENCE_S), Cluster(commanded(command, 1, tmp_path)) as cluster:
+        assert await cluster.run_method(number) == [1]
+        first = cluster._launcher.gate.incarnation(0)
+        (shell,) = [one for one in descendants() if one.cmdline()[0] == "sh" and one.cmdline()[-1] == "place-0"]
+        (worker,) = shell.children()
+        shell.kill()
+        while worker.is_running():
+            assert cluster._launcher.gate.incarnation(0) == first, "two workers are at one place"
+            await asyncio.sleep(0.01)
+        while cluster._launcher.gate.incarnation(0) == first:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)

@@ -13,7 +13,7 @@ import pytest
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.launch.launcher import Cause, from_keys, installed
-from ddlf.errors import ConfigError, ConnectError, DDLFError
+from ddlf.errors import ConfigError, ConnectError, DDLFError, WorkerLost
 from tests.patience import PATIENCE_S
 
 PACKAGE = '''
@@ -132,6 +132,26 @@ async def test_killed_worker_is_replaced_and_the_reason_is_known(keys, descendan
         assert (left.cause, left.exit_code) == (Cause.CRASH, -signal.SIGKILL)
         assert await launcher.left(1) is None, "another worker is there"
         assert await launcher.left(0) is None
+    assert descendants() == []
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+async def test_error_of_a_request_has_the_reason_of_the_engine(keys, descendants, is_busy):
+    launcher = launcher_of(keys, workers=1)
+    async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
+        assert await cluster.run_method(number) == [1]
+        (worker,) = cluster.workers
+        running = asyncio.ensure_future(worker.run_code("import time; time.sleep(1000)")) if is_busy else None
+        process = worker_at(launcher.gate, 0)
+        if is_busy:
+            while not (await worker.status())["busy"]:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        while not is_busy and worker.connected:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.001)
+        with pytest.raises(WorkerLost, match=r"was ended by SIGKILL|the sheep ended with -9") as caught:
+            await (running or worker.run_method(number))
+        assert caught.value.cause is Cause.CRASH
     assert descendants() == []
 
 

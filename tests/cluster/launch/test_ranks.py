@@ -233,6 +233,28 @@ def test_file_of_the_run_is_for_its_owner_and_the_token_is_in_no_command_line(tm
                         assert token not in str(member.environ())
 
 
+def test_tasks_end_when_the_process_that_started_them_is_killed(tmp_path):
+    waiting = "    import asyncio\n\n    await asyncio.sleep(1000)\n"
+    (tmp_path / "app.py").write_text(APP.replace("\nif __name__", f"{waiting}\nif __name__"))
+    command = shlex.join([sys.executable, *BY_DDLF, *LAUNCHER])
+    starts = [f"SLURM_PROCID={rank} {command} &" for rank in range(2)]
+    with subprocess.Popen(
+        ["sh", "-c", f"{' '.join(starts)} wait"],
+        cwd=tmp_path,
+        env={**os.environ, **TASK, "SLURM_STEP_NUM_TASKS": "2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as engine:
+        while "workers [1, 2]" not in (line := engine.stdout.readline()):
+            assert line, "the tasks have ended"
+        family = psutil.Process(engine.pid).children(recursive=True)
+        engine.kill()
+        _, remain = psutil.wait_procs(family, PATIENCE_S)
+        assert remain == []
+    assert list(tmp_path.glob(".*")) == []
+
+
 def test_killed_worker_is_started_again_and_the_task_ends_with_the_run():
     started = []
 
@@ -265,3 +287,11 @@ def test_worker_that_ends_by_itself_ends_its_task_with_its_code():
     assert supervisor.run() == 3
     supervisor.start()
     assert supervisor._process.poll() == 3, "no worker starts after the end"
+
+
+def test_worker_that_alone_got_sigterm_is_started_again(tmp_path):
+    file = tmp_path / "began"
+    program = f"import sys, pathlib; file = pathlib.Path({str(file)!r})\nif file.exists(): sys.exit(3)\nfile.touch(); sys.exit(143)"
+    supervisor = Supervisor(WorkerStart("127.0.0.1:1", 0, b"token"))
+    supervisor._command = [sys.executable, "-c", program]
+    assert supervisor.run() == 3, "the second worker ends the task"

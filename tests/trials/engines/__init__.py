@@ -1,0 +1,1 @@
+"""Losses, notices and ends on real engines. See ``tests.trials.engines.__main__``."""

@@ -1,0 +1,75 @@
+"""Lose workers, warn them, and end runs at random moments on a real engine, and check what comes of it.
+
+    python -m tests.trials.engines ENGINE [--losses 10] [--notices 20] [--ends 20] [--rounds 20] [--places 3]
+        [--seed 0] [--light]
+
+ENGINE is a name in ``rig.RIGS``. The engine is started on this machine, and ended afterwards. A small CNN with dropout
+and momentum is trained with four slots. These statements must be true:
+
+- An undisturbed run ends with the same SHA-256 of weights and optimizers as with ``--local 2``, and each sample is
+  trained on once an epoch. ``--rounds`` is its length.
+- ``--losses``: executors, daemons, their supervisors and nodes are lost at random moments of one run. The event of each
+  loss has the engine's reason. The place works again within the engine's own time, the time that a worker needs to
+  start, and 3 s. The bits are the same.
+- ``--notices``: workers are warned 10 s before their end, as the engine does. They hand their work back: no slot is
+  computed twice, no round comes again, and the bits are the same.
+- ``--ends``: Ctrl-C, SIGTERM, ``kill -9`` of the master, and the engine's own command end runs at random moments of
+  their start and training. After 35 s no process, job, actor, Secret, token file or forward remains.
+
+With ``--light``, losses and ends disturb an app that only calls its workers, instead of training. Its workers start soon
+because they need no Keras, so a slow machine can do more of both.
+
+Each problem is printed as a sentence. The exit code is 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.trials.engines import series
+from tests.trials.engines.rig import APP, CALLS, RIGS, load
+from tests.trials.engines.series import Report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all series on one engine; returns the number of problems."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine", choices=RIGS)
+    for name, count in {"losses": 10, "notices": 20, "ends": 20, "rounds": 20, "places": 3, "seed": 0}.items():
+        parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--light", action="store_true")
+    given = parser.parse_args(argv)
+    chance, start, reports = random.Random(given.seed), time.monotonic(), dict[str, Report]()
+
+    def say(text: str) -> None:
+        print(f"  {time.monotonic() - start:6.0f} s  {text}", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="ddlf-series-") as name:
+        folder, runs = Path(name) / "engine", Path(name) / "runs"
+        Path(name).chmod(0o755)
+        for one in (folder, runs):
+            one.mkdir()
+        rig = load(given.engine, folder)
+        rig.places = given.places
+        with rig:
+            if given.rounds:
+                reports["same"] = series.same(rig, runs, given.rounds, say)
+                print(f"{given.engine} same: {reports['same'].line()}", flush=True)
+            for kind in ("losses", "notices", "ends"):
+                if count := getattr(given, kind):
+                    rig.app = CALLS if given.light and kind != "notices" else APP
+                    reports[kind] = getattr(series, kind)(rig, runs, count, chance, say)
+                    print(f"{given.engine} {kind}: {reports[kind].line()}", flush=True)
+    problems = [problem for report in reports.values() for problem in report.problems]
+    print("\n".join(problems) or f"{given.engine}: no problem", flush=True)
+    return len(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main() else 0)

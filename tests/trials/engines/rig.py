@@ -1,0 +1,515 @@
+"""What a series of losses, notices and ends needs of an engine: a ``Rig``; and one run of ``ddlf`` on it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import psutil
+
+ROOT = Path(__file__).parents[3]
+DDLF = (sys.executable, "-m", "ddlf.cli.main", "run", "app.py")
+QUIET = ("--no-dashboard", "--out", "none")
+MARK = "DDLF_SERIES"
+"""Environment variable that all processes of an engine and of its runs have; its value is of one rig."""
+LOOK_S = 0.05
+T = TypeVar("T")
+RIGS = {
+    "command": "command:CommandRig",
+    "dask": "dask:DaskRig",
+    "k8s": "kubernetes:KubernetesRig",
+    "mpi": "mpi:OpenMpiRig",
+    "mpich": "mpi:MpichRig",
+    "ray": "ray:RayRig",
+    "slurm-array": "slurm:ArrayRig",
+    "slurm-steps": "slurm:StepsRig",
+    "slurm-tasks": "slurm:TasksRig",
+    "spark": "spark:SparkRig",
+    "ssh": "ssh:SshRig",
+}
+"""Module in this folder and class of each engine's rig. It is imported only if it is used."""
+APP = '''
+import dataclasses
+import hashlib
+import json
+import os
+import time
+
+import numpy as np
+
+import ddlf
+
+
+class Small(ddlf.IApp):
+    """A small CNN on random images. It trains until there is a file ``stop``, and writes all events to a file."""
+
+    batch_size, master_epochs, seed, slots, threads = 32, 1_000_000, 3, 4, 1
+    pace = 0.05  # seconds by which each slot takes longer
+    verbose = True
+
+    async def load_dataset(self):
+        numbers = np.random.default_rng(0)
+        self.x_train = numbers.normal(size=(512, 8, 8, 1)).astype("float32")
+        self.y_train = np.eye(2, dtype="float32")[(self.x_train.sum((1, 2, 3)) > 0).astype(int)]
+
+    async def create_model(self):
+        import keras
+        from keras import layers
+
+        self.model = keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                layers.Conv2D(4, 3, activation="relu"),
+                layers.Flatten(),
+                layers.Dropout(0.3),
+                layers.Dense(2, "softmax"),
+            ]
+        )
+        self.model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "categorical_crossentropy")
+
+    def train(self, weights, worker_epochs, batch_size):
+        update = super().train(weights, worker_epochs, batch_size)
+        time.sleep(self.pace)
+        return update
+
+    def on_round(self, record):
+        if os.path.exists("stop"):
+            self.stop_training()
+
+    async def train_model(self, *, fresh=False):
+        with open("events.jsonl", "a", buffering=1) as file:
+
+            def note(event, **facts):
+                file.write(json.dumps({"at": time.time(), "event": event, **facts}, default=str) + "\\n")
+
+            self.subscribe(lambda event: note(type(event).__name__, **dataclasses.asdict(event)))
+            history = await super().train_model(fresh=fresh)
+            total = hashlib.sha256()
+            for array in [*self.model.get_weights(), *(array for state in self.optimizers for array in state)]:
+                total.update(np.ascontiguousarray(array).tobytes())
+            rounds = history[-1].round
+            note("Result", sha=total.hexdigest(), rounds=rounds, exact=self.ledger.is_exact(rounds))
+        return history
+'''
+
+CALLS = '''
+import asyncio
+import json
+import os
+import time
+
+from ddlf.errors import DDLFError
+
+
+def number(self):
+    return self.id
+
+
+async def main(cluster):
+    """Call all workers again and again until there is a file ``stop``. It needs no Keras, so workers start soon."""
+    begun, lost, over = set(), set(), asyncio.Event()
+
+    with open("events.jsonl", "a", buffering=1) as file:
+
+        def note(event, **facts):
+            file.write(json.dumps({"at": time.time(), "event": event, **facts}) + "\\n")
+
+        async def call(worker):
+            while not over.is_set():
+                try:
+                    await worker.run_method(number)
+                except DDLFError as error:
+                    if worker.id in begun and worker.id not in lost:
+                        lost.add(worker.id)
+                        note("WorkerLost", worker=worker.id, why=str(error), cause=getattr(error, "cause", None))
+                    try:
+                        if not worker.connected:
+                            await worker.reconnect(5)
+                    except DDLFError:
+                        pass
+                    await asyncio.sleep(0.05)
+                    continue
+                if worker.id in lost:
+                    lost.discard(worker.id)
+                    note("WorkerReturned", worker=worker.id)
+                elif worker.id not in begun:
+                    begun.add(worker.id)
+                    note("WorkerReady", worker=worker.id)
+                await asyncio.sleep(0.05)
+
+        async with asyncio.TaskGroup() as calls:
+            for worker in cluster.workers:
+                calls.create_task(call(worker))
+            while len(begun) < len(cluster.workers):
+                await asyncio.sleep(0.05)
+            note("Committed", record={"round": 1})
+            while not os.path.exists("stop"):
+                await asyncio.sleep(0.05)
+            over.set()
+        note("Result", sha="", rounds=1, exact=True)
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """One kind of loss.
+
+    Args:
+        lose: Kills it at a place of a run. Returns the places that this hits, or None if it is this one alone.
+        says: Regular expression for the reason in the event ``WorkerLost``: the engine's own words.
+        own_s: Seconds that the engine itself takes until it starts the worker again.
+        spares: Places that it cannot hit, such as the place on the master's node.
+        is_notice: Whether the engine warns the worker, so that it leaves and is not lost.
+        prints: Regular expression for a line that the master must have printed when the place works again, if the
+            engine knows the reason later than the master knows of the loss.
+        mend: Repairs the engine after the loss, when all places work again; None if nothing is broken.
+    """
+
+    lose: Callable[[Run, int], Iterable[int] | None]
+    says: str
+    own_s: float = 0.0
+    spares: tuple[int, ...] = ()
+    is_notice: bool = False
+    prints: str = ""
+    mend: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One way in which a run ends.
+
+    Args:
+        act: Ends it.
+        ends_master: Whether the master ends, too. Otherwise, it goes on without workers, and only these must be gone.
+    """
+
+    act: Callable[[Run], None]
+    ends_master: bool = True
+
+
+class Rig(ABC):
+    """An engine on this machine on which runs can be disturbed. Use as a context manager.
+
+    Args:
+        folder: An empty folder for the engine's files.
+
+    Attributes:
+        places: Number of workers.
+        mark: Value of ``MARK``.
+        app: Text of the file that runs, ``APP`` or ``CALLS``.
+    """
+
+    name: ClassVar[str]
+    places = 3
+    notice_s = 10.0
+    app = APP
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self._before: set[psutil.Process] = set()
+
+    def __enter__(self) -> Self:
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
+        self._before = set(self.processes())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def open(self) -> None:  # noqa: B027 - an engine may have nothing to start
+        """Start the engine. Its processes must have ``environment``."""
+
+    def close(self) -> None:  # noqa: B027
+        """End the engine, also if ``open`` has failed in the middle."""
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of the engine and of ``ddlf run``."""
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment |= {f"XDG_{kind}_HOME": str(self.folder / kind) for kind in ("CONFIG", "STATE", "CACHE")}
+        return {**environment, MARK: self.mark, "PYTHONPATH": str(ROOT), "DDLF_GRACE": f"{self.notice_s:g}"}
+
+    @abstractmethod
+    def launcher(self, run: Run) -> list[str]:
+        """Return the options of ``ddlf run`` that choose this engine and ``places`` workers."""
+
+    def command(self, run: Run, options: Sequence[str]) -> list[str]:
+        """Return the command line of a run with more options."""
+        return [*DDLF, *self.launcher(run), *options]
+
+    @abstractmethod
+    def victims(self) -> dict[str, Victim]:
+        """Return all kinds of losses, by name."""
+
+    def notice(self, run: Run, place: int) -> None:
+        """Warn the worker of a place ``notice_s`` before its end, as the engine does."""
+        warn(run.daemon(place), self.notice_s)
+
+    def ends(self) -> dict[str, End]:
+        """Return all ways in which a run ends, by name."""
+        return {
+            "Ctrl-C": End(lambda run: run.interrupt()),
+            "SIGTERM": End(lambda run: run.terminate()),
+            "kill -9 of the master": End(lambda run: run.kill()),
+        }
+
+    def left(self, run: Run) -> list[str]:
+        """Return what remains of a run, as words. Engines add jobs, actors, Secrets and forwards."""
+        found = [f"process {process.pid}: {_words(process)}" for process in self.of_runs()]
+        return found + [f"token file {path.name}" for path in run.folder.rglob(".ddlf-*")]
+
+    def is_engine(self, process: psutil.Process) -> bool:
+        """Return whether a process with the mark belongs to the engine, although it was started during a run."""
+        return False
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all processes with the mark that run."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def of_runs(self) -> list[psutil.Process]:
+        """Return those that are not of the engine."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if process not in self._before and not self.is_engine(process):
+                    found.append(process)
+        return found
+
+    def clean(self, run: Run) -> None:
+        """Remove what remains of a run after its check."""
+        for process in self.of_runs():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+class Run:
+    """One run of ``ddlf`` on an engine, in a folder of its own.
+
+    Args:
+        rig: The engine.
+        folder: Does not exist yet. All workers see it.
+        options: More options of ``ddlf run``.
+        command: The command line, if it is not that of the rig.
+
+    Attributes:
+        events: The events so far, as dictionaries with ``at`` (seconds since 1970) and ``event`` (name of its class).
+    """
+
+    def __init__(self, rig: Rig, folder: Path, options: Sequence[str] = (), command: Sequence[str] = ()) -> None:
+        self.rig, self.folder = rig, folder
+        folder.mkdir(parents=True)
+        (folder / "app.py").write_text(rig.app)
+        self.events: list[dict[str, Any]] = []
+        self._read_bytes = 0
+        self._output = folder / "output"
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # A shell starts what runs in the background so, and it would be inherited.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.began = time.time()
+        with self._output.open("wb") as output:
+            self.process = psutil.Popen(
+                list(command) or rig.command(self, [*options, *(QUIET if rig.app is APP else ())]),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=rig.environment(),
+                cwd=folder,
+                start_new_session=True,
+            )
+
+    @property
+    def text(self) -> str:
+        """Its output."""
+        return self._output.read_text(errors="replace")
+
+    def look(self) -> list[dict[str, Any]]:
+        """Read new events, and return all."""
+        with contextlib.suppress(FileNotFoundError), (self.folder / "events.jsonl").open("rb") as file:
+            file.seek(self._read_bytes)
+            lines = file.read()
+            lines = lines[: lines.rfind(b"\n") + 1]
+            self._read_bytes += len(lines)
+            self.events += [json.loads(line) for line in lines.splitlines()]
+        return self.events
+
+    def of(self, *kinds: str, since: int = 0, **facts: Any) -> Iterator[dict[str, Any]]:
+        """Return the events of these kinds with these facts, from a position in ``events`` on."""
+        for event in self.look()[since:]:
+            if event["event"] in kinds and all(event.get(name) == value for name, value in facts.items()):
+                yield event
+
+    def wait_for(self, *kinds: str, since: int = 0, within_s: float, **facts: Any) -> dict[str, Any]:
+        """Wait for an event and return it.
+
+        Raises:
+            TimeoutError: It has not come.
+            ChildProcessError: The run has ended without it.
+        """
+        end = time.monotonic() + within_s
+        while True:
+            has_ended = self.has_ended()
+            if found := next(self.of(*kinds, since=since, **facts), None):
+                return found
+            if has_ended:
+                raise ChildProcessError(f"the run ended with {self.process.returncode}:\n{self.text[-3000:]}")
+            if time.monotonic() > end:
+                about = " ".join(f"{name}={value}" for name, value in facts.items())
+                raise TimeoutError(f"no {' or '.join(kinds)} {about} within {within_s:g} s:\n{self.text[-3000:]}")
+            time.sleep(LOOK_S)
+
+    def has_ended(self) -> bool:
+        """Return whether the command has ended."""
+        return self.process.poll() is not None
+
+    def result(self, within_s: float) -> dict[str, Any]:
+        """Let it end after its round, and return its last event, ``Result``."""
+        (self.folder / "stop").touch()
+        result = self.wait_for("Result", within_s=within_s)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            self.process.wait(within_s)
+        return result
+
+    # -- its processes ----------------------------------------------------------------------------------------------
+
+    def master(self) -> psutil.Process | None:
+        """Return the process of the master, or None before it is there. It is the command or below it; the first one."""
+        with contextlib.suppress(psutil.Error):
+            for process in [self.process, *self.process.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error):
+                    if is_ddlf_run(process.cmdline()):
+                        return psutil.Process(process.pid)
+        return None
+
+    def daemons(self) -> dict[int, psutil.Process]:
+        """Return the newest ``ddlf-worker`` process of each place."""
+        found: dict[int, psutil.Process] = {}
+        for process in self.rig.of_runs():
+            with contextlib.suppress(psutil.Error, ValueError, IndexError):
+                words = process.cmdline()
+                if "ddlf.cli.worker" in words and is_python(words):
+                    place = int(words[words.index("--place") + 1])
+                    if place not in found or found[place].create_time() < process.create_time():
+                        found[place] = process
+        return found
+
+    def daemon(self, place: int, within_s: float = 120.0) -> psutil.Process:
+        """Wait for the ``ddlf-worker`` process of a place and return it."""
+        return wait_for(lambda: self.daemons().get(place), within_s)
+
+    def executor(self, place: int) -> psutil.Process:
+        """Return the process that computes at a place."""
+
+        def find() -> psutil.Process | None:
+            with contextlib.suppress(psutil.Error):
+                for process in self.daemon(place).children(recursive=True):
+                    with contextlib.suppress(psutil.Error):
+                        if process.name().startswith("ddlf-exec"):
+                            return process
+            return None
+
+        return wait_for(find, 120.0)
+
+    # -- its ends ---------------------------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Send SIGINT as a terminal does, to the whole foreground group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGINT)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the command."""
+        terminate(self.process)
+
+    def kill(self) -> None:
+        """Kill the master, or the command if the master is not there yet."""
+        with contextlib.suppress(psutil.Error):
+            (self.master() or self.process).kill()
+
+
+def load(name: str, folder: Path) -> Rig:
+    """Make the rig of an engine."""
+    module, _, of = RIGS[name].partition(":")
+    made: Rig = getattr(importlib.import_module(f"tests.trials.engines.{module}"), of)(folder)
+    return made
+
+
+def warn(process: psutil.Process, within_s: float) -> None:
+    """Send SIGTERM, and SIGKILL after some seconds if it still runs, as an engine does."""
+
+    def kill() -> None:
+        with contextlib.suppress(psutil.Error):
+            process.kill()  # psutil knows whether the number belongs to another process by now
+
+    with contextlib.suppress(psutil.Error):
+        process.terminate()
+    timer = threading.Timer(within_s, kill)
+    timer.daemon = True
+    timer.start()
+
+
+def kill(process: psutil.Process | None) -> None:
+    """Send SIGKILL."""
+    if process is not None:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def terminate(process: psutil.Process) -> None:
+    """Send SIGTERM."""
+    with contextlib.suppress(psutil.Error):
+        process.terminate()
+
+
+def wait_for(find: Callable[[], T | None], within_s: float) -> T:
+    """Wait until a function finds something, and return it.
+
+    Raises:
+        TimeoutError: It has found nothing.
+    """
+    end = time.monotonic() + within_s
+    while (found := find()) is None:
+        if time.monotonic() > end:
+            raise TimeoutError(f"not found within {within_s:g} s")
+        time.sleep(LOOK_S)
+    return found
+
+
+def is_python(words: Sequence[str]) -> bool:
+    """Return whether a command line is that of Python, and not of a shell or an engine that starts it."""
+    return bool(words) and Path(words[0]).name.startswith("python")
+
+
+def is_ddlf_run(words: Sequence[str]) -> bool:
+    """Return whether a command line is that of ``ddlf run``."""
+    return is_python(words) and "ddlf.cli.main" in words and "run" in words
+
+
+def _words(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())[:200] or process.name()
+    return "it has ended"

@@ -1,0 +1,323 @@
+"""The series: the same bits, losses, notices and ends. Each returns a ``Report``."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.trials.engines.rig import CALLS, DDLF, LOOK_S, QUIET, Rig, Run, Victim, terminate
+
+SLOTS, SAMPLES = 4, 512
+BEGIN_S = 600.0
+"""Longest time until a run trains."""
+BACK_S = 400.0
+"""Longest time until the worker of a place is back. What takes so long has failed."""
+MARGIN_S = 3.0
+"""What DDLF may take more than the engine's own time and the start of a worker."""
+END_S = 35.0
+"""After this time nothing may remain of a run."""
+TRAINED_S = 3.0
+"""For so long a run trains at most before it is ended."""
+LONG_S = 3600.0
+
+
+@dataclass
+class Report:
+    """What a series has found.
+
+    Args:
+        done: Number of losses, notices or ends, or of comparisons.
+        good: Number of those without a problem.
+        problems: Sentences.
+        figures: Facts for the line of the series, by name.
+        seconds: Measured times.
+    """
+
+    done: int = 0
+    good: int = 0
+    problems: list[str] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+    def line(self) -> str:
+        """Return the figures as words."""
+        facts = {"good": f"{self.good} of {self.done}", **self.figures}
+        if self.seconds:
+            facts |= {"median": f"{statistics.median(self.seconds):.1f} s", "longest": f"{max(self.seconds):.1f} s"}
+        return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+Say = Callable[[str], None]
+
+
+def began(run: Run, workers: int) -> float:
+    """Wait until a run trains with all its workers. Return the seconds that the latest worker took from the start of its
+    process until it had app, data and model.
+    """
+    run.wait_for("Committed", within_s=BEGIN_S)
+    longest = 0.0
+    for place in range(workers):
+        ready = run.wait_for("WorkerReady", "WorkerJoined", within_s=BEGIN_S, worker=place + 1)
+        with contextlib.suppress(psutil.Error):
+            longest = max(longest, ready["at"] - run.daemon(place).create_time())
+    return longest
+
+
+def wrong_rounds(run: Run) -> list[str]:
+    """Return what is wrong with the rounds of a run: each must be committed once, in order."""
+    rounds = [event["record"]["round"] for event in run.of("Committed")]
+    if rounds == list(range(1, len(rounds) + 1)):
+        return []
+    again = [number for number, count in Counter(rounds).items() if count > 1]
+    return [f"rounds were committed again: {again}" if again else f"rounds are missing between 1 and {rounds[-1]}"]
+
+
+def check_result(rig: Rig, run: Run, name: str) -> list[str]:
+    """End a run, and train as many rounds with ``--local 2``. Return what differs."""
+    try:
+        result = run.result(within_s=BEGIN_S)
+    except (TimeoutError, ChildProcessError) as error:
+        return [f"{name}: the run did not end well: {error}"]
+    if rig.app is CALLS:
+        return []
+    problems = wrong_rounds(run)
+    if not result["exact"]:
+        problems.append("a sample was not trained on once an epoch")
+    options = ["--local", "2", "-p", "pace=0", "--master-epochs", str(result["rounds"])]
+    local = Run(rig, run.folder.parent / f"{name}-local", command=[*DDLF, *options, *QUIET])
+    try:
+        expected = local.wait_for("Result", within_s=LONG_S)
+        local.process.wait(BEGIN_S)
+    except (TimeoutError, ChildProcessError) as error:
+        local.kill()
+        return [*problems, f"{name}: the run with --local 2 did not end well: {error}"]
+    if expected["rounds"] != result["rounds"]:
+        problems.append(f"{result['rounds']} rounds, and {expected['rounds']} with --local 2")
+    elif expected["sha"] != result["sha"]:
+        problems.append(
+            f"other bits after {result['rounds']} rounds: {result['sha'][:16]}, and {expected['sha'][:16]} with --local 2"
+        )
+    return [f"{name}: {problem}" for problem in problems]
+
+
+def same(rig: Rig, folder: Path, rounds: int, say: Say) -> Report:
+    """Train undisturbed, and compare the bits with those of ``--local 2``."""
+    report = Report(done=1)
+    run = Run(rig, folder / "same", ["--master-epochs", str(rounds)])
+    try:
+        report.figures["start of a worker"] = f"{began(run, rig.places):.1f} s"
+        run.wait_for("Result", within_s=LONG_S)
+        report.problems += check_result(rig, run, "same")
+        report.problems += [f"same: left: {words}" for words in _left_after(rig, run)[0]]
+    except (TimeoutError, ChildProcessError) as error:
+        report.problems.append(f"same: {error}")
+    finally:
+        _finish(rig, run)
+    report.good = int(not report.problems)
+    return report
+
+
+def _left_after(rig: Rig, run: Run, ends_master: bool = True) -> tuple[list[str], float]:
+    """Wait until nothing remains of a run. Return what does, and the seconds until then."""
+    start = time.monotonic()
+    while True:
+        found = rig.left(run)
+        if not ends_master:  # its files and its guard stay with it
+            found = [
+                words for words in found if "ddlf.worker" in words or "ddlf.cli.worker" in words or "job " in words
+            ]
+        elif not run.has_ended():
+            found.append("the command")
+        seconds = time.monotonic() - start
+        if not found or seconds > END_S:
+            return found, seconds
+        time.sleep(5 * LOOK_S)
+
+
+def _finish(rig: Rig, run: Run) -> None:
+    """End what still runs, whatever has happened."""
+    if not run.has_ended():
+        run.terminate()
+        with contextlib.suppress(psutil.TimeoutExpired):
+            run.process.wait(END_S)
+    rig.clean(run)
+    with contextlib.suppress(psutil.Error):
+        run.process.kill()
+        run.process.wait(END_S)
+
+
+def losses(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) -> Report:
+    """Lose something ``count`` times at random moments of one run."""
+    report = Report()
+    run = Run(rig, folder / "losses")
+    try:
+        start_s = began(run, rig.places)
+        report.figures["start of a worker"] = f"{start_s:.1f} s"
+        # An executor without state that is lost between two calls is not missed: the next call starts in a new one.
+        kinds = [found for found in rig.victims().items() if rig.app is not CALLS or found[0] != "executor"]
+        order = [kinds[number % len(kinds)] for number in range(count)]
+        chance.shuffle(order)
+        for number, (kind, victim) in enumerate(order, 1):
+            time.sleep(chance.uniform(0, 2))
+            place = chance.choice([place for place in range(rig.places) if place not in victim.spares])
+            try:
+                problems, seconds = _lose(run, victim, place, start_s)
+            finally:
+                if victim.mend is not None:
+                    victim.mend()
+            report.done += 1
+            report.good += not problems
+            report.seconds += seconds
+            report.problems += [f"loss {number} ({kind} of place {place}): {problem}" for problem in problems]
+            took = ", ".join(f"{one:.1f} s" for one in seconds)
+            say(f"loss {number}: {kind} of place {place}, back after {took}" + "".join(f"; {p}" for p in problems))
+        report.problems += check_result(rig, run, "losses")
+    except (TimeoutError, ChildProcessError) as error:
+        report.problems.append(f"losses: {error}")
+    finally:
+        _finish(rig, run)
+    return report
+
+
+def _lose(run: Run, victim: Victim, place: int, start_s: float) -> tuple[list[str], list[float]]:
+    """Lose one thing and wait until all is as before. Return what is wrong, and the seconds until each place worked."""
+    since, at = len(run.look()), time.time()
+    hit = victim.lose(run, place)
+    problems, seconds = [], []
+    for worker in sorted({one + 1 for one in (hit or [place])}):
+        try:
+            gone = run.wait_for("WorkerLost", "WorkerLeaving", since=since, within_s=BACK_S, worker=worker)
+            position = run.events.index(gone) + 1
+            back = run.wait_for("WorkerReturned", since=position, within_s=BACK_S, worker=worker)
+        except TimeoutError as error:
+            problems.append(str(error))
+            continue
+        took = back["at"] - at
+        seconds.append(took)
+        if gone["event"] == ("WorkerLost" if victim.is_notice else "WorkerLeaving"):
+            problems.append(f"worker {worker}: the event is {gone['event']} ({gone['why']})")
+        if not re.search(victim.says, gone["why"]):
+            problems.append(f"worker {worker}: the reason is {gone['why']!r}, which does not match {victim.says!r}")
+        if not re.search(victim.prints, run.text):
+            problems.append(f"the master has not printed {victim.prints!r}")
+        limit = victim.own_s + start_s + MARGIN_S
+        if took > limit:
+            parts = f"{victim.own_s:g} s of the engine, {start_s:.1f} s for the start of a worker, and {MARGIN_S:g} s"
+            problems.append(f"worker {worker} was back after {took:.1f} s, more than {parts}")
+        # Another loss of the same worker would mean that two of them fight for its place.
+        after = run.events.index(back) + 1
+        with contextlib.suppress(TimeoutError):
+            lost = run.wait_for("WorkerLost", since=after, within_s=1.0, worker=worker)
+            problems.append(f"worker {worker} was lost again: {lost['why']}")
+            run.wait_for("WorkerReturned", since=run.events.index(lost), within_s=BACK_S, worker=worker)
+    return problems, seconds
+
+
+def notices(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) -> Report:
+    """Warn workers ``count`` times at random moments of one run."""
+    report = Report()
+    run = Run(rig, folder / "notices")
+    twice = 0
+    try:
+        began(run, rig.places)
+        for number in range(1, count + 1):
+            time.sleep(chance.uniform(0, 1))
+            place = chance.randrange(rig.places)
+            since, at = len(run.look()), time.time()
+            rig.notice(run, place)
+            problems = []
+            try:
+                told = run.wait_for("WorkerLeaving", "WorkerLost", since=since, within_s=BACK_S, worker=place + 1)
+                if told["event"] == "WorkerLost":
+                    problems.append(f"it was lost without a notice: {told['why']}")
+                elif told["slot"] is not None:
+                    problems.append(f"slot {told['slot']} fits into {told['seconds']:.1f} s and was given away")
+                else:
+                    left = run.wait_for("WorkerLeft", "WorkerLost", since=since, within_s=BACK_S, worker=place + 1)
+                    if left["event"] == "WorkerLost":
+                        problems.append(f"it did not hand its work back: {left['why']}")
+                back = run.wait_for("WorkerReturned", since=since, within_s=BACK_S, worker=place + 1)
+                report.seconds.append(back["at"] - at)
+            except TimeoutError as error:
+                problems.append(str(error))
+            again = slots_again(run, since)
+            twice += again * SAMPLES // SLOTS
+            if again:
+                problems.append(f"{again} slots began again")
+            report.done += 1
+            report.good += not problems
+            report.problems += [f"notice {number} (place {place}): {problem}" for problem in problems]
+            say(f"notice {number}: place {place}" + "".join(f"; {problem}" for problem in problems))
+        report.problems += check_result(rig, run, "notices")
+    except (TimeoutError, ChildProcessError) as error:
+        report.problems.append(f"notices: {error}")
+    finally:
+        _finish(rig, run)
+    late = sum(1 for _ in run.of("SlotBackedUp"))
+    report.figures |= {"samples twice": twice, "backups of late slots": late, "rounds again": len(wrong_rounds(run))}
+    return report
+
+
+def slots_again(run: Run, since: int) -> int:
+    """Return how many slots of a round began more than once, from a position in the events on."""
+    first = next((event["round"] for event in run.of("SlotStarted", since=since)), 0)
+    starts = Counter((event["round"], event["slot"]) for event in run.of("SlotStarted"))
+    return sum(number - 1 for (round_, _), number in starts.items() if round_ >= first - 1)
+
+
+def ends(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) -> Report:
+    """End ``count`` runs at random moments of start and training, and look at what remains."""
+    report = Report()
+    first = Run(rig, folder / "end-0")
+    try:
+        began(first, rig.places)
+        whole = time.time() - first.began + TRAINED_S
+        problems = [f"the first run ended badly: {error}" for error in _ended_well(first)]
+        report.problems += problems + [f"left of the first run: {words}" for words in _left_after(rig, first)[0]]
+    except (TimeoutError, ChildProcessError) as error:
+        report.problems.append(f"ends: {error}")
+        return report
+    finally:
+        _finish(rig, first)
+    report.figures["moments within"] = f"{whole:.1f} s"
+    kinds = list(rig.ends().items())
+    order = [kinds[number % len(kinds)] for number in range(count)]
+    chance.shuffle(order)
+    for number, (kind, end) in enumerate(order, 1):
+        moment = chance.uniform(0, whole)
+        run = Run(rig, folder / f"end-{number}")
+        with contextlib.suppress(psutil.TimeoutExpired):
+            run.process.wait(moment)
+        end.act(run)
+        found, seconds = _left_after(rig, run, end.ends_master)
+        if not end.ends_master and not found:
+            terminate(run.master() or run.process)
+            found, _ = _left_after(rig, run)
+        problems = [f"left: {words}" for words in found]
+        _finish(rig, run)
+        report.done += 1
+        report.good += not problems
+        report.seconds.append(seconds)
+        report.problems += [f"end {number} ({kind} at {moment:.1f} s): {problem}" for problem in problems]
+        say(
+            f"end {number}: {kind} at {moment:.1f} s, clean after {seconds:.1f} s" + "".join(f"; {p}" for p in problems)
+        )
+    return report
+
+
+def _ended_well(run: Run) -> list[str]:
+    try:
+        run.result(within_s=BEGIN_S)
+    except (TimeoutError, ChildProcessError) as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,170 @@
+"""The rigs for Slurm: tasks of ``srun``, steps of a job, and an array job. Slurm runs four nodes on this machine."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from tests.engines.slurm_cluster import Lab, wait_for
+from tests.trials.engines.rig import DDLF, MARK, End, Rig, Run, Victim, kill, terminate
+
+ENGINE = {"slurmctld", "slurmd", "munged"}
+NODE_LOST_S = 45.0
+"""Slurm finds out in 30 s that a node is down, and starts the element elsewhere in some seconds more."""
+REQUEUED_S = 15.0
+"""Slurm lets a job that it has queued again wait, at least until its processes have ended."""
+
+
+class SlurmRig(Rig):
+    """What all three have in common."""
+
+    lab: Lab
+
+    def open(self) -> None:
+        self.lab = Lab(self.folder, {MARK: self.mark, "DDLF_GRACE": f"{self.notice_s:g}"})
+        self.folder.chmod(0o755)
+        self.lab.start()
+
+    def close(self) -> None:
+        self.lab.stop()
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), **self.lab.environment}
+
+    def is_engine(self, process: psutil.Process) -> bool:
+        return process.name() in ENGINE
+
+    def jobs(self) -> list[str]:
+        """Return the jobs and elements that have not ended, as words."""
+        return self.lab.call("squeue", "--noheader", "--array", "--format=%i %T %r").splitlines()
+
+    def left(self, run: Run) -> list[str]:
+        return super().left(run) + [f"job {words}" for words in self.jobs()]
+
+    def cancel(self) -> None:
+        """Cancel all jobs."""
+        self.lab.call("scancel", f"--user={getpass.getuser()}", check=False)
+
+    def clean(self, run: Run) -> None:
+        self.cancel()
+        super().clean(run)
+        wait_for(lambda: not self.jobs())
+
+    def victims(self) -> dict[str, Victim]:
+        return {
+            "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
+            "daemon": Victim(lambda run, place: kill(run.daemon(place)), ""),
+        }
+
+
+class TasksRig(SlurmRig):
+    """Each place is a task of ``srun``. A lost node ends the whole step, so only executors and daemons can be lost."""
+
+    name = "slurm-tasks"
+
+    def launcher(self, run: Run) -> list[str]:
+        return ["--launcher", "slurm"]
+
+    def command(self, run: Run, options: Sequence[str]) -> list[str]:
+        count = str(self.places)
+        return ["srun", "-N", count, "-n", count, *DDLF, *self.launcher(run), *options]
+
+    def ends(self) -> dict[str, End]:
+        return {
+            "Ctrl-C twice": End(interrupt_twice),
+            "SIGTERM": End(lambda run: run.terminate()),
+            "kill -9 of the master": End(lambda run: run.kill()),
+            "kill -9 of srun": End(lambda run: kill(run.process)),
+            "scancel": End(lambda run: self.cancel()),
+        }
+
+
+def interrupt_twice(run: Run) -> None:
+    """Press Ctrl-C as ``srun`` wants it: the first time it only prints what its tasks do."""
+    run.interrupt()
+    time.sleep(0.3)
+    run.interrupt()
+
+
+class StepsRig(SlurmRig):
+    """Each place is a step of a job of ``salloc``."""
+
+    name = "slurm-steps"
+
+    def launcher(self, run: Run) -> list[str]:
+        return ["--launcher", "slurm"]
+
+    def command(self, run: Run, options: Sequence[str]) -> list[str]:
+        count = str(self.places)
+        return ["salloc", "-Q", "-N", count, "-n", count, *DDLF, *self.launcher(run), *options]
+
+    def victims(self) -> dict[str, Victim]:
+        return {
+            "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
+            "daemon": Victim(lambda run, place: kill(run.daemon(place)), "(?i)killed|137|SIGKILL"),
+            "step daemon": Victim(lambda run, place: kill(run.daemon(place).parent()), ".", own_s=REQUEUED_S),
+        }
+
+    def notice(self, run: Run, place: int) -> None:
+        """Cancel the step: SIGTERM, and SIGKILL after KillWait."""
+        environment = run.daemon(place).environ()
+        self.lab.call("scancel", f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}")
+
+    def ends(self) -> dict[str, End]:
+        return {
+            "Ctrl-C": End(lambda run: run.interrupt()),
+            "SIGTERM of the master": End(terminate_master),
+            "kill -9 of the master": End(lambda run: run.kill()),
+            "kill -9 of salloc": End(lambda run: kill(run.process), ends_master=False),
+            "scancel": End(lambda run: self.cancel(), ends_master=False),
+        }
+
+
+def terminate_master(run: Run) -> None:
+    """Send SIGTERM to the master, or to ``salloc`` if it is not there yet."""
+    terminate(run.master() or run.process)
+
+
+class ArrayRig(SlurmRig):
+    """Each place is an element of an array job, on a node of its own. There is one node more than places."""
+
+    name = "slurm-array"
+
+    def launcher(self, run: Run) -> list[str]:
+        return ["--workers", str(self.places), "--launcher", "slurm:cores=2"]
+
+    def element(self, run: Run, place: int) -> tuple[str, str]:
+        """Return the job's number and the node of a place that runs."""
+        job, _, node = wait_for(lambda: found if len(found := self.lab.jobs().get(place, [])) == 3 else None)
+        return job, node
+
+    def victims(self) -> dict[str, Victim]:
+        return {
+            "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
+            "daemon": Victim(lambda run, place: kill(run.daemon(place)), ""),
+            "node": Victim(self._lose_node, "", own_s=NODE_LOST_S, prints="NODE_FAIL", mend=self._mend_node),
+            "preemption": Victim(self._preempt, "SIGTERM", own_s=REQUEUED_S, is_notice=True),
+        }
+
+    def _lose_node(self, run: Run, place: int) -> None:
+        _, self._lost = self.element(run, place)
+        self.lab.kill_node(self._lost)
+
+    def _mend_node(self) -> None:
+        self.lab.call("slurmd", "-N", self._lost)
+        wait_for(lambda: "down" not in self.lab.call("sinfo", "-hN", "-n", self._lost, "-p", "low", "-o", "%T"))
+
+    def _preempt(self, run: Run, place: int) -> None:
+        _, node = self.element(run, place)
+        self.lab.call("sbatch", "-p", "high", "-w", node, "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
+
+    def notice(self, run: Run, place: int) -> None:
+        """Queue the element again: SIGTERM, and SIGKILL after KillWait."""
+        job, _ = self.element(run, place)
+        self.lab.call("scontrol", "requeue", f"{job}_{place}")
+
+    def ends(self) -> dict[str, End]:
+        return {**super().ends(), "scancel": End(lambda run: self.cancel(), ends_master=False)}

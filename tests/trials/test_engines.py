@@ -1,0 +1,128 @@
+"""Run the short form of the trial of losses, notices and ends on engines: with the rig ``command``, which needs none."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.trials.engines import series
+from tests.trials.engines.command import CommandRig
+from tests.trials.engines.rig import RIGS, End, Rig, Run, Victim
+
+pytestmark = pytest.mark.timeout(6 * PATIENCE_S)
+
+
+def silent(text):
+    pass
+
+
+@pytest.fixture
+def rig(tmp_path):
+    (tmp_path / "engine").mkdir()
+    rig = CommandRig(tmp_path / "engine")
+    rig.places = 2
+    with rig:
+        yield rig
+
+
+@pytest.fixture
+def run(rig, tmp_path):
+    """A run without workers, whose events a test writes."""
+    run = Run(rig, tmp_path / "run", command=["sleep", "1000"])
+    yield run
+    run.process.kill()
+    run.process.wait()
+
+
+def write(run, *events):
+    with (run.folder / "events.jsonl").open("a") as file:
+        for event, facts in events:
+            file.write(json.dumps({"at": time.time(), "event": event, **facts}) + "\n")
+
+
+@pytest.mark.slow
+def test_losses_notices_and_ends_change_no_bit_and_leave_nothing(rig, tmp_path, monkeypatch):
+    for limit in ("MARGIN_S", "END_S"):
+        monkeypatch.setattr(series, limit, float(PATIENCE_S))
+    for kind, count in {"losses": 2, "notices": 1, "ends": 3}.items():
+        report = getattr(series, kind)(rig, tmp_path, count, random.Random(1), silent)
+        assert report.problems == []
+        assert (report.done, report.good) == (count, count)
+
+
+def test_each_rig_has_a_name_of_its_own():
+    assert len(set(RIGS.values())) == len(RIGS)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "problem"), [([1, 2, 3], None), ([1, 2, 2], "committed again: [2]"), ([1, 3], "missing")]
+)
+def test_rounds_that_come_again_are_found(run, rounds, problem):
+    write(run, *(("Committed", {"record": {"round": number}}) for number in rounds))
+    found = series.wrong_rounds(run)
+    assert found == [] if problem is None else problem in found[0]
+
+
+def test_slots_that_begin_again_are_found(run):
+    starts = [(1, 1), (1, 2), (1, 1), (2, 1), (2, 2)]
+    write(run, *(("SlotStarted", {"round": round_, "slot": slot, "worker": 1}) for round_, slot in starts))
+    assert series.slots_again(run, 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("why", "own_s", "problem"),
+    [
+        ("its command was ended by SIGKILL", 1000, None),
+        ("the connection was lost", 1000, "the reason is 'the connection was lost'"),
+        ("its command was ended by SIGKILL", -1000, "worker 2 was back after"),
+    ],
+)
+def test_loss_without_the_reason_of_the_engine_and_a_late_return_are_found(run, why, own_s, problem):
+    def lose(run, place):
+        write(run, ("WorkerLost", {"worker": 2, "why": why}), ("WorkerReturned", {"worker": 2}))
+
+    problems, seconds = series._lose(run, Victim(lose, "SIGKILL", own_s), 1, 0.0)
+    assert len(seconds) == 1
+    assert problems == [] if problem is None else problem in problems[0]
+
+
+class Leaving(Rig):
+    """A rig whose runs leave a process and a file with a token."""
+
+    name = "leaving"
+
+    def launcher(self, run):
+        return []
+
+    def victims(self):
+        return {}
+
+    def ends(self):
+        return {"end": End(lambda run: run.kill())}
+
+
+def test_process_and_token_file_that_remain_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(series, "END_S", 0.5)
+    (tmp_path / "engine").mkdir()
+    program = "import subprocess; subprocess.Popen(['sleep', '999'], start_new_session=True)"
+    with Leaving(tmp_path / "engine") as rig:
+        run = Run(rig, tmp_path / "run", command=[sys.executable, "-c", program])
+        (run.folder / ".ddlf-token-1").touch()
+        run.process.wait(PATIENCE_S)
+        found, _ = series._left_after(rig, run)
+        assert [words.split(": ")[-1] for words in found] == ["sleep 999", "token file .ddlf-token-1"]
+        rig.clean(run)
+        (run.folder / ".ddlf-token-1").unlink()
+        assert series._left_after(rig, run)[0] == []
+
+
+def test_engine_that_is_unknown_is_refused():
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.trials.engines", "nothing"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert "invalid choice: 'nothing'" in ended.stderr
