@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from ddlf.cluster.launch.launcher import Cause, Workers
 from ddlf.cluster.launch.ray import Rayed, RayKeys
 from ddlf.errors import ConnectError
 from ddlf.worker.machine import cores
+from tests.engines.ray_nodes import Nodes
 from tests.engines.running import (
     assert_hidden,
     gone,
@@ -33,37 +33,6 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray warns about its own future
 NODES = 3
-STORE = dict(object_store_memory=80 << 20)
-"""The smallest object store that Ray accepts."""
-
-
-class Nodes:
-    """A Ray with a head node without CPUs, and some nodes of one CPU each."""
-
-    def __init__(self):
-        from ray.cluster_utils import Cluster as RayCluster
-
-        head = dict(num_cpus=0, include_dashboard=False, **STORE)
-        self.ray = RayCluster(initialize_head=True, head_node_args=head)
-        self.own = [self.add() for _ in range(NODES)]
-
-    def add(self):
-        return self.ray.add_node(num_cpus=1, **STORE)
-
-    def remove(self, node_id):
-        """Kill the processes of a node, and start another one in its place."""
-        index = next(index for index, node in enumerate(self.own) if node.node_id == node_id)
-        self.own.append(self.add())
-        self.ray.remove_node(self.own.pop(index), allow_graceful=False)
-
-    def drain(self, node_id, for_s):
-        from ray._raylet import GcsClient
-        from ray.core.generated.autoscaler_pb2 import DrainNodeReason
-
-        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-        end_ms = int((time.time() + for_s) * 1000)
-        accepted, _ = GcsClient(address=self.ray.gcs_address).drain_node(node_id, reason, "a test", end_ms)
-        assert accepted
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +44,7 @@ def nodes(tmp_path_factory):
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         patch.delenv("RAY_ADDRESS", raising=False)
         os.makedirs(os.environ["RAY_TMPDIR"], exist_ok=True)
-        found = Nodes()
+        found = Nodes(NODES)
         patch.setenv("RAY_ADDRESS", found.ray.address)
         yield found
         found.ray.shutdown()

@@ -1,6 +1,7 @@
 """Lose workers, warn them, and end runs at random moments on a real engine, and check what comes of it.
 
-    python -m tests.trials.engines ENGINE [--losses 10] [--notices 20] [--ends 20] [--rounds 20] [--places 3] [--seed 0]
+    python -m tests.trials.engines ENGINE [--losses 10] [--notices 20] [--ends 20] [--rounds 20] [--places 3] [--gone]
+        [--seed 0]
 
 ENGINE is a name in ``rig.RIGS``. The engine is started on this machine, and ended afterwards. A small CNN with dropout
 and momentum is trained with four slots. These statements must be true:
@@ -14,6 +15,8 @@ and momentum is trained with four slots. These statements must be true:
   computed twice, no round comes again, and the bits are the same.
 - ``--ends``: Ctrl-C, SIGTERM, ``kill -9`` of the master, and the engine's own command end runs at random moments of
   their start and training. After 35 s no process, job, actor, Secret, token file or forward remains.
+- ``--gone``: the engine's head, such as a scheduler or an API server, is killed in mid-run. The training goes on with
+  the same bits, and the master says what has happened.
 
 Each problem is printed as a sentence. The exit code is 1 if there is any.
 """
@@ -29,6 +32,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.trials.engines import series
+from tests.trials.engines.gone import gone
 from tests.trials.engines.rig import RIGS, load
 from tests.trials.engines.series import Report
 
@@ -39,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("engine", choices=RIGS)
     for name, count in {"losses": 10, "notices": 20, "ends": 20, "rounds": 20, "places": 3, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--gone", action="store_true")
     given = parser.parse_args(argv)
     chance, start, reports = random.Random(given.seed), time.monotonic(), dict[str, Report]()
 
@@ -56,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if given.rounds:
                 reports["same"] = series.same(rig, runs, given.rounds, say)
                 print(f"{given.engine} same: {reports['same'].line()}", flush=True)
+            if given.gone:
+                reports["gone"] = gone(rig, runs, say)
+                print(f"{given.engine} gone: {reports['gone'].line()}", flush=True)
             for kind in ("losses", "notices", "ends"):
                 if count := getattr(given, kind):
                     reports[kind] = getattr(series, kind)(rig, runs, count, chance, say)
