@@ -94,6 +94,10 @@ ENDS = [
         Left(Cause.TIME_LIMIT, "DeadlineExceeded: too long"),
     ),
     (pod("Failed", terminated(3, message="ddlf-worker: no\n master")), Left(Cause.CRASH, "ddlf-worker: no master", 3)),
+    (
+        pod("Failed", terminated(137, message="an older line")),
+        Left(Cause.CRASH, "exit code 137; its last output: an older line", 137),
+    ),
     (pod("Failed", terminated(1)), Left(Cause.CRASH, "exit code 1", 1)),
 ]
 
