@@ -37,6 +37,11 @@ KINDS = {
 PROGRAMS = {"ddlf": "ddlf", "ddlf-worker": "ddlf.cli.worker"}
 
 
+def _now() -> str:
+    """Return the time as Kubernetes writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
 class Cluster:
     """Starts the API server. ``kubeconfig`` is the file for ``kubectl``.
 
@@ -54,6 +59,8 @@ class Cluster:
         self.commands: list[list[str]] = []
         self.replacements: dict[str, str] = {}
         """Texts in the commands of pods, such as host names, and what replaces them on this machine."""
+        self.kept = {"PATH", "PYTHONPATH"}
+        """Environment variables that the pods inherit."""
         self.results: dict[str, str] = {}
         self.is_closed = False
         cluster = self
@@ -209,9 +216,13 @@ class Cluster:
     def delete(self, request) -> None:
         path, _ = self._parsed(request)
         resource, name = self._place(path)
+        options = json.loads(request.rfile.read(int(request.headers.get("Content-Length") or 0)) or "{}")
         if (resource, name) not in self.objects:
             return self._fail(request, 404, "NotFound", f'{resource} "{name}" not found')
-        self.remove(resource, name)
+        if resource == "pods":
+            self._delete_pod(name, options.get("gracePeriodSeconds"))
+        else:
+            self.remove(resource, name)
         return self._answer(request, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
 
     @staticmethod
@@ -258,7 +269,7 @@ class Cluster:
                 item["metadata"] |= {
                     "uid": f"uid-{number}",
                     "namespace": NAMESPACE,
-                    "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                    "creationTimestamp": _now(),
                 }
             item["metadata"]["resourceVersion"] = str(number)
             self.objects[resource, name] = item
@@ -284,6 +295,22 @@ class Cluster:
         for key in owned:
             self.remove(*key)
 
+    def _delete_pod(self, name: str, grace_s: float | None) -> None:
+        """Delete a pod as the kubelet does: SIGTERM, and SIGKILL at the end of its grace. It disappears when it has ended."""
+        process = self.processes.get(name)
+        if process is None or process.poll() is not None:
+            self.remove("pods", name)
+            return
+        with self.changed:
+            pod = copy.deepcopy(self.objects["pods", name])
+            grace_s = pod["spec"]["terminationGracePeriodSeconds"] if grace_s is None else grace_s
+            pod["metadata"] |= {"deletionTimestamp": _now(), "deletionGracePeriodSeconds": grace_s}
+            self.put("pods", pod)
+        process.terminate()
+        timer = threading.Timer(grace_s, process.kill)
+        timer.daemon = True
+        timer.start()
+
     def warn(self, name: str, reason: str, message: str) -> None:
         """Add an event of type Warning about an object."""
         event = {
@@ -292,7 +319,7 @@ class Cluster:
             "reason": reason,
             "message": message,
             "involvedObject": {"name": name},
-            "lastTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "lastTimestamp": _now(),
         }
         self.put("events", event)
 
@@ -490,8 +517,12 @@ class Cluster:
                     "message": asked["message"],
                 }
             ]
-        if ("pods", name) in self.objects:
-            self.put("pods", pod)
+        with self.changed:
+            if (known := self.objects.get(("pods", name))) is not None:
+                pod["metadata"] = known["metadata"]
+                self.put("pods", pod)
+                if "deletionTimestamp" in known["metadata"]:
+                    self.remove("pods", name)
         return pod
 
     def _mounted(self, name: str, template: dict) -> dict[str, Path] | None:
@@ -541,6 +572,6 @@ class Cluster:
         arguments = [here(text) for text in arguments]
         if "--port" in arguments:
             arguments[arguments.index("--port") + 1] = "0"  # all pods share the ports of this machine
-        kept = {key: os.environ[key] for key in ("PATH", "PYTHONPATH") if key in os.environ}
+        kept = {key: os.environ[key] for key in self.kept if key in os.environ}
         environment = {**kept, **{key: here(value) for key, value in own.items()}}
         return [sys.executable, "-m", PROGRAMS[program], *arguments], environment

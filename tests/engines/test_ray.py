@@ -1,60 +1,38 @@
 """Workers in actors of a real Ray, with several nodes on this machine."""
 
 import asyncio
-import contextlib
-import hashlib
-import inspect
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.launch.launcher import Cause, Workers
 from ddlf.cluster.launch.ray import Rayed, RayKeys
-from ddlf.errors import ConnectError, WorkerLost
+from ddlf.errors import ConnectError
 from ddlf.worker.machine import cores
+from tests.engines.ray_nodes import Nodes
+from tests.engines.running import (
+    assert_hidden,
+    gone,
+    is_alive,
+    left,
+    number,
+    numbers,
+    processes,
+    replaced,
+    started,
+    weights_after,
+    workers_of,
+)
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray warns about its own future
 NODES = 3
-STORE = dict(object_store_memory=80 << 20)
-"""The smallest object store that Ray accepts."""
-
-
-class Nodes:
-    """A Ray with a head node without CPUs, and some nodes of one CPU each."""
-
-    def __init__(self):
-        from ray.cluster_utils import Cluster as RayCluster
-
-        head = dict(num_cpus=0, include_dashboard=False, **STORE)
-        self.ray = RayCluster(initialize_head=True, head_node_args=head)
-        self.own = [self.add() for _ in range(NODES)]
-
-    def add(self):
-        return self.ray.add_node(num_cpus=1, **STORE)
-
-    def remove(self, node_id):
-        """Kill the processes of a node, and start another one in its place."""
-        index = next(index for index, node in enumerate(self.own) if node.node_id == node_id)
-        self.own.append(self.add())
-        self.ray.remove_node(self.own.pop(index), allow_graceful=False)
-
-    def drain(self, node_id, for_s):
-        from ray._raylet import GcsClient
-        from ray.core.generated.autoscaler_pb2 import DrainNodeReason
-
-        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-        end_ms = int((time.time() + for_s) * 1000)
-        accepted, _ = GcsClient(address=self.ray.gcs_address).drain_node(node_id, reason, "a test", end_ms)
-        assert accepted
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +44,7 @@ def nodes(tmp_path_factory):
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         patch.delenv("RAY_ADDRESS", raising=False)
         os.makedirs(os.environ["RAY_TMPDIR"], exist_ok=True)
-        found = Nodes()
+        found = Nodes(NODES)
         patch.setenv("RAY_ADDRESS", found.ray.address)
         yield found
         found.ray.shutdown()
@@ -81,75 +59,25 @@ def about(self):
     return self.id, cores(), os.environ["GREETING"]
 
 
-def number(self):
-    return self.id
-
-
-async def until(get):
-    """Wait until a function, which may be async, returns a true value, and return it."""
-    while True:
-        found = get()
-        if found := await found if inspect.isawaitable(found) else found:
-            return found
-        await asyncio.sleep(0.05)
-
-
-async def numbers(cluster, expected):
-    """Wait until these workers answer."""
-    while True:
-        with contextlib.suppress(WorkerLost, ConnectError):
-            for worker in cluster.workers:
-                if not worker.connected:
-                    await worker.reconnect()
-            if await cluster.run_method(number) == expected:
-                return
-
-
-async def left(cluster, index):
-    """Wait until the worker at a place has ended, and return why."""
-    return await until(lambda: cluster._launcher.left(index))
-
-
-def processes(is_one):
-    """Return the processes of this Ray for which a function of the arguments is true."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if is_one(process.cmdline()) and process.environ().get("RAY_TMPDIR") == os.environ["RAY_TMPDIR"]:
-                found.append(process)
-    return found
-
-
-def worker_processes():
-    return processes(lambda words: "ddlf.cli.worker" in words and "--place" in words)
-
-
-def actor_processes():
-    return processes(lambda words: bool(words) and words[0].startswith("ray::WorkerActor"))
-
-
 async def test_workers_have_their_places_cores_and_variables(nodes):
     launcher = rayed(3, env={"GREETING": "hello"})
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
         assert await cluster.run_method(about) == [(n, 1, "hello") for n in (1, 2, 3)]
-        assert all("OMP_NUM_THREADS" not in worker.environ() for worker in worker_processes())
+        found = workers_of(cluster).values()
+        assert all("OMP_NUM_THREADS" not in worker.environ() for worker in found)
         assert len({node for node, _ in launcher._places.values()}) == 3
-    assert worker_processes() == []
+    assert len(found) == 3
+    assert not any(map(is_alive, found))
 
 
 async def test_run_begins_with_few_workers_and_has_a_place_for_each(nodes):
     async with asyncio.timeout(PATIENCE_S), Cluster(rayed("2..4", start_timeout=20)) as cluster:
         assert len(await cluster.run_method(number)) >= 2
 
-        async def one_waits():
-            reasons = [await cluster._launcher.waits(index) for index in range(4)]
-            return any("pending: {CPU: 1} is not free" in reason for reason in reasons)
-
-        await until(one_waits)
-
-
-def files_with(secret, folder):
-    return [path for path in folder.rglob("*") if path.is_file() and secret in path.read_bytes()]
+        reasons = ""
+        while "pending: {CPU: 1} is not free" not in reasons:
+            reasons = " ".join([await cluster._launcher.waits(index) for index in range(4)])
+            await asyncio.sleep(0.05)
 
 
 async def test_token_is_in_no_argument_environment_or_log(nodes):
@@ -160,24 +88,24 @@ async def test_token_is_in_no_argument_environment_or_log(nodes):
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
         assert await cluster.run_method(number) == [1, 2]
         session = Path(ray._private.worker._global_node.get_session_dir_path())
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                assert secret.decode() not in " ".join([*process.cmdline(), *process.environ().values()])
-    assert files_with(secret, session) == []
+        assert_hidden(secret, [session])
+    assert_hidden(secret, [session])
 
 
-async def test_killed_worker_is_replaced(nodes):
+async def test_killed_worker_is_replaced_in_its_actor(nodes):
     async with asyncio.timeout(PATIENCE_S), Cluster(rayed(2)) as cluster:
         assert await cluster.run_method(number) == [1, 2]
-        worker_processes()[0].kill()
+        before = workers_of(cluster)[0]
+        actor = before.parent()
+        after = await replaced(cluster, before)
+        assert after.parent() == actor
         await numbers(cluster, [1, 2])
 
 
 async def test_killed_actor_is_replaced(nodes):
     async with asyncio.timeout(PATIENCE_S), Cluster(rayed(2)) as cluster:
         assert await cluster.run_method(number) == [1, 2]
-        worker = next(found for found in worker_processes() if "--place 0" in " ".join(found.cmdline()))
-        worker.parent().kill()
+        workers_of(cluster)[0].parent().kill()
         why = await left(cluster, 0)
         assert why.cause is Cause.CRASH
         assert why.words.startswith("The actor is dead because its worker process has died")
@@ -219,7 +147,6 @@ async def test_drained_node_is_left_before_it_ends(nodes):
 async def test_error_says_which_resources_are_missing(nodes, keys, words):
     with pytest.raises(ConnectError, match=rf"no worker joined at port \d+ within 1 s: {words}"):
         await asyncio.wait_for(Cluster(rayed(2, start_timeout=1, **keys)).connect(), PATIENCE_S)
-    assert worker_processes() == []
 
 
 @pytest.mark.parametrize(
@@ -305,61 +232,25 @@ def test_page_about_tune_does_what_it_says(nodes, tmp_path, monkeypatch):
     assert "'round': 3" in ended.stdout
 
 
-APP = """
-import numpy as np
-import ddlf
-
-
-class Small(ddlf.IApp):
-    batch_size = 32
-    master_epochs = 2
-    seed = 3
-    slots = 4
-    threads = 1
-
-    async def load_dataset(self):
-        numbers = np.random.default_rng(0)
-        self.x_train = numbers.normal(size=(512, 8)).astype("float32")
-        self.y_train = np.eye(2, dtype="float32")[(self.x_train.sum(1) > 0).astype(int)]
-
-    async def create_model(self):
-        import keras
-
-        layers = [keras.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dropout(0.3)]
-        self.model = keras.Sequential([*layers, keras.layers.Dense(2, "softmax")])
-        self.model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "categorical_crossentropy")
-"""
-
-
-def started(tmp_path, *options):
-    (tmp_path / "app.py").write_text(APP)
-    return subprocess.Popen(
-        [sys.executable, "-m", "ddlf.cli.main", "run", "app.py", *options],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def test_same_weights_as_on_this_machine(nodes, tmp_path):
-    saved = []
-    for name, options in (("local", ["--local", "2"]), ("ray", ["--launcher", "ray", "--workers", "2"])):
-        process = started(tmp_path, *options, "--save", f"{name}.safetensors")
-        said, _ = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, said
-        saved.append(hashlib.sha256((tmp_path / f"{name}.safetensors").read_bytes()).hexdigest())
-    assert saved[0] == saved[1]
+    assert weights_after(tmp_path, "--launcher", "ray", "--workers", "2") == weights_after(tmp_path, "--local", "2")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-async def test_nothing_remains_when_the_master_ends(nodes, tmp_path, number):
-    process = started(tmp_path, "--launcher", "ray", "--workers", "2", "-p", "master_epochs=100000")
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+async def test_nothing_remains_when_the_master_ends(nodes, tmp_path, ending):
+    mark = tmp_path.name
+    options = ["--launcher", f"ray:env.MARK={mark}", "--workers", "2", "-p", "master_epochs=100000"]
+    process = started(tmp_path, *options)
     try:
         async with asyncio.timeout(PATIENCE_S):
-            await until(lambda: len(worker_processes()) == 2)
-            process.send_signal(number)
-            await until(lambda: not worker_processes() and not actor_processes())
+            while len(found := processes("ddlf.cli.worker", mark=mark)) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            actors = [worker.parent() for worker in found.values()]
+            process.send_signal(ending)
+            for actor in actors:
+                await gone(actor)
+            while processes("ddlf.cli.worker", mark=mark):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
     finally:
         process.kill()
         process.communicate()

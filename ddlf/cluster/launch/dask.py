@@ -28,6 +28,10 @@ LOOK_S = 3.0
 """Seconds between two looks at a task whose worker has not joined."""
 ANSWER_S = 3.0
 """Seconds to wait for the scheduler's answer about a task, or to its end."""
+CONNECTED, TRIES = "running", ("connecting", "closing")
+"""Status of Dask's client with a scheduler, and while it tries to find a lost one."""
+LOOK_AGAIN_S = 0.1
+"""Seconds between two looks at that status."""
 CAUSES = {"KilledWorker": Cause.NODE, "FutureCancelledError": Cause.CANCELLED}
 """Causes by Dask's errors."""
 RUNNING = ("executing", "long-running")
@@ -60,6 +64,8 @@ class Dask(PlaceEngine):
     def __init__(self, keys: DaskKeys, workers: Workers | None = None) -> None:
         super().__init__(keys, workers)
         self._client: Any = None
+        self._address, self._security = "", dict[str, Any]()
+        self._connecting = asyncio.Lock()  # a lost scheduler is dialled once for all places
         self._tasks: dict[str, int] = {}  # place by the key of its task
         self._before: dict[int, int] = {}  # incarnation of a place when its task began to wait
 
@@ -77,16 +83,51 @@ class Dask(PlaceEngine):
                 "launcher dask: no scheduler is known",
                 hint="name it: --launcher dask:scheduler=tcp://HOST:8786, or set DASK_SCHEDULER_ADDRESS",
             )
-        security = {"security": current.security} if current and not self.keys.scheduler else {}
+        self._address = address
+        self._security = {"security": current.security} if current and not self.keys.scheduler else {}
         try:
-            self._client = await distributed.Client(
-                address, asynchronous=True, set_as_default=False, timeout=CONNECT_S, **security
-            )
+            await self._connect()
         except (OSError, ValueError) as error:
             raise ConnectError(
                 f"no Dask scheduler answers at {address}: {error}", hint="start one with: dask scheduler"
             ) from None
+
+    async def _connect(self) -> None:
+        import distributed
+
+        client = distributed.Client(
+            self._address, asynchronous=True, set_as_default=False, timeout=CONNECT_S, **self._security
+        )
+        try:
+            self._client = await client
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await client.close()  # otherwise it warns when it is collected
+            raise
         self._client.subscribe_topic("all", self._hear)
+
+    async def _is_connected(self) -> bool:
+        """Return whether the scheduler can be used. After a lost connection, connect again."""
+        async with self._connecting:
+            if self._client.status == CONNECTED:
+                return True
+            while self._client.status in TRIES:  # noqa: ASYNC110 - Dask itself tries for CONNECT_S, without an event
+                await asyncio.sleep(LOOK_AGAIN_S)
+            try:
+                if self._client.status == CONNECTED:
+                    self._client.subscribe_topic("all", self._hear)  # the scheduler may be another process
+                else:
+                    await self._connect()
+            except (OSError, ValueError):
+                return False
+            return True
+
+    async def _close(self) -> None:
+        with contextlib.suppress(Exception):  # Dask has many errors for a scheduler that is gone
+            async with asyncio.timeout(ANSWER_S):
+                if self._client.status == CONNECTED:
+                    self._client.unsubscribe_topic("all")
+                await self._client.close()
 
     def _hear(self, event: tuple[float, dict[str, Any]]) -> None:
         """Remember why a place is without its Dask worker. Dask runs the task elsewhere without a word."""
@@ -104,6 +145,8 @@ class Dask(PlaceEngine):
         return dataclasses.replace(super().worker(gate, place), cores=self.keys.cores, env=self.keys.env)
 
     async def run(self, place: int, worker: WorkerStart) -> Left | None:
+        if not await self._is_connected():
+            return Left(Cause.NODE, f"no Dask scheduler answers at {self._address}")
         while (left := await self._run_task(place, worker)) is None:
             log.info("place %d: its task waited behind another one; it is submitted again", place)
         return left
@@ -131,6 +174,8 @@ class Dask(PlaceEngine):
             await self._cancel(task)
             raise
         except Exception as error:  # whatever the task has raised in the Dask worker, or Dask here
+            if self._client.status != CONNECTED:
+                return Left(Cause.NODE, f"the Dask scheduler {self._address} is gone")
             kind = type(error).__name__
             return Left(CAUSES.get(kind, Cause.CRASH), f"Dask has given its task up: {kind}: {error}")
         finally:
@@ -140,7 +185,7 @@ class Dask(PlaceEngine):
         return Left(Cause.CRASH, f"its worker ended with exit code {code}: see the output of {where}", code)
 
     async def _cancel(self, task: Any) -> None:
-        with contextlib.suppress(TimeoutError, OSError):  # the scheduler may be gone
+        with contextlib.suppress(Exception):  # the scheduler may be gone
             async with asyncio.timeout(ANSWER_S):
                 await self._client.cancel([task], force=True)
 
@@ -169,7 +214,7 @@ class Dask(PlaceEngine):
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await self.gate.run(self._waits(index))
-        except (TimeoutError, OSError, ConnectError):
+        except Exception:  # Dask has many errors for a scheduler that is gone
             return "the Dask scheduler does not answer"
 
     async def _waits(self, place: int) -> str:
@@ -188,11 +233,8 @@ class Dask(PlaceEngine):
         return left.words if left else f"its task waits for one of the {len(workers)} Dask workers"
 
     async def release(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            with contextlib.suppress(OSError, TimeoutError):
-                client.unsubscribe_topic("all")
-                await client.close()
+        if self._client is not None:
+            await self._close()
 
 
 def run_worker(worker: WorkerStart) -> tuple[int, str]:

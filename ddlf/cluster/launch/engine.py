@@ -187,7 +187,7 @@ class PlaceEngine(Engine):
 
     async def _keep(self, gate: Gate, place: int) -> None:
         """Keep a worker at a place until the run is over."""
-        starts, pause = 0, PAUSES_S[0]
+        starts, pause, told = 0, PAUSES_S[0], ""
         while not gate.is_over:
             before = gate.incarnation(place)
             try:
@@ -208,10 +208,10 @@ class PlaceEngine(Engine):
                 self._fail(place, left.words or f"its worker ended {starts} times before it joined")
                 return
             if not gate.is_over:
-                if gate.has_begun:
-                    log.warning(
-                        "place %d: %s (%s); starting it again", place, left.words or "its worker ended", left.cause
-                    )
+                words = f"{left.words or 'its worker ended'} ({left.cause})"
+                if gate.has_begun and (has_joined or words != told):  # an engine that is gone is named once
+                    log.warning("place %d: %s; starting it again", place, words)
+                told = words
                 await asyncio.sleep(pause)
 
     def _fail(self, place: int, why: str, hint: str = "") -> None:

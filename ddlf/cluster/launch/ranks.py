@@ -176,7 +176,7 @@ class Ranked(Engine):
             supervisor = Supervisor(WorkerStart(meeting.gates, self.ranks.rank, meeting.token, self.ranks.cores))
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_, mine=supervisor: mine.ask_to_stop())
-            code = supervisor.run(lambda: point.is_over() or self._is_orphan())
+            code = supervisor.run(lambda point=point: point.is_over() or self._is_orphan())  # type: ignore[misc]
             if self._is_orphan():
                 return code
             # A file of an earlier run, whose master was killed, leads nowhere. The master has replaced it meanwhile.

@@ -14,6 +14,14 @@ from ddlf.errors import ConfigError, ConnectError
 from tests.patience import PATIENCE_S
 
 
+class ClosedClientError(Exception):
+    """Dask's error about a client that has lost its scheduler."""
+
+
+class FutureCancelledError(Exception):
+    """Dask's error about a task whose scheduler is lost, among others."""
+
+
 class Client:
     """Runs tasks as ``run_worker`` does in a Dask worker, or ends them as a test wants.
 
@@ -23,6 +31,8 @@ class Client:
 
     def __init__(self, engine):
         self.engine = engine
+        self.status = "running"
+        engine.clients.append(self)
         self.scheduler = SimpleNamespace(address="tcp://scheduler:8786", identity=self.identity)
 
     async def identity(self, n_workers):
@@ -34,10 +44,9 @@ class Client:
     def subscribe_topic(self, topic, handler):
         self.engine.hear = handler
 
-    def unsubscribe_topic(self, topic):
-        pass
-
     def submit(self, function, worker, *, key, **options):
+        if self.status == "closed":
+            raise ClosedClientError("Client is closed. Can't send update-graph message.")
         self.engine.submitted.append((worker, key, options))
         return asyncio.get_running_loop().create_task(self.engine.end(key))
 
@@ -45,6 +54,10 @@ class Client:
         self.engine.cancelled += tasks
         if self.engine.is_gone:
             await asyncio.Event().wait()
+
+    def unsubscribe_topic(self, topic):
+        if self.status == "closed":
+            raise ClosedClientError("Client is closed. Can't send unsubscribe-topic message.")
 
     async def close(self):
         self.engine.is_closed = True
@@ -61,6 +74,8 @@ class Engine:
         self.current = None
         self.configured = None
         self.dialled = []
+        self.clients = []
+        self.refuses = False
         self.is_closed = False
         self.is_gone = False
 
@@ -71,6 +86,8 @@ class Engine:
     def module(self):
         async def connect(address, **options):
             self.dialled.append((address, options.get("security")))
+            if self.refuses:
+                raise OSError("Timed out")
             return Client(self)
 
         config = SimpleNamespace(get=lambda name, default: self.configured)
@@ -142,6 +159,48 @@ async def test_run_ends_although_the_scheduler_is_gone(engine, monkeypatch):
     engine.is_gone = True
     await error_of(dasked(2))
     assert len(engine.cancelled) == 2
+    assert engine.is_closed
+
+
+async def test_scheduler_that_is_gone_is_said_once_and_dialled_again(engine, caplog, monkeypatch):
+    monkeypatch.setattr("ddlf.cluster.launch.engine.PAUSES_S", (0.01, 0.01))
+
+    async def end(key):
+        client = engine.clients[-1]
+        while client.status == "running":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        raise FutureCancelledError("scheduler-connection-lost")
+
+    async def submitted(count):
+        async with asyncio.timeout(PATIENCE_S):
+            while len(engine.submitted) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    engine.end = end
+    launcher = dasked(2, start_timeout=PATIENCE_S)
+    connecting = asyncio.create_task(Cluster(launcher).connect())
+    await submitted(2)
+    launcher.gate.has_begun = True
+    engine.refuses, engine.clients[-1].status = True, "closed"
+    async with asyncio.timeout(PATIENCE_S):
+        while len(engine.dialled) < 5:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    for place in (0, 1):
+        assert await launcher.left(place) == Left(Cause.NODE, "no Dask scheduler answers at tcp://s:1")
+        said = (
+            f"place {place}: the Dask scheduler tcp://s:1 is gone (node lost); starting it again",
+            f"place {place}: no Dask scheduler answers at tcp://s:1 (node lost); starting it again",
+        )
+        assert [caplog.text.count(words) for words in said] == [1, 1]
+    engine.refuses = False
+    await submitted(4)
+    assert engine.hear.__self__ is launcher
+    assert len(engine.clients) == 2
+    engine.clients[-1].status = "closed"
+    engine.refuses = True
+    connecting.cancel()
+    await asyncio.gather(connecting, return_exceptions=True)
+    await launcher.stop()  # although Dask's client is closed
     assert engine.is_closed
 
 

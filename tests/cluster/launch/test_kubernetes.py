@@ -94,6 +94,10 @@ ENDS = [
         Left(Cause.TIME_LIMIT, "DeadlineExceeded: too long"),
     ),
     (pod("Failed", terminated(3, message="ddlf-worker: no\n master")), Left(Cause.CRASH, "ddlf-worker: no master", 3)),
+    (
+        pod("Failed", terminated(137, message="an older line")),
+        Left(Cause.CRASH, "exit code 137; its last output: an older line", 137),
+    ),
     (pod("Failed", terminated(1)), Left(Cause.CRASH, "exit code 1", 1)),
 ]
 
@@ -337,6 +341,37 @@ async def test_watch_that_kubernetes_ends_with_an_error_starts_again(tmp_path, m
         await asyncio.wait_for(launcher.start(), PATIENCE_S)
     await launcher.stop()
     assert "kubectl get: (Expired): too old resource version; the run continues, and asks again" in caplog.text
+
+
+async def test_fault_in_the_watch_is_said_and_the_watch_starts_again(caplog):
+    class Faulty(Scripted):
+        async def watch(self, kind, selector):
+            if not self.watched:
+                self.watched.append(selector)
+                raise json.JSONDecodeError("no JSON", "<html>", 0)
+            async for change in super().watch(kind, selector):
+                yield change
+
+    launcher = scripted()
+    launcher._kubectl = Faulty()
+    launcher._kubectl.changes = [("ADDED", pod("Failed", terminated(3, message="no master"), index=0))]
+    with pytest.raises(ConnectError, match="place 0: pod job-1-abcde: no master"):
+        await asyncio.wait_for(launcher.start(), PATIENCE_S)
+    await launcher.stop()
+    assert "the watch of the pods failed (JSONDecodeError: no JSON: line 1" in caplog.text
+    assert "the run continues, and asks again" in caplog.text
+
+
+async def test_pod_of_an_unknown_form_is_named_once_and_the_others_are_seen(caplog):
+    odd = pod(index=0)
+    del odd["metadata"]["annotations"]
+    end = pod("Failed", terminated(3, message="no master"), index=0)
+    launcher = scripted(("ADDED", odd), ("MODIFIED", odd), ("MODIFIED", end))
+    with pytest.raises(ConnectError, match="place 0: pod job-1-abcde: no master"):
+        await asyncio.wait_for(launcher.start(), PATIENCE_S)
+    await launcher.stop()
+    assert launcher._kubectl.watched == [f"app.kubernetes.io/instance={launcher.job}"]
+    assert caplog.text.count("pod job-1-abcde: its state cannot be read (KeyError: 'annotations')") == 1
 
 
 async def test_reason_of_an_end_is_forgotten_when_the_next_worker_has_joined():

@@ -1,6 +1,6 @@
 """Lose workers, warn them, and end runs at random moments on a real engine, and check what comes of it.
 
-    python -m tests.trials.engines ENGINE [--losses 10] [--notices 20] [--ends 20] [--rounds 20] [--places 3]
+    python -m tests.trials.engines ENGINE [--losses 10] [--notices 20] [--ends 20] [--rounds 20] [--places 3] [--gone]
         [--seed 0] [--light]
 
 ENGINE is a name in ``rig.RIGS``. The engine is started on this machine, and ended afterwards. A small CNN with dropout
@@ -15,6 +15,8 @@ and momentum is trained with four slots. These statements must be true:
   computed twice, no round comes again, and the bits are the same.
 - ``--ends``: Ctrl-C, SIGTERM, ``kill -9`` of the master, and the engine's own command end runs at random moments of
   their start and training. After 35 s no process, job, actor, Secret, token file or forward remains.
+- ``--gone``: the engine's head, such as a scheduler or an API server, is killed in mid-run. The training goes on with
+  the same bits, and the master says what has happened.
 
 With ``--light``, losses and ends disturb an app that only calls its workers, instead of training. Its workers start soon
 because they need no Keras, so a slow machine can do more of both.
@@ -33,6 +35,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.trials.engines import series
+from tests.trials.engines.gone import gone
 from tests.trials.engines.rig import APP, CALLS, RIGS, load
 from tests.trials.engines.series import Report
 
@@ -43,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("engine", choices=RIGS)
     for name, count in {"losses": 10, "notices": 20, "ends": 20, "rounds": 20, "places": 3, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--gone", action="store_true")
     parser.add_argument("--light", action="store_true")
     given = parser.parse_args(argv)
     chance, start, reports = random.Random(given.seed), time.monotonic(), dict[str, Report]()
@@ -61,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if given.rounds:
                 reports["same"] = series.same(rig, runs, given.rounds, say)
                 print(f"{given.engine} same: {reports['same'].line()}", flush=True)
+            if given.gone:
+                reports["gone"] = gone(rig, runs, say)
+                print(f"{given.engine} gone: {reports['gone'].line()}", flush=True)
             for kind in ("losses", "notices", "ends"):
                 if count := getattr(given, kind):
                     rig.app = CALLS if given.light and kind != "notices" else APP

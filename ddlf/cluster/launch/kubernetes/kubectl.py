@@ -14,6 +14,8 @@ from ddlf.worker.process import child_environment
 
 ANSWER_WITHIN = "--request-timeout=30s"
 LINE_BYTES = 2**22
+BY_SIGNAL = 128
+"""A container that a signal has ended has this exit code plus the signal's number."""
 SHOWN = 500
 """Letters of a container's last output in a message."""
 
@@ -192,6 +194,8 @@ def how_it_ended(pod: Object, is_deleted: bool) -> Left | None:
     words = " ".join(message.split())[-SHOWN:]
     if by_somebody:
         words = "it was deleted"
+    elif code is not None and code > BY_SIGNAL and reason == "Error":  # the last output is about something earlier
+        words = f"exit code {code}" + (f"; its last output: {words}" if words else "")
     elif not words:
         words = f"exit code {code}"
     reason = "" if reason == "Error" else f"{reason}: "

@@ -163,17 +163,29 @@ class Kubernetes(PlaceEngine):
         return f"{about[-1]['reason']}: {about[-1]['message']}" if about else ""
 
     async def _watch(self) -> None:
-        """Follow the pods until the end of the run. The run continues while Kubernetes does not answer."""
-        pause, told = PAUSES_S[0], ""
+        """Follow the pods until the end of the run. The run continues while Kubernetes does not answer, and after a fault
+        here.
+        """
+        pause, told, unread = PAUSES_S[0], "", set[str]()
         while True:
             try:
                 async for kind, pod in self._kubectl.watch("pods", f"{INSTANCE}={self.job}"):
                     pause, told = PAUSES_S[0], ""
-                    self._see(kind, pod)
-            except DDLFError as error:
-                if error.message != told:
-                    log.warning("%s; the run continues, and asks again", error.message)
-                told = error.message
+                    try:
+                        self._see(kind, pod)
+                    except Exception as error:  # the other pods must still be seen
+                        words = (
+                            f"pod {pod['metadata']['name']}: its state cannot be read ({type(error).__name__}: {error})"
+                        )
+                        if words not in unread:
+                            log.warning("%s; the run continues", words, exc_info=error)
+                        unread.add(words)
+            except Exception as error:  # of Kubernetes, of kubectl's answer, or a fault here
+                known = error.message if isinstance(error, DDLFError) else None
+                words = known or f"the watch of the pods failed ({type(error).__name__}: {error})"
+                if words != told:
+                    log.warning("%s; the run continues, and asks again", words, exc_info=None if known else error)
+                told = words
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSES_S[1])
 

@@ -1,0 +1,69 @@
+"""The processes that an engine consists of, and those that it has started for a run."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Collection
+
+import psutil
+
+from tests.trials.engines.rig import Rig
+
+END_S = 10.0
+
+
+class Started:
+    """The processes that a rig has started for its engine. Their output goes to ``engine.log`` in the rig's folder.
+
+    Args:
+        rig: The rig.
+    """
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self.processes: list[psutil.Popen] = []
+
+    def start(self, *words: str) -> psutil.Popen:
+        """Start a process of the engine."""
+        with (self._rig.folder / "engine.log").open("ab") as log:
+            process = psutil.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._rig.environment(),
+                cwd=self._rig.folder,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def above(self, process: psutil.Process) -> psutil.Process:
+        """Return the process of the engine below which a process runs."""
+        return next(one for one in process.parents() if one.pid in {own.pid for own in self.processes})
+
+    def end(self) -> None:
+        """End them, and all that runs below them."""
+        found = []
+        for process in self.processes:
+            with contextlib.suppress(psutil.Error):
+                found += process.children(recursive=True)
+            found.append(process)
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, END_S)
+        self.processes.clear()
+
+
+def is_below(process: psutil.Process, engine: Collection[psutil.Process]) -> bool:
+    """Return whether a process is one of an engine's or runs below one, and neither is nor runs below a worker of DDLF."""
+    own = {one.pid for one in engine}
+    with contextlib.suppress(psutil.Error):
+        for one in [process, *process.parents()]:
+            if "ddlf.cli.worker" in one.cmdline():
+                return False
+            if one.pid in own:
+                return True
+    return False

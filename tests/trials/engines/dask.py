@@ -1,0 +1,94 @@
+"""The rig for Dask: a scheduler, and Dask workers of one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+
+import psutil
+
+from tests.trials.engines.below import Started, is_below
+from tests.trials.engines.rig import End, Rig, Run, Victim, kill, wait_for, warn
+
+SPARE = 1
+"""Dask workers more than places, so that a task need not wait until a new one runs."""
+
+
+class DaskRig(Rig):
+    """A scheduler, and a Dask worker with its nanny for each place and one more."""
+
+    name = "dask"
+    gone_says = "the Dask worker .* is gone|scheduler"
+
+    def open(self) -> None:
+        self._engine = Started(self)
+        self._file = self.folder / "scheduler.json"
+        self._file.unlink(missing_ok=True)
+        own = ("--host", "127.0.0.1", "--dashboard-address", ":0")
+        self._scheduler = self._engine.start(
+            *(sys.executable, "-m", "dask", "scheduler", "--port", "0", "--scheduler-file", str(self._file)), *own
+        )
+        self._address = wait_for(self._written, 120.0)
+        for _ in range(self.places + SPARE):
+            self._add()
+
+    def _written(self) -> str | None:
+        """Return the address that the scheduler has written; None as long as it has not."""
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+            address: str = json.loads(self._file.read_text())["address"]
+            return address
+        return None
+
+    def _add(self) -> None:
+        """Start a Dask worker with a nanny."""
+        words = ("--nthreads", "1", "--host", "127.0.0.1", "--dashboard-address", ":0")
+        self._engine.start(
+            *(sys.executable, "-m", "dask", "worker", self._address, *words, "--local-directory", str(self.folder))
+        )
+
+    def close(self) -> None:
+        self._engine.end()
+
+    def launcher(self, run: Run) -> list[str]:
+        return ["--workers", str(self.places), "--launcher", f"dask:scheduler={self._address}"]
+
+    def is_engine(self, process: psutil.Process) -> bool:
+        return is_below(process, self._engine.processes)
+
+    def victims(self) -> dict[str, Victim]:
+        gone = r"the Dask worker tcp://127\.0\.0\.1:\d+ is gone"
+        return {
+            "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
+            "daemon": Victim(lambda run, place: kill(run.daemon(place)), "."),
+            "Dask worker": Victim(lambda run, place: kill(run.daemon(place).parent()), gone, own_s=3.0),
+            "node": Victim(self._lose_node, gone, own_s=3.0),
+        }
+
+    def _lose_node(self, run: Run, place: int) -> None:
+        """Kill a Dask worker and its nanny, and start another one."""
+        worker = run.daemon(place).parent()
+        assert worker is not None
+        kill(self._engine.above(worker))
+        kill(worker)
+        self._add()
+
+    def notice(self, run: Run, place: int) -> None:
+        """Send SIGTERM to the nanny, as Slurm or Kubernetes do, and start another Dask worker."""
+        worker = run.daemon(place).parent()
+        assert worker is not None
+        self._add()
+        warn(self._engine.above(worker), self.notice_s)
+
+    def ends(self) -> dict[str, End]:
+        return {**super().ends(), "scheduler stopped": End(lambda run: self._scheduler.terminate(), ends_master=False)}
+
+    def lose_engine(self, run: Run) -> None:
+        """Kill the scheduler."""
+        self._scheduler.kill()
+
+    def clean(self, run: Run) -> None:
+        super().clean(run)
+        if not self._scheduler.is_running() or self._scheduler.status() == psutil.STATUS_ZOMBIE:
+            self.close()
+            self.open()

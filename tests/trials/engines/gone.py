@@ -1,0 +1,60 @@
+"""The series in which the engine itself goes away during a run. The training goes on, and the master says it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from tests.trials.engines.rig import Rig, Run
+from tests.trials.engines.series import BACK_S, Report, _finish, began, check_result
+
+ROUNDS = 20
+"""Rounds that the run trains after that."""
+
+
+@runtime_checkable
+class HasHead(Protocol):
+    """A rig whose engine has a head, such as a scheduler or an API server.
+
+    Attributes:
+        gone_says: Regular expression for what the master prints when the head is gone.
+    """
+
+    gone_says: str
+
+    def lose_engine(self, run: Run) -> None:
+        """Kill the head."""
+
+
+def gone(rig: Rig, folder: Path, say: Callable[[str], None]) -> Report:
+    """Kill the head of an engine, and train on."""
+    report = Report(done=1)
+    if not isinstance(rig, HasHead):
+        report.problems.append("gone: this engine has no head")
+        return report
+    run = Run(rig, folder / "gone")
+    try:
+        began(run, rig.places)
+        since = len(run.look())
+        said = len(run.text)
+        rig.lose_engine(run)
+        say("the engine's head is gone")
+        for _ in range(ROUNDS):
+            done = run.wait_for("Committed", since=since, within_s=BACK_S)
+            since = run.events.index(done) + 1
+        lost = [event["why"] for event in run.of("WorkerLost")]
+        report.figures["workers lost"] = len(lost)
+        report.problems += check_result(rig, run, "gone")
+        if not re.search(rig.gone_says, run.text[said:]):
+            report.problems.append(f"gone: nobody said it:\n{run.text[said:][-2000:]}")
+    except (TimeoutError, ChildProcessError) as error:
+        report.problems.append(f"gone: {error}")
+    finally:
+        with contextlib.suppress(OSError):
+            say("it said: " + run.text[-1500:])
+        _finish(rig, run)
+    report.good = int(not report.problems)
+    return report

@@ -1,0 +1,136 @@
+"""The rig for Ray: a head node without CPUs, and nodes of one CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.engines.ray_nodes import Nodes
+from tests.trials.engines.rig import MARK, End, Rig, Run, Victim, kill
+
+SPARE = 1
+"""Nodes more than places, so that an actor need not wait until a new node runs."""
+HEALTH_S = 17.0
+"""Ray needs this time until an actor of a lost node runs elsewhere."""
+
+
+class RayRig(Rig):
+    """A node for each place, one more, and the head node."""
+
+    name = "ray"
+    gone_says = "Ray does not answer"
+
+    def open(self) -> None:
+        # The path of a socket has at most 107 bytes.
+        self._short = Path(tempfile.mkdtemp(prefix="ddlf-ray-", dir="/tmp"))
+        os.environ |= {"RAY_TMPDIR": str(self._short), "RAY_USAGE_STATS_ENABLED": "0", MARK: self.mark}
+        os.environ |= {name: self.environment()[name] for name in ("PYTHONPATH", "DDLF_GRACE")}
+        os.environ.pop("RAY_ADDRESS", None)
+        self._nodes: Any = Nodes(self.places + SPARE)
+        os.environ["RAY_ADDRESS"] = self._nodes.ray.address
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):  # some of it may be gone
+            self._nodes.ray.shutdown()
+        self._end_processes()
+        shutil.rmtree(self._short, ignore_errors=True)
+
+    def _end_processes(self) -> None:
+        found = [process for process in self.processes() if self.is_engine(process)]
+        for process in found:
+            kill(process)
+        psutil.wait_procs(found, 10.0)
+
+    def launcher(self, run: Run) -> list[str]:
+        return ["--workers", str(self.places), "--launcher", "ray"]
+
+    def is_engine(self, process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):
+            words = " ".join(process.cmdline())
+            return words.startswith("ray::IDLE") or "site-packages/ray/" in words
+        return False
+
+    def victims(self) -> dict[str, Victim]:
+        died = "The actor is dead because its worker process has died"
+        node = "its node has died|is unavailable|raylet|worker process has died"
+        return {
+            "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
+            "daemon": Victim(lambda run, place: kill(run.daemon(place)), "."),
+            "actor": Victim(lambda run, place: kill(run.daemon(place).parent()), died),
+            "raylet": Victim(self._lose_node, node, own_s=HEALTH_S),
+        }
+
+    def _node_of(self, run: Run, place: int) -> Any:
+        """Return the node whose raylet has started the actor of a place."""
+        raylets = {one.pid for one in run.daemon(place).parents()}
+        return next(node for node in self._nodes.own if node.all_processes["raylet"][0].process.pid in raylets)
+
+    def _lose_node(self, run: Run, place: int) -> None:
+        """Kill the raylet of a place, and start another node."""
+        node = self._node_of(run, place)
+        kill(psutil.Process(node.all_processes["raylet"][0].process.pid))
+        self._nodes.remove(node.node_id)
+
+    def notice(self, run: Run, place: int) -> None:
+        """Drain the node of a place, and end it at the deadline. Another node starts, as an autoscaler does it."""
+        node = self._node_of(run, place)
+        self._nodes.drain(node.node_id, self.notice_s)
+
+        def end() -> None:
+            with contextlib.suppress(Exception):  # the rig has been closed meanwhile
+                self._nodes.ray.remove_node(node, allow_graceful=False)
+
+        self._nodes.own.remove(node)
+        timer = threading.Timer(self.notice_s, end)
+        timer.daemon = True
+        timer.start()
+        self._nodes.own.append(self._nodes.add())
+
+    def left(self, run: Run) -> list[str]:
+        return super().left(run) + [f"actor {name}" for name in self._actors()]
+
+    def _actors(self) -> list[str]:
+        """Return the actors that Ray still has or will start."""
+        from ray._private.state import GlobalState
+        from ray._raylet import GcsClientOptions
+
+        if not self._has_head():
+            return []
+        state = GlobalState()
+        address = self._nodes.ray.gcs_address
+        state._initialize_global_state(
+            GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
+        )
+        table = state.actor_table(None)
+        return [f"{name[:8]} is {actor['State']}" for name, actor in table.items() if actor["State"] != "DEAD"]
+
+    def _has_head(self) -> bool:
+        found = self._nodes.ray.head_node.all_processes.get("gcs_server")
+        return bool(found) and found[0].process.poll() is None
+
+    def ends(self) -> dict[str, End]:
+        return {**super().ends(), "ray stop": End(self._stop, ends_master=False)}
+
+    def _stop(self, run: Run) -> None:
+        """End Ray as ``ray stop`` does. That command would also end the Ray of others on this machine."""
+        for process in self.processes():
+            if self.is_engine(process):
+                with contextlib.suppress(psutil.Error):
+                    process.terminate()
+
+    def lose_engine(self, run: Run) -> None:
+        """Kill the head node's server."""
+        self._nodes.ray.head_node.all_processes["gcs_server"][0].process.kill()
+
+    def clean(self, run: Run) -> None:
+        super().clean(run)
+        if not self._has_head():
+            self.close()
+            self.open()
