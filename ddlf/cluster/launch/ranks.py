@@ -17,13 +17,13 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlf.cluster.launch.engine import Engine
+from ddlf.cluster.launch.engine import Engine, check_folder
 from ddlf.cluster.launch.keys import Keys
-from ddlf.cluster.launch.launcher import Address, Workers
+from ddlf.cluster.launch.launcher import Address, Check, Workers
 from ddlf.cluster.launch.supervisor import LOOK_S, Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 
@@ -154,6 +154,14 @@ class Ranked(Engine):
         self._file = (folder or Path.cwd()) / f".ddlf-{ranks.engine}-{name}.json"
         super().__init__(keys, workers)
         self._own: Supervisor | None = None
+
+    async def check(self) -> AsyncIterator[Check]:
+        ranks = self.ranks
+        cores = "" if ranks.cores is None else f", and each has {ranks.cores} CPU{'s' * (ranks.cores != 1)}"
+        yield Check(f"this is task {ranks.rank} of {ranks.size}{cores}")
+        async for each in super().check():
+            yield each
+        yield check_folder(self._file.parent)
 
     def follower(self) -> Callable[[], int] | None:
         return None if self.ranks.rank == 0 else self._follow

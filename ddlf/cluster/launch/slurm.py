@@ -24,7 +24,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,10 +32,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from ddlf.cluster.launch.command import write_token
-from ddlf.cluster.launch.engine import PlaceEngine
+from ddlf.cluster.launch.engine import PlaceEngine, check_folder, first_line
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import Bytes, Cores, Env, Gpus, Keys, Seconds, parse_keys, read_keys
-from ddlf.cluster.launch.launcher import Cause, Launcher, Left, Workers
+from ddlf.cluster.launch.launcher import Cause, Check, Launcher, Left, Workers
 from ddlf.cluster.launch.ranks import Ranked, counts, is_task, slurm
 from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError
@@ -176,6 +176,16 @@ class Steps(PlaceEngine):
         self._said: dict[int, bytes] = {}  # the end of the step's errors, by place
         self._without_node: set[int] = set()
 
+    async def check(self) -> AsyncIterator[Check]:
+        yield Check(await first_line("srun", "--version"))
+        shares = sorted({cores for _, cores in self._seats})
+        yield Check(
+            f"job {os.environ.get('SLURM_JOB_ID', '')} on {os.environ.get('SLURM_JOB_NODELIST', 'its nodes')}: each "
+            f"worker gets {' or '.join(map(str, shares))} CPU{'s' * (shares != [1])}"
+        )
+        async for each in super().check():
+            yield each
+
     def worker(self, gate: Gate, place: int | None) -> WorkerStart:
         assert place is not None
         gates, (_, cores) = gate.addresses(self.keys.network), self._seats[place]
@@ -314,6 +324,33 @@ class Array(PlaceEngine):
         self._look_now: asyncio.Event  # ``prepare`` makes these two, because they belong to one gate's loop
         self._news: asyncio.Condition
         self._is_silent = False
+
+    async def check(self) -> AsyncIterator[Check]:
+        """Ask Slurm whether it would take the job. It checks the partition, the account and the limits, and queues
+        nothing.
+        """
+        yield Check(await first_line("sbatch", "--version"))
+        code, out, errors = await _call("sinfo", "--noheader", "--format=%R %a %D")
+        if code:
+            yield Check(
+                f"Slurm does not answer: {errors}", "ask the administrators of the cluster; 'sinfo' must work here"
+            )
+            return
+        partitions = [line.split()[:1][0] for line in out.splitlines() if line.split()]
+        if (asked := self.keys.partition) is not None and not set(asked.split(",")) & set(partitions):
+            names = ", ".join(dict.fromkeys(partitions)) or "none"
+            yield Check(f"Slurm has no partition {asked}", f"choose one with the key partition: {names}")
+            return
+        array = f"--array=0-{len(self.addresses) - 1}"
+        code, out, errors = await _call("sbatch", "--test-only", array, *job_options(self.keys), "--wrap=true")
+        said = " ".join(filter(None, (out.strip(), errors))).replace("sbatch: ", "")
+        if code:
+            yield Check(f"Slurm refuses the job: {said}", "correct the key that Slurm names")
+        else:
+            yield Check(f"Slurm takes the job: {said}" if said else "Slurm takes the job")
+        async for each in super().check():
+            yield each
+        yield check_folder(self.keys.folder)
 
     async def prepare(self) -> None:
         """Submit the array job.
