@@ -108,7 +108,7 @@ class PlaceEngine(Engine):
         self._left_by: dict[int, int] = {}  # the incarnation of the worker that ended, by place
         self._running: asyncio.Task[None] | None = None
         self._failure: asyncio.Future[ConnectError] | None = None
-        self._given_up: set[int] = set()
+        self._given_up: dict[int, str] = {}
 
     async def prepare(self) -> None:
         """Connect to the engine, before the first worker starts.
@@ -146,6 +146,9 @@ class PlaceEngine(Engine):
     async def left(self, index: int) -> Left | None:
         latest = 0 if self._gate is None else self._gate.incarnation(index)
         return self._lefts.get(index) if self._left_by.get(index, latest) == latest else None
+
+    def never(self, index: int) -> str:
+        return self._given_up.get(index, "")
 
     def has_left(self, place: int, left: Left) -> None:
         """Keep the reason why the worker at a place ended, until the next worker joins there."""
@@ -216,8 +219,10 @@ class PlaceEngine(Engine):
         assert self._failure is not None
         if (left := self._lefts.get(place)) is None or left.words != why:  # otherwise its cause is known
             self.has_left(place, Left(Cause.CANCELLED, why))
-        self._given_up.add(place)
+        self._given_up[place] = why
         count = len(self.addresses)
+        if self._gate is not None:
+            self._gate.give_up(place, why)
         if count - len(self._given_up) >= (self.least or count) or (self._gate is not None and self._gate.has_begun):
             log.warning("place %d gets no worker any more: %s", place, why)
         elif not self._failure.done():

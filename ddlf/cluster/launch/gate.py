@@ -65,11 +65,13 @@ class Place:
         takers: The master's requests for a connection, the oldest first.
         left_at: When its worker ended its last waiting connection, by the gate's clock; None while one waits or is used.
         is_told: Whether its worker knows that the run is over.
+        never: Why no worker comes any more, in the engine's words; empty if one may come.
     """
 
     incarnation: int = 0
     left_at: float | None = None
     is_told: bool = False
+    never: str = ""
     waiting: deque[socket.socket] = field(default_factory=deque)
     takers: deque[asyncio.Future[socket.socket]] = field(default_factory=deque)
 
@@ -199,13 +201,15 @@ class Gate:
         if number in self.absent_at_start:
             why = self.absent_at_start.pop(number)
             raise ConnectError(f"place {number}: no worker has joined there yet" + (f": {why}" if why else ""))
+        if place.never:
+            raise ConnectError(f"place {number}: {place.never}")
         taker: asyncio.Future[socket.socket] = self._loop.create_future()
         place.takers.append(taker)
         try:
             async with asyncio.timeout(timeout_s):
                 return await taker
         except TimeoutError:
-            if taker.done() and not taker.cancelled():
+            if taker.done() and not taker.cancelled() and taker.exception() is None:
                 taker.result().close()
             known = "the worker there offers no connection" if place.incarnation else "no worker has joined there"
             raise ConnectError(
@@ -213,12 +217,20 @@ class Gate:
                 hint=f"start one with: ddlf-worker --join HOST:{self.port}" if not place.incarnation else "",
             ) from None
         except asyncio.CancelledError:
-            if taker.done() and not taker.cancelled():
+            if taker.done() and not taker.cancelled() and taker.exception() is None:
                 taker.result().close()
             raise
         finally:
             with contextlib.suppress(ValueError):
                 place.takers.remove(taker)
+
+    def give_up(self, number: int, why: str) -> None:
+        """End all waits for a worker at a place, because its engine starts none any more. Runs in the gate's loop."""
+        place = self._places[number]
+        place.never = why
+        for taker in place.takers:
+            if not taker.done():
+                taker.set_exception(ConnectError(f"place {number}: {why}"))
 
     async def wait(self, least: int) -> list[int]:
         """Wait until at least this number of places have a worker; return the places without one. In the gate's loop."""
@@ -311,7 +323,7 @@ class Gate:
         if offer.incarnation != place.incarnation:
             for old in list(place.waiting):
                 self._drop(place, old)
-        place.incarnation, place.left_at = offer.incarnation, None
+        place.incarnation, place.left_at, place.never = offer.incarnation, None, ""
         self.came.set()
         while place.takers:
             taker = place.takers.popleft()

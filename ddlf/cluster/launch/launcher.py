@@ -201,6 +201,10 @@ class Launcher(ABC):
         """Return why a worker has not come yet, in the engine's words; empty if the reason is unknown."""
         return ""
 
+    def never(self, index: int) -> str:
+        """Return why the engine starts no worker at a place any more, in its words; empty if one may come."""
+        return ""
+
     async def check(self) -> AsyncIterator[Check]:
         """Ask the engine all that it can answer before a run, for ``ddlf doctor``. This starts no worker.
 

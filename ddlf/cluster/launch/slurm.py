@@ -459,7 +459,13 @@ class Array(PlaceEngine):
     async def _update(self, place: int, job: Job, now: Element | None) -> None:
         if now is None and job.now is None:
             return
-        before, job.now = job.now, now or Element("UNKNOWN", job.restarts, job.now.node if job.now else "", "")
+        before = job.now
+        if now is None and before is not None:
+            # An element that was cancelled before it ran is in no list of Slurm any more.
+            state = "CANCELLED" if before.state in WAITING else "UNKNOWN"
+            now = Element(state, job.restarts, before.node, "")
+        assert now is not None
+        job.now = now
         if job.now.restarts > job.restarts:
             node = (before or job.now).node
             said = self._slurms_line(place, job)

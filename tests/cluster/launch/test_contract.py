@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from ddlf.cluster.cluster import Cluster
-from ddlf.cluster.launch.engine import check_folder
-from ddlf.cluster.launch.launcher import Cause, from_keys, installed
+from ddlf.cluster.launch.engine import PlaceEngine, check_folder
+from ddlf.cluster.launch.keys import Keys
+from ddlf.cluster.launch.launcher import Cause, Workers, from_keys, installed
 from ddlf.errors import ConfigError, ConnectError, DDLFError
 from tests.patience import PATIENCE_S
 
@@ -219,3 +220,22 @@ def test_folder_is_said_to_be_on_a_file_system(tmp_path, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.engine.MOUNTS", mounts)
     assert check_folder(tmp_path).fact == f"the workers must share the folder {tmp_path} (on nfs4)"
     assert check_folder(tmp_path.parent).fact.endswith("(on ext4, which only this machine sees)")
+
+
+class Cancelled(PlaceEngine):
+    """An engine whose workers have joined, and are cancelled before the master has connected to them."""
+
+    name = "cancelled"
+
+    async def run(self, place, worker):
+        self.gate._places[place].incarnation = 1
+        self.gate.came.set()
+        while not self.gate.has_begun:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        raise ConnectError("ann has cancelled it")
+
+
+async def test_connect_ends_at_once_when_all_workers_are_cancelled():
+    cluster = Cluster(Cancelled(Keys(workers=Workers(least=2, most=2))), connect_timeout_s=10 * PATIENCE_S)
+    with pytest.raises(ConnectError, match=r"(?s)place 0.*ann has cancelled it.*place 1"):
+        await asyncio.wait_for(cluster.connect(), PATIENCE_S)
