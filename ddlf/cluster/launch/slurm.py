@@ -59,6 +59,8 @@ SUBMIT_S = 30.0
 """How long the end of a run waits for an ``sbatch`` that still runs."""
 SAID_BYTES = 4000
 """Bytes of a step's errors that the launcher keeps."""
+SHOWN_LINES = 5
+"""Lines of the output of an element in the error about its end."""
 COLUMNS = {"JobArrayID": 40, "State": 24, "RestartCnt": 12, "NodeList": 64, "PreemptTime": 24, "Reason": 128}
 """Fields of ``squeue``, with their widths."""
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
@@ -487,8 +489,11 @@ class Array(PlaceEngine):
         if job.now.is_preempted and job.now.state in {"COMPLETED", "COMPLETING"}:
             return Left(Cause.PREEMPTED, f"Slurm gave the node of job {job.name} to another job (PREEMPTED)")
         words = f"Slurm ended job {job.name} with {job.now.state}"
-        said = self._slurms_line(place, job) or self._last_line(place, job)
-        return Left(_cause(job.now.state), f"{words}: {said}" if said else words)
+        if said := self._slurms_line(place, job):
+            words += f": {said}"
+        elif lines := self._output(place, job):  # the last line of srun has only the exit code
+            words += ":\n" + "\n".join(lines[-SHOWN_LINES:])
+        return Left(_cause(job.now.state), words)
 
     async def left(self, index: int) -> Left | None:
         with contextlib.suppress(ConnectError):

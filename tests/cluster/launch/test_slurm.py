@@ -480,3 +480,9 @@ async def test_check_in_a_job_says_what_each_worker_gets(slurm, monkeypatch):
     facts = [check.fact async for check in choose({}).check()]
     assert facts[0] == "slurm 1.0"
     assert facts[1] == "job 7 on its nodes: each worker gets 2 CPUs"
+
+
+async def test_last_lines_of_the_output_are_in_the_error(slurm, tmp_path):
+    keys = {"workers": 1, "folder": str(tmp_path), "python": "/no/python"}
+    with pytest.raises(ConnectError, match=r"(?s)place 0: Slurm ended job 9_0 with COMPLETED:\n.*raise .*/no/python"):
+        await asyncio.wait_for(Cluster(from_keys("slurm", keys)).connect(), PATIENCE_S)
