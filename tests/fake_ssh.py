@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = r"""#!/bin/sh
+[ "$1" = "-V" ] && { echo "OpenSSH of a test" >&2; exit 0; }
 while [ "$1" != "--" ]; do
     [ "$1" = "-R" ] && forward=${2#0:}
     shift

@@ -2,6 +2,9 @@
 
 The command asks all workers at the same time, as a guest, so it disturbs no run. It does not measure the link to a
 worker that is in use. It leases free workers for a moment, to test whether they reach each other.
+
+If a launcher starts the workers of each run, its ``check`` asks the engine first. Then the command starts workers as a run
+would, asks them, and ends them. So it also finds a wrong Python at a place, a folder that is not shared, and a firewall.
 """
 
 from __future__ import annotations
@@ -19,15 +22,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.findings import FAST_MBS, Problem, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
-from ddlf.cli.options import add_cluster_options, add_json, named_cluster
+from ddlf.cli.options import add_cluster_options, add_json, given, named_cluster, workers_range
 from ddlf.cli.parsing import Command, Parser
 from ddlf.cluster.config.addresses import DEFAULT_PORT, find_config
-from ddlf.errors import ConnectError, DDLFError, LeaseError, ProtocolError
+from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, ProtocolError
 from ddlf.rpc.tokens import find_tokens
 from ddlf.worker.machine import TENSORFLOWS, about
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
+    from ddlf.cluster.launch.launcher import Check, Launcher, Workers
     from ddlf.cluster.proxy import ProxyWorker
 
 HERE = "this machine"
@@ -37,6 +41,8 @@ PIECE_BYTES = 64 * 1024
 MOST_PIECES = 256
 LONG_S = 3.0
 """After which it is said for whom this waits."""
+START_S = 120.0
+"""Longest time to wait for the workers of a launcher."""
 TRIES = 3
 ENOUGH_S = 0.2
 """How long a transfer takes at least, if it is not the longest: what is shorter says little."""
@@ -75,8 +81,8 @@ class Diagnosis:
         machine: Facts about this machine, from ``ddlf.worker.machine.about``.
         token: Location and fingerprint of the token; empty without a token.
         cluster: Description of the examined cluster; empty without one.
-        launcher: The launcher that starts workers for each run, if the cluster file names one; empty if workers run
-            permanently.
+        launcher: Name of the launcher that starts workers for each run; empty if workers run permanently.
+        checks: The facts that the launcher has found about its engine.
         answers: The results for each worker.
         findings: The problems and their repairs.
     """
@@ -85,6 +91,7 @@ class Diagnosis:
     token: str = ""
     cluster: str = ""
     launcher: str = ""
+    checks: list[Check] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     findings: list[Problem] = field(default_factory=list)
 
@@ -95,7 +102,11 @@ class Diagnosis:
 
 
 def _options(parser: Parser) -> None:
-    add_cluster_options(parser)
+    exclusive = add_cluster_options(parser)
+    parser.add(
+        "--launcher", metavar="NAME[:TEXT]", help="the engine that would start the workers of a run", within=exclusive
+    )
+    parser.add("--workers", type=workers_range, metavar="N", help="with --launcher: the number of workers")
     add_json(parser)
 
 
@@ -103,6 +114,8 @@ async def doctor(options: argparse.Namespace) -> int:
     """Run ``ddlf doctor``: examine this machine and the workers, print the facts and the findings, and return the exit
     code.
     """
+    if (follow := _follower(options)) is not None:
+        return follow()  # nothing else runs in this loop, and only the main thread may handle signals
     report = await examine(options, (lambda line: None) if options.json else (lambda line: print(line, flush=True)))
     if options.json:
         print(json.dumps(_data(report), indent=2))
@@ -123,9 +136,12 @@ async def examine(options: argparse.Namespace, say: Callable[[str], None] = lamb
     findings = list(of_machine(this_machine, HERE))
     try:
         cluster = _cluster(options, report)
-        say(f"token     {report.token or 'none; workers on other machines need one'}")
+        if not report.launcher:
+            say(f"token     {report.token or 'none; workers on other machines need one'}")
         if report.launcher:
-            say(f"cluster   {report.cluster}: each run starts its workers with {report.launcher}, so none is asked")
+            named = f"{report.cluster}: each run starts its workers with " if report.cluster else ""
+            say(f"{'cluster' if named else 'launcher':<10}{named}{report.launcher}")
+            findings += await _examine_launcher(_launcher(options), options, report, say)
         elif cluster is None:
             say("cluster   none named, so no worker is asked")
             findings += await _port_taken(options.timeout)
@@ -152,7 +168,7 @@ def _cluster(options: argparse.Namespace, report: Diagnosis) -> Cluster | None:
     Raises:
         DDLFError: The file, its addresses or the token cannot be used.
     """
-    path = None if options.hosts else find_config(options.config)
+    path = None if options.hosts or options.launcher else find_config(options.config)
     token_file = options.token_file
     if path is not None:
         from ddlf.cluster.config.cluster_file import load_config
@@ -163,9 +179,92 @@ def _cluster(options: argparse.Namespace, report: Diagnosis) -> Cluster | None:
         report.launcher = config.launcher_name or ""
     elif options.hosts:
         report.cluster = "--hosts"
+    elif options.launcher:
+        report.launcher = options.launcher.partition(":")[0]
+    if options.workers is not None and not options.launcher:
+        raise ConfigError("--workers has no effect without --launcher", hint="leave it out")
+    if report.launcher and (unused := given(options, ("token_file", "insecure_plaintext"))):
+        raise ConfigError(
+            f"{', '.join(unused)} has no effect with a launcher, which has its own token", hint="leave it out"
+        )
     if tokens := find_tokens(token_file):
         report.token = f"{tokens.source}, fingerprint {tokens.fingerprint}"
     return named_cluster(options, guest=True) if report.cluster and not report.launcher else None
+
+
+def _launcher(options: argparse.Namespace) -> Launcher:
+    """Return the launcher that the options or the cluster file name. It has one worker if nothing names the number.
+
+    Raises:
+        DDLFError: There is no such launcher, or it cannot be used here.
+    """
+    from ddlf.cluster.config.cluster_file import load_config
+    from ddlf.cluster.launch.launcher import Workers, WorkersMissing, installed
+
+    def made(workers: Workers | None) -> Launcher:
+        if options.launcher:
+            return installed(options.launcher, workers)
+        return load_config(options.config).new_launcher(workers)
+
+    try:
+        return made(options.workers)
+    except WorkersMissing:
+        return made(Workers(1, 1))
+
+
+def _follower(options: argparse.Namespace) -> Callable[[], int] | None:
+    """Return the work of this process if an engine has started this command several times, and this process is not the
+    one that examines.
+    """
+    if not options.launcher:
+        return None
+    with contextlib.suppress(DDLFError):  # ``examine`` reports it
+        return _launcher(options).follower()
+    return None
+
+
+async def _examine_launcher(
+    launcher: Launcher, options: argparse.Namespace, report: Diagnosis, say: Callable[[str], None]
+) -> list[Problem]:
+    """Ask the engine of a launcher, start workers as a run would, ask them, and end them. Return the problems."""
+    from ddlf.cluster.cluster import Cluster
+
+    async for check in launcher.check():
+        report.checks.append(check)
+        say(f"          {check.fact}{', see below' * bool(check.do)}")
+    findings = [
+        Problem("error", (report.launcher,), check.fact, check.do, check.exit_code)
+        for check in report.checks
+        if check.do
+    ]
+    if findings:
+        say("workers   none is started, because a run would fail")
+        return findings
+    cluster = Cluster(launcher, guest=True, echo=False)
+    say(f"workers   {cluster.places} to start, for at most {START_S:g} s")
+    begin = time.monotonic()
+    try:
+        async with asyncio.timeout(START_S):
+            await launcher.start()
+        say(f"          started within {time.monotonic() - begin:.1f} s")
+        await _examine_workers(cluster.workers, options.timeout, report, say)
+    except DDLFError as error:
+        error.hint = error.hint or "correct that, and run this command again"
+        findings.append(of_error(error, report.launcher))
+    except TimeoutError:
+        reasons = await asyncio.gather(*(launcher.waits(index) for index in range(cluster.places)))
+        why = "; ".join(dict.fromkeys(filter(None, reasons))) or "the engine does not say why"
+        findings.append(
+            Problem(
+                "warning",
+                (report.launcher,),
+                f"its workers have not started within {START_S:g} s: {why}",
+                "a run would wait longer; if the engine has no room now, run this command again later",
+            )
+        )
+    finally:
+        await launcher.stop()
+    return findings
 
 
 async def _port_taken(timeout_s: float) -> list[Problem]:
@@ -361,6 +460,8 @@ def _data(report: Diagnosis) -> dict[str, Any]:
         "machine": report.machine,
         "token": report.token,
         "cluster": report.cluster,
+        "launcher": report.launcher,
+        "checks": [asdict(check) for check in report.checks],
         "workers": [asdict(answer) | {"error": answer.error and str(answer.error)} for answer in report.answers],
         "findings": [asdict(finding) for finding in report.findings],
     }
@@ -402,11 +503,13 @@ def size(machine: dict[str, Any]) -> str:
 
 DOCTOR = Command(
     description="Check this machine and the workers of a cluster, and say how to fix what is wrong. No run is disturbed. "
+    "If a launcher starts the workers of each run, this asks its engine, and starts and ends workers once. "
     "The exit code is 0 if no problem is found.",
     examples=(
         "ddlf doctor                       # this machine, and the workers of ./cluster.yaml",
         "ddlf doctor -c cluster.yaml --json",
         "ddlf doctor --hosts 10.0.0.11:9000",
+        "ddlf doctor --launcher slurm:partition=gpu --workers 4",
     ),
     options=_options,
     run=doctor,

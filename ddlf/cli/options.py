@@ -193,8 +193,8 @@ def add_parameters(parser: Parser, *, common: bool = True) -> None:
     )
 
 
-def add_cluster_options(parser: Parser) -> None:
-    """Add the options that name running workers."""
+def add_cluster_options(parser: Parser) -> Any:
+    """Add the options that name running workers. Return the group of argparse that allows only one of them."""
     exclusive = parser.add_mutually_exclusive_group()
     parser.add(
         *("-c", "--config"),
@@ -208,6 +208,7 @@ def add_cluster_options(parser: Parser) -> None:
     parser.add("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
     parser.add("--timeout", type=number(1), default=5, metavar="S", help="seconds to wait for an answer (default: 5)")
     add_verbose(parser)
+    return exclusive
 
 
 def add_app_options(parser: Parser) -> None:

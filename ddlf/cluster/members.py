@@ -115,7 +115,11 @@ class Members:
             except (WorkerLost, ConnectError, ExecutorCrashed):
                 was_reached = connect is ProxyWorker.connect or self.launcher.revives
                 is_away = not self.launcher.revives and not worker.connected
-                if not was_reached or (deadline.left_s() == 0 if is_away else attempt == MAX_ATTEMPTS):
+                if (
+                    not was_reached
+                    or self.launcher.never(worker.id - 1)
+                    or (deadline.left_s() == 0 if is_away else attempt == MAX_ATTEMPTS)
+                ):
                     raise
                 await asyncio.sleep(RETRY_S)
 

@@ -68,12 +68,18 @@ class Offers:
             async with asyncio.timeout(timeout_s):
                 return await taker
         except (TimeoutError, asyncio.CancelledError):
-            if taker.done() and not taker.cancelled():
+            if taker.done() and not taker.cancelled() and taker.exception() is None:
                 taker.result().close()
             raise
         finally:
             with contextlib.suppress(ValueError):
                 self._takers.remove(taker)
+
+    def fail(self, error: Exception) -> None:
+        """Let all requests end with an error, because no connection comes any more."""
+        for taker in self._takers:
+            if not taker.done():
+                taker.set_exception(error)
 
     def drop(self, sock: socket.socket) -> None:
         """Close a connection that waits."""

@@ -12,9 +12,12 @@ import pytest
 from ddlf.cli import doctor as module
 from ddlf.cli.doctor import doctor, examine
 from ddlf.cli.main import parse
+from ddlf.cluster.launch.launcher import OWN, Check, Launcher, WorkersMissing
+from ddlf.cluster.launch.launcher import Workers as Count
+from ddlf.errors import ConnectError
 from ddlf.rpc.dial import dial
 from ddlf.rpc.handshake import MAGIC, PREAMBLE, VERSION, Role
-from ddlf.rpc.tokens import new_token
+from ddlf.rpc.tokens import Tokens, new_token
 from ddlf.testing.in_process import InProcessDaemon
 from ddlf.testing.network import Fault, FaultProxy
 from ddlf.worker import daemon as daemon_module
@@ -137,12 +140,124 @@ async def test_doctor_leaves_a_worker_in_use_alone(daemons):
         assert await master.run_code("1 + 1") == 2
 
 
-async def test_doctor_asks_nobody_when_each_run_starts_its_workers(tmp_path, capsys):
-    (tmp_path / "cluster.yaml").write_text("launcher: slurm:nodes=4\n")
-    assert await doctor(options()) == 0
-    text = capsys.readouterr().out
-    assert "cluster   cluster.yaml: each run starts its workers with slurm, so none is asked" in text
-    assert text.endswith("\nnothing found\n")
+# -- the engine of a launcher ---------------------------------------------------------------------------------------------
+
+
+class Engine(Launcher):
+    """A launcher whose workers run already, and whose engine says what a test wants."""
+
+    ports = ()
+    facts = (Check("Herd 1.0"),)
+    error = None
+    comes = True
+
+    def __init__(self, text, workers=None):
+        self.text, self.workers = text, workers
+        self.tokens = Tokens((TOKEN,), source="a token of this run")
+        self.addresses = [("127.0.0.1", port) for port in self.ports] or [("127.0.0.1", 1)]
+        self.calls = []
+        Engine.last = self
+
+    @classmethod
+    def from_text(cls, text, workers=None):
+        if workers is None and "workers" not in text:
+            raise WorkersMissing("launcher herd needs the number of workers")
+        return cls(text, workers)
+
+    @classmethod
+    def from_keys(cls, values):
+        return cls.from_text("", values.get("workers"))
+
+    async def check(self):
+        for fact in self.facts:
+            yield fact
+
+    async def start(self, modules=()):
+        self.calls.append("start")
+        if self.error is not None:
+            raise self.error
+        if not self.comes:
+            await asyncio.Event().wait()
+        return self.addresses
+
+    async def waits(self, index):
+        return "it grazes"
+
+    async def stop(self):
+        self.calls.append("stop")
+
+
+@pytest.fixture
+def herd(monkeypatch):
+    """The launcher ``herd``, whose class a test changes."""
+    monkeypatch.setitem(OWN, "herd", "tests.cli.test_doctor:Engine")
+    return lambda **how: [monkeypatch.setattr(Engine, name, value) for name, value in how.items()]
+
+
+def of_herd(*more):
+    return parse(["doctor", "--launcher", "herd", "--timeout", "30", *more])[1]
+
+
+async def test_doctor_starts_workers_of_a_launcher_asks_them_and_ends_them(daemons, herd, capsys):
+    herd(ports=[daemon.port for daemon in daemons])
+    assert await doctor(of_herd("--workers", "2")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:5] == ["launcher  herd", "          Herd 1.0", "workers   2 to start, for at most 120 s"]
+    assert "worker 2" in lines[7]
+    assert "the same versions" in lines[7]
+    assert lines[-1] == "nothing found"
+    assert (Engine.last.calls, Engine.last.workers) == (["start", "stop"], Count(2, 2))
+
+
+async def test_doctor_starts_no_worker_after_a_problem_of_the_engine(herd, capsys):
+    herd(facts=(Check("Herd 1.0"), Check("the herd has no dog", "buy one", 2)))
+    assert await doctor(of_herd()) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert "          the herd has no dog, see below" in lines
+    assert lines[-2:] == ["error     herd: the herd has no dog", "     try  buy one"]
+    assert (Engine.last.calls, Engine.last.workers) == ([], Count(1, 1))
+
+
+async def test_doctor_reports_why_workers_of_a_launcher_do_not_start(herd):
+    herd(error=ConnectError("place 0: No such file or directory: python9"))
+    (found,) = (await examine(of_herd())).findings
+    assert (found.where, found.what, found.exit_code) == (
+        ("herd",),
+        "place 0: No such file or directory: python9",
+        ConnectError.exit_code,
+    )
+    assert found.do == "correct that, and run this command again"
+    assert Engine.last.calls == ["start", "stop"]
+
+
+async def test_doctor_says_for_what_an_engine_waits_when_the_time_is_over(herd, monkeypatch):
+    monkeypatch.setattr(module, "START_S", 0.01)
+    herd(comes=False)
+    (found,) = (await examine(of_herd())).findings
+    assert (found.level, found.what) == ("warning", "its workers have not started within 0.01 s: it grazes")
+    assert Engine.last.calls == ["start", "stop"]
+
+
+async def test_doctor_asks_the_launcher_of_a_cluster_file(daemons, herd, tmp_path, capsys):
+    herd(ports=[daemons[0].port])
+    (tmp_path / "cluster.yaml").write_text("launcher: {herd: {}}\n")
+    assert await doctor(parse(["doctor", "--timeout", "30", "--json"])[1]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["launcher"], [check["fact"] for check in report["checks"]]) == ("herd", ["Herd 1.0"])
+    assert len(report["workers"]) == 1
+
+
+async def test_doctor_names_a_launcher_that_cannot_be_used(tmp_path):
+    (tmp_path / "cluster.yaml").write_text("launcher: nobody\n")
+    (found,) = (await examine(parse(["doctor"])[1])).findings
+    assert found.what == "there is no launcher 'nobody'"
+
+
+async def test_doctor_refuses_options_without_effect(herd):
+    (found,) = (await examine(parse(["doctor", "--workers", "2"])[1])).findings
+    assert found.what == "--workers has no effect without --launcher"
+    (found,) = (await examine(of_herd("--token-file", "token"))).findings
+    assert found.what.startswith("--token-file has no effect with a launcher")
 
 
 # -- faults, each with its remedy -----------------------------------------------------------------------------------------

@@ -62,6 +62,8 @@ class Cluster:
         self.kept = {"PATH", "PYTHONPATH"}
         """Environment variables that the pods inherit."""
         self.results: dict[str, str] = {}
+        self.denied: set[tuple[str, str]] = set()
+        """Verbs and resources that the user may not use, for ``kubectl auth can-i``."""
         self.is_closed = False
         cluster = self
 
@@ -118,6 +120,8 @@ class Cluster:
 
     def get(self, request) -> None:
         path, query = self._parsed(request)
+        if path == ["version"]:
+            return self._answer(request, {"major": "1", "minor": "34", "gitVersion": "v1.34.0"})
         if path == ["api"]:
             return self._answer(request, {"kind": "APIVersions", "versions": ["v1"]})
         if path == ["apis"]:
@@ -184,7 +188,12 @@ class Cluster:
 
     def post(self, request) -> None:
         path, _ = self._parsed(request)
-        item = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
+        body = request.rfile.read(int(request.headers["Content-Length"]))
+        if path[-1] == "selfsubjectaccessreviews":  # kubectl sends it in another format, with plain texts
+            allowed = not any(verb.encode() in body and kind.encode() in body for verb, kind in self.denied)
+            answer = {"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1"}
+            return self._answer(request, {**answer, "spec": {}, "status": {"allowed": allowed}}, 201)
+        item = json.loads(body)
         resource, _ = self._place(path)
         name = item["metadata"]["name"]
         with self.changed:

@@ -207,3 +207,11 @@ async def test_nothing_remains_when_the_master_ends(engine, tmp_path, ending):
     finally:
         process.kill()
         process.communicate()
+
+
+async def test_check_names_the_versions_of_each_dask_worker_and_missing_resources(dasked):
+    async with asyncio.timeout(PATIENCE_S):
+        facts = [check.fact async for check in dasked(2).check()]
+        assert sum("DDLF" in fact and fact.endswith("nthreads=1") for fact in facts) == 3
+        (problem,) = [check async for check in dasked(1, resources={"GPU": 1}).check() if check.do]
+    assert problem.fact == "the scheduler has no Dask workers with the resources GPU=1"

@@ -397,3 +397,18 @@ def test_evicted_pods_of_a_run_come_again_and_the_run_ends(cluster, tmp_path):
     (tmp_path / "wait").unlink()
     assert cluster.wait(lambda cluster: cluster.finished("app"), PATIENCE_S) == "Complete"
     assert "end [1, 2, 3]" in output_of(cluster, 0)
+
+
+def test_doctor_asks_kubernetes_for_rights_and_starts_workers(cluster, tmp_path):
+    words = ("doctor", "--launcher", "k8s:image=i", "--workers", "2")
+    with ddlf(tmp_path, *words) as process:
+        output, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, output
+    assert "Kubernetes v1.34.0, and kubectl v" in output
+    assert "this user may create, watch and delete Jobs" in output
+    assert output.count("the same versions") == 2
+    cluster.denied.add(("create", "secrets"))
+    with ddlf(tmp_path, *words) as process:
+        output, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 3
+    assert "this user may not create secrets in the namespace of kubectl's context" in output

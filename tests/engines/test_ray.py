@@ -254,3 +254,10 @@ async def test_nothing_remains_when_the_master_ends(nodes, tmp_path, ending):
     finally:
         process.kill()
         process.communicate()
+
+
+async def test_check_compares_the_nodes_with_the_workers(nodes):
+    async with asyncio.timeout(PATIENCE_S):
+        assert [check for check in [check async for check in rayed(1).check()] if check.do] == []
+        (problem,) = [check async for check in rayed(1, cores=64).check() if check.do]
+    assert problem.fact.startswith("infeasible: no node has {CPU: 64}")

@@ -301,3 +301,13 @@ def test_token_is_in_no_record_of_slurm(lab, run, tmp_path):
         if path.is_file() and path != file:
             records.append(path.read_bytes().decode(errors="replace"))
     assert not any(token in record for record in records)
+
+
+def test_doctor_asks_slurm_and_starts_workers(lab, run):
+    one = run(*DDLF[:3], "doctor", "--launcher", "slurm:cores=2", "--workers", "2")
+    assert one.ended() == 0
+    assert "Slurm takes the job: Job" in one.output
+    assert one.output.count("the same versions; 2 cores") == 2
+    one = run(*DDLF[:3], "doctor", "--launcher", "slurm:partition=nope")
+    assert one.ended() == 3
+    assert "choose one with the key partition: low, high" in one.output

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import urllib.request
@@ -203,3 +204,10 @@ async def test_master_that_does_not_answer_is_named(tmp_path):
     assert process.returncode == 3
     assert said.count("Spark does not run yet at spark://127.0.0.1:1") == 2
     assert "destroyed" not in said
+
+
+async def test_check_finds_java_and_a_master_that_is_silent():
+    facts = [check async for check in sparked(1, master="spark://127.0.0.1:1").check()]
+    assert re.match(r"Spark [\d.]+ with Java: openjdk", facts[0].fact)
+    assert facts[1].fact.startswith("no Spark master answers at 127.0.0.1:1: ")
+    assert facts[1].do

@@ -189,3 +189,11 @@ def test_lasting_workers_are_started_and_ended(sshd, tmp_path):
         ended = ddlf(tmp_path, "down", "--force")
     assert (ended.returncode, ended.stdout.count("ended (pid ")) == (0, 2), ended.stdout + ended.stderr
     assert {path.suffix for path in (sshd.state / "ddlf" / "up").iterdir()} == {".lock", ".log"}
+
+
+async def test_check_tries_each_host_and_its_way_back(sshd):
+    async with asyncio.timeout(PATIENCE_S):
+        facts = [check async for check in launcher("pc01", "refused", "behind").check()]
+    assert facts[0].fact.startswith("OpenSSH")
+    assert [bool(check.do) for check in facts] == [False, False, True, False]
+    assert "Connection refused" in facts[2].fact

@@ -44,7 +44,7 @@ from ddlf.cluster.config.addresses import (
     same_host,
 )
 from ddlf.cluster.launch.keys import PYTHON_PATH
-from ddlf.cluster.launch.launcher import Launcher, from_keys, installed
+from ddlf.cluster.launch.launcher import Launcher, Workers, from_keys, installed
 from ddlf.errors import ConfigError
 from ddlf.rpc.heartbeats import Timing
 from ddlf.settings.checks import OneOf, RuleOf, Whole, with_names
@@ -468,17 +468,20 @@ class ClusterConfig(_Section):
             return next(iter(self.launcher))
         return None if self.launcher is None else self.launcher.partition(":")[0]
 
-    def new_launcher(self) -> Launcher:
+    def new_launcher(self, workers: Workers | None = None) -> Launcher:
         """Make the launcher that this file names.
+
+        Args:
+            workers: The number of workers, if the file does not have it.
 
         Raises:
             ConfigError: There is no such launcher, or a key is invalid.
         """
         assert self.launcher is not None
         if isinstance(self.launcher, str):
-            return installed(self.launcher)
+            return installed(self.launcher, workers)
         ((name, keys),) = self.launcher.items()
-        return from_keys(name, keys or {})
+        return from_keys(name, {**({} if workers is None else {"workers": workers}), **(keys or {})})
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

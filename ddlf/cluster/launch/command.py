@@ -11,25 +11,31 @@ import contextlib
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO, Self
 
 from pydantic import Field
 
-from ddlf.cluster.launch.engine import PlaceEngine
+from ddlf.cluster.launch.engine import PlaceEngine, check_folder
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.guard import Guard
 from ddlf.cluster.launch.keys import Keys, read_keys
-from ddlf.cluster.launch.launcher import Cause, Left, Workers
+from ddlf.cluster.launch.launcher import Cause, Check, Left, Workers
 from ddlf.cluster.launch.supervisor import LOOK_S, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.worker.grace import grace_s
 from ddlf.worker.process import child_environment
 
 STOP_S = 5.0
+BUILTIN = frozenset(
+    {"exec", "eval", "(", "{", "if", "for", "while", "{worker}", "cd", "export", ".", "source", "ulimit"}
+)
+"""First words of a command that a shell knows itself."""
 SHOWN_BYTES = 2000
 """Bytes of a failed command's output in the error."""
 
@@ -68,6 +74,17 @@ class Commanded(PlaceEngine):
     @classmethod
     def from_text(cls, text: str, workers: Workers | None = None) -> Self:
         return cls(read_keys(cls.model, cls.name, {"command": text}, workers))
+
+    async def check(self) -> AsyncIterator[Check]:
+        async for each in super().check():
+            yield each
+        with contextlib.suppress(ValueError):  # quotes that only a shell can read
+            word = next((word for word in shlex.split(self.keys.command) if "=" not in word), "")
+            if path := shutil.which(word):
+                yield Check(f"the command {word} is {path}")
+            elif word and word not in BUILTIN:
+                yield Check(f"there is no command {word} on this machine", "install it, or correct the command")
+        yield check_folder(self.keys.folder)
 
     async def prepare(self) -> None:
         self._file = new_token_file(self.keys.folder)

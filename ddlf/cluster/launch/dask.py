@@ -10,16 +10,19 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import platform
 import uuid
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from ddlf.cluster.launch.engine import PlaceEngine
 from ddlf.cluster.launch.keys import Cores, Env, Keys
-from ddlf.cluster.launch.launcher import Cause, Left, Workers
+from ddlf.cluster.launch.launcher import Cause, Check, Left, Workers
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
+from ddlf.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +72,42 @@ class Dask(PlaceEngine):
         self._tasks: dict[str, int] = {}  # place by the key of its task
         self._before: dict[int, int] = {}  # incarnation of a place when its task began to wait
 
+    async def check(self) -> AsyncIterator[Check]:
+        """Ask each Dask worker for its versions of Python and DDLF."""
+        client = await self._connect()
+        try:
+            import distributed
+
+            yield Check(f"Dask {distributed.__version__}; the scheduler is {client.scheduler.address}")
+            workers: dict[str, Any] = (await client.scheduler.identity(n_workers=-1))["workers"]
+            if not any(map(self._fits, workers.values())):
+                wanted = f" with the resources {self._names()}" if self.keys.resources else ""
+                yield Check(f"the scheduler has no Dask workers{wanted}", "start some, or scale the cluster")
+            own = versions()
+            for address, found in (await client.run(versions, on_error="return")).items():
+                if isinstance(found, BaseException):
+                    yield Check(f"{address}: {found}", "install DDLF in the environment of the Dask workers")
+                elif found != own:
+                    yield Check(f"{address}: {found} there, {own} here", "install the same versions on both")
+                else:
+                    threads = workers.get(address, {}).get("nthreads", 1)
+                    yield Check(f"{address}: {found}, nthreads={threads}")
+        finally:
+            await client.close()
+        async for each in super().check():
+            yield each
+
     async def prepare(self) -> None:
+        self._client = await self._connect()
+        self._client.subscribe_topic("all", self._hear)
+
+    async def _connect(self) -> Any:
+        """Return a new client of the scheduler.
+
+        Raises:
+            ConfigError: Dask is not installed, or no scheduler is known.
+            ConnectError: The scheduler does not answer.
+        """
         try:
             import distributed
         except ImportError:
@@ -86,25 +124,24 @@ class Dask(PlaceEngine):
         self._address = address
         self._security = {"security": current.security} if current and not self.keys.scheduler else {}
         try:
-            await self._connect()
+            return await self._new_client()
         except (OSError, ValueError) as error:
             raise ConnectError(
                 f"no Dask scheduler answers at {address}: {error}", hint="start one with: dask scheduler"
             ) from None
 
-    async def _connect(self) -> None:
+    async def _new_client(self) -> Any:
         import distributed
 
         client = distributed.Client(
             self._address, asynchronous=True, set_as_default=False, timeout=CONNECT_S, **self._security
         )
         try:
-            self._client = await client
+            return await client
         except BaseException:
             with contextlib.suppress(Exception):
                 await client.close()  # otherwise it warns when it is collected
             raise
-        self._client.subscribe_topic("all", self._hear)
 
     async def _is_connected(self) -> bool:
         """Return whether the scheduler can be used. After a lost connection, connect again."""
@@ -117,7 +154,8 @@ class Dask(PlaceEngine):
                 if self._client.status == CONNECTED:
                     self._client.subscribe_topic("all", self._hear)  # the scheduler may be another process
                 else:
-                    await self._connect()
+                    self._client = await self._new_client()
+                    self._client.subscribe_topic("all", self._hear)
             except (OSError, ValueError):
                 return False
             return True
@@ -210,6 +248,9 @@ class Dask(PlaceEngine):
     def _fits(self, worker: dict[str, Any]) -> bool:
         return all(worker["resources"].get(name, 0) >= number for name, number in self.keys.resources.items())
 
+    def _names(self) -> str:
+        return ", ".join(f"{name}={number:g}" for name, number in self.keys.resources.items())
+
     async def waits(self, index: int) -> str:
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -223,8 +264,7 @@ class Dask(PlaceEngine):
         if not workers:
             return f"the scheduler {scheduler.address} has no Dask workers"
         if not any(map(self._fits, workers.values())):
-            names = ", ".join(f"{name}={n:g}" for name, n in self.keys.resources.items())
-            return f"its task is unrunnable, because none of the {len(workers)} Dask workers has the resources {names}"
+            return f"its task is unrunnable, because none of the {len(workers)} Dask workers has the resources {self._names()}"
         for address, keys in (await self._client.processing()).items():
             if any(self._tasks.get(key) == place for key in keys):
                 threads = workers[address]["nthreads"] if address in workers else 0
@@ -235,6 +275,11 @@ class Dask(PlaceEngine):
     async def release(self) -> None:
         if self._client is not None:
             await self._close()
+
+
+def versions() -> str:
+    """Return the versions of this process that must be equal on both sides."""
+    return f"DDLF {__version__}, Python {'.'.join(platform.python_version_tuple()[:2])}"
 
 
 def run_worker(worker: WorkerStart) -> tuple[int, str]:

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
+import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ddlf.cluster.launch.gate import Gate, Joined
 from ddlf.cluster.launch.keys import Keys, parse_keys, read_keys
-from ddlf.cluster.launch.launcher import Address, Cause, Launcher, Left, Workers
+from ddlf.cluster.launch.launcher import Address, Cause, Check, Launcher, Left, Workers, WorkersMissing
 from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError, DDLFError
 from ddlf.rpc.tokens import Tokens, new_token
+from ddlf.worker.machine import addresses_in, addresses_of
+from ddlf.worker.process import child_environment
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +53,7 @@ class Engine(Joined):
         model: The class of its keys.
 
     Raises:
-        ConfigError: The number of workers is missing.
+        WorkersMissing: The number of workers is missing.
     """
 
     name: ClassVar[str]
@@ -58,7 +63,7 @@ class Engine(Joined):
     def __init__(self, keys: Keys, workers: Workers | None = None) -> None:
         workers = workers or keys.workers
         if workers is None:
-            raise ConfigError(
+            raise WorkersMissing(
                 f"launcher {self.name} needs the number of workers",
                 hint=f"start it with: ddlf run app.py --launcher {self.name} --workers 4",
             )
@@ -80,6 +85,18 @@ class Engine(Joined):
     def from_keys(cls, values: Mapping[str, Any]) -> Launcher:
         return cls(read_keys(cls.model, cls.name, values))
 
+    async def check(self) -> AsyncIterator[Check]:
+        """Yield the addresses of this master that workers will dial."""
+        network = self.keys.network
+        hosts = addresses_of(self.host) if network is None else addresses_in(network)
+        if others := [host for host in hosts if not ipaddress.ip_address(host).is_loopback]:
+            yield Check(f"workers reach this machine at {' or '.join(others)}")
+        else:
+            yield Check(
+                "this machine has no address that other machines can reach",
+                "connect it to a network, or start the run on another machine",
+            )
+
 
 class PlaceEngine(Engine):
     """The base class of engines that start a worker on request. A subclass writes ``run``, and what else it needs.
@@ -94,7 +111,7 @@ class PlaceEngine(Engine):
         self._ended = asyncio.Event()  # ``_begin`` makes a new one, because it belongs to one gate's loop
         self._running: asyncio.Task[None] | None = None
         self._failure: asyncio.Future[ConnectError] | None = None
-        self._given_up: set[int] = set()
+        self._given_up: dict[int, str] = {}
 
     async def prepare(self) -> None:
         """Connect to the engine, before the first worker starts.
@@ -148,6 +165,9 @@ class PlaceEngine(Engine):
     def _left(self, index: int) -> Left | None:
         latest = 0 if self._gate is None else self._gate.incarnation(index)
         return self._lefts.get(index) if self._left_by.get(index, latest) == latest else None
+
+    def never(self, index: int) -> str:
+        return self._given_up.get(index, "")
 
     def has_left(self, place: int, left: Left) -> None:
         """Keep the reason why the worker at a place ended, until the next worker joins there."""
@@ -219,8 +239,10 @@ class PlaceEngine(Engine):
         assert self._failure is not None
         if (left := self._lefts.get(place)) is None or left.words != why:  # otherwise its cause is known
             self.has_left(place, Left(Cause.CANCELLED, why))
-        self._given_up.add(place)
+        self._given_up[place] = why
         count = len(self.addresses)
+        if self._gate is not None:
+            self._gate.give_up(place, why)
         if count - len(self._given_up) >= (self.least or count) or (self._gate is not None and self._gate.has_begun):
             log.warning("place %d gets no worker any more: %s", place, why)
         elif not self._failure.done():
@@ -248,3 +270,54 @@ class PlaceEngine(Engine):
                 await self.release()
         except TimeoutError:
             log.warning("the engine of the launcher %s does not answer at the end", self.name)
+
+
+MOUNTS = Path("/proc/self/mounts")
+OWN_DISKS = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
+"""File systems of a disk or of memory, which other machines do not see."""
+
+
+def check_folder(folder: Path) -> Check:
+    """Return whether a folder that workers must share can be written to, and its file system."""
+    path = folder.resolve()
+    if not os.access(path, os.W_OK | os.X_OK):
+        return Check(
+            f"the folder {path} cannot be written to", "name a folder that the workers share", ConfigError.exit_code
+        )
+    kind = _file_system(path)
+    where = f"on {kind}, which only this machine sees" if kind in OWN_DISKS else f"on {kind}" if kind else ""
+    return Check(f"the workers must share the folder {path}" + (f" ({where})" if where else ""))
+
+
+def _file_system(path: Path) -> str:
+    """Return the kind of file system that a path is on; empty if the operating system does not tell it."""
+    with contextlib.suppress(OSError):
+        mounts = [line.split(" ")[1:3] for line in MOUNTS.read_text().splitlines()]
+        places = [(Path(place.replace("\\040", " ")), kind) for place, kind in mounts]
+        found = [(len(place.parts), kind) for place, kind in places if path.is_relative_to(place)]
+        return max(found, key=lambda one: one[0])[1] if found else ""
+    return ""
+
+
+async def first_line(*command: str) -> str:
+    """Return the first line that a command prints, such as its version.
+
+    Raises:
+        ConfigError: There is no such command, or it fails.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=child_environment(),
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"the command {command[0]} cannot run on this machine: {error.strerror}", hint="install it"
+        ) from None
+    said = (await process.communicate())[0].decode(errors="replace").strip().partition("\n")[0]
+    if process.returncode:
+        raise ConfigError(f"{' '.join(command)} ended with exit code {process.returncode}: {said}", hint="correct that")
+    return said

@@ -56,9 +56,15 @@ class Place(Offers):
 
     Attributes:
         is_told: Whether its worker knows that the run is over.
+        never: Why no worker comes any more, in the engine's words; empty if one may come.
     """
 
     is_told = False
+    never = ""
+
+    def keep(self, sock: socket.socket, incarnation: int) -> None:
+        self.never = ""
+        super().keep(sock, incarnation)
 
 
 class Gate:
@@ -175,6 +181,8 @@ class Gate:
         if not place.waiting and number in self.absent_at_start:
             why = self.absent_at_start.pop(number)
             raise ConnectError(f"place {number}: no worker has joined there yet" + (f": {why}" if why else ""))
+        if place.never and not place.waiting:
+            raise ConnectError(f"place {number}: {place.never}")
         try:
             return await place.take(timeout_s)
         except TimeoutError:
@@ -183,6 +191,12 @@ class Gate:
                 f"place {number}: {known} within {timeout_s:g} s",
                 hint=f"start one with: ddlf-worker --join HOST:{self.port}" if not place.incarnation else "",
             ) from None
+
+    def give_up(self, number: int, why: str) -> None:
+        """End all waits for a worker at a place, because its engine starts none any more. Runs in the gate's loop."""
+        place = self._places[number]
+        place.never = why
+        place.fail(ConnectError(f"place {number}: {why}"))
 
     async def wait(self, least: int) -> list[int]:
         """Wait until at least this number of places have a worker; return the places without one. In the gate's loop."""

@@ -6,14 +6,14 @@ import re
 import socket
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Self
 
-from ddlf.errors import ConfigError
+from ddlf.errors import ConfigError, ConnectError
 from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
 
 GROUP = "ddlf.launchers"
@@ -102,6 +102,25 @@ class Left:
     exit_code: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A fact about an engine that its launcher finds before a run, for ``ddlf doctor``.
+
+    Args:
+        fact: The fact, in one line, such as ``"Slurm 22.05.8"``, or the problem.
+        do: How to repair the problem; empty without a problem.
+        exit_code: Exit code of a run with this problem.
+    """
+
+    fact: str
+    do: str = ""
+    exit_code: int = ConnectError.exit_code
+
+
+class WorkersMissing(ConfigError):
+    """A launcher needs the number of workers, which is missing."""
+
+
 class Launcher(ABC):
     """Starts the workers of one cluster, and ends the workers that it has started.
 
@@ -181,6 +200,23 @@ class Launcher(ABC):
     async def waits(self, index: int) -> str:
         """Return why a worker has not come yet, in the engine's words; empty if the reason is unknown."""
         return ""
+
+    def never(self, index: int) -> str:
+        """Return why the engine starts no worker at a place any more, in its words; empty if one may come."""
+        return ""
+
+    async def check(self) -> AsyncIterator[Check]:
+        """Ask the engine all that it can answer before a run, for ``ddlf doctor``. This starts no worker.
+
+        Yields:
+            The facts, as soon as they are known.
+
+        Raises:
+            DDLFError: The engine cannot be used at all.
+        """
+        nothing: tuple[Check, ...] = ()
+        for check in nothing:
+            yield check
 
     @abstractmethod
     async def stop(self) -> None:

@@ -16,14 +16,14 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlf.cluster.launch.engine import Engine
+from ddlf.cluster.launch.engine import Engine, check_folder
 from ddlf.cluster.launch.guard import Guard
 from ddlf.cluster.launch.keys import Keys
-from ddlf.cluster.launch.launcher import Address, Workers
+from ddlf.cluster.launch.launcher import Address, Check, Workers
 from ddlf.cluster.launch.meeting import Meeting, MeetingFile, MeetingPoint
 from ddlf.cluster.launch.supervisor import LOOK_S, Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
@@ -161,6 +161,14 @@ class Ranked(Engine):
         self._parent = os.getppid()
         self._own: Supervisor | None = None
         self._guard: Guard | None = None
+
+    async def check(self) -> AsyncIterator[Check]:
+        ranks = self.ranks
+        cores = "" if ranks.cores is None else f", and each has {ranks.cores} CPU{'s' * (ranks.cores != 1)}"
+        yield Check(f"this is task {ranks.rank} of {ranks.size}{cores}")
+        async for each in super().check():
+            yield each
+        yield check_folder(self._file.parent)
 
     def follower(self) -> Callable[[], int] | None:
         return None if self.ranks.rank == 0 else self._follow

@@ -18,7 +18,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import Field
@@ -26,7 +27,7 @@ from pydantic import Field
 from ddlf.cluster.launch.engine import PlaceEngine
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import Bytes, Cores, Env, Gpus, Keys
-from ddlf.cluster.launch.launcher import Cause, Left, Workers
+from ddlf.cluster.launch.launcher import Cause, Check, Left, Workers
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 
@@ -92,6 +93,38 @@ class Rayed(PlaceEngine):
         return WorkerStart(
             gate.addresses(self.keys.network), place, self.tokens.primary, cores=self.keys.cores, env=self.keys.env
         )
+
+    async def check(self) -> AsyncIterator[Check]:
+        """Connect to Ray, and compare its nodes with the resources of a worker."""
+        import ray
+
+        yield Check(f"Ray {ray.__version__}")
+        has_connected = await _asked(_connect)
+        try:
+            nodes = await _asked(lambda: [node["Resources"] for node in ray.nodes() if node["Alive"]])
+            total, free = await _asked(ray.cluster_resources), await _asked(ray.available_resources)
+        finally:
+            if has_connected:
+                await _asked(ray.shutdown)
+        yield Check(
+            f"Ray has {len(nodes)} node{'s' * (len(nodes) != 1)} with {{{shown(total)}}}; free are {{{shown(free)}}}"
+        )
+        asked = self._asked_resources()
+        if self._group is not None:
+            yield Check(
+                f"workers use the bundles of this trial's placement group: {in_group(asked, self._group.bundle_specs)}"
+            )
+        elif not any(map(partial(fits, asked), nodes)):
+            yield Check(pending(asked, nodes, total, free), "ask for less, or add a node")
+        else:
+            needed = {name: value * len(self.addresses) for name, value in asked.items()}
+            if not fits(needed, free):
+                yield Check(
+                    f"{len(self.addresses)} workers need {{{shown(needed)}}}, and free are {{{shown(free)}}}",
+                    "start fewer workers, add nodes, or wait until others have ended",
+                )
+        async for each in super().check():
+            yield each
 
     async def prepare(self) -> None:
         """Connect to Ray, unless this process is connected already.
@@ -174,13 +207,17 @@ class Rayed(PlaceEngine):
             self._asked_at = time.monotonic()
         return self._reason
 
+    def _asked_resources(self) -> dict[str, float]:
+        """Return the resources that Ray reserves for each worker."""
+        keys = self.keys
+        wanted = {"CPU": keys.cores, "GPU": keys.gpus, "memory": keys.memory, **keys.resources}
+        return {name: float(value) for name, value in wanted.items() if value}
+
     def _waits_for_resources(self) -> str:
         import ray
         from ray.autoscaler.v2.sdk import get_cluster_status
 
-        keys, group = self.keys, self._group
-        wanted = {"CPU": keys.cores, "GPU": keys.gpus, "memory": keys.memory, **keys.resources}
-        asked = {name: float(value) for name, value in wanted.items() if value}
+        group, asked = self._group, self._asked_resources()
         try:
             demands = get_cluster_status(ray.get_runtime_context().gcs_address).resource_demands.ray_task_actor_demand
             queued = [each.bundle for demand in demands for each in demand.bundles_by_count]
@@ -359,9 +396,14 @@ def pending(
         total: Resources of the cluster.
         free: Resources that nobody uses.
     """
-    if not any(all(node.get(name, 0) >= value for name, value in asked.items()) for node in nodes):
+    if not any(map(partial(fits, asked), nodes)):
         return f"infeasible: no node has {{{shown(asked)}}}; all nodes together have {{{shown(total)}}}"
     return f"pending: {{{shown(asked)}}} is not free; free are {{{shown(free)}}} of {{{shown(total)}}}"
+
+
+def fits(asked: Mapping[str, float], free: Mapping[str, float]) -> bool:
+    """Return whether there is enough of each resource."""
+    return all(free.get(name, 0) >= value for name, value in asked.items())
 
 
 def in_group(asked: Mapping[str, float], bundles: Iterable[Mapping[str, float]]) -> str:

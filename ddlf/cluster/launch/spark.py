@@ -13,16 +13,16 @@ import dataclasses
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import Field
 
-from ddlf.cluster.launch.engine import PlaceEngine
+from ddlf.cluster.launch.engine import PlaceEngine, first_line
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import Env, Keys
-from ddlf.cluster.launch.launcher import Cause, Left, Workers
+from ddlf.cluster.launch.launcher import Cause, Check, Left, Workers
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 
@@ -65,23 +65,60 @@ class Spark(PlaceEngine):
         self._is_own = False
         self._starting: asyncio.Task[None] | None = None
 
-    async def prepare(self) -> None:
+    async def check(self) -> AsyncIterator[Check]:
+        """Look for Spark, Java and Spark's master."""
+        context = self._active()
+        import pyspark
+
+        if context is not None:
+            yield Check(f"Spark {pyspark.__version__}; the active session has the master {context.master}")
+        else:
+            java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else "java"
+            yield Check(f"Spark {pyspark.__version__} with Java: {await first_line(java, '-version')}")
+            master = self.keys.master or self.keys.conf.get("spark.master", "")
+            for address in master.removeprefix("spark://").split(",") if master.startswith("spark://") else ():
+                host, _, port = address.rpartition(":")
+                try:
+                    async with asyncio.timeout(ANSWER_S):
+                        _, writer = await asyncio.open_connection(host, int(port))
+                    writer.close()
+                except (OSError, TimeoutError, ValueError) as error:
+                    yield Check(
+                        f"no Spark master answers at {address}: {error or 'it is silent'}",
+                        "start it, or correct the key master",
+                    )
+                else:
+                    yield Check(f"a program listens at {address}")
+        async for each in super().check():
+            yield each
+
+    def _active(self) -> Any:
+        """Return the Spark context of this program; None if there is none and the keys name a master.
+
+        Raises:
+            ConfigError: Spark is not installed, no master is known, or the keys contradict the active session.
+        """
         try:
             import pyspark
         except ImportError:
             raise ConfigError("launcher spark: Spark is not installed here", hint="pip install pyspark") from None
-        self._context = pyspark.SparkContext._active_spark_context
+        context = pyspark.SparkContext._active_spark_context
         master, conf = self.keys.master, self.keys.conf
-        if self._context is not None and (conf or master not in (None, self._context.master)):
+        if context is not None and (conf or master not in (None, context.master)):
             raise ConfigError(
-                f"launcher spark: a Spark session is active, with the master {self._context.master}",
+                f"launcher spark: a Spark session is active, with the master {context.master}",
                 hint="leave out master and conf, and set them in the session",
             )
-        if self._context is None and not (master or "spark.master" in conf or "PYSPARK_GATEWAY_PORT" in os.environ):
+        if context is None and not (master or "spark.master" in conf or "PYSPARK_GATEWAY_PORT" in os.environ):
             raise ConfigError(
                 "launcher spark: no Spark session is active, and no master is named",
                 hint="name it: --launcher spark:master=spark://HOST:7077",
             )
+        return context
+
+    async def prepare(self) -> None:
+        self._context = self._active()
+        master, conf = self.keys.master, self.keys.conf
         self._is_own = self._context is None
         # The start may take minutes, in which ``waits`` tells about it.
         self._starting = asyncio.create_task(_in_thread(self._connect, master, conf) if self._is_own else _nothing())

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from ddlf.cluster.launch.engine import PlaceEngine
+from ddlf.cluster.launch.engine import PlaceEngine, first_line
 from ddlf.cluster.launch.gate import LOOPBACK_HOST, Gate
 from ddlf.cluster.launch.keys import Cores, Env, Keys, Names, Python
-from ddlf.cluster.launch.launcher import Cause, Left, Workers
+from ddlf.cluster.launch.launcher import Cause, Check, Left, Workers
 from ddlf.cluster.launch.remote import CONNECTING, PYTHON, SSH_FAILED, Failure, Remote, check_ssh, is_host
 from ddlf.cluster.launch.supervisor import WorkerStart
+
+ANY_PORT = 9
+"""A port of this machine where nothing listens, for a forward that is only tried."""
 
 
 def _hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
@@ -61,6 +65,36 @@ class Ssh(PlaceEngine):
         self.names = [host if number == 1 else f"{host} ({number})" for host, number in places]
         self._waits: dict[int, str] = {}
         self._connecting: asyncio.Semaphore  # ``prepare`` makes it, because it belongs to one gate's loop
+
+    async def check(self) -> AsyncIterator[Check]:
+        """Connect to each host as a worker would: with ssh, a Python with DDLF, and a forward to this machine."""
+        check_ssh()
+        yield Check(await first_line("ssh", "-V"))
+        connecting = asyncio.Semaphore(CONNECTING)
+        looking = [asyncio.ensure_future(self._look_at_host(host, connecting)) for host in self.keys.hosts]
+        try:
+            for each in looking:
+                yield await each
+        finally:
+            for each in looking:
+                each.cancel()
+            await asyncio.gather(*looking, return_exceptions=True)
+
+    async def _look_at_host(self, host: str, connecting: asyncio.Semaphore) -> Check:
+        async with connecting:
+            remote = await Remote.open(host, self.keys.python, ANY_PORT)
+            try:
+                answer: object = await remote.port()
+                if not isinstance(answer, Failure):
+                    remote.begin("look", {})
+                    for _ in ("begun", "python"):
+                        answer = answer if isinstance(answer, Failure) else await remote.answer()
+            finally:
+                await remote.end()
+        if isinstance(answer, Failure):
+            return Check(answer.sentence, answer.hint or f"try it without DDLF first: ssh {host} true")
+        assert isinstance(answer, dict)
+        return Check(f"{host}: {answer['python']} has the same DDLF, and its connection leads back to this machine")
 
     async def prepare(self) -> None:
         check_ssh()

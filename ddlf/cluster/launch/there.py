@@ -121,6 +121,11 @@ def join(given: dict[str, Any]) -> None:
     os.execv(python, [python, "-m", "ddlf.cli.worker", *given["arguments"], "--exit-with-parent"])
 
 
+def look(given: dict[str, Any]) -> None:
+    """Find the Python that a worker would run with, and report its path."""
+    tell({"python": find_python(given)})
+
+
 # -- lasting workers --------------------------------------------------------------------------------------------------
 
 
@@ -403,4 +408,4 @@ def last_lines(output: bytes) -> str:
     return "\n".join(lines[-SHOWN_LINES:])
 
 
-PROGRAMS = {"join": join, "up": up, "down": down, "install": install}
+PROGRAMS = {"join": join, "look": look, "up": up, "down": down, "install": install}

@@ -22,6 +22,8 @@ def option(name):
 
 
 def sbatch():
+    if "--test-only" in sys.argv and not (HERE / "refusal").exists():
+        sys.exit(print("sbatch: Job 7 to start at noon on nodes n1", file=sys.stderr))
     if (HERE / "refusal").exists():
         sys.exit((HERE / "refusal").read_text())
     job = 7 + len(list(HERE.glob("submitted-*")))
@@ -71,9 +73,13 @@ def scancel():
 
 
 def sinfo():
+    if any(word.startswith("--format") for word in sys.argv):
+        sys.exit(print("low up 4\nhigh up 4"))
     print("down*".ljust(24) + "Not responding".ljust(96))
 
 
 with open(HERE / "calls", "a") as calls:
     print(NAME, *sys.argv[1:], file=calls)
+if sys.argv[1:] == ["--version"]:
+    sys.exit(print("slurm 1.0"))
 {"sbatch": sbatch, "squeue": squeue, "srun": srun, "scancel": scancel, "sinfo": sinfo, "scontrol": int}[NAME]()

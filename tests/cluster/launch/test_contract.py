@@ -12,7 +12,9 @@ import psutil
 import pytest
 
 from ddlf.cluster.cluster import Cluster
-from ddlf.cluster.launch.launcher import Cause, from_keys, installed
+from ddlf.cluster.launch.engine import PlaceEngine, check_folder
+from ddlf.cluster.launch.keys import Keys
+from ddlf.cluster.launch.launcher import Cause, Workers, from_keys, installed
 from ddlf.errors import ConfigError, ConnectError, DDLFError, WorkerLost
 from tests.patience import PATIENCE_S
 
@@ -213,3 +215,47 @@ def test_command_line_names_the_launcher_of_a_package(herd):
     options = parser.parse_args(shlex.split("--launcher herd:most=4 --workers 2..4"))
     cluster, described = resolve_cluster(options)
     assert (cluster.places, described) == (4, "--launcher herd:most=4 (4 workers)")
+
+
+async def test_check_starts_nothing_and_has_no_problem_here(keys, descendants):
+    name, own = keys
+    facts = [check async for check in from_keys(name, {"workers": 2, **own}).check()]
+    assert facts
+    assert [check for check in facts if check.do] == []
+
+
+async def test_check_names_a_command_that_is_missing_and_a_folder_without_rights(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddlf.cluster.launch.engine.os.access", lambda path, mode: False)
+    own = {"workers": 1, "command": "no-such-qsub {worker}", "folder": str(tmp_path)}
+    problems = [check async for check in from_keys("command", own).check() if check.do]
+    assert [problem.fact for problem in problems] == [
+        "there is no command no-such-qsub on this machine",
+        f"the folder {tmp_path} cannot be written to",
+    ]
+
+
+def test_folder_is_said_to_be_on_a_file_system(tmp_path, monkeypatch):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"disk / ext4 rw 0 0\nserver:/home {tmp_path} nfs4 rw 0 0\n")
+    monkeypatch.setattr("ddlf.cluster.launch.engine.MOUNTS", mounts)
+    assert check_folder(tmp_path).fact == f"the workers must share the folder {tmp_path} (on nfs4)"
+    assert check_folder(tmp_path.parent).fact.endswith("(on ext4, which only this machine sees)")
+
+
+class Cancelled(PlaceEngine):
+    """An engine whose workers have joined, and are cancelled before the master has connected to them."""
+
+    name = "cancelled"
+
+    async def run(self, place, worker):
+        self.gate._places[place].incarnation = 1
+        self.gate.came.set()
+        while not self.gate.has_begun:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        raise ConnectError("ann has cancelled it")
+
+
+async def test_connect_ends_at_once_when_all_workers_are_cancelled():
+    cluster = Cluster(Cancelled(Keys(workers=Workers(least=2, most=2))), connect_timeout_s=10 * PATIENCE_S)
+    with pytest.raises(ConnectError, match=r"(?s)place 0.*ann has cancelled it.*place 1"):
+        await asyncio.wait_for(cluster.connect(), PATIENCE_S)

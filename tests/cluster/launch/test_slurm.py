@@ -448,3 +448,37 @@ def test_page_has_commands_that_are_accepted(slurm, capsys):
         main(render[1:])
     assert ended.value.code == 0
     assert "#SBATCH --ntasks=4" in capsys.readouterr().out
+
+
+async def test_check_asks_slurm_whether_it_would_take_the_job(slurm, tmp_path):
+    facts = [check async for check in from_keys("slurm", {"workers": 2, "folder": str(tmp_path)}).check()]
+    assert not any(check.do for check in facts)
+    assert [check.fact for check in facts][:2] == [
+        "slurm 1.0",
+        "Slurm takes the job: Job 7 to start at noon on nodes n1",
+    ]
+    assert facts[-1].fact.startswith(f"the workers must share the folder {tmp_path}")
+    assert "sbatch --test-only --array=0-1 --nodes=1 --ntasks=1" in (slurm / "calls").read_text()
+    assert not list(slurm.glob("submitted-*"))
+
+
+async def test_check_names_a_wrong_partition_and_the_refusal_of_slurm(slurm):
+    *_, problem = [check async for check in from_keys("slurm", {"workers": 2, "partition": "gpu"}).check()]
+    assert (problem.fact, problem.do) == ("Slurm has no partition gpu", "choose one with the key partition: low, high")
+    (slurm / "refusal").write_text("sbatch: error: invalid account")
+    problems = [check async for check in from_keys("slurm", {"workers": 2, "account": "x"}).check() if check.do]
+    assert [problem.fact for problem in problems] == ["Slurm refuses the job: invalid account"]
+
+
+async def test_check_in_a_job_says_what_each_worker_gets(slurm, monkeypatch):
+    for name, value in ALLOCATION.items():
+        monkeypatch.setenv(name, value)
+    facts = [check.fact async for check in choose({}).check()]
+    assert facts[0] == "slurm 1.0"
+    assert facts[1] == "job 7 on its nodes: each worker gets 2 CPUs"
+
+
+async def test_last_lines_of_the_output_are_in_the_error(slurm, tmp_path):
+    keys = {"workers": 1, "folder": str(tmp_path), "python": "/no/python"}
+    with pytest.raises(ConnectError, match=r"(?s)place 0: Slurm ended job 9_0 with COMPLETED:\n.*raise .*/no/python"):
+        await asyncio.wait_for(Cluster(from_keys("slurm", keys)).connect(), PATIENCE_S)

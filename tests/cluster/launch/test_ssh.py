@@ -209,3 +209,19 @@ def test_ends_of_ssh_are_explained():
     assert behind.sentence == "pc01: ssh: connect to host gate port 22: Connection refused"
     assert explain("pc01", 137, ["Killed"]).sentence == "pc01: its worker was ended by SIGKILL"
     assert explain("pc01", 3, ["a", "b"]).sentence == "pc01: its worker ended with exit code 3:\na\nb"
+
+
+async def test_check_tries_each_host_and_its_way_back():
+    facts = [check async for check in launcher("pc01", "noforward", "nokey").check()]
+    assert [bool(check.do) for check in facts] == [False, False, True, True]
+    assert facts[1].fact.startswith("pc01: ")
+    assert "has the same DDLF, and its connection leads back to this machine" in facts[1].fact
+    assert facts[2].do == "allow it there: AllowTcpForwarding in sshd_config"
+    assert "ssh must need no password here" in facts[3].do
+
+
+async def test_check_names_a_host_with_another_ddlf(tmp_path, monkeypatch):
+    (tmp_path / "ddlf.py").write_text("__version__ = '9.9'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (check,) = [check async for check in launcher("pc01").check() if check.do]
+    assert check.fact.startswith("pc01: it has DDLF 9.9, and the master has DDLF")

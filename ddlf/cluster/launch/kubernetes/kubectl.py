@@ -83,6 +83,23 @@ class Kubectl:
         answer: Object = json.loads(await self(*arguments, "--output=json", stdin=stdin))
         return answer
 
+    async def may(self, verb: str, kind: str) -> bool:
+        """Return whether this user has the right for requests of a kind, such as ``create`` and ``jobs``.
+
+        Raises:
+            ConfigError: There is no kubectl.
+            ConnectError: Kubernetes does not answer.
+        """
+        process = await self._start(["auth", "can-i", verb, kind, ANSWER_WITHIN], False)
+        try:
+            output, errors = await process.communicate()
+        finally:
+            _kill(process)
+        answer = output.decode().strip()
+        if not answer.startswith(("yes", "no")):
+            raise ConnectError(f"kubectl auth: {_words(errors)}")
+        return answer.startswith("yes")
+
     async def watch(self, kind: str, selector: str) -> AsyncIterator[tuple[str, Object]]:
         """Yield each change of some objects as its type (ADDED, MODIFIED, DELETED) and the object. All that exist come
         first. Ends when the API server ends the request.

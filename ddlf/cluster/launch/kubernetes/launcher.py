@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -30,7 +30,7 @@ from ddlf.cluster.launch.kubernetes.manifests import (
     workers,
 )
 from ddlf.cluster.launch.kubernetes.pods import Pods
-from ddlf.cluster.launch.launcher import Cause, Launcher, Left, Workers
+from ddlf.cluster.launch.launcher import Cause, Check, Launcher, Left, Workers
 from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError, DDLFError
 
@@ -38,6 +38,11 @@ log = logging.getLogger(__name__)
 
 WARNINGS_S = 4.0
 """Seconds until the warnings of Kubernetes are read again."""
+RIGHTS = (
+    *(("create", "jobs"), ("patch", "jobs"), ("delete", "jobs"), ("create", "secrets"), ("delete", "secrets")),
+    *(("list", "pods"), ("watch", "pods"), ("list", "events")),
+)
+"""The requests of this launcher, as verbs and kinds of objects."""
 RESUME = '{"spec":{"suspend":false}}'
 """The change of a suspended Job that lets Kubernetes start its pods."""
 
@@ -94,6 +99,38 @@ class Kubernetes(PlaceEngine):
         if "image" not in values and (INDEX_VARIABLE in os.environ or "gate" in values):
             return Pods(read_keys(Pods.model, cls.name, values, workers))
         return cls(read_keys(cls.model, cls.name, values, workers))
+
+    async def check(self) -> AsyncIterator[Check]:
+        """Ask Kubernetes for its version, and whether this user may do all that the launcher does."""
+        versions = await self._kubectl.read("version")
+        client, server = (versions[f"{side}Version"]["gitVersion"] for side in ("client", "server"))
+        yield Check(f"Kubernetes {server}, and kubectl {client}")
+        where = (
+            f"in the namespace {self.keys.namespace}"
+            if self.keys.namespace
+            else "in the namespace of kubectl's context"
+        )
+        denied = [f"{verb} {kind}" for verb, kind in RIGHTS if not await self._kubectl.may(verb, kind)]
+        if denied:
+            yield Check(
+                f"this user may not {', '.join(denied)} {where}",
+                "ask for a Role with these rights",
+                ConnectError.exit_code,
+            )
+        else:
+            yield Check(f"this user may create, watch and delete Jobs, pods and Secrets {where}")
+        if (account := self.keys.service_account) is not None:
+            try:
+                await self._kubectl.read("get", f"serviceaccount/{account}")
+            except ConnectError as error:
+                yield Check(
+                    f"the service account {account}: {error.message}", "create it, or correct the key service_account"
+                )
+        if self.keys.host is not None:
+            yield Check(f"pods reach this master at {self.keys.host}")
+        else:
+            async for each in super().check():
+                yield each
 
     async def prepare(self) -> None:
         """Create the Job and the Secret that it owns, and begin to watch the pods.

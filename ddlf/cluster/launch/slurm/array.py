@@ -8,15 +8,15 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from ddlf.cluster.launch.command import write_token
-from ddlf.cluster.launch.engine import PlaceEngine
+from ddlf.cluster.launch.engine import PlaceEngine, check_folder, first_line
 from ddlf.cluster.launch.gate import Gate
-from ddlf.cluster.launch.launcher import Cause, Left
+from ddlf.cluster.launch.launcher import Cause, Check, Left
 from ddlf.cluster.launch.slurm.commands import NEWS_S, STOP_S, about_node, call, cause_in
 from ddlf.cluster.launch.slurm.keys import SlurmKeys
 from ddlf.cluster.launch.slurm.render import array_script, job_options
@@ -35,6 +35,8 @@ PAUSE_S = 5.0
 """
 SUBMIT_S = 30.0
 """How long the end of a run waits for an ``sbatch`` that still runs."""
+SHOWN_LINES = 5
+"""Lines of the output of an element in the error about its end."""
 COLUMNS = {"JobArrayID": 40, "State": 24, "RestartCnt": 12, "NodeList": 64, "PreemptTime": 24, "Reason": 128}
 """Fields of ``squeue``, with their widths."""
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
@@ -96,6 +98,33 @@ class Array(PlaceEngine):
         self._look_now: asyncio.Event  # ``prepare`` makes these two, because they belong to one gate's loop
         self._news: asyncio.Condition
         self._is_silent = False
+
+    async def check(self) -> AsyncIterator[Check]:
+        """Ask Slurm whether it would take the job. It checks the partition, the account and the limits, and queues
+        nothing.
+        """
+        yield Check(await first_line("sbatch", "--version"))
+        code, out, errors = await call("sinfo", "--noheader", "--format=%R %a %D")
+        if code:
+            yield Check(
+                f"Slurm does not answer: {errors}", "ask the administrators of the cluster; 'sinfo' must work here"
+            )
+            return
+        partitions = [line.split()[:1][0] for line in out.splitlines() if line.split()]
+        if (asked := self.keys.partition) is not None and not set(asked.split(",")) & set(partitions):
+            names = ", ".join(dict.fromkeys(partitions)) or "none"
+            yield Check(f"Slurm has no partition {asked}", f"choose one with the key partition: {names}")
+            return
+        array = f"--array=0-{len(self.addresses) - 1}"
+        code, out, errors = await call("sbatch", "--test-only", array, *job_options(self.keys), "--wrap=true")
+        said = " ".join(filter(None, (out.strip(), errors))).replace("sbatch: ", "")
+        if code:
+            yield Check(f"Slurm refuses the job: {said}", "correct the key that Slurm names")
+        else:
+            yield Check(f"Slurm takes the job: {said}" if said else "Slurm takes the job")
+        async for each in super().check():
+            yield each
+        yield check_folder(self.keys.folder)
 
     async def prepare(self) -> None:
         """Submit the array job.
@@ -204,7 +233,13 @@ class Array(PlaceEngine):
     async def _update(self, place: int, job: Job, now: Element | None) -> None:
         if now is None and job.now is None:
             return
-        before, job.now = job.now, now or Element("UNKNOWN", job.restarts, job.now.node if job.now else "", "")
+        before = job.now
+        if now is None and before is not None:
+            # An element that was cancelled before it ran is in no list of Slurm any more.
+            state = "CANCELLED" if before.state in WAITING else "UNKNOWN"
+            now = Element(state, job.restarts, before.node, "")
+        assert now is not None
+        job.now = now
         if job.now.restarts > job.restarts:
             node = (before or job.now).node
             said = self._slurms_line(place, job)
@@ -226,8 +261,11 @@ class Array(PlaceEngine):
         if job.now.is_preempted and job.now.state in {"COMPLETED", "COMPLETING"}:
             return Left(Cause.PREEMPTED, f"Slurm gave the node of job {job.name} to another job (PREEMPTED)")
         words = f"Slurm ended job {job.name} with {job.now.state}"
-        said = self._slurms_line(place, job) or self._last_line(place, job)
-        return Left(cause_in(job.now.state), f"{words}: {said}" if said else words)
+        if said := self._slurms_line(place, job):
+            words += f": {said}"
+        elif lines := self._output(place, job):  # the last line of srun has only the exit code
+            words += ":\n" + "\n".join(lines[-SHOWN_LINES:])
+        return Left(cause_in(job.now.state), words)
 
     async def left(self, index: int) -> Left | None:
         with contextlib.suppress(ConnectError):

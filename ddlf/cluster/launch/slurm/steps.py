@@ -7,13 +7,13 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar
 
-from ddlf.cluster.launch.engine import PlaceEngine
+from ddlf.cluster.launch.engine import PlaceEngine, first_line
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import Keys
-from ddlf.cluster.launch.launcher import Left, Workers
+from ddlf.cluster.launch.launcher import Check, Left, Workers
 from ddlf.cluster.launch.ranks import counts
 from ddlf.cluster.launch.slurm.commands import NEWS_S, STOP_S, cause_in, environment_of_command, megabytes
 from ddlf.cluster.launch.slurm.keys import SlurmKeys
@@ -59,6 +59,16 @@ class Steps(PlaceEngine):
         self._shares = ["--overlap"] if "SLURM_PTY_PORT" in environment else []  # this shell's step has the CPUs
         self._said: dict[int, bytes] = {}  # the end of the step's errors, by place
         self._without_node: set[int] = set()
+
+    async def check(self) -> AsyncIterator[Check]:
+        yield Check(await first_line("srun", "--version"))
+        shares = sorted({cores for _, cores in self._seats})
+        yield Check(
+            f"job {os.environ.get('SLURM_JOB_ID', '')} on {os.environ.get('SLURM_JOB_NODELIST', 'its nodes')}: each "
+            f"worker gets {' or '.join(map(str, shares))} CPU{'s' * (shares != [1])}"
+        )
+        async for each in super().check():
+            yield each
 
     def worker(self, gate: Gate, place: int | None) -> WorkerStart:
         assert place is not None
