@@ -271,27 +271,39 @@ def token_file(own_folders: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def bare_template(own_folders: Path) -> Iterator[Standing]:
+    """A process of which the executors of ``start_worker`` are forks."""
+    standing = Standing.bare()
+    yield standing
+    standing.end()
+
+
 @pytest.fixture
-def start_worker(tmp_path: Path, token_file: Path) -> Iterator[Callable[..., WorkerProcess]]:
+def start_worker(tmp_path: Path, token_file: Path, bare_template: Standing) -> Iterator[Callable[..., WorkerProcess]]:
     """Start workers as a person would, with ``ddlf-worker``; they are ended after the test."""
-    with starting_workers(tmp_path, token_file) as start:
+    with starting_workers(tmp_path, token_file, bare_template) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
-def standing_workers(tmp_path_factory: pytest.TempPathFactory, token_file: Path) -> Iterator[list[WorkerProcess]]:
+def standing_workers(
+    tmp_path_factory: pytest.TempPathFactory, token_file: Path, bare_template: Standing
+) -> Iterator[list[WorkerProcess]]:
     """Two such workers for all tests of a module, which leave them as they were."""
-    with starting_workers(tmp_path_factory.mktemp("standing"), token_file) as start:
+    with starting_workers(tmp_path_factory.mktemp("standing"), token_file, bare_template) as start:
         yield [start(), start()]
 
 
 @contextlib.contextmanager
-def starting_workers(folder: Path, token_file: Path) -> Iterator[Callable[..., WorkerProcess]]:
+def starting_workers(folder: Path, token_file: Path, template: Standing) -> Iterator[Callable[..., WorkerProcess]]:
     started: list[WorkerProcess] = []
 
     def start(*arguments: str, port: int = 0, state_dir: Path | None = None, **environment: str) -> WorkerProcess:
         state = state_dir or folder / f"state-{len(started)}"
         log = folder / f"worker-{len(started)}.log"
+        environment = {**os.environ, **environment}
+        shared = [template.fileno()] if template.suits(environment) else []
         read_fd, write_fd = os.pipe()
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -299,12 +311,13 @@ def starting_workers(folder: Path, token_file: Path) -> Iterator[Callable[..., W
                     *(sys.executable, "-m", "ddlf.cli.worker", "--port", str(port), "--token-file", str(token_file)),
                     # Tests listen on this machine only; the last of two options wins.
                     *("--host", "127.0.0.1", "--state-dir", str(state), "--ready-fd", str(write_fd), *arguments),
+                    *(f"--template-fd={fd}" for fd in shared),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(write_fd,),
-                env={**os.environ, **environment},
+                pass_fds=(write_fd, *shared),
+                env=environment,
                 start_new_session=True,
             )
         os.close(write_fd)

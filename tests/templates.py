@@ -1,7 +1,7 @@
-"""One process that has imported Keras, for all tests of a process of ``scripts/test``: executors of their workers are forks of it.
+"""Processes of which the executors of all tests' workers are forks: one has imported Keras, one only what each executor needs.
 
-Each import takes seconds of a processor, and a cluster makes one. That clusters and daemons do is tried in ``tests/worker/test_template.py``,
-``tests/cluster/launch/test_local.py`` and by every test that starts a command.
+The first import takes seconds of a processor, the second half of one, and each worker would repeat it. That clusters and
+daemons do without is tried in ``tests/worker/``, ``tests/cluster/launch/test_local.py`` and by every test that starts a command.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ class Standing(Template):
     """A template that stays when a cluster lets go of it."""
 
     @classmethod
-    def of_keras(cls) -> Standing:
-        """Start one that imports Keras."""
+    def bare(cls) -> Standing:
+        """Start one that imports what each executor needs."""
         self = cls.start(child_environment())
         assert isinstance(self, Standing)
+        return self
+
+    @classmethod
+    def of_keras(cls) -> Standing:
+        """Start one that imports Keras."""
+        self = cls.bare()
         self.begin_preload(PRELOADED).close()
         return self
 

@@ -192,12 +192,12 @@ def test_a_converted_script_trains_as_the_one_before(tmp_path, standing_template
     assert (tmp_path / "model.keras").exists()
 
 
-@pytest.mark.slow
 def joins(command):
     """Return the gates that a command of a worker dials."""
     return worker.parser().parse_args(command[1:]).join
 
 
+@pytest.mark.slow
 def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch, standing_template):
     """All three are this one: its loopback, and other ports. So does the page of what to do when ..."""
     page, ports = "docs/howto/three_machines.md", []

@@ -314,7 +314,7 @@ import asyncio
 async def main(cluster):
     call = asyncio.ensure_future(cluster.run_code("import time; time.sleep(3600)"))
     while not all(status["busy"] for status in await cluster.status()):
-        pass
+        await asyncio.sleep(0.01)
     print("running", flush=True)
     await call
 """

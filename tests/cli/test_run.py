@@ -26,8 +26,9 @@ APPS = Path(__file__).parents[2] / "apps"
 
 
 @pytest.fixture
-def app(tmp_path):
-    """Write an app, and run it with ``ddlf run``."""
+def app(tmp_path, standing_workers):
+    """Write an app, and run it with ``ddlf run``: on a worker that runs already, unless arguments say where."""
+    worker, _ = standing_workers
 
     def write(source, name="app.py"):
         path = tmp_path / name
@@ -35,11 +36,12 @@ def app(tmp_path):
         return path
 
     def run(source, *arguments, name="app.py", **environment):
-        arguments = arguments or ("--local", "1")
         path = write(source, name)
+        arguments = arguments or run.where
         return command("ddlf.cli.main", "run", path, *arguments, env={**os.environ, **environment}, cwd=tmp_path)
 
     run.write = write
+    run.where = ["--hosts", f"127.0.0.1:{worker.port}", "--token-file", str(worker.token_file)]
     return run
 
 
@@ -311,9 +313,8 @@ async def main(cluster):
 """
 
 
-def test_used_worker_is_exit_code_3_and_takeover_gets_it(app, standing_workers, tmp_path):
-    worker, _ = standing_workers
-    where = ["--hosts", f"127.0.0.1:{worker.port}", "--token-file", str(worker.token_file), "--quiet"]
+def test_used_worker_is_exit_code_3_and_takeover_gets_it(app):
+    where = [*app.where, "--quiet"]
     hold = app.write(HOLD, "hold.py")
     first = subprocess.Popen(
         [sys.executable, "-m", "ddlf.cli.main", "run", hold, *where],
@@ -347,20 +348,14 @@ async def main(cluster):
 """
 
 
-def test_raising_method_is_exit_code_1_with_user_line(app, start_worker, tmp_path):
-    worker = start_worker()
-    where = ("--hosts", f"127.0.0.1:{worker.port}", "--token-file", str(worker.token_file), "--quiet")
-    ended = app(FAIL, *where)
+def test_raising_method_is_exit_code_1_with_user_line(app, tmp_path):
+    ended = app(FAIL)
     assert ended.returncode == 1
     assert f'File "{tmp_path}/app.py", line 4, in fail\n    return 1 / rate' in ended.stderr
     assert "ZeroDivisionError: division by zero" in ended.stderr
     assert "ddlf/cluster" not in ended.stderr
-    assert app(ADD, *where).stdout == "[103]\n"
-
-
-def test_debug_shows_traceback_of_master(app):
-    ended = app(FAIL, "--local", "1", "--debug")
-    assert "ddlf/cluster" in ended.stderr
+    assert "ddlf/cluster" in app(FAIL, *app.where, "--debug").stderr
+    assert app(ADD).stdout.endswith("[103]\n")
 
 
 def test_error_on_master_is_shown_with_traceback(app):
@@ -383,7 +378,7 @@ def test_exiting_app_keeps_its_exit_code(app):
 
 
 def test_app_without_methods_is_exit_code_2(app):
-    ended = app("import ddlf\nclass A(ddlf.IApp):\n    async def load_dataset(self): pass\n", "--local", "1", "-q")
+    ended = app("import ddlf\nclass A(ddlf.IApp):\n    async def load_dataset(self): pass\n", *app.where, "-q")
     assert ended.returncode == 2
     assert ended.stderr.startswith("error  A has no create_model; write one that sets self.model")
 
@@ -428,7 +423,7 @@ WORKING = """
 async def main(cluster):
     call = __import__("asyncio").ensure_future(cluster.run_code("import time; time.sleep(3600)"))
     while not all(status["busy"] for status in await cluster.status()):
-        pass
+        await __import__("asyncio").sleep(0.01)
     print("now", flush=True)
     await call
 """
@@ -442,8 +437,13 @@ async def main(cluster):
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("moment", ["importing", "starting", "connected", "working"])
+@pytest.mark.parametrize(
+    ("moment", "number", "code"),
+    [
+        *((moment, signal.SIGINT, 130) for moment in ("importing", "starting", "connected", "working")),
+        *((moment, signal.SIGTERM, 143) for moment in ("importing", "working")),
+    ],
+)
 def test_interrupt_ends_run_tidily_at_any_moment(app, tmp_path, own_folders, descendants, moment, number, code):
     source = {"importing": IMPORTING, "starting": CONNECTED, "connected": CONNECTED, "working": WORKING}[moment]
     path = app.write(source)
@@ -538,7 +538,7 @@ async def main(cluster):
 
 def test_interrupt_that_python_turns_into_another_error_is_an_interrupt(app):
     process = subprocess.run(
-        [sys.executable, "-m", "ddlf.cli.main", "run", str(app.write(IN_A_CLASS)), "--local", "1", "-q"],
+        [sys.executable, "-m", "ddlf.cli.main", "run", str(app.write(IN_A_CLASS)), *app.where, "-q"],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -613,7 +613,7 @@ def test_interrupt_at_start_or_end_prints_nothing(module):
 def test_interrupted_app_can_clean_up(app):
     path = app.write(CLOSING.replace("    try:", "    print('now', flush=True)\n    try:"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "1", "-q"],
+        [sys.executable, "-m", "ddlf.cli.main", "run", str(path), *app.where, "-q"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -840,7 +840,7 @@ def test_error_shows_user_lines_and_library_lines_with_v(app):
     assert [frame.rpartition(" in ")[2] for frame in frames] == ["main", "inner", "main"]
     assert "cannot reshape array" in ended.stderr
     assert ended.stderr.endswith("RuntimeError: in bold type\n(-v also shows the lines of libraries)\n")
-    whole = app(BOLD, "--local", "1", "-v").stderr
+    whole = app(BOLD, *app.where, "-v").stderr
     assert "asyncio" in whole
     assert "fromnumeric.py" in whole
 
@@ -872,9 +872,9 @@ async def main(cluster):
 
 
 def test_worker_error_is_printed_once_with_the_users_lines(app):
-    ended = app(IN_A_LIBRARY, "--local", "1", "-q")
+    ended = app(IN_A_LIBRARY)
     assert ended.returncode == 1
     assert ended.stderr.count("cannot reshape array") == 1
     assert "fromnumeric.py" not in ended.stderr
     assert ended.stderr.endswith("in shape\n    np.reshape(np.ones(3), (2, 2))\n")
-    assert "fromnumeric.py" in app(IN_A_LIBRARY, "--local", "1", "-q", "-v").stderr
+    assert "fromnumeric.py" in app(IN_A_LIBRARY, *app.where, "-v").stderr

@@ -13,6 +13,9 @@ from tests.earlier.trainings import SLICED, TRAININGS, WHOLE, make
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 KEPT = Path(__file__).parent / "v0.1"
+FAST = {"star", "sharded", "downpour"}
+"""One of each kind of folder: the weights as a whole, slices of an exchange, and shards."""
+EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in TRAININGS]
 
 
 def assert_near(name, found, expected):
@@ -38,7 +41,7 @@ async def resume(name, cluster, tmp_path, resume_from):
     return app
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", EACH)
 async def test_a_checkpoint_of_version_0_1_is_resumed_to_the_same_weights(name, two_workers, tmp_path):
     app = await resume(name, two_workers, tmp_path, lambda folder: "auto")
     assert app.ledger.is_exact(WHOLE)

@@ -7,6 +7,7 @@ from tests.training.models import Quick, app
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+@pytest.mark.slow
 async def test_it_learns(two_workers):
     trained = app(two_workers.options(workers=[1]), slots=2)  # Keras compiles for each worker
     records = await trained.train_async(master_epochs=10)

@@ -104,6 +104,7 @@ async def test_a_worker_that_joins_and_one_that_goes_change_no_bit(
     assert equal(trained.model.get_weights(), plain.model.get_weights())
 
 
+@pytest.mark.slow
 @quick_and_hard
 async def test_a_worker_that_was_missing_at_the_start_comes_later(
     two_workers, token_file, start_here, free_port, no_backups, kind
@@ -157,7 +158,7 @@ async def test_nan_ends_training_and_names_worker_tensor_and_count(two_workers):
     assert all(np.isfinite(w).all() for w in trained.model.get_weights())
 
 
-@pytest.mark.parametrize("kind", ["nan", "flip"])
+@pytest.mark.parametrize("kind", ["nan", pytest.param("flip", marks=pytest.mark.slow)])
 async def test_rejected_update_is_recomputed_elsewhere_with_the_same_bits(two_workers, kind):
     options = {"update_policy": "reject", "slots": 4, "samples": 800, "master_epochs": 3}
     plain = await undisturbed(two_workers, app_class=Quick, **options)

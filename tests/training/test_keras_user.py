@@ -35,6 +35,7 @@ async def test_attributes_of_load_dataset_belong_to_this_app(one_worker, capsys)
         assert record.metrics == {"loss": 2 * scale, "rows": 50.0}
 
 
+@pytest.mark.slow
 async def test_validation_data_is_evaluated_with_the_weights_of_each_round(one_worker):
     class Validated(Blobs):
         samples = 60
@@ -56,6 +57,7 @@ async def test_validation_data_is_evaluated_with_the_weights_of_each_round(one_w
     )
 
 
+@pytest.mark.slow
 async def test_metrics_of_several_slots_are_those_over_all_of_their_samples(two_workers):
     import keras
 
@@ -120,6 +122,7 @@ async def test_a_name_of_another_library_is_asked_for(one_worker, capsys):
     assert "self.sample_weight has no effect by that name; did you mean self.w_train?" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 async def test_averages_of_the_optimizer_need_the_optimizer_to_be_kept(one_worker):
     def build(app):
         import keras

@@ -53,6 +53,7 @@ async def test_weights_of_bfloat16_are_trained(cluster, mode):
     assert records[-1].loss < records[0].loss
 
 
+@pytest.mark.slow
 @both_modes
 async def test_schedule_of_keras_continues_with_fresh_optimizers(cluster, mode):
     """SGD keeps nothing but its number of steps: the same weights, unless the schedule begins again in each round."""
@@ -71,6 +72,7 @@ async def test_schedule_of_keras_continues_with_fresh_optimizers(cluster, mode):
     assert equal(*trained)
 
 
+@pytest.mark.slow
 async def test_run_with_two_optimizer_wrappers_is_resumed_in_its_process(cluster, tmp_path):
     def app():
         made = Blobs(cluster.options(workers=[1]))
@@ -312,7 +314,7 @@ async def test_convergence_by_test_ends_with_the_tested_weights(cluster):
     assert records.to_keras()["test_loss"][-1] == records[-1].test["loss"]
 
 
-@both_modes
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 async def test_error_in_a_hook_ends_the_run_and_keeps_its_rounds(cluster, mode):
     async def on_round(record):
         if record.version == 2:
@@ -536,6 +538,7 @@ async def test_sharded_run_evaluates_on_a_worker_to_the_same_metrics(cluster, mo
     assert tested_here == [6, 2], "the last round's weights are on the master anyway"
 
 
+@pytest.mark.slow
 async def test_where_a_worker_has_other_test_data_that_of_the_master_counts(cluster):
     class Others(Quick):
         async def load_dataset(self):

@@ -136,6 +136,7 @@ async def test_an_app_that_cannot_be_sent_is_refused_before_anything_starts():
     assert not app.cluster.machines
 
 
+@pytest.mark.slow
 async def test_executors_that_die_while_they_load_or_build_change_no_bit(two_workers, tmp_path):
     class Dying(Story):
         samples = 52

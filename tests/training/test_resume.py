@@ -36,6 +36,7 @@ def stop_after(trained, round):
     return trained
 
 
+@pytest.mark.slow
 async def test_resumed_run_ends_with_the_same_bits_on_one_worker(two_workers, tmp_path):
     """The resumed run has one worker for all slots, which had moved between two before."""
     options = dict(HARD, master_epochs=5, worker_epochs=2)

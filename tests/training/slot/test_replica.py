@@ -54,6 +54,7 @@ def test_rounds_trace_the_model_once():
     assert traces(replica.app.model) == first
 
 
+@pytest.mark.slow
 def test_gradient_depends_on_weights_and_samples_only():
     fresh, used = (replica_of(exchange="gradient", dropout=0.3, norm=True) for _ in range(2))
     weights, rows = fresh.app.model.get_weights(), np.arange(5, 15)
@@ -170,6 +171,7 @@ def test_callbacks_of_the_app_see_every_batch():
     assert count.batches == 13
 
 
+@pytest.mark.slow
 def test_worker_callbacks_keep_the_state_of_their_slot():
     import keras
 
@@ -285,6 +287,7 @@ def test_callbacks_that_an_own_train_gives_to_fit_see_every_batch():
     assert batches == list(range(13))
 
 
+@pytest.mark.slow
 def test_optimizer_averages_replace_the_weights_at_the_end_only():
     import keras
 
