@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.options import workers_range
-from ddlf.cli.parsing import Command, Parser, action
+from ddlf.cli.parsing import Command, Parser, action, number
 from ddlf.errors import ConfigError
+from ddlf.worker.grace import GRACE_VARIABLE
 
 if TYPE_CHECKING:
     from ddlf.cluster.launch.slurm import SlurmKeys
 
 KEYS = ("cores", "memory", "gpus", "time", "partition", "account", "qos", "constraint", "python", "start_timeout")
 """The options that are keys of the launcher."""
+NOTICE_S = 60
+"""Slurm sends a signal up to a minute earlier or later than asked for."""
 
 
 def render(options: argparse.Namespace) -> int:
@@ -27,17 +30,28 @@ def render(options: argparse.Namespace) -> int:
     values: dict[str, Any] = {key: getattr(options, key) for key in KEYS if getattr(options, key) is not None}
     values["env"] = dict(_variable(text) for text in options.env or ())
     keys = read_keys(SlurmKeys, "slurm", values, options.workers)
-    print(job_script(options.app, keys, shlex.split(options.options)), end="")
+    run = shlex.split(options.options)
+    if options.notice is not None and not options.requeue:
+        raise ConfigError("--notice has no effect without --requeue", hint="add it, and --checkpoint DIR")
+    if options.requeue and options.checkpoint is None:
+        raise ConfigError(
+            "--requeue needs a folder of checkpoints, because the next start continues from them",
+            hint="add --checkpoint DIR",
+        )
+    checkpoint = [] if options.checkpoint is None else ["--checkpoint", str(options.checkpoint)]
+    notice = (options.notice or NOTICE_S) if options.requeue else None
+    print(job_script(options.app, keys, [*checkpoint, *run], notice), end="")
     return 0
 
 
-def job_script(app: Path, keys: SlurmKeys, options: list[str]) -> str:
+def job_script(app: Path, keys: SlurmKeys, options: list[str], notice_s: int | None = None) -> str:
     """Return the script of a job whose tasks train an app.
 
     Args:
         app: The app's file.
         keys: The resources of each task, and the number of tasks.
         options: Options of ``ddlf run``.
+        notice_s: Seconds between the notice to the tasks and the time limit; None if Slurm does not start the job again.
     """
     from ddlf.cluster.launch.slurm import clock
 
@@ -55,7 +69,11 @@ def job_script(app: Path, keys: SlurmKeys, options: list[str]) -> str:
         "constraint": keys.constraint,
         "output": "%x-%j.out",
         "open-mode": "append",
+        # Without B:, the tasks get the signal, and the shell of this script does not, which would end with it.
+        "signal": notice_s and f"TERM@{notice_s}",
     }
+    again = [] if notice_s is None else ["--requeue"]
+    env = keys.env if notice_s is None else {GRACE_VARIABLE: str(notice_s), **keys.env}
     least = [] if keys.workers.least == keys.workers.most else [f"workers={keys.workers}"]
     waits = [f"start_timeout={keys.start_timeout:g}"] if "start_timeout" in keys.model_fields_set else []
     launcher = ":".join(filter(None, ["slurm", ",".join([*least, *waits])]))
@@ -66,8 +84,9 @@ def job_script(app: Path, keys: SlurmKeys, options: list[str]) -> str:
         [
             "#!/bin/sh",
             *(f"#SBATCH --{name}={value}" for name, value in job.items() if value),
-            *(f"export {name}={shlex.quote(value)}" for name, value in keys.env.items()),
-            shlex.join([*srun, *ddlf, "run", str(app), "--launcher", launcher, *options]),
+            *(f"#SBATCH {option}" for option in again),
+            *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
+            shlex.join([*srun, *ddlf, "run", str(app), "--launcher", launcher, *again, *options]),
             "",
         ]
     )
@@ -94,6 +113,16 @@ def _render_options(parser: Parser) -> None:
     parser.add("--constraint", metavar="TEXT", help="features that the nodes must have")
     parser.add("--env", action="append", metavar="NAME=VALUE", help="environment variable of each task; repeatable")
     parser.add("--python", metavar="PATH", help="Python on the nodes (default: the command ddlf there)")
+    parser.add(
+        "--requeue", action="store_true", help="have Slurm run the job again after a notice, such as its time limit"
+    )
+    parser.add("--checkpoint", type=Path, metavar="DIR", help="folder of checkpoints, which --requeue needs")
+    parser.add(
+        "--notice",
+        type=number(1),
+        metavar="SECONDS",
+        help=f"with --requeue: time between the notice and the time limit (default: {NOTICE_S})",
+    )
     parser.add("--start-timeout", metavar="TIME", help="how long tasks wait for each other (default: 10m)")
 
 
@@ -110,6 +139,7 @@ SLURM = Command(
             "ddlf slurm render app.py --workers 4 --cores 2 --time 2h | sbatch",
             "ddlf slurm render app.py --workers 2..8 --partition gpu --gpus 1 > job.sh",
             "ddlf slurm render app.py --workers 4 --options '--master-epochs 20 --seed 1'",
+            "ddlf slurm render app.py --workers 4 --time 4h --requeue --checkpoint checkpoints | sbatch",
         ),
     },
 )

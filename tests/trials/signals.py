@@ -3,9 +3,9 @@
     python -m tests.trials.signals [--signals 200] [--seed 0] [--kind "SIGTERM to the master"] [--made-up]
 
 An undisturbed run measures the length and gives the expected bits. In a series, the same command runs again and again.
-Each run gets signals at a random moment of that time, or after a random number of rounds, up to six times in a series. If the last signal ended its run, one more run ends the series.
-The signals go to the master, once or twice, to one worker, to all workers, or to the master and workers at once. These
-statements must be true:
+Each run gets signals at a random moment of that time, or after a random number of rounds, up to six times in a series.
+If the last signal ended its run, one more run ends the series. The signals go to the master, once or twice, to one
+worker, to all workers, or to the master and workers at once. These statements must be true:
 
 - The exit code fits the signal: 143 after SIGTERM and 130 after SIGINT, if the master got it. It is 0 if the run had
   ended already, or if only workers got the signal. Death by the signal also counts, if Python was only starting, or

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from ddlf.cluster.launch.gate import Gate, Joined
 from ddlf.cluster.launch.keys import Keys, parse_keys, read_keys
-from ddlf.cluster.launch.launcher import Address, Cause, Launcher, Left, Workers
+from ddlf.cluster.launch.launcher import Address, Cause, Launcher, Left, Requeue, Workers
 from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError, DDLFError
 from ddlf.rpc.tokens import Tokens, new_token
@@ -76,6 +76,12 @@ class Engine(Joined):
     @classmethod
     def from_keys(cls, values: Mapping[str, Any]) -> Launcher:
         return cls(read_keys(cls.model, cls.name, values))
+
+    def requeue(self) -> Requeue:
+        raise ConfigError(
+            f"--requeue has no effect with --launcher {self.name}, which starts workers again, but not this command",
+            hint="start it again yourself, with --checkpoint DIR --resume auto",
+        )
 
 
 class PlaceEngine(Engine):

@@ -35,8 +35,9 @@ from ddlf.cluster.launch.command import write_token
 from ddlf.cluster.launch.engine import PlaceEngine
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import Bytes, Cores, Env, Gpus, Keys, Seconds, parse_keys, read_keys
-from ddlf.cluster.launch.launcher import Cause, Launcher, Left, Workers
+from ddlf.cluster.launch.launcher import Cause, Launcher, Left, Requeue, Workers
 from ddlf.cluster.launch.ranks import Ranked, counts, is_task, slurm
+from ddlf.cluster.launch.slurm_requeue import requeue
 from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.worker.machine import CORES_VARIABLE
@@ -141,6 +142,9 @@ class Tasks(Ranked):
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys, slurm())
 
+    def requeue(self) -> Requeue:
+        return requeue()
+
 
 class Steps(PlaceEngine):
     """The launcher for workers in the job that this process belongs to. Each worker is a step with one task.
@@ -175,6 +179,9 @@ class Steps(PlaceEngine):
         self._shares = ["--overlap"] if "SLURM_PTY_PORT" in environment else []  # this shell's step has the CPUs
         self._said: dict[int, bytes] = {}  # the end of the step's errors, by place
         self._without_node: set[int] = set()
+
+    def requeue(self) -> Requeue:
+        return requeue()
 
     def worker(self, gate: Gate, place: int | None) -> WorkerStart:
         assert place is not None
@@ -314,6 +321,12 @@ class Array(PlaceEngine):
         self._look_now: asyncio.Event  # ``prepare`` makes these two, because they belong to one gate's loop
         self._news: asyncio.Condition
         self._is_silent = False
+
+    def requeue(self) -> Requeue:
+        raise ConfigError(
+            "--requeue has no effect here: this command is in no job of Slurm, which could start it again",
+            hint="start it in a job: ddlf slurm render app.py --workers 4 --requeue --checkpoint DIR | sbatch",
+        )
 
     async def prepare(self) -> None:
         """Submit the array job.
