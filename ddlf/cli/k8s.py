@@ -18,7 +18,7 @@ MOST_APP_BYTES = 900_000
 """Largest file of an app in a manifest. Kubernetes takes 1 MiB."""
 OF_PODS = ("image", "name", "namespace", "cores", "memory", "gpus", "time", "service_account", "claim", "start_timeout")
 """The options that are keys."""
-OF_A_RUN = ("app", "options", "jobset", "in_image", "time", "claim", "start_timeout")
+OF_A_RUN = ("app", "options", "jobset", "in_image", "time", "claim", "start_timeout", "requeue")
 """The options that a run has, and a pool does not."""
 
 
@@ -34,6 +34,10 @@ def render(options: argparse.Namespace) -> int:
             if getattr(options, key):
                 shown = "an app" if key == "app" else f"--{key.replace('_', '-')}"
                 raise ConfigError(f"{shown} has no effect with --pool", hint="leave it out: the pool only has workers")
+    if options.requeue and options.claim is None:
+        raise ConfigError(
+            "--requeue needs a volume that keeps the checkpoints of a pod that is gone", hint="add --claim NAME"
+        )
     if not options.pool and options.app is None:
         raise ConfigError("the app's file is missing", hint="ddlf k8s render app.py --workers 4 --image IMAGE")
     values: dict[str, Any] = {key: getattr(options, key) for key in OF_PODS if getattr(options, key) is not None}
@@ -43,7 +47,8 @@ def render(options: argparse.Namespace) -> int:
     if options.pool:
         objects = manifests.pool(keys)
     else:
-        command = manifests.RunCommand(*_app(options), shlex.split(options.options))
+        again = ["--requeue", "--checkpoint", manifests.CHECKPOINTS] if options.requeue else []
+        command = manifests.RunCommand(*_app(options), [*again, *shlex.split(options.options)])
         objects = (manifests.jobset if options.jobset else manifests.run)(keys, command)
     if keys.namespace is not None:
         for each in objects:
@@ -150,6 +155,7 @@ def _render_options(parser: Parser) -> None:
     parser.add("--env", action="append", metavar="NAME=VALUE", help="environment variable of each pod; repeatable")
     parser.add("--time", metavar="TIME", help="how long the Job may run, such as 2h")
     parser.add("--claim", metavar="NAME", help="claim of a volume where the run's folder stays")
+    parser.add("--requeue", action="store_true", help="with --claim: continue the run if its master is started again")
     parser.add("--service-account", metavar="NAME", help="service account of the pods")
     parser.add("--start-timeout", metavar="TIME", help="how long pods wait for each other (default: 10m)")
 

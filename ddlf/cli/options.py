@@ -64,6 +64,12 @@ def add_options(parser: Parser, *, common: bool = True) -> None:
                 group=group,
                 common=common,
             )
+            parser.add(
+                "--requeue",
+                action="store_true",
+                help="after SIGTERM, have Slurm or Kubernetes run the command again; it continues in the run's folder",
+                group=group,
+            )
     add_parameters(parser, common=common)
     own = {name: kinds for kinds in (MODE, EXCHANGE) for name in kinds.names if name not in kinds.more}
     parser.more_groups = lambda: {

@@ -50,6 +50,7 @@ from ddlf.training.roles import PRELOADED, begin_import
 if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
+    from ddlf.cluster.launch.launcher import Requeue
 
 Then = Callable[[Any, argparse.Namespace, StopRequest], Coroutine[Any, Any, int]]
 TASK_VARIABLES = ("SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
@@ -181,6 +182,8 @@ async def run_target(target: Any, options: argparse.Namespace, stop: StopRequest
     cluster, described = resolve_cluster(options)
     if is_app:
         return await _run_app(target, cluster, described, options, stop)
+    if options.requeue:
+        raise ConfigError(f"--requeue has no effect: {target.__name__} is a function, which has no checkpoints")
     if options.dry_run:
         from ddlf.cli.dry_run import plan
 
@@ -215,13 +218,16 @@ async def _run_app(
         from ddlf.training.evaluation.master import check_path
 
         check_path(options.save)
+    requeue = requeue_of(app, cluster) if options.requeue else None
     await app.run_context.check()
     if options.dry_run:
         from ddlf.cli.dry_run import plan
 
         return await plan(app, cluster, described, options)
-    with opened(choice(app)) as display, attached(app, display), in_folder(app, options, display.say) as path:
+    job = requeue.job if requeue is not None else ""
+    with opened(choice(app)) as display, attached(app, display), in_folder(app, options, display.say, job) as path:
         stop.say = display.note
+        stop.requeue = requeue.ask if requeue is not None else stop.requeue
         display.say(f"cluster   {described}")
         if new_workers(options):  # the workers' template imports it now, too
             begin_import()
@@ -241,6 +247,27 @@ async def _run_app(
                 return await _train(app, options.save, path, stop)
             finally:
                 await cluster.close()
+
+
+def requeue_of(app: IApp, cluster: Cluster) -> Requeue:
+    """Return how an engine runs the command again, and let the app continue from its checkpoints then.
+
+    Raises:
+        ConfigError: No engine does, or the app has no folder of checkpoints that is the same each time.
+    """
+    if app.checkpoint is None:
+        raise ConfigError(
+            "--requeue needs a folder of checkpoints, because the next start continues from them",
+            hint="add --checkpoint DIR",
+        )
+    if app.resume not in (None, "auto"):
+        raise ConfigError(
+            f"--requeue continues from the run's own checkpoints, but resume={str(app.resume)!r} names others",
+            hint="leave --resume out",
+        )
+    requeue = cluster.requeue()
+    app.resume = "auto"
+    return requeue
 
 
 async def _train(app: IApp, asked: Path | None, run: Path | None, stop: StopRequest) -> int:
@@ -286,6 +313,8 @@ async def _train(app: IApp, asked: Path | None, run: Path | None, stop: StopRequ
             raise
         if choice(app) == "none":  # report the result anyway
             print(line(Evaluated(metrics=metrics)))
+    progress = app.run_context.progress
+    stop.is_complete = progress is not None and (progress.is_complete or progress.converged)
     if stop.asked:
         print(f"stopped   after {_rounds(app)}{_how_to_go_on(app)}", file=sys.stderr)
         return 130
@@ -418,14 +447,24 @@ def _workers(count: int) -> str:
 
 
 @contextlib.contextmanager
-def in_folder(app: IApp, options: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Path | None]:
-    """Create the folder of a run, and print its path and the path of its report."""
+def in_folder(
+    app: IApp, options: argparse.Namespace, say: Callable[[str], None], job: str = ""
+) -> Iterator[Path | None]:
+    """Create the folder of a run, or continue in it, and print its path and the path of its report.
+
+    Args:
+        app: The app.
+        options: The parsed options.
+        say: Prints a line.
+        job: The argument of ``recorded``.
+    """
     origins = {name: where for name, _, where in overrides(type(app), options)}
     path = None
     try:
-        with recorded(app, origins) as path:
+        with recorded(app, origins, job) as path:
             if path is not None:
-                say(f"folder    {path}")
+                restarts = folder.read_state(path).restarts
+                say(f"folder    {path}" + (f", start {restarts + 1} of this run" if restarts else ""))
             yield path
     finally:
         if path is not None and (path / folder.REPORT).exists():

@@ -79,7 +79,8 @@ def show(options: argparse.Namespace) -> int:
     if not rows:
         print(f"no runs in {str(out)!r} yet; ddlf run creates them")
         return 0
-    head = ["run", "state", "began", "time", "rounds", "loss", "accuracy", "test"]
+    restarts = ["restarts"] * any(row["restarts"] for row in rows)
+    head = ["run", "state", *restarts, "began", "time", "rounds", "loss", "accuracy", "test"]
     print(table.as_text([head, *([_cell(row[name]) for name in head] for row in rows)]))
     if more := len(paths) - len(rows):
         print(f"{more} older runs; --all shows them")
@@ -101,6 +102,7 @@ def _row(path: Path) -> dict[str, Any]:
         "run": path.name,
         "state": state.state,
         "why": state.why,
+        "restarts": state.restarts,
         "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(state.began)),
         "seconds": round(now - state.began, 3),
         "time": report.duration(max(now - state.began, 0.0)),

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.cli.options import workers_range
-from ddlf.cli.parsing import Command, Parser, action
+from ddlf.cli.parsing import Command, Parser, action, number
 from ddlf.errors import ConfigError
 
 KEYS = ("cores", "memory", "gpus", "time", "partition", "account", "qos", "constraint", "python", "start_timeout")
 """The options that are keys of the launcher."""
+NOTICE_S = 60
+"""Slurm sends a signal up to a minute earlier or later than asked for."""
 
 
 def render(options: argparse.Namespace) -> int:
@@ -24,7 +26,17 @@ def render(options: argparse.Namespace) -> int:
     values: dict[str, Any] = {key: getattr(options, key) for key in KEYS if getattr(options, key) is not None}
     values["env"] = dict(_variable(text) for text in options.env or ())
     keys = read_keys(SlurmKeys, "slurm", values, options.workers)
-    print(job_script(options.app, keys, shlex.split(options.options)), end="")
+    run = shlex.split(options.options)
+    if options.notice is not None and not options.requeue:
+        raise ConfigError("--notice has no effect without --requeue", hint="add it, and --checkpoint DIR")
+    if options.requeue and options.checkpoint is None:
+        raise ConfigError(
+            "--requeue needs a folder of checkpoints, because the next start continues from them",
+            hint="add --checkpoint DIR",
+        )
+    checkpoint = [] if options.checkpoint is None else ["--checkpoint", str(options.checkpoint)]
+    notice = (options.notice or NOTICE_S) if options.requeue else None
+    print(job_script(options.app, keys, [*checkpoint, *run], notice), end="")
     return 0
 
 
@@ -49,6 +61,16 @@ def _render_options(parser: Parser) -> None:
     parser.add("--constraint", metavar="TEXT", help="features that the nodes must have")
     parser.add("--env", action="append", metavar="NAME=VALUE", help="environment variable of each task; repeatable")
     parser.add("--python", metavar="PATH", help="Python on the nodes (default: the command ddlf there)")
+    parser.add(
+        "--requeue", action="store_true", help="have Slurm run the job again after a notice, such as its time limit"
+    )
+    parser.add("--checkpoint", type=Path, metavar="DIR", help="folder of checkpoints, which --requeue needs")
+    parser.add(
+        "--notice",
+        type=number(1),
+        metavar="SECONDS",
+        help=f"with --requeue: time between the notice and the time limit (default: {NOTICE_S})",
+    )
     parser.add("--start-timeout", metavar="TIME", help="how long tasks wait for each other (default: 10m)")
 
 
@@ -65,6 +87,7 @@ SLURM = Command(
             "ddlf slurm render app.py --workers 4 --cores 2 --time 2h | sbatch",
             "ddlf slurm render app.py --workers 2..8 --partition gpu --gpus 1 > job.sh",
             "ddlf slurm render app.py --workers 4 --options '--master-epochs 20 --seed 1'",
+            "ddlf slurm render app.py --workers 4 --time 4h --requeue --checkpoint checkpoints | sbatch",
         ),
     },
 )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+from ddlf.errors import ClusterTooSmall, ConnectError, ExecutorCrashed, WorkerLost
 from ddlf.monitor.terminal.display import Display
 from ddlf.training.roles import is_importing
 from ddlf.worker.grace import SAME_SIGNAL_S, hand_over_s
@@ -84,6 +85,8 @@ class StopRequest:
         tell: Notifies others that the run will end. Called by a signal handler, too.
         asked: Whether the run was asked to end.
         terminated: Whether SIGTERM came: the sender counts on a quick end, and sends SIGKILL some seconds later.
+        is_complete: Whether the work is complete, so that another start of the command is not needed.
+        requeue: Has an engine run the command again. Called at the end of work that SIGTERM has ended early.
     """
 
     def __init__(self) -> None:
@@ -93,6 +96,8 @@ class StopRequest:
         self.tell: Callable[[], None] = lambda: None
         self.asked = False
         self.terminated = False
+        self.is_complete = False
+        self.requeue: Callable[[], None] = lambda: None
 
     def interrupted(self) -> bool:
         """Handle Ctrl-C: ask the work to end soon. Return whether it will, so that nothing more has to be done."""
@@ -183,8 +188,19 @@ def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) ->
             if not stop.terminated:
                 raise
             code = 0
+        except (ClusterTooSmall, ConnectError, ExecutorCrashed, WorkerLost) as error:
+            if not stop.terminated:
+                raise
+            print(f"\n{error.message}", file=sys.stderr)  # the workers have got the notice, too
+            code = 0
+        finally:
+            if not stop.terminated:  # the work has ended, so the signal needs no care
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if stop.terminated and stop.is_complete:
+            return 0
         if stop.terminated and code in (0, 130):
             print("\nstopped   by SIGTERM", file=sys.stderr)
+            stop.requeue()
             return 143
         return code
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from ddlf.cluster.config.addresses import find_config, parse_advertised
 from ddlf.cluster.dispatch import Behaviour, Dispatch, OnError, is_number
 from ddlf.cluster.introduce import introduce, introduced
-from ddlf.cluster.launch.launcher import Given, Launcher, addresses, machine
+from ddlf.cluster.launch.launcher import Given, Launcher, Requeue, addresses, machine
 from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.mapping import Function, Map, Tally, items_of, untupled
 from ddlf.cluster.members import Members
@@ -205,6 +205,14 @@ class Group:
         """
         launcher = self._members.launcher
         return len(launcher.addresses) if launcher.fixed_places and self._is_whole else self.N
+
+    def requeue(self) -> Requeue:
+        """Return how an engine runs this command again after a notice (``ddlf run --requeue``).
+
+        Raises:
+            ConfigError: No engine runs it again. The message says why.
+        """
+        return self._members.launcher.requeue()
 
     def subscribe(self, sink: Sink) -> Callable[[], None]:
         """Call ``sink(event)`` on the master for each event of the workers: connections, losses, lines from user code.

@@ -205,6 +205,7 @@ class LinkState:
         changed: Set when a new fact about the link is known.
         lease: The error for a worker that another master has taken over; None otherwise.
         notice: The worker's notice that it will end soon; None without one.
+        loss: How the connection was lost, with the launcher's reason; None if it is open, or if the reason is unknown yet.
     """
 
     def __init__(self, left: Callable[[], Awaitable[Left | None]]) -> None:
@@ -212,6 +213,7 @@ class LinkState:
         self.crash: ExecutorCrashed | None = None
         self.lease: LeaseError | None = None
         self.notice: Notice | None = None
+        self.loss: WorkerLost | None = None
         self._stopped_by = self._stopped_hint = ""
         self._left = left
         self.changed = asyncio.Event()
@@ -228,7 +230,7 @@ class LinkState:
 
     def open(self) -> None:
         """Record that the daemon has accepted the master, which makes earlier reports irrelevant."""
-        self.phase, self.lease, self._stopped_by, self.notice = Phase.OPEN, None, "", None
+        self.phase, self.lease, self._stopped_by, self.notice, self.loss = Phase.OPEN, None, "", None, None
 
     def lose(self) -> None:
         """Record that the connection to the daemon has ended."""
@@ -252,15 +254,16 @@ class LinkState:
         """Return the error for requests that the master itself has ended."""
         return WorkerLost(Phase.CLOSED.value[0], worker=worker, **facts)
 
-    async def refusal(self, worker: str) -> RequestFailed:
+    def refusal(self, worker: str) -> RequestFailed:
         """Return the error for a request while there is no connection."""
         if self.lease is not None:
             return LeaseError(self.lease.message, hint=self.lease.hint, worker=worker)
+        if self.phase is Phase.LOST and self.loss is not None:
+            loss = copy.copy(self.loss)
+            loss.may_have_run = False
+            return loss
         text, hint = self.phase.value
-        lost = WorkerLost(text, worker=worker, hint=hint, may_have_run=False)
-        if self.phase is Phase.LOST:
-            await self._explain(lost)
-        return lost
+        return WorkerLost(text, worker=worker, hint=hint, may_have_run=False)
 
     def heard(self, event: str, facts: dict[str, Any], worker: str, *, epoch: int, first_id: int) -> None:
         """Record an event that the daemon reports, because it may be the reason why requests fail.
@@ -629,6 +632,7 @@ class Link:
         self.liveness: Liveness | None = None  # kept after its connection has ended
         self._connecting = asyncio.Lock()
         self._opening: asyncio.Task[DataChannel] | None = None
+        self._explaining: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._bytes_before = (0, 0)
         self._sent_session: dict[str, Any] = {}  # the session settings that the executor has received last
@@ -687,6 +691,7 @@ class Link:
     async def _open_control(self, timeout_s: float) -> None:
         if self.control is not None:
             return
+        await self._explained(timeout_s)
         self.link_state.reopen()
         if self.revive is not None:
             self.host, self.port = await self.revive()
@@ -729,12 +734,14 @@ class Link:
 
     async def ask(self, command: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Send a request to the daemon and return its answer."""
-        return await (await self._open_to_ask()).call(Request(command, *args, **kwargs), Deadline(timeout_s))
+        if self.control is None:
+            await self._explained(timeout_s)
+        return await self._open_to_ask().call(Request(command, *args, **kwargs), Deadline(timeout_s))
 
-    async def _open_to_ask(self) -> ControlChannel:
+    def _open_to_ask(self) -> ControlChannel:
         if self.control is not None:
             return self.control
-        raise await self.link_state.refusal(self.name)
+        raise self.link_state.refusal(self.name)
 
     async def _dial(self, role: Role, timeout_s: float) -> Any:
         deadline, taken = Deadline(timeout_s), 0
@@ -778,7 +785,9 @@ class Link:
         """
         if self.data is not None:
             return self.data
-        await self._open_to_ask()
+        if self.control is None:
+            await self._explained(deadline.left_s())
+        self._open_to_ask()
         if self._opening is None or self._opening.done():
             self._opening = self.spawn(self.open_data())
             # Retrieve the exception, because possibly no request waits any more.
@@ -807,7 +816,7 @@ class Link:
             if self._sent_session != self.session:  # the number of workers has changed, for example
                 await self._begin_session(self.data, timeout_s)
             return self.data
-        await self._open_to_ask()
+        self._open_to_ask()
         crash_before = self.link_state.crash
         sock, hello = await self._dial_executor(timeout_s)
         from ddlf.rpc.buffers import POOL  # imports NumPy, which would delay a cluster's first steps
@@ -906,6 +915,7 @@ class Link:
         for task in list(self._background):
             task.cancel()
         self.drop(self.link_state.closed_here(self.name))
+        self.worker_events.disconnected("")  # if it was lost a moment ago
         self.identity.renew()
 
     def drop(self, reason: DDLFError, *, abort: bool = False) -> None:
@@ -934,10 +944,25 @@ class Link:
         elif channel is self.control:
             self.control = None
             self.link_state.lose()
-            lost = self._given_up or self.link_state.lost(channel.reason, self.name, self.silent_s)
-            self.worker_events.disconnected("" if self.link_state.is_closed else lost.message)
+            if self.link_state.is_closed or self._given_up is not None:
+                lost = self._given_up or self.link_state.lost(channel.reason, self.name, self.silent_s)
+                self.worker_events.disconnected("" if self.link_state.is_closed else lost.message)
+            else:
+                self._explaining = self.spawn(self._explain(channel.reason))
             if self.data is not None:
                 self.data.stream.close()
+
+    async def _explained(self, timeout_s: float | None) -> None:
+        """Wait until the reason of a loss is known, so that its event comes before that of the next connection."""
+        if self._explaining is not None:
+            await asyncio.wait([self._explaining], timeout=timeout_s)
+
+    async def _explain(self, reason: BaseException | None) -> None:
+        """Ask the launcher how the worker ended, for the event and for requests that come later."""
+        lost = await self.link_state.of_worker(reason, self.name, self.silent_s)
+        if self.link_state.phase is Phase.LOST and isinstance(lost, WorkerLost):
+            self.link_state.loss = lost
+        self.worker_events.disconnected("" if self.link_state.is_closed else lost.message)
 
     async def why(self, channel: Channel, reason: BaseException | None) -> DDLFError:
         crash = await self.link_state.of_executor(channel, reason) if isinstance(channel, DataChannel) else None

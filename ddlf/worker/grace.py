@@ -7,6 +7,7 @@ import os
 
 from ddlf.errors import ConfigError
 
+GRACE_VARIABLE = "DDLF_GRACE"
 GRACE_S = 10.0
 SAME_SIGNAL_S = 0.5
 """Schedulers send SIGTERM to several processes and several times. Within this time it counts once."""
@@ -27,7 +28,7 @@ def grace_s() -> float:
     Raises:
         ConfigError: The variable is not a number of seconds.
     """
-    text = os.environ.get("DDLF_GRACE", "") or GRACE_S
+    text = os.environ.get(GRACE_VARIABLE, "") or GRACE_S
     try:
         seconds = float(text)
     except ValueError:

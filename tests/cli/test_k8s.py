@@ -121,11 +121,20 @@ def test_commands_of_the_page_are_understood(capsys, tmp_path):
             continue
         missing = IMAGE if "--image" not in command else ()
         assert "kind: " in said(capsys, 0, *command[1:], *missing).out
-    options = [
-        part.split('"')[1] for part in PAGE.split("`") if part.startswith(("--options", "--claim NAME --options"))
-    ]
-    assert len(options) == 2
+    options = [part.split('"')[1] for part in PAGE.split("`") if part.startswith("--options")]
+    assert len(options) == 1
     parser = Parser()
     add_options(parser)
     for text in options:
         parser.parse_args(shlex.split(text))
+
+
+def test_run_that_continues_after_its_master_is_replaced_needs_a_volume(capsys):
+    output, _ = said(capsys, 0, "render", "my_app.py", *IMAGE, "--claim", "runs", "--requeue", "--options", "--seed 1")
+    *_, job = yaml.safe_load_all(output)
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[3:8] == ["--requeue", "--checkpoint", "/work/checkpoints", "--seed", "1"]
+    ignored = [rule for rule in job["spec"]["podFailurePolicy"]["rules"] if rule["action"] == "Ignore"]
+    assert ignored[1]["onExitCodes"]["values"] == [143]
+    errors = said(capsys, 2, "render", "my_app.py", *IMAGE, "--requeue").err
+    assert "--requeue needs a volume that keeps the checkpoints of a pod that is gone; add --claim NAME" in errors

@@ -60,3 +60,18 @@ def test_wrong_values_are_refused(capsys):
     code, script, errors = rendered(capsys, "app.py", "--workers", "4", "--env", "DDLF_TOKEN=x")
     assert (code, script) == (2, "")
     assert "env must not contain DDLF_TOKEN" in errors
+
+
+def test_job_that_comes_again_gets_a_notice_before_its_time_limit(capsys):
+    words = ("app.py", "--workers", "4", "--time", "1h", "--requeue", "--checkpoint", "kept")
+    _, script, _ = rendered(capsys, *words, "--notice", "90", "--options", "--seed 1")
+    lines = script.splitlines()
+    assert lines[-4:-1] == ["#SBATCH --signal=TERM@90", "#SBATCH --requeue", "export DDLF_GRACE=90"]
+    assert lines[-1].endswith("app.py --launcher slurm --requeue --checkpoint kept --seed 1")
+    for wrong, message in (
+        (words[:-2], "--requeue needs a folder of checkpoints, because the next start continues from them"),
+        ((*words[:-3], "--notice", "5"), "--notice has no effect without --requeue"),
+    ):
+        code, script, errors = rendered(capsys, *wrong)
+        assert (code, script) == (2, "")
+        assert message in errors

@@ -282,3 +282,50 @@ def test_exit_does_not_wait_for_endless_import(number, code):
     finally:
         process.kill()
         process.stdout.close()
+
+
+AFTERWARDS = """
+import os, signal
+from ddlf.cli.stopping import run_until_signal
+
+async def run(stop):
+    return 0
+
+run_until_signal(run)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_sigterm_after_the_run_ends_the_process_without_a_traceback():
+    ended = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGTERM, "")
+
+
+NOTICED = """
+import os, signal, sys
+from ddlf.cli.stopping import run_until_signal
+from ddlf.errors import ClusterTooSmall
+
+async def run(stop):
+    stop.gently = lambda: True
+    stop.requeue = lambda: print("again")
+    stop.is_complete = len(sys.argv) > 1
+    os.kill(os.getpid(), signal.SIGTERM)
+    if not stop.is_complete:
+        raise ClusterTooSmall("all workers are lost")
+    return 0
+
+sys.exit(run_until_signal(run))
+"""
+
+
+def test_loss_of_all_workers_after_a_notice_is_the_end_by_this_notice():
+    ended = subprocess.run([sys.executable, "-c", NOTICED], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (ended.returncode, ended.stdout) == (143, "again\n")
+    assert ended.stderr.endswith("all workers are lost\n\nstopped   by SIGTERM\n")
+
+
+def test_run_that_is_complete_in_spite_of_a_notice_does_not_come_again():
+    command = [sys.executable, "-c", NOTICED, "complete"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (ended.returncode, ended.stdout) == (0, "")

@@ -2,7 +2,10 @@
 
 import asyncio
 
-from ddlf.errors import ConnectError, ExecutorCrashed, ProtocolError
+import pytest
+
+from ddlf.cluster.launch.launcher import Cause, Left
+from ddlf.errors import ConnectError, ExecutorCrashed, ProtocolError, WorkerLost
 from ddlf.events import (
     ExecutorEnded,
     PhaseBegan,
@@ -131,3 +134,26 @@ async def test_who_asks_hears_what_the_method_tells_while_it_runs_and_nobody_els
         await cluster.workers[0].rpc(request)
         await cluster.workers[0].run_method(count)
     assert heard == [{"done": 0}, {"done": 1}, {"done": 2}]
+
+
+async def test_worker_that_is_lost_while_nobody_asks_it_has_its_launchers_reason():
+    async def left():
+        return Left(Cause.NODE, "node n1 is down")
+
+    cluster, told, lost = in_process_cluster(1, proxied=True), [], asyncio.Event()
+    cluster.subscribe(told.append)
+    cluster.subscribe(lambda event: isinstance(event, WorkerDisconnected) and lost.set())
+    async with cluster:
+        (worker,) = cluster.workers
+        worker._link.link_state._left = left
+        cluster.machine(1).proxy.reset()
+        async with asyncio.timeout(PATIENCE_S):
+            await lost.wait()
+        assert [event.why for event in of(WorkerDisconnected, told)] == ["node n1 is down"]
+        for _ in range(2):
+            with pytest.raises(WorkerLost) as refused:
+                await worker.run_code("1")
+            assert (refused.value.cause, refused.value.message) == (Cause.NODE, "node n1 is down")
+        await worker.reconnect(60)
+        assert await worker.run_code("1") == 1
+    assert [event.why for event in of(WorkerDisconnected, told)] == ["node n1 is down", ""]

@@ -429,6 +429,7 @@ class Cluster:
                 for rule in spec["podFailurePolicy"]["rules"]
                 if code in rule.get("onExitCodes", {}).get("values", ())
             ]
+            is_disrupted = is_disrupted or any(rule["action"] == "Ignore" for rule in rules[:1])
             if not is_disrupted and rules:
                 if rules[0]["action"] == "FailJob":
                     ended[-1] = True

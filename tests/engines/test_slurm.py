@@ -3,6 +3,7 @@
 import contextlib
 import getpass
 import hashlib
+import json
 import re
 import shutil
 import signal
@@ -311,3 +312,69 @@ def test_doctor_asks_slurm_and_starts_workers(lab, run):
     one = run(*DDLF[:3], "doctor", "--launcher", "slurm:partition=nope")
     assert one.ended() == 3
     assert "choose one with the key partition: low, high" in one.output
+
+
+WAITS = """
+    async def on_round(self, record):
+        \"\"\"Wait in round 2 of the first start until there is a notice.\"\"\"
+        again = pathlib.Path("again")
+        while record.round == 2 and not again.exists():
+            await asyncio.sleep(0.05)
+            if self.run_context.stop:
+                again.touch()
+"""
+RENDER = (sys.executable, "-m", "ddlf", "slurm", "render")
+KEPT = "--checkpoint-every 1 --no-dashboard --out runs --save again.safetensors"
+
+
+@pytest.mark.timeout(20 * PATIENCE_S)
+@pytest.mark.parametrize("notice", ["requeue", "preemption", "time limit"])
+def test_job_that_gets_a_notice_runs_again_in_the_same_folder(notice, lab, run, tmp_path):
+    (tmp_path / "waits.py").write_text(APP.replace("\n", "\nimport asyncio\nimport pathlib\n", 1) + WAITS)
+    options = ["waits.py", "--workers", "2", "--requeue", "--checkpoint", "kept", "--python", sys.executable]
+    options += ["--time", "3m" if notice == "time limit" else "50m", "--notice", "30", "--partition", "low"]
+    script = subprocess.run(
+        [*RENDER, *options, "--options", KEPT], env=lab.environment, capture_output=True, check=True
+    )
+    (tmp_path / "job.sh").write_bytes(script.stdout)
+    job = lab.call("sbatch", "--parsable", f"--chdir={tmp_path}", str(tmp_path / "job.sh")).strip()
+    if notice != "time limit":
+        wait_for((tmp_path / "kept" / "round-000002").exists, 6 * PATIENCE_S)
+    if notice == "requeue":
+        lab.call("scontrol", "requeue", job)
+    elif notice == "preemption":
+        lab.call("srun", "-p", "high", "-N4", "--exclusive", "true")
+    wait_for(lambda: now(lab, job)[1] != "0", 6 * PATIENCE_S)
+    start_now(lab, job)
+    assert now(lab, job)[0] == "COMPLETED"
+    (state,) = (json.loads(path.read_text()) for path in tmp_path.glob("runs/*/state.json"))
+    assert (state["state"], str(state["restarts"])) == ("finished", now(lab, job)[1])
+    one = run(*DDLF, "waits.py", "--local", "2", "--out", "none", "--save", "local.safetensors", "--no-dashboard")
+    assert one.ended() == 0
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "local.safetensors").read_bytes()
+
+
+def now(lab, job):
+    """Return the state of a job, and how often Slurm has started it again."""
+    facts = dict(re.findall(r"(\S+?)=(\S*)", lab.call("scontrol", "show", "job", "--oneliner", job)))
+    return facts["JobState"], facts["Restarts"]
+
+
+def start_now(lab, job):
+    """Wait until a job has ended. If it waits for its time to begin again, it begins now."""
+
+    def has_ended():
+        if now(lab, job)[0] == "PENDING":
+            lab.call("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+        return now(lab, job)[0] not in {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING"}
+
+    wait_for(has_ended, 6 * PATIENCE_S)
+
+
+def test_cancelled_job_stays_cancelled_and_a_job_that_cannot_come_again_is_refused(lab, run, tmp_path):
+    one = run("salloc", "-Q", "-N1", "-n1", *DDLF, "app.py", "--launcher", "slurm", "--requeue", "--checkpoint", "kept")
+    assert one.ended() == 2
+    assert "which is not a batch job" in one.output
+    one = run(*DDLF, "app.py", "--workers", "2", "--launcher", "slurm", "--requeue", "--checkpoint", "kept")
+    assert one.ended() == 2
+    assert "this command is in no job of Slurm" in one.output

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from ddlf.cluster.launch.gate import Gate, Joined
 from ddlf.cluster.launch.keys import Keys, parse_keys, read_keys
-from ddlf.cluster.launch.launcher import Address, Cause, Check, Launcher, Left, Workers, WorkersMissing
+from ddlf.cluster.launch.launcher import Address, Cause, Check, Launcher, Left, Requeue, Workers, WorkersMissing
 from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError, DDLFError
 from ddlf.rpc.tokens import Tokens, new_token
@@ -96,6 +96,12 @@ class Engine(Joined):
                 "this machine has no address that other machines can reach",
                 "connect it to a network, or start the run on another machine",
             )
+
+    def requeue(self) -> Requeue:
+        raise ConfigError(
+            f"--requeue has no effect with --launcher {self.name}, which starts workers again, but not this command",
+            hint="start it again yourself, with --checkpoint DIR --resume auto",
+        )
 
 
 class PlaceEngine(Engine):

@@ -121,6 +121,19 @@ class WorkersMissing(ConfigError):
     """A launcher needs the number of workers, which is missing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """How an engine runs this command again after a notice.
+
+    Args:
+        job: The engine's name of the job with this command. It is the same each time that the engine runs the command.
+        ask: Asks the engine. It does nothing if the engine sees by the exit code that it has to run the command again.
+    """
+
+    job: str
+    ask: Callable[[], None]
+
+
 class Launcher(ABC):
     """Starts the workers of one cluster, and ends the workers that it has started.
 
@@ -186,6 +199,17 @@ class Launcher(ABC):
         several times, for workers, too. The work returns the exit code.
         """
         return None
+
+    def requeue(self) -> Requeue:
+        """Return how the engine runs this command again after a notice.
+
+        Raises:
+            ConfigError: No engine runs it again. The message says why.
+        """
+        raise ConfigError(
+            "--requeue has no effect here: no engine has started this command, so none starts it again",
+            hint="start it again yourself, with --checkpoint DIR --resume auto",
+        )
 
     def way(self, index: int) -> Way | None:
         """Return a function that gets a connection to a worker that dials this master; None if the master dials the

@@ -59,6 +59,9 @@ class Status:
         started: Start time of the process, as text of its system, because process numbers are reused.
         ended: Time of its end; None if it has not ended, or was killed.
         why: The reason why the run ended early, if it did.
+        restarts: How often the command was started again for this run (``--requeue``).
+        checkpoint: The folder for the checkpoints of a run that may be started again; empty for other runs.
+        job: The engine's name of the job that runs it; empty without one.
     """
 
     state: How
@@ -69,6 +72,9 @@ class Status:
     started: str = ""
     ended: float | None = None
     why: str = ""
+    restarts: int = 0
+    checkpoint: str = ""
+    job: str = ""
 
 
 def usual_out() -> str:
@@ -207,6 +213,24 @@ def runs_in(out: Path) -> list[Path]:
 def _began(path: Path) -> float:
     began = read_json(path / STATE).get("began", 0.0)
     return began if isinstance(began, float) else 0.0
+
+
+def unfinished(out: Path, checkpoint: str, job: str) -> tuple[Path, bool] | None:
+    """Return the folder of the newest run with these checkpoints, and whether its process was lost with its machine;
+    None if there is no such run, or if it has finished or still runs.
+
+    Args:
+        out: The parent folder of the runs.
+        checkpoint: The folder for the run's checkpoints.
+        job: The engine's name of the job that runs this command. A job runs only once at a time, so an earlier process of
+            the same job on another machine has ended.
+    """
+    for path in runs_in(out):
+        if read_json(path / STATE).get("checkpoint") == checkpoint:
+            status = read_state(path)
+            is_lost = status.state == "running" and status.job == job and status.host != socket.gethostname()
+            return (path, is_lost) if is_lost or status.state in ("stopped", "failed") else None
+    return None
 
 
 def find(out: Path, name: str = "last") -> Path:

@@ -21,6 +21,7 @@ from ddlf.monitor.terminal.lines import training_event
 
 SKIPPED = ('"event":"SlotStarted"', '"event":"SlotFinished"', '"event":"Phase', '"event":"WorkerWrote"')
 """Beginnings of most lines of a long run. This module does not need these lines, and does not parse them."""
+RESTARTED = "the command was started again, and the run continues"
 
 
 @dataclass(kw_only=True)
@@ -112,13 +113,40 @@ def read(path: Path) -> Past:
     past = Past(path=path, status=folder.read_state(path), summary=folder.read_json(path / folder.SUMMARY))
     for worker in past.summary.get("workers", ()):
         _share(past, worker["worker"]).name = worker["name"]
-    for data in lines(path / folder.EVENTS):
+    replaced = _replaced(path / folder.EVENTS) if past.status.restarts else set[int]()
+    for number, data in enumerate(lines(path / folder.EVENTS)):
         try:
-            _take(past, data)
+            if number not in replaced:
+                _take(past, data)
+            elif data["event"] == "RunBegan":
+                restarted = UnusualEvent(time=float(data["time"]), round=0, kind="restarted", text=RESTARTED)
+                past.faults.append(restarted)
         except (KeyError, TypeError, ValueError):  # written by another version
             continue
     _finish(past)
     return past
+
+
+def _replaced(path: Path) -> set[int]:
+    """Return the numbers of the events that do not count, because the command was started again: the ends of the earlier
+    parts of the run, the beginnings of the later parts, and rounds that were computed again.
+    """
+    replaced: set[int] = set()
+    rounds: dict[int, int] = {}  # number of the event -> version after the round
+    ends: list[int] = []
+    has_begun = False
+    for number, data in enumerate(lines(path)):
+        kind = data.get("event")
+        if kind == "RunBegan":
+            replaced.update([number] * has_begun, ends)
+            has_begun = True
+        elif kind == "RunEnded":
+            ends.append(number)
+        elif kind == "Committed":
+            rounds[number] = data.get("record", {}).get("version", 0)
+        elif kind == "TrainingBegan":
+            replaced.update(old for old, version in rounds.items() if version > data.get("version", 0))
+    return replaced
 
 
 def lines(path: Path, skipped: tuple[str, ...] = SKIPPED) -> Iterator[dict[str, Any]]:

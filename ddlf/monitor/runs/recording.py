@@ -47,6 +47,8 @@ class FolderWriter:
         app: The user's ``IApp``, or an object with its attributes.
         path: Existing folder.
         origins: Origins of settings from outside of the app, by name.
+        job: The engine's name of the job that may run the command again; empty without one. If the folder has an earlier
+            part of the run already, this one continues it.
 
     Attributes:
         ended: How and why training ended, as the run reported it; None before the end.
@@ -56,7 +58,7 @@ class FolderWriter:
         OSError: The folder cannot be written to.
     """
 
-    def __init__(self, app: UserApp, path: Path, origins: dict[str, str]) -> None:
+    def __init__(self, app: UserApp, path: Path, origins: dict[str, str], job: str = "") -> None:
         self.ended: tuple[folder.How, str] | None = None
         self.is_over = False
         self._app = app
@@ -68,7 +70,23 @@ class FolderWriter:
         self._last: RoundRecord | None = None
         self._columns: list[str] = []
         self._is_torn = False
+        if job:
+            self._state = replace(self._state, job=job, checkpoint=_checkpoint_of(app))
+            self._continue()
         self._write_state()
+
+    def _continue(self) -> None:
+        """Continue what an earlier start of the command has written, if there was one."""
+        if not (self._path / folder.STATE).exists():
+            return
+        before = folder.read_state(self._path)
+        self._state = replace(self._state, began=before.began, restarts=before.restarts + 1)
+        self._summary = folder.read_json(self._path / folder.SUMMARY) | self._summary
+        self._summary.pop("git", None)  # this start may have other settings and sources
+        with contextlib.suppress(OSError), (self._path / folder.METRICS).open(newline="", encoding="utf-8") as file:
+            self._columns = list(csv.DictReader(file).fieldnames or ())
+        with contextlib.suppress(OSError):
+            self._is_torn = not (self._path / folder.EVENTS).read_bytes().endswith(b"\n")
 
     def write(self, batch: list[Timed]) -> None:
         """Write a batch of events to the run's folder.
@@ -111,7 +129,7 @@ class FolderWriter:
         except OSError:
             folder.write_json_over(self._path / folder.STATE, self._state)
         if lost:
-            self._summary["events_lost"] = lost
+            self._summary["events_lost"] = self._summary.get("events_lost", 0) + lost
         self._write_end()
 
     def _write_end(self) -> None:
@@ -134,6 +152,8 @@ class FolderWriter:
                 self._summary["model"] = str(Path(event.path).resolve())
             case e.CheckpointWritten():
                 self._summary["checkpoints"] = str(Path(event.path).resolve())
+            case e.TrainingBegan() if self._state.restarts:
+                self._remove_metrics_after(event.version)
             case e.TrainingBegan():
                 if event.version:
                     self._summary["goes_on_from"] = {"version": event.version, "checkpoints": event.source}
@@ -184,6 +204,15 @@ class FolderWriter:
             folder.write_text(path, self._spelled([dict(zip(self._columns, self._columns, strict=True)), *before]))
         self._append(folder.METRICS, self._spelled(rows))
 
+    def _remove_metrics_after(self, version: int) -> None:
+        """Remove the rows of rounds that come again, because a killed process has written no checkpoint after them."""
+        path = self._path / folder.METRICS
+        if path.exists():
+            with path.open(newline="", encoding="utf-8") as file:
+                rows = [row for row in csv.DictReader(file) if int(row["version"]) <= version]
+            head = dict(zip(self._columns, self._columns, strict=True))
+            folder.write_text(path, self._spelled([head, *rows]))
+
     def _spelled(self, rows: list[dict[str, Any]]) -> str:
         text = io.StringIO()
         csv.DictWriter(text, self._columns, lineterminator="\n").writerows(rows)
@@ -222,6 +251,7 @@ class Recording:
         path: Existing folder of the run.
         origins: Origins of settings from outside of the app, by name.
         trackers: Names of trackers.
+        job: The argument of ``FolderWriter``.
 
     Attributes:
         path: The folder.
@@ -231,10 +261,12 @@ class Recording:
         OSError: The folder cannot be written to.
     """
 
-    def __init__(self, app: UserApp, path: Path, origins: dict[str, str], trackers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, app: UserApp, path: Path, origins: dict[str, str], trackers: Sequence[str] = (), job: str = ""
+    ) -> None:
         self.path = path
         self.is_over = False
-        self._writer = FolderWriter(app, path, origins)
+        self._writer = FolderWriter(app, path, origins, job)
         known = declared_with(app.mode, app.exchange)
         settings = {name: getattr(app, name, setting.default) for name, setting in known.items()}
         self._trackers = {name: WRITERS[name][0](path, settings) for name in trackers}
@@ -295,7 +327,7 @@ class Unrecorded:
 
 
 @contextlib.contextmanager
-def recorded(app: UserApp, origins: dict[str, str] | None = None) -> Iterator[Path | None]:
+def recorded(app: UserApp, origins: dict[str, str] | None = None, job: str = "") -> Iterator[Path | None]:
     """Record the app's run in a new folder below ``app.out``, if that names one, and in the app's trackers.
 
     Later tests and model files go to the same folder until the next run begins. A nested call does nothing.
@@ -303,6 +335,8 @@ def recorded(app: UserApp, origins: dict[str, str] | None = None) -> Iterator[Pa
     Args:
         app: The user's ``IApp``.
         origins: Origins of settings from outside of the app, by name.
+        job: The engine's name of the job that may run the command again. The run then continues in the folder of the
+            newest run with the same checkpoints, unless that has finished.
 
     Yields:
         The folder; None if the app disables folders, or if the folder cannot be created.
@@ -316,7 +350,7 @@ def recorded(app: UserApp, origins: dict[str, str] | None = None) -> Iterator[Pa
             return
         app.run_context.recording.leave()
     origins = {} if origins is None else origins
-    recording = app.run_context.recording = _begin(app, origins)
+    recording = app.run_context.recording = _begin(app, origins, job)
     in_folder = app.checkpoint is None and app.resume is None and _asks_for_checkpoints(app)
     if in_folder and recording.path is not None:
         app.checkpoint, origins["checkpoint"] = recording.path / folder.CHECKPOINTS, "the run's folder"
@@ -339,7 +373,11 @@ def _asks_for_checkpoints(app: UserApp) -> bool:
     return any(name in place for name in ("checkpoint_every", "checkpoint_keep") for place in places)
 
 
-def _begin(app: UserApp, origins: dict[str, str]) -> Recording | Unrecorded:
+def _checkpoint_of(app: UserApp) -> str:
+    return str(Path(app.checkpoint).resolve())
+
+
+def _begin(app: UserApp, origins: dict[str, str], job: str) -> Recording | Unrecorded:
     out, name, trackers = (declared()[key].check(key, getattr(app, key)) for key in ("out", "run_name", "trackers"))
     if trackers and not folder.is_wanted(out):
         raise ConfigError(
@@ -349,8 +387,12 @@ def _begin(app: UserApp, origins: dict[str, str]) -> Recording | Unrecorded:
     check_installed(trackers)
     if not folder.is_wanted(out):
         return Unrecorded()
+    before = folder.unfinished(Path(out), _checkpoint_of(app), job) if job else None
+    if before is not None:
+        app.takeover = app.takeover or before[1]  # of the checkpoints, from the process that was lost
     try:
-        return Recording(app, folder.make(Path(out), name or type(app).__name__), origins, trackers)
+        path = folder.make(Path(out), name or type(app).__name__) if before is None else before[0]
+        return Recording(app, path, origins, trackers, job)
     except OSError as error:
         log.warning("there is no folder for this run: %s; it continues without one", reason(error))
         return Unrecorded()

@@ -118,6 +118,7 @@ def record_of(past: Past) -> dict[str, Any]:
         f"began {began}",
         f"on {status.host}" if status.host else "",
         _resumed(past),
+        f"started again {past.status.restarts} times" if past.status.restarts else "",
         "" if past.records else "no round was completed",
     ]
     return {

@@ -38,6 +38,7 @@ def _quantities(past: Past) -> dict[str, str]:
     facts = {
         "application": past.status.app,
         "state": past.status.state,
+        "restarts": f"{past.status.restarts or ''}",
         "mode": began.mode if began else "",
         "model": built.name if built else "",
         "parameters": f"{built.parameters}" if built else "",

@@ -377,7 +377,7 @@ class Crew:
     def leaving(self, worker: ProxyWorker) -> None:
         """Handle the notice of a worker that it will end soon."""
         notice = worker.notice
-        if notice is None or worker.id not in self._schedule.workers or self._closed:
+        if notice is None or worker.id not in self._schedule.workers or self.is_leaving(worker.id) or self._closed:
             return
         now = asyncio.get_running_loop().time()
         within_s = max(0.0, notice.until - now)
@@ -395,9 +395,11 @@ class Crew:
         """Release workers that are leaving and have finished their slots.
 
         The update of a worker may not be merged yet. In rounds it is merged when the next round begins, otherwise when
-        its slot begins again.
+        its slot begins again. If the workers that leave are the only ones, other slots would wait for them, so others
+        must come to their places.
         """
-        unsettled = set(self._unsettled.values())
+        stalls = self._schedule.open and not self._working() and not self._recovery.openings
+        unsettled = set[int]() if stalls else set(self._unsettled.values())
         for number in self._schedule.left - self._letting_go.keys() - unsettled:
             self._letting_go[number] = self._spawn(self._let_go(self._workers[number]))
 
@@ -474,14 +476,18 @@ class Crew:
         worker.on_leaving = partial(self.leaving, worker)
         self._recovery.bring(worker)
 
+    def _working(self) -> frozenset[int]:
+        """Return the workers that have a slot or may get one. A worker that leaves gets none."""
+        return self._schedule.workers - self._schedule.left
+
     def _watch_for_nobody(self) -> None:
         """End the run if no worker is left; wait ``wait_s`` first if one may come back."""
         wanted = self._schedule.open if self._begun else all(self._first.values())
-        somebody = not wanted or self._schedule.workers or self._recovery.openings
+        somebody = not wanted or self._working() or self._recovery.openings
         # Before training, do not wait for workers that never answered: they would meet the same error as the others.
         coming = self._recovery.coming.keys() if self._begun else self._recovery.coming.keys() & self._first.keys()
         coming = coming | self._letting_go.keys()  # a worker that is being released may come back
-        if somebody or not coming:
+        if somebody or not (coming or self._schedule.left):
             if self._patience is not None:
                 self._patience.cancel()
                 self._patience = None

@@ -21,6 +21,7 @@ TOKEN_FOLDER = "/var/run/ddlf"
 TOKEN_FILE = f"{TOKEN_FOLDER}/token"
 APP_FOLDER = "/app"
 WORK_FOLDER = "/work"
+CHECKPOINTS = f"{WORK_FOLDER}/checkpoints"
 USER = 1000
 """User and group of the processes in the pods. Many images would run as root, which a pod with ``runAsNonRoot`` refuses."""
 GRACE_S, HAND_OVER_S = 30, 20
@@ -38,6 +39,8 @@ or from the start.
 """
 CONFIG_ERROR, CONNECT_ERROR = 2, 3
 """Exit codes of ``ddlf``."""
+TERMINATED = 143
+"""Exit code after SIGTERM."""
 
 Manifest = dict[str, Any]
 
@@ -237,6 +240,11 @@ def _job(keys: PodKeys, pod: Manifest, count: int, retries: int, exits: tuple[st
         "podFailurePolicy": {
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                # A pod that ends by SIGTERM has not failed, whoever sent it.
+                {
+                    "action": "Ignore",
+                    "onExitCodes": {"containerName": "ddlf", "operator": "In", "values": [TERMINATED]},
+                },
                 {"action": action, "onExitCodes": {"containerName": "ddlf", "operator": "In", "values": codes}},
             ]
         },

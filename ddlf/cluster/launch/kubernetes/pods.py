@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,13 +19,11 @@ from pydantic import Field
 from ddlf.cluster.config.addresses import parse_address
 from ddlf.cluster.launch.engine import Engine
 from ddlf.cluster.launch.keys import Keys
-from ddlf.cluster.launch.kubernetes.manifests import INDEX_VARIABLE, WORKER_PORT
-from ddlf.cluster.launch.launcher import Address
+from ddlf.cluster.launch.kubernetes.manifests import INDEX_VARIABLE, TERMINATED, WORKER_PORT
+from ddlf.cluster.launch.launcher import Address, Requeue
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError
 from ddlf.rpc.tokens import find_tokens
-
-ENDED_BY_SIGTERM = 143
 
 
 class PodsKeys(Keys):
@@ -74,6 +73,10 @@ class Pods(Engine):
         self.port = parse_address(keys.gate)[1]
         self._own: Supervisor | None = None
 
+    def requeue(self) -> Requeue:
+        """Kubernetes starts the pod again by itself, since its exit code is 143."""
+        return Requeue(f"pod {socket.gethostname()} of Kubernetes", lambda: None)
+
     def follower(self) -> Callable[[], int] | None:
         return None if self.place == 0 else self._follow
 
@@ -99,7 +102,7 @@ class Pods(Engine):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)
         code = supervisor.run()
-        return ENDED_BY_SIGTERM if ended.is_set() else code
+        return TERMINATED if ended.is_set() else code
 
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
         """Open the gate, start this pod's own worker, and wait for all workers.

@@ -16,12 +16,12 @@ from typing import ClassVar
 from ddlf.cluster.launch.command import write_token
 from ddlf.cluster.launch.engine import PlaceEngine, check_folder, first_line
 from ddlf.cluster.launch.gate import Gate
-from ddlf.cluster.launch.launcher import Cause, Check, Left
+from ddlf.cluster.launch.launcher import Cause, Check, Left, Requeue
 from ddlf.cluster.launch.slurm.commands import NEWS_S, STOP_S, about_node, call, cause_in
 from ddlf.cluster.launch.slurm.keys import SlurmKeys
 from ddlf.cluster.launch.slurm.render import array_script, job_options
 from ddlf.cluster.launch.supervisor import WorkerStart
-from ddlf.errors import ConnectError
+from ddlf.errors import ConfigError, ConnectError
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,12 @@ class Array(PlaceEngine):
         self._look_now: asyncio.Event  # ``prepare`` makes these two, because they belong to one gate's loop
         self._news: asyncio.Condition
         self._is_silent = False
+
+    def requeue(self) -> Requeue:
+        raise ConfigError(
+            "--requeue has no effect here: this command is in no job of Slurm, which could start it again",
+            hint="start it in a job: ddlf slurm render app.py --workers 4 --requeue --checkpoint DIR | sbatch",
+        )
 
     async def check(self) -> AsyncIterator[Check]:
         """Ask Slurm whether it would take the job. It checks the partition, the account and the limits, and queues

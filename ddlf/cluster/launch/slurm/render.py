@@ -9,6 +9,7 @@ from pathlib import Path
 from ddlf.cluster.launch.slurm.commands import clock, megabytes
 from ddlf.cluster.launch.slurm.keys import SlurmKeys
 from ddlf.cluster.launch.supervisor import WorkerStart
+from ddlf.worker.grace import GRACE_VARIABLE
 from ddlf.worker.machine import CORES_VARIABLE
 
 
@@ -59,13 +60,14 @@ def job_options(keys: SlurmKeys) -> list[str]:
     return ["--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append", *given]
 
 
-def job_script(app: Path, keys: SlurmKeys, options: list[str]) -> str:
+def job_script(app: Path, keys: SlurmKeys, options: list[str], notice_s: int | None = None) -> str:
     """Return the script of a job whose tasks train an app.
 
     Args:
         app: The app's file.
         keys: The resources of each task, and the number of tasks.
         options: Options of ``ddlf run``.
+        notice_s: Seconds between the notice to the tasks and the time limit; None if Slurm does not start the job again.
     """
     assert keys.workers is not None
     job = {
@@ -81,7 +83,11 @@ def job_script(app: Path, keys: SlurmKeys, options: list[str]) -> str:
         "constraint": keys.constraint,
         "output": "%x-%j.out",
         "open-mode": "append",
+        # Without B:, the tasks get the signal, and the shell of this script does not, which would end with it.
+        "signal": notice_s and f"TERM@{notice_s}",
     }
+    again = [] if notice_s is None else ["--requeue"]
+    env = keys.env if notice_s is None else {GRACE_VARIABLE: str(notice_s), **keys.env}
     least = [] if keys.workers.least == keys.workers.most else [f"workers={keys.workers}"]
     waits = [f"start_timeout={keys.start_timeout:g}"] if "start_timeout" in keys.model_fields_set else []
     launcher = ":".join(filter(None, ["slurm", ",".join([*least, *waits])]))
@@ -92,8 +98,9 @@ def job_script(app: Path, keys: SlurmKeys, options: list[str]) -> str:
         [
             "#!/bin/sh",
             *(f"#SBATCH --{name}={value}" for name, value in job.items() if value),
-            *(f"export {name}={shlex.quote(value)}" for name, value in keys.env.items()),
-            shlex.join([*srun, *ddlf, "run", str(app), "--launcher", launcher, *options]),
+            *(f"#SBATCH {option}" for option in again),
+            *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
+            shlex.join([*srun, *ddlf, "run", str(app), "--launcher", launcher, *again, *options]),
             "",
         ]
     )

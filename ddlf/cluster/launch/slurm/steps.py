@@ -13,10 +13,11 @@ from typing import ClassVar
 from ddlf.cluster.launch.engine import PlaceEngine, first_line
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import Keys
-from ddlf.cluster.launch.launcher import Check, Left, Workers
+from ddlf.cluster.launch.launcher import Check, Left, Requeue, Workers
 from ddlf.cluster.launch.ranks import counts
 from ddlf.cluster.launch.slurm.commands import NEWS_S, STOP_S, cause_in, environment_of_command, megabytes
 from ddlf.cluster.launch.slurm.keys import SlurmKeys
+from ddlf.cluster.launch.slurm.requeue import requeue
 from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 
@@ -59,6 +60,9 @@ class Steps(PlaceEngine):
         self._shares = ["--overlap"] if "SLURM_PTY_PORT" in environment else []  # this shell's step has the CPUs
         self._said: dict[int, bytes] = {}  # the end of the step's errors, by place
         self._without_node: set[int] = set()
+
+    def requeue(self) -> Requeue:
+        return requeue()
 
     async def check(self) -> AsyncIterator[Check]:
         yield Check(await first_line("srun", "--version"))

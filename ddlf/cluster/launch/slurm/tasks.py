@@ -6,8 +6,10 @@ import os
 from typing import ClassVar
 
 from ddlf.cluster.launch.keys import Keys
+from ddlf.cluster.launch.launcher import Requeue
 from ddlf.cluster.launch.ranks import Ranked, slurm
 from ddlf.cluster.launch.slurm.munged import munged
+from ddlf.cluster.launch.slurm.requeue import requeue
 
 
 class Tasks(Ranked):
@@ -26,3 +28,6 @@ class Tasks(Ranked):
     def __init__(self, keys: Keys) -> None:
         ranks = slurm()
         super().__init__(keys, ranks, more=munged(ranks.job, os.environ))
+
+    def requeue(self) -> Requeue:
+        return requeue()

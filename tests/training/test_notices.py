@@ -1,0 +1,148 @@
+"""Workers that announce their end at awkward moments: the run goes on with the same bits, or ends with a clear error."""
+
+import asyncio
+
+import pytest
+
+from ddlf.cluster.link import Notice
+from ddlf.errors import ClusterTooSmall, ConnectError
+from ddlf.events import WorkerLeaving, WorkerLost, WorkerReturned
+from ddlf.testing import FakeCluster, FakeWorker
+from tests.patience import PATIENCE_S
+from tests.training.runs import bits, of, run_of
+
+pytestmark = pytest.mark.usefixtures("short_waits")
+
+ROUNDS = 3
+WAYS = {
+    "star": {},
+    "sharded": {"exchange": "sharded"},
+    "kept": {"optimizer_state": "kept", "codec": "int8"},
+    "async": {"mode": "async"},
+    "downpour": {"mode": "downpour", "shards": 2},
+    "copies": {"mode": "downpour", "shards": 2, "copies": 1},
+}
+SAME_BITS = ("star", "sharded", "kept")
+
+
+class Noticed(FakeWorker):
+    """A worker that announces its end, and ends at the end of its time.
+
+    Attributes:
+        moment: When it announces it.
+        within_s: Its time.
+        times: How often it announces it.
+        comes_back: Whether there is another worker at its place afterwards.
+    """
+
+    moment, within_s, times, comes_back = "", 0.0, 1, True
+
+    def announce(self):
+        if not self.moment or self.notice is not None:
+            return
+        self.moment = ""
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.within_s, self.end_now)
+        for _ in range(self.times):
+            self.notice = Notice("SIGTERM", loop.time() + self.within_s)
+            if self.on_leaving is not None:
+                self.on_leaving()
+
+    def end_now(self):
+        self.lost = self.lost or self.notice is not None
+
+    def open(self, app):
+        super().open(app)
+        if self.moment == "start":
+            self.announce()
+
+    async def rpc(self, request, timeout_s=None):
+        task = request.args[3] if len(request.args) > 3 else None
+        number = task.get("round") if isinstance(task, dict) else None
+        if (self.moment, number) in (("first", 0), ("last", ROUNDS - 1)):
+            self.announce()
+        return await super().rpc(request, timeout_s)
+
+    async def reconnect(self):
+        if not self.comes_back and self.notice is not None:
+            raise ConnectError("nobody is there", worker=self.name)
+        await super().reconnect()
+
+
+async def disturbed(way, moment, who, **facts):
+    """Train with three workers, of which the last ones leave at a moment."""
+    wait_s = PATIENCE_S if facts.get("comes_back", True) else 0.05
+    cluster = FakeCluster(0)
+    cluster.workers = [Noticed(number) for number in (1, 2, 3)]
+    for worker in cluster.workers:
+        worker.others = {other.id: other for other in cluster.workers}
+    chosen = cluster.workers[-who:]
+    for worker in chosen:
+        worker.moment = moment
+        vars(worker).update(facts)
+    run = run_of(WAYS[way], master_epochs=ROUNDS, wait_for_workers_s=wait_s)
+    run.cluster = cluster
+    if moment == "idle":
+        run.on_round = lambda record: [worker.announce() for worker in chosen]
+    async with asyncio.timeout(PATIENCE_S):
+        await run.train_model()
+    return run
+
+
+MOMENTS = ("start", "first", "idle", "last")
+TWICE = {"within_s": 60.0, "times": 2}
+ON_WORKERS = ("sharded", "downpour", "copies")
+"""Their weights are on the workers alone."""
+
+
+async def check(run, way):
+    assert run.ledger.is_exact(ROUNDS)
+    if way in SAME_BITS:
+        plain = run_of(WAYS[way], master_epochs=ROUNDS)
+        await plain.train_model()
+        assert bits(run) == bits(plain)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("way", WAYS)
+async def test_run_with_a_worker_that_leaves_has_the_same_bits(way, moment):
+    run = await disturbed(way, moment, 1, **TWICE)
+    await check(run, way)
+    assert len(of(run, WorkerLeaving)) == 1, "the second notice says nothing new"
+    assert of(run, WorkerLost) == []
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in ON_WORKERS])
+async def test_run_whose_workers_all_leave_at_once_and_come_back_has_the_same_bits(way, moment):
+    await check(await disturbed(way, moment, 3, within_s=60.0), way)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "kept"])  # states without a copy are lost, with an event
+async def test_notice_without_time_is_a_loss(way, moment):
+    await check(await disturbed(way, moment, 1), way)
+
+
+@pytest.mark.parametrize("facts", [{}, {"comes_back": False}])
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("way", WAYS)
+async def test_run_whose_workers_all_leave_without_time_ends_clearly_or_is_complete(way, moment, facts):
+    try:
+        run = await disturbed(way, moment, 3, **facts)
+    except (ClusterTooSmall, ConnectError):
+        return
+    assert run.ledger.is_exact(ROUNDS)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_run_goes_on_without_a_worker_that_leaves_for_good(way):
+    run = await disturbed(way, "first", 1, within_s=60.0, comes_back=False)
+    await check(run, way)
+    assert of(run, WorkerReturned) == []
+
+
+async def test_slots_that_wait_only_for_workers_that_leave_end_the_run():
+    """It hung: workers that leave were taken for workers that may still carry a slot."""
+    with pytest.raises(ClusterTooSmall, match="none came back within"):
+        await disturbed("star", "last", 3, comes_back=False)
