@@ -205,7 +205,7 @@ class LinkState:
         changed: Set when a new fact about the link is known.
         lease: The error for a worker that another master has taken over; None otherwise.
         notice: The worker's notice that it will end soon; None without one.
-        loss: How the connection was lost, with the launcher's reason; None if it is open, or if the reason is unknown yet.
+        loss: How the connection was lost, with the reason of the launcher; None if it is open, or without a reason.
     """
 
     def __init__(self, left: Callable[[], Awaitable[Left | None]]) -> None:
@@ -960,7 +960,7 @@ class Link:
     async def _explain(self, reason: BaseException | None) -> None:
         """Ask the launcher how the worker ended, for the event and for requests that come later."""
         lost = await self.link_state.of_worker(reason, self.name, self.silent_s)
-        if self.link_state.phase is Phase.LOST and isinstance(lost, WorkerLost):
+        if self.link_state.phase is Phase.LOST and isinstance(lost, WorkerLost) and lost.cause is not None:
             self.link_state.loss = lost
         self.worker_events.disconnected("" if self.link_state.is_closed else lost.message)
 
