@@ -9,12 +9,12 @@ import stat
 from types import SimpleNamespace
 
 import pytest
-from ddlf.cluster.launch.slurm.requeue import requeue
 
 from ddlf import Cluster
 from ddlf.cli.main import main
 from ddlf.cli.run import requeue_of
 from ddlf.cluster.launch.launcher import Requeue, installed
+from ddlf.cluster.launch.slurm.requeue import requeue
 from ddlf.errors import ConfigError
 from ddlf.monitor.runs import folder, past
 from ddlf.monitor.runs.recording import recorded

@@ -240,7 +240,7 @@ def _job(keys: PodKeys, pod: Manifest, count: int, retries: int, exits: tuple[st
         "podFailurePolicy": {
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                # A pod that ends by SIGTERM has not failed, whoever sent it.
+                # A pod that ends by SIGTERM has not failed.
                 {
                     "action": "Ignore",
                     "onExitCodes": {"containerName": "ddlf", "operator": "In", "values": [TERMINATED]},
