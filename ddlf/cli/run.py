@@ -302,7 +302,7 @@ async def _train(app: IApp, asked: Path | None, run: Path | None, stop: StopRequ
         except Exception as error:  # nobody asked for it
             print(f"the model could not be saved in the run's folder: {reason(error)}", file=sys.stderr)
             path = None
-    if has(app, "test"):
+    if has(app, "test") and not stop.terminated:  # SIGKILL follows a SIGTERM soon
         try:
             metrics = await app.evaluate_model()
         except Exception:

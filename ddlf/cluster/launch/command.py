@@ -21,7 +21,7 @@ from typing import IO, Self
 
 from pydantic import Field
 
-from ddlf.cluster.launch.engine import PlaceEngine, check_folder
+from ddlf.cluster.launch.engine import PlaceEngine, check_folder, writable
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.guard import Guard
 from ddlf.cluster.launch.keys import Keys, read_keys
@@ -87,7 +87,7 @@ class Commanded(PlaceEngine):
         yield check_folder(self.keys.folder)
 
     async def prepare(self) -> None:
-        self._file = new_token_file(self.keys.folder)
+        self._file = new_token_file(writable(self.keys.folder))
         self._guard = Guard(self._file)  # before the file exists, so that it never remains
         write_new(self._file, self.tokens.primary)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - ``release`` closes it

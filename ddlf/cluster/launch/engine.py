@@ -295,6 +295,18 @@ def check_folder(folder: Path) -> Check:
     return Check(f"the workers must share the folder {path}" + (f" ({where})" if where else ""))
 
 
+def writable(folder: Path) -> Path:
+    """Return the absolute path of a folder that workers share.
+
+    Raises:
+        ConfigError: It cannot be written to.
+    """
+    found = check_folder(folder)
+    if found.do:
+        raise ConfigError(found.fact, hint=found.do)
+    return folder.resolve()
+
+
 def _file_system(path: Path) -> str:
     """Return the kind of file system that a path is on; empty if the operating system does not tell it."""
     with contextlib.suppress(OSError):

@@ -45,6 +45,10 @@ class MeetingPoint(ABC):
         """Begin to tell the facts. Runs on the master."""
 
     @abstractmethod
+    def all_have_met(self) -> None:
+        """Forget what can be forgotten, because each task has the facts now. Runs on the master."""
+
+    @abstractmethod
     def close(self) -> None:
         """End this. Runs on the master."""
 
@@ -73,9 +77,17 @@ class MeetingFile(MeetingPoint):
 
     def open(self, meeting: Meeting) -> None:
         """Write the file, so that no task sees an incomplete one."""
+        self._write(meeting.encode())
+
+    def all_have_met(self) -> None:
+        """Empty the file. If an engine kills all processes at once, it remains, and then without a token."""
+        if self._path.exists():
+            self._write(b"{}")
+
+    def _write(self, data: bytes) -> None:
         descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=f"{self._path.name}.")  # mode 0600
         with open(descriptor, "wb") as file:
-            file.write(meeting.encode())
+            file.write(data)
         os.replace(name, self._path)
 
     def close(self) -> None:

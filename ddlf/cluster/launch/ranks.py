@@ -240,7 +240,11 @@ class Ranked(Engine):
             own = WorkerStart(f"127.0.0.1:{gate.port}", 0, self.tokens.primary, self.ranks.cores)
             self._own = Supervisor(own)
             threading.Thread(target=self._lead, args=(self._own,), name="ddlf-rank", daemon=True).start()
-        return await super().start(modules)
+        found = await super().start(modules)
+        if not self.gate.absent_at_start:
+            for point in self._points:
+                await asyncio.to_thread(point.all_have_met)
+        return found
 
     async def stop(self) -> None:
         """Tell all workers that the run is over, and no more tasks where the master is."""

@@ -166,4 +166,5 @@ class Supervisor:
 
     def _close_stdin(self) -> None:
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it ended before it had read the token
+                self._process.stdin.close()

@@ -102,9 +102,9 @@ LAUNCHER = ("--launcher", "slurm:start_timeout=60")
 
 
 @contextlib.contextmanager
-def tasks(folder, count, *words, **environment):
+def tasks(folder, count, *words, app=APP, **environment):
     """Run the app in so many processes with the environment of srun."""
-    (folder / "app.py").write_text(APP)
+    (folder / "app.py").write_text(app)
     started = [
         subprocess.Popen(
             [sys.executable, *(words or (*BY_DDLF, *LAUNCHER))],
@@ -231,6 +231,19 @@ def test_file_of_the_run_is_for_its_owner_and_the_token_is_in_no_command_line(tm
                     with contextlib.suppress(psutil.Error):
                         assert token not in " ".join(member.cmdline())
                         assert token not in str(member.environ())
+
+
+def test_file_of_the_run_has_no_token_any_more_when_all_tasks_have_joined(tmp_path):
+    waiting = "    import asyncio\n    import pathlib\n\n    while not pathlib.Path('go').exists():\n        await asyncio.sleep(0.02)\n"
+    with tasks(tmp_path, 2, app=APP.replace("\nif __name__", f"{waiting}\nif __name__")) as (leader, follower):
+        while "workers [1, 2]" not in (line := leader.stdout.readline()):
+            assert line, "the tasks have ended"
+        (file,) = tmp_path.glob(".ddlf-slurm-*.json")
+        assert (file.read_text(), file.stat().st_mode & 0o777) == ("{}", 0o600)
+        (tmp_path / "go").touch()
+        leader.communicate(timeout=PATIENCE_S)
+        assert (leader.returncode, follower.wait(PATIENCE_S)) == (0, 0)
+    assert not list(tmp_path.glob(".ddlf-slurm-*"))
 
 
 def test_tasks_end_when_the_process_that_started_them_is_killed(tmp_path):

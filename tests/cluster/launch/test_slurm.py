@@ -452,6 +452,12 @@ def test_page_has_commands_that_are_accepted(slurm, capsys):
         assert "#SBATCH --ntasks=4" in capsys.readouterr().out
 
 
+async def test_folder_that_cannot_be_written_to_is_refused(slurm, tmp_path):
+    launcher = Array(SlurmKeys(workers=1, folder=tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="missing cannot be written to; name a folder that the workers share"):
+        await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
+
+
 async def test_check_asks_slurm_whether_it_would_take_the_job(slurm, tmp_path):
     facts = [check async for check in from_keys("slurm", {"workers": 2, "folder": str(tmp_path)}).check()]
     assert not any(check.do for check in facts)

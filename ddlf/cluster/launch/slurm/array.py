@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ddlf.cluster.launch.command import write_token
-from ddlf.cluster.launch.engine import PlaceEngine, check_folder, first_line
+from ddlf.cluster.launch.engine import PlaceEngine, check_folder, first_line, writable
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.launcher import Cause, Check, Left, Requeue
 from ddlf.cluster.launch.slurm.commands import NEWS_S, STOP_S, about_node, call, cause_in
@@ -139,7 +139,7 @@ class Array(PlaceEngine):
             ConnectError: Slurm refuses it. The error has the line of ``sbatch``.
         """
         self._look_now, self._news = asyncio.Event(), asyncio.Condition()
-        self._folder = Path(tempfile.mkdtemp(prefix=".ddlf-slurm-", dir=self.keys.folder.resolve()))  # mode 0700
+        self._folder = Path(tempfile.mkdtemp(prefix=".ddlf-slurm-", dir=writable(self.keys.folder)))  # mode 0700
         token = write_token(self._folder, self.tokens.primary)
         script = array_script(self.keys, self.worker(self.gate, None), token)
         (self._folder / "job.sh").write_text(script)
