@@ -69,6 +69,7 @@ def add_options(parser: Parser, *, common: bool = True) -> None:
                 action="store_true",
                 help="after SIGTERM, have Slurm or Kubernetes run the command again; it continues in the run's folder",
                 group=group,
+                common=False,
             )
     add_parameters(parser, common=common)
     own = {name: kinds for kinds in (MODE, EXCHANGE) for name in kinds.names if name not in kinds.more}

@@ -122,12 +122,6 @@ OLD = "the other side speaks protocol %s, this side 1.1; install the same versio
         pytest.param(b"\x80\x05\x95random", b"", NO_CLIENT % "first bytes 80 05 95 72 61 6e 64 6f", id="pickle"),
         pytest.param(PREAMBLE.pack(b"DDLF", 2, 0, 1, 0) + bytes(56), short_answer(), OLD % "2.0", id="version"),
         pytest.param(
-            PREAMBLE.pack(b"DDLF", 1, 1, Role.JOIN, 0) + bytes(32),
-            short_answer(),
-            "a worker wants to join here, but this is a worker",
-            id="join",
-        ),
-        pytest.param(
             PREAMBLE.pack(b"DDLF", 1, 0, 77, 0) + bytes(56), b"", "unknown role 77 in the preamble", id="role"
         ),
         pytest.param(
@@ -138,6 +132,11 @@ OLD = "the other side speaks protocol %s, this side 1.1; install the same versio
 async def test_bytes_that_are_no_hello_are_named_and_closed(running, log, says, hears, line):
     assert await visit(running.port, says) == hears
     assert log() == [f"refused 127.0.0.1: {line}"]
+    assert await lets_in_who_has_the_token(running)
+
+
+async def test_worker_that_wants_to_join_a_worker_without_a_run_is_refused(running):
+    assert await visit(running.port, PREAMBLE.pack(b"DDLF", 1, 1, Role.JOIN, 0) + bytes(32)) == short_answer()
     assert await lets_in_who_has_the_token(running)
 
 

@@ -38,7 +38,19 @@ def test_an_app_has_every_setting_and_its_default():
 def test_command_line_has_each_setting_with_an_option_and_its_help():
     options = {each.dest: each for each in RUN.parser("ddlf run").options}
     with_option = {name for name, setting in SETTINGS.items() if setting.flag is not None}
-    others = {*OF_A_CLUSTER, "help", "app", "data", "target", "save", "parameters", "dry_run", "quiet", "debug"}
+    others = {
+        *OF_A_CLUSTER,
+        "help",
+        "app",
+        "data",
+        "target",
+        "save",
+        "parameters",
+        "dry_run",
+        "quiet",
+        "debug",
+        "requeue",
+    }
     assert set(options) == with_option | others
     for name in with_option:
         assert options[name].names == (option(name),)

@@ -15,7 +15,7 @@ from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import Keys
 from ddlf.cluster.launch.launcher import Check, Left, Requeue, Workers
 from ddlf.cluster.launch.ranks import counts
-from ddlf.cluster.launch.slurm.commands import NEWS_S, STOP_S, cause_in, environment_of_command, megabytes
+from ddlf.cluster.launch.slurm.commands import STOP_S, cause_in, environment_of_command, megabytes
 from ddlf.cluster.launch.slurm.keys import SlurmKeys
 from ddlf.cluster.launch.slurm.requeue import requeue
 from ddlf.cluster.launch.supervisor import WorkerStart
@@ -124,13 +124,6 @@ class Steps(PlaceEngine):
 
     async def waits(self, index: int) -> str:
         return _last_words(self._said.get(index, b"").decode(errors="replace"))
-
-    async def left(self, index: int) -> Left | None:
-        for _ in range(10):  # srun tells the end of a task a moment after the master has lost the connection
-            if (left := await super().left(index)) is not None:
-                return left
-            await asyncio.sleep(NEWS_S / 20)
-        return None
 
 
 def seats(cpus: Sequence[int], count: int, cores: int | None) -> list[tuple[int, int]]:

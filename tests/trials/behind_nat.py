@@ -1,4 +1,4 @@
-"""Compare workers that dial their master through a NAT with workers that it dials: ``python -m benchmarks.behind_nat``.
+"""Compare workers that dial their master through a NAT with workers that it dials: ``python -m tests.trials.behind_nat``.
 
 Both kinds are one hop away, through a router in a network namespace. Each repeat measures both in turn, beginning with
 the other one each time. The table shows medians with the smallest and the largest repeat, and the median of the ratios
