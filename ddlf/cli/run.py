@@ -302,7 +302,9 @@ async def _train(app: IApp, asked: Path | None, run: Path | None, stop: StopRequ
         except Exception as error:  # nobody asked for it
             print(f"the model could not be saved in the run's folder: {reason(error)}", file=sys.stderr)
             path = None
-    if has(app, "test") and not stop.terminated:  # SIGKILL follows a SIGTERM soon
+    if has(app, "test") and stop.terminated:  # SIGKILL follows soon
+        print("the test data is not evaluated, because SIGTERM asks for a quick end", file=sys.stderr)
+    elif has(app, "test"):
         try:
             metrics = await app.evaluate_model()
         except Exception:
