@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from ddlf.errors import AuthError, ConnectError, DDLFError, LeaseError
+from ddlf.errors import AuthError, ConnectError, DDLFError, LeaseError, ProtocolError
 from ddlf.rpc.dial import connect_to
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE
 from ddlf.rpc.heartbeats import end_when_silent
@@ -62,6 +62,7 @@ class Joining:
         serve: Serves a connection that the master uses, and closes it. The second argument is the gate's address.
         is_used: Returns whether a master is connected.
         say: Receives a line for people when the worker has joined, or was left.
+        final: The errors after which there is no further try.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class Joining:
         serve: Callable[[socket.socket, str], Awaitable[None]],
         is_used: Callable[[], bool],
         say: Callable[[str], None],
+        final: tuple[type[DDLFError], ...] = (LeaseError,),
     ) -> None:
+        self._final = final
         self._join = join
         self._token = token
         self._serve = serve
@@ -95,9 +98,9 @@ class Joining:
                 sock, address = await self._reach()
             except RunOver:
                 return None
-            except LeaseError as error:
-                return error
             except DDLFError as error:
+                if isinstance(error, self._final):
+                    return error
                 if joined:
                     self._say(f"left      the master at {joined} is gone; trying again for {self._join.for_s:g} s")
                 joined = ""
@@ -228,7 +231,9 @@ class Dialled:
         task = self._tasks.get(join)
         if task is None or task.done():
             joined = asyncio.Event()
-            joining = Joining(join, self._tokens[0], self._serve, joined.is_set, lambda line: joined.set())
+            # A worker without callees answers like any other daemon. It does not change its mind without a new ``begin``.
+            final = LeaseError, ProtocolError
+            joining = Joining(join, self._tokens[0], self._serve, joined.is_set, lambda line: joined.set(), final)
             self._tasks[join] = task = asyncio.ensure_future(joining.run())
             waiting = asyncio.ensure_future(joined.wait())
             await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)

@@ -509,8 +509,8 @@ class Peers(Mapping[int, Peer]):
 
     def _judge(self, offer: Offer) -> Verdict:
         peer = self._peers.get(offer.place)
-        if peer is None:
-            return Verdict.NO_SUCH_PLACE
+        if peer is None:  # not called any more: the other worker may have been between two offers when this was decided
+            return Verdict.OVER
         return Verdict.WELCOME if offer.incarnation == offer_number(peer.shows) else Verdict.REPLACED
 
     # -- requests of other workers ------------------------------------------------------------------------------------

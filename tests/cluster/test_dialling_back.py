@@ -11,7 +11,7 @@ from ddlf.cluster.introduce import introduce, introduced
 from ddlf.cluster.launch.gate import Joined
 from ddlf.errors import LeaseError, ProtocolError
 from ddlf.rpc.dial import open_socket
-from ddlf.rpc.join import Offer, offer
+from ddlf.rpc.join import Offer, RunOver, offer
 from ddlf.testing.in_process import InProcessDaemon
 from ddlf.worker.joining import Join
 from ddlf.worker.lease import offer_number
@@ -123,6 +123,18 @@ async def test_offers_end_with_the_run_and_with_the_lease(tmp_path):
         assert dialler._dialled._tasks == {}
 
 
+@pytest.mark.parametrize("calls", [{}, {1: [3]}])
+async def test_offers_end_when_the_caller_needs_them_no_more_while_none_waits(tmp_path, calls):
+    async with joined(tmp_path, LISTENS, LISTENS_NOWHERE, LISTENS_NOWHERE) as (cluster, (_, dialler, _)):
+        await introduce(cluster.workers, RUN, calls={1: [2, 3]})
+        (offering,) = dialler._dialled._tasks.values()
+        offers = worker_in_process(cluster.workers[0]).peers[2].offers
+        for sock in list(offers.waiting):
+            offers.drop(sock)
+        await introduce(cluster.workers, RUN, calls=calls)
+        await asyncio.wait_for(offering, PATIENCE_S / 4)
+
+
 async def offered(port, number, place=2):
     sock = await open_socket("127.0.0.1", port)
     try:
@@ -140,7 +152,7 @@ async def test_connection_that_nobody_waits_for_is_refused(tmp_path):
         good = offer_number(peer.shows)
         with pytest.raises(LeaseError, match="a later worker has place 2"):
             await offered(listener.port, good + 1)
-        with pytest.raises(Exception, match="the master has no place 3"):
+        with pytest.raises(RunOver):
             await offered(listener.port, good, place=3)
         assert peer.offers.incarnation == good
 
