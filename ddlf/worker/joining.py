@@ -62,7 +62,7 @@ class Joining:
         serve: Serves a connection that the master uses, and closes it. The second argument is the gate's address.
         is_used: Returns whether a master is connected.
         say: Receives a line for people when the worker has joined, or was left.
-        final: The errors after which there is no further try.
+        final: The errors that end the tries.
     """
 
     def __init__(
