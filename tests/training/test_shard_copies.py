@@ -14,6 +14,7 @@ from ddlf.training.crew.crew import Crew
 from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.server import Server, Servers
 from ddlf.worker.calls import Hosting
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 CHANCE = np.random.default_rng(1)
@@ -249,6 +250,34 @@ async def test_copy_has_each_safe_push_and_continues_with_the_same_bits():
     assert await other.resume(0, 1, 0) == {"last": [5, 5, 3], "falls": [[2, 5]]}
     with pytest.raises(AppMissing, match="shard 1 now belongs to another worker"):  # it wakes up late
         await ends[2].copy(1, 0, facts(received=9))
+    await asyncio.gather(*(end.close() for end in ends.values()))
+
+
+async def test_shard_that_could_not_be_moved_is_copied_again():
+    ends, roles, rows = {}, {}, Rows.of([np.zeros(4, "f4")], [True])
+
+    async def ask(worker, role, verb, *arguments):
+        if worker == 3:
+            raise ConnectError("it is lost")
+        await roles[worker].call("run", role, verb, *arguments)
+
+    for number in (1, 2):
+        roles[number] = Hosting(None)
+        ends[number] = Servers(number, "run", roles[number], ask, lambda: rows)
+        roles[number].play("run", SERVERS, ends[number], of="replica")
+    await ends[1].own(1, 0, facts())
+    for end in ends.values():
+        await end.arrange(1, [1], [((0, 4), (0, 0))], [1], [[(2, 0)]])
+    one = ends[1].shards[0]
+    await one.push(0, 1, 0, 0, 0, np.ones(4, "f4"), NONE)
+    assert await one.safe(1) == 1
+    assert await ends[1].release(1, 0, 2, [3, 2]) == "it is lost"
+    await ends[1].take_over(3, 0, [], whole=True)
+    for end in ends.values():
+        await end.arrange(2, [1], [((0, 4), (0, 0))], [3], [[(2, 0)]])
+    async with asyncio.timeout(PATIENCE_S / 4), one._news:
+        await one._news.wait_for(lambda: one._with)
+    assert await ends[2].take_over(4, 0, [], whole=False) == [[4, 1]]
     await asyncio.gather(*(end.close() for end in ends.values()))
 
 

@@ -370,9 +370,12 @@ class Server:
             return self._snapshot()
 
     async def open(self, epoch: int) -> None:
-        """Accept calls again after the server could not be moved to another worker."""
+        """Accept calls again after the server could not be moved to another worker.
+
+        Backups from the earlier term are worthless, because their workers drop them.
+        """
         async with self._news:
-            self.closed, self.epoch = False, epoch
+            self.closed, self.epoch, self._with = False, epoch, frozenset()
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -570,7 +573,7 @@ class Servers(Restored):
         one = self.shards[shard] = Server.made(facts, epoch, falls)
         one.worker, one.rows = self._me, self.rows
         self._play(shard, one)
-        self._copying[shard] = asyncio.ensure_future(keep_copied(one, shard, self._ask))
+        self._keep_copied(shard, one)
 
     @concurrent
     async def arrange(
@@ -652,6 +655,7 @@ class Servers(Restored):
             self._roles.drop(self._run, name_of(shard, one.epoch), one)
             await one.open(epoch)
             self._play(shard, one)
+            self._keep_copied(shard, one)
             return falls
         facts = self.copies.take(epoch, shard)
         falls = falls if whole else [*falls, [epoch, facts["received"]]]
@@ -680,8 +684,9 @@ class Servers(Restored):
             is_over = error is None
             return "" if error is None else str(error).partition("\n")[0]
         finally:
-            if not is_over:
+            if not is_over and self.shards.get(shard) is one:
                 await one.open(epoch)
+                self._keep_copied(shard, one)
             for sent in sending:
                 sent.cancel()
             await asyncio.gather(*sending, return_exceptions=True)
@@ -699,6 +704,12 @@ class Servers(Restored):
     def _play(self, shard: int, one: Server) -> None:
         self._roles.play(self._run, name_of(shard, one.epoch), one, of=SERVERS)
         self._show()
+
+    def _keep_copied(self, shard: int, one: Server) -> None:
+        """Send backups of an open server from now on. Earlier sending has ended when the server was shut, or ends."""
+        if (before := self._copying.get(shard)) is not None:
+            before.cancel()
+        self._copying[shard] = asyncio.ensure_future(keep_copied(one, shard, self._ask))
 
     def _show(self) -> None:
         """Update the line of ``ddlf status``: it names the first server on this worker, and the number of servers."""
