@@ -10,6 +10,7 @@ from tests.training.models import Blobs, Quick, app, blobs, equal
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+@pytest.mark.slow
 async def test_the_designs_example_runs(two_workers):
     made = app(two_workers)
     await made.connect()
@@ -21,6 +22,7 @@ async def test_the_designs_example_runs(two_workers):
     assert (await made.evaluate_model())["accuracy"] > 0.5
 
 
+@pytest.mark.slow
 async def test_arguments_win_over_attributes_of_object_and_class(two_workers):
     made = app(two_workers, Quick, worker_epochs=3)
     assert [record.epochs for record in await made.train_model()] == [2]
@@ -51,6 +53,7 @@ async def test_a_second_run_on_the_same_workers_loads_nothing_and_says_so(two_wo
     assert equal(first.model.get_weights(), second.model.get_weights())
 
 
+@pytest.mark.slow
 async def test_different_models_are_refused(two_workers):
     class Different(Blobs):
         async def create_model(self):
@@ -62,6 +65,7 @@ async def test_different_models_are_refused(two_workers):
         await Different(two_workers).train_model()
 
 
+@pytest.mark.slow
 async def test_train_can_be_overridden_plain_and_async(two_workers):
     class Plain(Blobs):
         def train(self, weights, worker_epochs, batch_size):
@@ -125,6 +129,7 @@ async def test_a_saved_model_that_carries_code_is_refused(two_workers, tmp_path)
         await app(two_workers).load_model(tmp_path / "lambda.keras")
 
 
+@pytest.mark.slow
 async def test_no_test_data_is_an_error_with_advice(two_workers):
     class WithoutTest(Quick):
         async def load_dataset(self):

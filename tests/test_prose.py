@@ -1,4 +1,4 @@
-"""``scripts/prose.py`` finds the patterns of ``docs/contributing/style.md``, and no area has more of them than before."""
+"""``scripts/prose.py`` finds the patterns of ``docs/contributing/style.md``. ``scripts/lint`` runs it on all files."""
 
 import re
 import runpy
@@ -20,12 +20,6 @@ def rules_broken(text):
 def test_linter_finds_the_left_column_of_the_style_page_only(before, after):
     assert rules_broken(before)
     assert rules_broken(after) == []
-
-
-def test_no_area_has_more_findings_than_the_baseline_allows():
-    counts = Counter(PROSE["area"](one.path) for path in PROSE["files"]() for one in PROSE["findings"](path))
-    allowed = PROSE["allowed"]()
-    assert {name: count for name, count in counts.items() if count > allowed.get(name, 0)} == {}
 
 
 def test_linter_reads_docstrings_comments_messages_and_pages(tmp_path, monkeypatch):

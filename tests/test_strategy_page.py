@@ -216,6 +216,7 @@ async def test_the_exchange_of_the_page_serves_other_strategies_which_resume_wit
     assert [w.tobytes() for w in resumed.model.get_weights()] == [w.tobytes() for w in whole.model.get_weights()]
 
 
+@pytest.mark.slow
 async def test_a_ring_trains_a_keras_model_on_two_workers():
     async with in_process_cluster(2) as workers:
         app = Blobs(workers)

@@ -60,6 +60,7 @@ async def planned(*arguments, target="App"):
     return await run_target(find_target(options.app, target, options), options, StopRequest())
 
 
+@pytest.mark.slow
 async def test_dry_run_prints_loaded_files_shipped_files_and_settings(folder, capsys):
     assert await planned("--seed", "5") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -77,6 +78,7 @@ async def test_dry_run_prints_loaded_files_shipped_files_and_settings(folder, ca
     assert lines[-1] == "done      --dry-run: nothing was started or trained"
 
 
+@pytest.mark.slow
 async def test_dry_run_asks_workers_as_guest_and_prints_versions(folder, capsys, monkeypatch, free_port):
     daemon = DaemonWithoutProcesses(TOKEN)
     hosts = ("--hosts", f"127.0.0.1:{daemon.port}", "--token-file", "token")

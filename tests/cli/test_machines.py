@@ -265,6 +265,7 @@ async def test_down_ends_a_service_and_a_process(machines, capsys):
             service.kill()
 
 
+@pytest.mark.slow
 async def test_options_that_a_running_worker_would_ignore_are_refused(machines, capsys):
     machines.list("127.0.0.1")
     assert await machines.run(up) == 0
@@ -326,6 +327,7 @@ async def test_failed_service_is_removed(machines, capsys):
     assert list((machines.folder / "config" / "systemd" / "user").iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_install_makes_an_environment_of_the_wheel(machines, capsys, monkeypatch):
     # A virtual environment costs seconds and needs a network, so this Python only writes down what it should do.
     python = machines.folder / "python"

@@ -354,6 +354,7 @@ def test_stop_refuses_workers_in_use_and_names_the_user(standing, tmp_path):
         assert ddlf("status", *options).stdout.count("busy with 'run_code'") == 2
 
 
+@pytest.mark.slow
 def test_stop_by_force_names_who_did_it_to_master_and_worker(workers, tmp_path):
     both, options = workers
     me = f"{getpass.getuser()}@{platform.node()}"
@@ -380,6 +381,7 @@ def test_stop_by_force_names_who_did_it_to_master_and_worker(workers, tmp_path):
     assert f"stopped by {me} (ddlf stop)" in both[0].output
 
 
+@pytest.mark.slow
 def test_run_with_wait_starts_when_the_other_run_ends(standing, tmp_path):
     _, options = standing
     (tmp_path / "quick.py").write_text("async def main(cluster):\n    print('mine')\n")

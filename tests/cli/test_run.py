@@ -283,6 +283,7 @@ def test_pickle_results_applies_to_every_kind_of_cluster(arguments, in_file, tmp
     assert [worker._link.session["pickle_results"] for worker in cluster.workers] == [True]
 
 
+@pytest.mark.slow
 def test_token_file_option_overrides_cluster_file(app, standing_workers, tmp_path):
     worker, _ = standing_workers
     (tmp_path / "cluster.yaml").write_text(
@@ -313,6 +314,7 @@ async def main(cluster):
 """
 
 
+@pytest.mark.slow
 def test_used_worker_is_exit_code_3_and_takeover_gets_it(app):
     where = [*app.where, "--quiet"]
     hold = app.write(HOLD, "hold.py")

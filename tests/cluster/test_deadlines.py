@@ -81,6 +81,7 @@ async def test_an_idempotent_request_keeps_its_deadline_while_others_try_to_reac
     await asyncio.gather(reconnecting, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_a_deadline_is_told_in_full_also_when_part_of_it_was_waited_for_the_connection(cluster):
     _, proxy = await without_data_connection(cluster)
     waiting = asyncio.ensure_future(cluster.options(timeout_s=3).run_code(WAIT))

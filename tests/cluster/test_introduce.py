@@ -240,6 +240,7 @@ async def test_a_pair_with_different_tokens_is_named():
             await introduce(workers, RUN)
 
 
+@pytest.mark.slow
 async def test_workers_encrypt_beyond_a_machine_and_nobody_in_between_can_show_another_certificate(tmp_path):
     with far_apart():
         async with workers_with((OLD,), (OLD,), security=Security(), folder=tmp_path) as workers:

@@ -6,6 +6,8 @@ import sys
 import threading
 import time
 
+import pytest
+
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import LeaseError
@@ -40,6 +42,7 @@ def claim_elsewhere(worker):
     return outcomes[0]
 
 
+@pytest.mark.slow
 async def test_a_master_that_holds_up_its_event_loop_keeps_its_worker_and_what_runs_there(start_worker, token_file):
     async with Cluster(["127.0.0.1"], start_worker().port, token_file=token_file, dead_after_s=10_000) as patient:
         await patient.ping()  # the thread sleeps for its heartbeats now, and must notice the others

@@ -158,6 +158,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.slow
 def test_killed_repartition_leaves_old_or_new_version(tmp_path):
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     split(open_source(tmp_path / "a.npz"), Folder(tmp_path / "place"), sizes_of(600, 1, files=3))

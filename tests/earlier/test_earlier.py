@@ -48,6 +48,7 @@ async def test_a_checkpoint_of_version_0_1_is_resumed_to_the_same_weights(name, 
     assert [record.version for record in app.history] == list(range(1, len(app.history) + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLICED)
 async def test_slices_that_workers_of_version_0_1_wrote_are_resumed_to_the_same_weights(name, two_workers, tmp_path):
     shutil.copytree(KEPT / name / "checkpoints", tmp_path / "old")

@@ -88,6 +88,7 @@ def cluster_of(workers, *ports, **options):
 # -- killed -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_executor_killed_at_any_moment_harms_nobody_else(workers):
     ports = [workers.start()[1] for _ in range(2)]
     async with cluster_of(workers, *ports, dead_after_s=RARELY_S) as cluster:
@@ -446,6 +447,7 @@ def slow_add(a, b):
     return a + b
 
 
+@pytest.mark.slow
 async def test_reconnect_gives_up_after_its_time_and_says_why_it_failed_last(workers):
     process, port = workers.start()
     async with cluster_of(workers, port) as cluster:
@@ -549,6 +551,7 @@ def take_when_free(link, port, token):
         asyncio.run(ask())
 
 
+@pytest.mark.slow
 async def test_a_cable_that_is_out_for_less_than_dead_after_costs_nothing(workers, link, tmp_path):
     _, port = workers.start(host=link.address_b, namespace=link.b)
     async with Cluster([link.address_b], port, token_file=workers.token_file) as cluster:

@@ -87,6 +87,7 @@ def run(core, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_core_imports_every_module_without_parts(core):
     ended = run(core, "-c", IMPORT_ALL)
     assert ended.returncode == 0, ended.stderr

@@ -202,6 +202,7 @@ class WithNaN(Blobs):
         self.x_train[[3, 5], [1, 2]] = np.nan, np.inf
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="session")
 async def test_values_that_are_not_finite_are_counted_before_training(two_workers, capsys):
     with pytest.raises(BadUpdate, match="NaN or infinite"):

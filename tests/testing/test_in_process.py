@@ -165,6 +165,7 @@ async def test_an_app_trains_to_the_same_bits_as_on_real_workers(two_workers):
     assert equal(runs[0], runs[2])
 
 
+@pytest.mark.slow
 async def test_an_app_trains_asynchronously(cluster):
     trained = app(cluster, Quick)
     assert len(await trained.train_async(master_epochs=2)) == 6

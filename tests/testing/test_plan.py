@@ -355,6 +355,7 @@ async def test_training_with_killed_workers_ends_with_the_same_bits(options):
     assert equal(*runs)
 
 
+@pytest.mark.slow
 async def test_a_wrong_update_in_training_is_found_where_the_plan_put_it():
     async with in_process_cluster(2) as cluster:
         trained = blobs_app(cluster, Quick, master_epochs=4)

@@ -15,6 +15,7 @@ async def test_it_learns(two_workers):
     assert (await trained.evaluate_model())["accuracy"] > 0.9
 
 
+@pytest.mark.slow
 async def test_convergence_stops_all_slots_in_the_middle_of_their_rounds(two_workers):
     trained = app(two_workers)
     trained.is_convergent = lambda record: True

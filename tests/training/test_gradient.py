@@ -30,6 +30,7 @@ def clipped(**options):
     return model
 
 
+@pytest.mark.slow
 async def test_two_slots_take_the_steps_of_one_process_with_the_double_batch(two_workers):
     import keras
 

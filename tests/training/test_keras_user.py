@@ -15,6 +15,7 @@ def one_worker(two_workers):
     return two_workers.options(workers=[1])
 
 
+@pytest.mark.slow
 async def test_attributes_of_load_dataset_belong_to_this_app(one_worker, capsys):
     class Scaled(Blobs):
         verbose = True

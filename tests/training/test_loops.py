@@ -85,6 +85,7 @@ async def test_run_with_two_optimizer_wrappers_is_resumed_in_its_process(cluster
     assert [record.round for record in resumed.history] == [1, 2]
 
 
+@pytest.mark.slow
 async def test_resume_names_the_parquet_files_that_changed(cluster, tmp_path):
     folder = tmp_path / "set"
     folder.mkdir()
@@ -275,6 +276,7 @@ async def test_in_the_hooks_model_history_and_ledger_are_those_of_the_round(clus
         assert trained.ledger.is_exact(4)
 
 
+@pytest.mark.slow
 async def test_a_run_that_does_not_look_at_its_model_does_not_pay_for_it(cluster):
     trained = app(cluster, Quick)
     await trained.prepare()
@@ -286,6 +288,7 @@ async def test_a_run_that_does_not_look_at_its_model_does_not_pay_for_it(cluster
     assert equal(trained.model.get_weights(), calls[0])
 
 
+@pytest.mark.slow
 @both_modes
 async def test_the_test_in_a_record_is_of_its_own_weights_also_in_the_last(cluster, mode):
     tests = {}
@@ -304,6 +307,7 @@ async def test_the_test_in_a_record_is_of_its_own_weights_also_in_the_last(clust
     assert trained.history[-1].test == pytest.approx(await trained.evaluate_model())
 
 
+@pytest.mark.slow
 async def test_convergence_by_test_ends_with_the_tested_weights(cluster):
     trained = app(cluster, Quick, evaluate_every=1, master_epochs=50)
     trained.is_convergent = lambda record: record.version == 2 and record.test["loss"] > 0
@@ -399,6 +403,7 @@ async def test_joining_worker_gets_a_slot_and_the_ledger_stays_exact(
         assert all(record.slots == 2 for record in records[-2:])
 
 
+@pytest.mark.slow
 async def test_run_resumed_on_more_workers_uses_them_unless_slots_are_set(cluster, tmp_path, capsys):
     alone = app(cluster.options(workers=[1]), Quick, checkpoint=tmp_path, checkpoint_keep=99)
     await alone.train_sync(2)

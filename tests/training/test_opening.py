@@ -61,6 +61,7 @@ async def test_create_model_may_use_on_every_node_what_load_dataset_set(small):
     await Sized(small).train_sync(1)
 
 
+@pytest.mark.slow
 async def test_attributes_of_init_travel_and_those_of_load_dataset_do_not(small, tmp_path):
     class Holder(Story):
         def __init__(self, cluster, log):
@@ -188,6 +189,7 @@ async def test_app_that_fails_on_one_worker_trains_on_the_others(two_workers):
     assert "in load_dataset" in gone.text
 
 
+@pytest.mark.slow
 async def test_two_runs_at_once_need_separate_workers(two_workers):
     first, second = Quick(two_workers), Quick(two_workers)
     outcomes = await asyncio.gather(first.train_sync(2), second.train_sync(2), return_exceptions=True)

@@ -61,6 +61,7 @@ async def test_another_learning_rate_is_refused_by_name(two_workers, tmp_path):
         await app(two_workers, resume=tmp_path, learning_rate=0.001).train_model()
 
 
+@pytest.mark.slow
 async def test_another_run_is_not_resumed_and_the_text_says_what_differs(two_workers, tmp_path):
     await app(two_workers, Quick, checkpoint=tmp_path, master_epochs=1).train_model()
     with pytest.raises(CheckpointMismatch, match=r"batch_size: 16 in the checkpoint, 8 now") as caught:

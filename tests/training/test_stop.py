@@ -33,6 +33,7 @@ async def test_stop_training_ends_after_the_round_and_stops_no_later_run(two_wor
     assert len(await app.train_sync()) == 5
 
 
+@pytest.mark.slow
 async def test_a_cancelled_run_keeps_all_of_its_complete_rounds(two_workers, tmp_path):
     app = Quick(two_workers)
     app.checkpoint = tmp_path

@@ -45,6 +45,7 @@ async def test_one_slot_equals_plain_fit(one_worker, fitted):
     assert distance(trained.model.get_weights(), weights) < 1e-6
 
 
+@pytest.mark.slow
 async def test_two_slots_of_one_batch_equal_one_process_with_double_batch(one_worker, fitted):
     trained = app(one_worker, slots=2, master_epochs=4, samples=64, batch_size=32)
     await trained.train_model()
@@ -65,6 +66,7 @@ async def test_each_round_is_the_mean_of_local_training_weighted_by_samples(one_
     assert distance(trained.model.get_weights(), total) < 1e-6
 
 
+@pytest.mark.slow
 async def test_same_seed_gives_the_same_bits_whoever_carries_a_slot(
     two_workers,
 ):

@@ -152,6 +152,7 @@ async def weights_of(cluster, warned=None, **settings):
     return app.model.get_weights(), {worker.facts["threads"] for worker in cluster.workers}
 
 
+@pytest.mark.slow
 async def test_bits_depend_on_threads_and_not_on_the_number_of_workers():
     warned = []
     async with ddlf.Cluster.local(1) as one, ddlf.Cluster.local(2) as two:

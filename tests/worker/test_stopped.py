@@ -53,6 +53,7 @@ def wait_for_ever():
     time.sleep(10_000)
 
 
+@pytest.mark.slow
 async def test_a_stopped_executor_is_ended_and_a_busy_one_is_not():
     async with local_cluster(2, dead_after_s=1) as cluster:
         first, second = cluster.workers

@@ -282,6 +282,7 @@ async def test_task_that_ends_again_and_again_fails_the_start(engine, outcome, l
     assert len(engine.submitted) == 3
 
 
+@pytest.mark.slow
 async def test_loss_of_a_dask_worker_is_known(engine, caplog):
     launcher = dasked(2, start_timeout=PATIENCE_S)
     connecting = asyncio.create_task(Cluster(launcher).connect())

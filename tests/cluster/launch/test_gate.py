@@ -486,6 +486,7 @@ async def hold(seconds):
     return "held"
 
 
+@pytest.mark.slow
 async def test_long_call_ends_well_through_a_proxy_that_forgets_idle_connections(fleet, token, monkeypatch):
     monkeypatch.setattr(link, "KEEP_OPEN_S", 0.1)
     launcher = joined(1, token)
@@ -524,6 +525,7 @@ def wait(seconds):
     return "waited"
 
 
+@pytest.mark.slow
 async def test_master_with_a_blocked_event_loop_keeps_its_joined_worker(token):
     launcher = joined(1, token)
     address = f"127.0.0.1:{launcher.gate.port}"

@@ -219,6 +219,7 @@ def test_ddlf_run_takes_it_in_place_of_local(package):
         resolve_cluster(parser.parse_args(["--launcher", "herd", "--token-file", "token"]))
 
 
+@pytest.mark.slow
 def test_the_cluster_file_may_name_it_in_place_of_workers(package, tmp_path, capsys):
     path = tmp_path / "cluster.yaml"
     path.write_text("launcher: herd:3\nname: lab\nrun: {min_workers: 2}\n")

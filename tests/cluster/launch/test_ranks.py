@@ -233,6 +233,7 @@ def test_file_of_the_run_is_for_its_owner_and_the_token_is_in_no_command_line(tm
                         assert token not in str(member.environ())
 
 
+@pytest.mark.slow
 def test_file_of_the_run_has_no_token_any_more_when_all_tasks_have_joined(tmp_path):
     waiting = "    import asyncio\n    import pathlib\n\n    while not pathlib.Path('go').exists():\n        await asyncio.sleep(0.02)\n"
     with tasks(tmp_path, 2, app=APP.replace("\nif __name__", f"{waiting}\nif __name__")) as (leader, follower):
@@ -246,6 +247,7 @@ def test_file_of_the_run_has_no_token_any_more_when_all_tasks_have_joined(tmp_pa
     assert not list(tmp_path.glob(".ddlf-slurm-*"))
 
 
+@pytest.mark.slow
 def test_tasks_end_when_the_process_that_started_them_is_killed(tmp_path):
     waiting = "    import asyncio\n\n    await asyncio.sleep(1000)\n"
     (tmp_path / "app.py").write_text(APP.replace("\nif __name__", f"{waiting}\nif __name__"))

@@ -276,6 +276,7 @@ async def test_waiting_job_ends_at_the_timeout_with_slurms_reason(slurm, tmp_pat
         await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
 
 
+@pytest.mark.slow
 async def test_killed_worker_starts_again_in_its_element(slurm, tmp_path, descendants):
     async with asyncio.timeout(PATIENCE_S), Cluster(Array(SlurmKeys(workers=2, folder=tmp_path))) as cluster:
         for process in workers_of(1, tmp_path):
@@ -285,6 +286,7 @@ async def test_killed_worker_starts_again_in_its_element(slurm, tmp_path, descen
     assert (slurm / "calls").read_text().count("sbatch") == 1
 
 
+@pytest.mark.slow
 async def test_element_that_has_ended_is_submitted_again_with_slurms_word_for_it(slurm, tmp_path, descendants):
     launcher = Array(SlurmKeys(workers=2, folder=tmp_path))
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
@@ -340,6 +342,7 @@ async def test_element_that_slurm_queues_again_says_why_and_is_asked_to_start_so
         (slurm / "said-7-0").unlink()
 
 
+@pytest.mark.slow
 async def test_slurm_without_an_answer_is_said_once(slurm, tmp_path, descendants, caplog):
     launcher = Array(SlurmKeys(workers=1, folder=tmp_path))
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
@@ -358,6 +361,7 @@ async def test_slurm_without_an_answer_is_said_once(slurm, tmp_path, descendants
     assert caplog.text.count(said) == 1
 
 
+@pytest.mark.slow
 async def test_array_starts_again_after_it_was_closed(slurm, tmp_path, descendants):
     launcher = Array(SlurmKeys(workers=1, folder=tmp_path))
     cluster = Cluster(launcher)

@@ -133,6 +133,7 @@ async def test_run_begins_without_a_machine_that_it_does_not_need(descendants, c
     assert "place 1 gets no worker any more: unknown: ssh: Could not resolve hostname" in caplog.text
 
 
+@pytest.mark.slow
 async def test_cluster_connects_again_when_machines_wait_for_their_login(monkeypatch, descendants):
     monkeypatch.setattr("ddlf.cluster.launch.ssh.CONNECTING", 1)  # so that one waits, which binds a lock to its loop
     cluster = Cluster(launcher("pc01", "pc02"))

@@ -93,6 +93,7 @@ def test_outlier_sample_turns_clip_on_except_in_bytes():
     assert settled(OPEN, np.eye(64, dtype="uint8")[:40] * 255).settings["clip"] is None
 
 
+@pytest.mark.slow
 def test_train_method_uses_written_and_decided_settings():
     """The last step of all has the rate of the end, also when training goes on; rare classes count more."""
     from ddlf.training.slot.optimizers import chain, innermost
