@@ -33,9 +33,10 @@ class Noticed(FakeWorker):
         within_s: Its time.
         times: How often it announces it.
         comes_back: Whether there is another worker at its place afterwards.
+        hands_back: Whether its work can end in its time. Otherwise that is chance if it has none.
     """
 
-    moment, within_s, times, comes_back = "", 0.0, 1, True
+    moment, within_s, times, comes_back, hands_back = "", 0.0, 1, True, True
 
     def announce(self):
         if not self.moment or self.notice is not None:
@@ -61,6 +62,8 @@ class Noticed(FakeWorker):
         number = task.get("round") if isinstance(task, dict) else None
         if (self.moment, number) in (("first", 0), ("last", ROUNDS - 1)):
             self.announce()
+            while not (self.hands_back or self.lost):
+                await asyncio.sleep(0)
         return await super().rpc(request, timeout_s)
 
     async def reconnect(self):
@@ -145,4 +148,4 @@ async def test_run_goes_on_without_a_worker_that_leaves_for_good(way):
 async def test_slots_that_wait_only_for_workers_that_leave_end_the_run():
     """It hung: workers that leave were taken for workers that may still carry a slot."""
     with pytest.raises(ClusterTooSmall, match="none came back within"):
-        await disturbed("star", "last", 3, comes_back=False)
+        await disturbed("star", "last", 3, comes_back=False, hands_back=False)

@@ -163,6 +163,7 @@ class Array(PlaceEngine):
     async def _call_sbatch(self, places: Sequence[int]) -> None:
         assert self._folder is not None
         array = f"{places[0]}-{places[-1]}" if len(places) > 1 else str(places[0])
+        begin = {place: self._output_bytes(place) for place in places}  # a job may write before sbatch has returned
         code, out, errors = await call(
             *("sbatch", "--parsable", f"--array={array}", f"--job-name={self._folder.name[1:]}"),
             *(
@@ -175,7 +176,7 @@ class Array(PlaceEngine):
         if code:
             raise ConnectError(f"sbatch refused the job: {errors or f'exit code {code}'}")
         job = out.partition(";")[0].strip()
-        self._jobs.update({place: Job(f"{job}_{place}", begins_at=self._output_bytes(place)) for place in places})
+        self._jobs.update({place: Job(f"{job}_{place}", begins_at=begin[place]) for place in places})
 
     async def _run_all(self, gate: Gate) -> None:
         looking = asyncio.create_task(self._look(gate))
