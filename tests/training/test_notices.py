@@ -17,12 +17,14 @@ ROUNDS = 3
 WAYS = {
     "star": {},
     "sharded": {"exchange": "sharded"},
+    "stepped": {"exchange": "sharded", "outer": "nesterov", "optimizer_state": "kept"},
+    "averaged": {"exchange": "sharded", "optimizer_state": "averaged"},
     "kept": {"optimizer_state": "kept", "codec": "int8"},
     "async": {"mode": "async"},
     "downpour": {"mode": "downpour", "shards": 2},
     "copies": {"mode": "downpour", "shards": 2, "copies": 1},
 }
-SAME_BITS = ("star", "sharded", "kept")
+SAME_BITS = ("star", "sharded", "stepped", "averaged", "kept")
 
 
 class Noticed(FakeWorker):
@@ -72,8 +74,8 @@ class Noticed(FakeWorker):
         await super().reconnect()
 
 
-async def disturbed(way, moment, who, **facts):
-    """Train with three workers, of which the last ones leave at a moment."""
+async def disturbed(way, moment, who, runs=None, **facts):
+    """Train with three workers, of which the last ones leave at a moment. The run goes to the list ``runs``, too."""
     wait_s = PATIENCE_S if facts.get("comes_back", True) else 0.05
     cluster = FakeCluster(0)
     cluster.workers = [Noticed(number) for number in (1, 2, 3)]
@@ -85,6 +87,8 @@ async def disturbed(way, moment, who, **facts):
         vars(worker).update(facts)
     run = run_of(WAYS[way], master_epochs=ROUNDS, wait_for_workers_s=wait_s)
     run.cluster = cluster
+    if runs is not None:
+        runs.append(run)
     if moment == "idle":
         run.on_round = lambda record: [worker.announce() for worker in chosen]
     async with asyncio.timeout(PATIENCE_S):
@@ -94,8 +98,8 @@ async def disturbed(way, moment, who, **facts):
 
 MOMENTS = ("start", "first", "idle", "last")
 TWICE = {"within_s": 60.0, "times": 2}
-ON_WORKERS = ("sharded", "downpour", "copies")
-"""Their weights are on the workers alone."""
+ON_SERVERS = ("downpour", "copies")
+"""Their weights are on servers, which need a worker."""
 
 
 async def check(run, way):
@@ -116,7 +120,7 @@ async def test_run_with_a_worker_that_leaves_has_the_same_bits(way, moment):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in ON_WORKERS])
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in ON_SERVERS])
 async def test_run_whose_workers_all_leave_at_once_and_come_back_has_the_same_bits(way, moment):
     await check(await disturbed(way, moment, 3, within_s=60.0), way)
 
@@ -149,3 +153,16 @@ async def test_slots_that_wait_only_for_workers_that_leave_end_the_run():
     """It hung: workers that leave were taken for workers that may still carry a slot."""
     with pytest.raises(ClusterTooSmall, match="none came back within"):
         await disturbed("star", "last", 3, comes_back=False, hands_back=False)
+
+
+@pytest.mark.parametrize("way", ["sharded", "stepped", "averaged"])
+async def test_workers_that_all_leave_for_good_hand_the_weights_to_the_master(way):
+    """The run ended with the error that all weights were lost, and saved those of an earlier round."""
+    plain = run_of(WAYS[way], master_epochs=1)
+    await plain.train_model()
+    runs = []
+    with pytest.raises(ClusterTooSmall, match="none came back within"):
+        await disturbed(way, "idle", 3, within_s=60.0, comes_back=False, runs=runs)
+    (run,) = runs
+    assert bits(run) == bits(plain)
+    assert [record.round for record in run.history] == [1]

@@ -13,6 +13,7 @@ of one worker loses nothing.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -112,6 +113,8 @@ class Sharded:
         self._here = Here(0, run.progress.weights, state, self._states.mean)
         self._home = run.progress.snapshot()
         self._mean_at = 0  # number of the last checkpoint's slice with the mean of the slots' optimizers
+        self._handing_back = asyncio.Lock()
+        run.crew.hand_back.append(self._hand_back)
         there.begin, there.says = self._begin, self._says
         there.compares = partial(verdicts, self._together)
 
@@ -151,6 +154,28 @@ class Sharded:
             more = [((0, self._places.size), member)] if self._places.kept else []
             at = [*self._now.at, member]
             self._move(Layout(here.generation, at, [*self._now.state, *more], dict.fromkeys(means, False)))
+
+    async def _hand_back(self, number: int) -> None:
+        """Take the weights and their states to the master, if otherwise only workers that leave would have them. When
+        workers come back, they get them from the master.
+
+        Args:
+            number: Number of a worker that leaves.
+        """
+        async with self._handing_back:
+            now, crew = self._now, self._run.crew
+            staying = {one for one in self._there.members() if one[0] != number and not crew.is_leaving(one[0])}
+            have_all = any(one in staying for one in now.at) and self._places.parts(now, staying) is not None
+            if have_all or self._here.generation == now.generation:
+                return
+            with contextlib.suppress(DDLFError):  # the worker has ended before; later errors tell that
+                weights, state = await self._places.brought(now)
+                mean: Callable[[], Weights] | None = None
+                if (name := self._states.averaged) in now.means:
+                    found = await self._places.mean(now, name)
+                    mean = lambda: found  # noqa: E731
+                self._here = Here(now.generation, weights, state, mean)
+                self._states.mean_is(mean)
 
     @property
     def like(self) -> Weights:
@@ -333,6 +358,8 @@ class Sharded:
         """
         run, progress = self._run, self._run.progress
         if self._here.generation == self._now.generation:
+            progress.weights = self._here.weights
+            progress.keep("outer", self._here.state)
             progress.fetch()
             self._states.mean_is(self._here.mean)
             self._states.fetch_mean()
@@ -395,6 +422,8 @@ class Sharded:
             slices.left[0] = slices.left[0] | mean  # a new dict, since the states use these lengths, too
 
     async def _weights_of(self, place: Layout) -> Weights:
+        if place.generation == self._here.generation:  # the workers have handed them back
+            return local(self._here.weights)
         return (await self._places.brought(place, state=False))[0]
 
 

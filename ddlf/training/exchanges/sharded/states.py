@@ -72,6 +72,16 @@ class ShardedStates(SlotStates):
             return await super().given(task, worker, holds)
         return self._sent(task.slot, {}), holds
 
+    async def _hand_back(self, worker: int) -> None:
+        """Fetch the states that only a worker has, which is leaving, and keep them here: the workers may no longer have
+        them when the next means are planned.
+        """
+        await super()._hand_back(worker)
+        for slot, left in list(self._on.items()):
+            if left.worker == worker and slot in self._coming and self._on.get(slot) is left:
+                self._known[slot] = self._known[slot] | await asyncio.shield(self._coming[slot])
+                del self._on[slot], self._coming[slot]
+
     async def _restored(self, slot: int, number: int, worker: ProxyWorker) -> bool:
         """Let a worker read a slot state that is still only in a slice of the checkpoint being resumed.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -201,9 +201,10 @@ class ShardedWorker(Restored):
         now = Plan(**plan)
         base = self._held.generation(now.base)
         merging = Merging(self._me, now, base, self._asked)
-        work = merging.work()
-        for wanted in now.means:
+        work: list[Coroutine[Any, Any, None]] = []
+        for wanted in now.means:  # first, because a state that is lost is an error before any work begins
             work += averaging(self._me, now, MeanPlan(**wanted), merging.new, self.copies, self._asked)
+        work += merging.work()
         before = {number: one for number, one in self._held.generations.items() if number <= now.base}
         await self._held.only({**before, now.generation: merging.new})
         work += [self.copies.keep(slot, n, worker, now.groups) for slot, n, worker, to in now.left if to == self._me]
