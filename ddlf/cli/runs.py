@@ -202,6 +202,7 @@ def _logs_options(parser: Parser) -> None:
     parser.add("-f", "--follow", action="store_true", help="keep printing until the run is over")
     parser.add("-n", "--last", type=number(1), metavar="N", help="print only the last N of the existing lines")
     parser.add("--worker", metavar="NAME", help="print only the lines of one worker")
+    parser.add("--all", action="store_true", help="also what native code, other programs and the workers wrote")
     add_out(parser)
 
 
@@ -210,7 +211,7 @@ def show_logs(options: argparse.Namespace) -> int:
     the run is over.
     """
     path = folder.find(runs_folder(options), options.run)
-    reader = Reader(path, options.worker)
+    reader = Reader(path, options.worker, everything=options.all)
     lines: Iterable[Line] = reader.new()
     printed = _print(lines if options.last is None else deque(lines, options.last))
     while options.follow:
@@ -240,6 +241,7 @@ LOGS = Command(
         "ddlf logs                         # of the last run",
         "ddlf logs -f                      # keep printing until the run is over",
         "ddlf logs 20261122-1145 --worker pc02 -n 100",
+        "ddlf logs --all                   # also what TensorFlow and the workers themselves wrote",
     ),
     options=_logs_options,
     run=show_logs,
@@ -250,20 +252,27 @@ def _report_options(parser: Parser) -> None:
     add_run(parser)
     add_out(parser)
     add_formats(parser)
+    parser.add("--json", action="store_true", help="print all facts and tables of the report as JSON")
     parser.add("--workers", action="store_true", help="print the table of the workers")
+    parser.add("--places", action="store_true", help="print the host and job of each worker, and when and why it left")
     parser.add("--open", action="store_true", help="open the report in the browser")
 
 
 def make_report(options: argparse.Namespace) -> int:
     """Run ``ddlf report``: write the HTML report of a run again, and print its path and a table of the run."""
+    asked = [name for name in ("json", "workers", "places") if getattr(options, name)]
+    if len(asked) > 1 or (options.json and (options.csv or options.latex)):
+        asked = [*asked, *(name for name in ("csv", "latex") if getattr(options, name))]
+        raise ConfigError(f"--{asked[0]} and --{asked[1]} exclude each other", hint="leave one of them out")
     path = folder.find(runs_folder(options), options.run)
     failed = None
     try:
         past = report.write(path)
     except OSError as error:  # another user's run, or a full disk: the tables can be printed anyway
         past, failed = read(path), reason(error)
-    rows = table.of_workers(past) if options.workers else table.of_runs([past])
-    if _print_table(rows, options) and failed is None:
+    if options.json:
+        print(json.dumps(report.record_of(past)))
+    elif _print_table(_asked_table(past, options), options) and failed is None:
         print(f"report    {path / folder.REPORT}")
     if failed is not None:
         older = "; the existing one is older" if (path / folder.REPORT).exists() else ""
@@ -272,7 +281,13 @@ def make_report(options: argparse.Namespace) -> int:
         import webbrowser
 
         webbrowser.open((path / folder.REPORT).resolve().as_uri())
-    return 0 if failed is None or options.csv or options.latex else 1
+    return 0 if failed is None or options.csv or options.latex or options.json else 1
+
+
+def _asked_table(found: past.Past, options: argparse.Namespace) -> table.Rows:
+    if options.places:
+        return table.of_stays(found)
+    return table.of_workers(found) if options.workers else table.of_runs([found])
 
 
 REPORT = Command(
@@ -281,6 +296,7 @@ REPORT = Command(
         "ddlf report                       # of the last run",
         "ddlf report 20261122-1145 --open",
         "ddlf report --latex > table.tex",
+        "ddlf report --places              # the host and job of each worker, and why it left",
     ),
     options=_report_options,
     run=make_report,

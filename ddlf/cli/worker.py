@@ -151,6 +151,7 @@ def _run(options: argparse.Namespace) -> int:
     security = Security(options.tls_ca, options.tls_cert, options.tls_key, options.insecure_plaintext)
     plaintext = beyond and security.insecure_plaintext
     encrypted = beyond or join is not None or security.tls_ca or security.tls_cert
+    is_placed = join is not None and options.quiet  # an engine has started it, and the master gets all output
     # A random port or place changes with each start, so its state would never be found again.
     state_dir = options.state_dir or (_state_dir() if port or options.place is not None else None)
     settings = Options(
@@ -159,7 +160,8 @@ def _run(options: argparse.Namespace) -> int:
         tokens=(tokens or loopback_tokens()).all,
         state_dir=state_dir,
         security=security if encrypted else None,
-        shows_prints=not by_parent,
+        shows_prints=not (by_parent or is_placed),
+        shows_native=not is_placed,
         advertise=_advertised(options.advertise),
         template_fd=options.template_fd,
         join=join,

@@ -657,6 +657,7 @@ class Cluster(Group):
                 N=count,
                 called=launcher.names[index] if launcher.names else "",
                 advertise=self._advertise[index],
+                incarnation=partial(launcher.incarnation, index),
                 left=partial(launcher.left, index),
                 revive=partial(launcher.revive, index) if launcher.revives else None,
                 way=launcher.way(index),

@@ -28,7 +28,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -37,7 +38,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddlf.cluster.launch.launcher import Left
+from ddlf.cluster.launch.launcher import Cause, Incarnation, Left
 from ddlf.cluster.sources import Sources
 from ddlf.errors import (
     ConnectError,
@@ -56,6 +57,7 @@ from ddlf.events import (
     Stream,
     WorkerConnected,
     WorkerDisconnected,
+    WorkerLogged,
     WorkerNotReached,
     WorkerWrote,
 )
@@ -156,7 +158,7 @@ log = logging.getLogger(__name__)
 
 OFFERS = 3
 """Offered connections of a worker that has joined, tried one after another."""
-EVENTS = frozenset({"executor_exited", "leaving", "lease_lost", "stopped_by", "wanted", "wrote"})
+EVENTS = frozenset({"executor_exited", "leaving", "lease_lost", "logged", "stopped_by", "wanted", "wrote"})
 """Events that a daemon reports. Other events, from newer daemons, are ignored."""
 NEWS_S = 2.0
 """Seconds that the master waits, after a data connection ended, for the daemon's report about the executor."""
@@ -198,6 +200,7 @@ class LinkState:
     Args:
         left: Returns how the worker's process ended, as its launcher knows it. None means that it runs, or that the
             launcher does not know.
+        last_lines: The last lines that the worker has written.
 
     Attributes:
         phase: State of the link.
@@ -208,7 +211,7 @@ class LinkState:
         loss: How the connection was lost, with the reason of the launcher; None if it is open, or without a reason.
     """
 
-    def __init__(self, left: Callable[[], Awaitable[Left | None]]) -> None:
+    def __init__(self, left: Callable[[], Awaitable[Left | None]], last_lines: Iterable[str] = ()) -> None:
         self.phase = Phase.NEW
         self.crash: ExecutorCrashed | None = None
         self.lease: LeaseError | None = None
@@ -216,6 +219,7 @@ class LinkState:
         self.loss: WorkerLost | None = None
         self._stopped_by = self._stopped_hint = ""
         self._left = left
+        self._last_lines = last_lines
         self.changed = asyncio.Event()
 
     @property
@@ -344,6 +348,8 @@ class LinkState:
                     else f"its process ended with exit code {code}"
                 )
             lost.hint = "connect again: that starts a new one"
+            if left.cause in (Cause.CRASH, Cause.MEMORY):
+                lost.output_tail = "\n".join(self._last_lines)
 
     def lost(self, reason: object, worker: str, silent_s: float | None) -> LeaseError | WorkerLost:
         """Return the reason why there is no connection to the daemon, like ``of_worker``, but without the exit code of
@@ -359,6 +365,7 @@ class LinkState:
         )
         if self.notice is not None:
             lost.message, lost.hint = f"was stopped by {self.notice.why}", "start it there again"
+            lost.cause = Cause.NOTICE
         if self._stopped_by:
             lost.message, lost.hint = f"was stopped by {self._stopped_by}", self._stopped_hint
         return lost
@@ -377,6 +384,8 @@ def start_failure(last_exit: dict[str, Any], worker: str) -> ExecutorCrashed:
 
 
 STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
+LAST_LINES = 20
+"""Number of a worker's last lines in the error about its end."""
 
 
 class WorkerEvents:
@@ -386,12 +395,26 @@ class WorkerEvents:
         emit: Receives the events.
         session: Has the worker's number under ``id``; the number may change.
         called: Name in cluster.yaml; empty without one.
+        incarnation: Returns the worker's present incarnation, as its launcher knows it.
+
+    Attributes:
+        last_lines: The last lines that the present incarnation has written.
     """
 
-    def __init__(self, emit: Callable[[Event], None], session: dict[str, Any], called: str) -> None:
+    def __init__(
+        self,
+        emit: Callable[[Event], None],
+        session: dict[str, Any],
+        called: str,
+        incarnation: Callable[[], Incarnation] = Incarnation,
+    ) -> None:
         self._emit = emit
         self._session = session
         self._called = called
+        self._incarnation = incarnation
+        self._present = Incarnation()
+        self._count = 0  # of incarnations
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._is_connected = False
         self._was_connected = False
 
@@ -409,6 +432,10 @@ class WorkerEvents:
         """
         if self._is_connected:
             return
+        before, self._present = self._present, self._incarnation()
+        if self._present.number != before.number:
+            self._count += 1
+            self.last_lines.clear()
         self._emit(
             WorkerConnected(
                 **self._who(),
@@ -418,15 +445,17 @@ class WorkerEvents:
                 cores=int(facts["cores"]),
                 threads=int(facts["threads"]),
                 again=self._was_connected,
+                engine=self._present.engine,
+                incarnation=self._count,
             )
         )
         self._is_connected = self._was_connected = True
 
-    def disconnected(self, why: str) -> None:
+    def disconnected(self, why: str, cause: str = "") -> None:
         """Emit the event that the connection to the worker's daemon has ended."""
         if self._is_connected:
             self._is_connected = False
-            self._emit(WorkerDisconnected(**self._who(), why=why))
+            self._emit(WorkerDisconnected(**self._who(), why=why, cause=cause))
 
     def not_reached(self, tries: int, error: BaseException | None) -> None:
         """Emit the event that an attempt to reconnect to the worker has failed."""
@@ -442,12 +471,19 @@ class WorkerEvents:
         sent them.
         """
         dropped = int(facts["dropped"])
+        self.last_lines.extend(str(text) for _, text in facts["lines"][-LAST_LINES:])
         for stream, lines in groupby(facts["lines"], itemgetter(0)):
             texts = tuple(str(text) for _, text in lines)
             self._emit(WorkerWrote(**self._who(), stream=STREAMS[stream], lines=texts, dropped=dropped))
             dropped = 0
         if dropped:
             self._emit(WorkerWrote(**self._who(), stream="stdout", lines=(), dropped=dropped))
+
+    def logged(self, facts: dict[str, Any]) -> None:
+        """Emit the event with the lines that native code and the daemon of the worker wrote."""
+        lines = tuple(map(str, facts["lines"]))
+        self.last_lines.extend(lines)
+        self._emit(WorkerLogged(**self._who(), lines=lines, left_out=int(facts["left_out"])))
 
 
 LATE_HEARTBEATS = 2
@@ -616,6 +652,7 @@ class Link:
     timing: Timing
     identity: Identity
     called: str
+    incarnation: Callable[[], Incarnation]
     left: Callable[[], Awaitable[Left | None]]
     revive: Callable[[], Awaitable[tuple[str, int]]] | None
     way: Callable[[float], Awaitable[socket.socket]] | None
@@ -623,7 +660,8 @@ class Link:
     emit: Callable[[Event], None]
 
     def __post_init__(self) -> None:
-        self.link_state = LinkState(self.left)
+        self.worker_events = WorkerEvents(self.emit, self.session, self.called, self.incarnation)
+        self.link_state = LinkState(self.left, self.worker_events.last_lines)
         self.control: ControlChannel | None = None
         self.data: DataChannel | None = None
         self.facts: dict[str, Any] = {}
@@ -638,7 +676,6 @@ class Link:
         self._sent_session: dict[str, Any] = {}  # the session settings that the executor has received last
         self._replayed_to = ""  # the executor that has received the requests of ``replay``
         self._sources = Sources()
-        self.worker_events = WorkerEvents(self.emit, self.session, self.called)
         self.on_leaving: Callable[[], None] | None = None
         self._given_up: DDLFError | None = None  # the reason why the master has ended the connections
 
@@ -962,7 +999,11 @@ class Link:
         lost = await self.link_state.of_worker(reason, self.name, self.silent_s)
         if self.link_state.phase is Phase.LOST and isinstance(lost, WorkerLost) and lost.cause is not None:
             self.link_state.loss = lost
-        self.worker_events.disconnected("" if self.link_state.is_closed else lost.message)
+        cause = lost.cause if isinstance(lost, WorkerLost) else None
+        if self.link_state.is_closed:
+            self.worker_events.disconnected("")
+        else:
+            self.worker_events.disconnected(lost.message, str(cause or ""))
 
     async def why(self, channel: Channel, reason: BaseException | None) -> DDLFError:
         crash = await self.link_state.of_executor(channel, reason) if isinstance(channel, DataChannel) else None
@@ -999,6 +1040,9 @@ class Link:
                 return
             if frame.name == "wrote":
                 self.worker_events.wrote(facts)
+                return
+            if frame.name == "logged":
+                self.worker_events.logged(facts)
                 return
             if frame.name == "leaving":
                 until = asyncio.get_running_loop().time() + float(facts["within_s"])

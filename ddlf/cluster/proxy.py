@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-from ddlf.cluster.launch.launcher import Left
+from ddlf.cluster.launch.launcher import Incarnation, Left
 from ddlf.cluster.link import CONNECT_TIMEOUT_S, Identity, Link, Notice, master_name, unknown
 from ddlf.errors import (
     ConnectError,
@@ -90,6 +90,7 @@ class ProxyWorker(IWorker):
         called: Name in cluster.yaml; empty without one.
         advertise: Address of this worker for other workers, as ``HOST`` or ``HOST:PORT``, or a dict with such a text
             for each caller's number. With an empty text, other workers use the addresses that the worker reports.
+        incarnation: Returns the worker's present incarnation, as its launcher knows it.
         left: Returns how the worker's process ended, as its launcher knows it. None means that it runs, or that the
             launcher does not know.
         revive: Restarts the worker's process if it has ended, and returns its address. None if this process cannot.
@@ -116,6 +117,7 @@ class ProxyWorker(IWorker):
         guest: bool = False,
         called: str = "",
         advertise: str | dict[int, str] = "",
+        incarnation: Callable[[], Incarnation] = Incarnation,
         left: Callable[[], Awaitable[Left | None]] = unknown,
         revive: Callable[[], Awaitable[tuple[str, int]]] | None = None,
         way: Callable[[float], Awaitable[socket.socket]] | None = None,
@@ -136,6 +138,7 @@ class ProxyWorker(IWorker):
             security=security,
             timing=self.timing,
             called=called,
+            incarnation=incarnation,
             left=left,
             revive=revive,
             way=way,

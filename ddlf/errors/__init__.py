@@ -184,12 +184,17 @@ class WorkerLost(RequestFailed, ConnectionError):
         last_seen_s: Seconds between the worker's last sign of life and this error; None if there was no sign of life.
         signal: Name of the signal that ended the worker's process, such as ``"SIGKILL"``; None if unknown.
         cause: Why its launcher or its engine ended it, such as ``"node lost"``; None if unknown.
+        output_tail: The last lines that the worker has written, if it crashed.
     """
 
     exit_code = 5
     last_seen_s: float | None = None
     signal: str | None = None
     cause: str | None = None
+    output_tail: str = ""
+
+    def _rest(self) -> str:
+        return f"\nits last output:\n{self.output_tail}" if self.output_tail else ""
 
 
 class ExecutorCrashed(RequestFailed, RuntimeError):

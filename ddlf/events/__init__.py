@@ -666,6 +666,8 @@ class WorkerConnected(ClusterEvent):
         cores: Number of cores that it may use.
         threads: Number of threads that it computes with; 0 if unknown.
         again: Whether it was connected before.
+        engine: The name of what runs it in its engine, such as ``"job 12_3"`` or ``"pod app-0"``; empty without one.
+        incarnation: How many workers this run has had with this number, this one included; 0 if unknown.
     """
 
     address: str
@@ -674,16 +676,21 @@ class WorkerConnected(ClusterEvent):
     cores: int
     threads: int
     again: bool = False
+    engine: str = ""
+    incarnation: int = 0
 
 
 class WorkerDisconnected(ClusterEvent):
     """The connection to a worker has ended.
 
     Args:
-        why: The reason; empty if this side closed the connection.
+        why: The reason, in the words of the engine if it knows one; empty if this side closed the connection.
+        cause: The kind of the reason, such as ``"notice"``, ``"preempted"``, ``"node lost"`` or ``"crash"``; empty if
+            unknown.
     """
 
     why: str = ""
+    cause: str = ""
 
 
 class WorkerNotReached(ClusterEvent):
@@ -725,6 +732,19 @@ class WorkerWrote(ClusterEvent):
     stream: Stream
     lines: tuple[str, ...]
     dropped: int = 0
+
+
+class WorkerLogged(ClusterEvent):
+    """Native code on a worker, such as TensorFlow, another program, or its daemon has written lines. The run's folder
+    keeps them, and no display shows them.
+
+    Args:
+        lines: The lines, without line ends.
+        left_out: Number of bytes just before these lines that came too fast and were left out.
+    """
+
+    lines: tuple[str, ...]
+    left_out: int = 0
 
 
 HowMapped = Literal["complete", "cancelled", "failed"]

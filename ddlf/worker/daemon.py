@@ -42,6 +42,7 @@ from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, describe, dumps, load
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import make_certificate, worker_tls
 from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess, Questions
+from ddlf.worker.forwarding import LOOK_S
 from ddlf.worker.joining import Dialled, Join, Joining
 from ddlf.worker.lease import MASTER_ID_BYTES, Holder, Lease
 from ddlf.worker.machine import addresses_of, cores, cpu_group, footprint, same_machine
@@ -374,8 +375,8 @@ class Daemon:
 
     Args:
         options: How the worker was started.
-        log: Receives each line about a problem, for the person at the terminal.
-        say: Receives each other line.
+        log: Prints each line about a problem, for the person at the terminal.
+        say: Prints each other line.
 
     Attributes:
         process: The executor's process.
@@ -389,7 +390,7 @@ class Daemon:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._options = options
-        self.log = log
+        self._print = log
         self._say = say
         self._listener = None if options.port is None else listening_socket(options.host, options.port)
         self.host, self.port = "", 0
@@ -421,12 +422,17 @@ class Daemon:
         self._holder: Control | None = None
         self.is_leaving = False
         self._written_for = b""  # the master that gets the output of user code
-        self._admission = Admission(log, lambda: len(self._controls))
+        self._admission = Admission(self.log, lambda: len(self._controls))
         self._orphans: set[asyncio.Task[None]] = set()
         self._dialled = Dialled(options.tokens, self._greet)
         self._started = time.monotonic()
         self._stop = asyncio.Event()
         self.left: DDLFError | None = None
+
+    def log(self, line: str) -> None:
+        """Tell the person at the terminal, and the master, about a problem."""
+        self._print(line)
+        self.process.lines.log(f"ddlf-worker: {line}")
 
     def _make_process(self, state_dir: Path) -> ExecutorProcess:
         return ExecutorProcess(self._options, self._folder.path, state_dir, self._announce, self.log, self._certificate)
@@ -471,7 +477,10 @@ class Daemon:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                forever = self.process.keep_running(), self._accept(), self._end_stopped_executors(), self._join()
+                forever = (
+                    *(self.process.keep_running(), self._accept(), self._join()),
+                    *(self._end_stopped_executors(), self._forward_native_output()),
+                )
                 running = [tasks.create_task(coroutine) for coroutine in forever]
                 waiting = tasks.create_task(self.process.settled.wait())
                 waiting.add_done_callback(lambda task: None if task.cancelled() else ready())
@@ -498,6 +507,12 @@ class Daemon:
             seconds = stopped.look(self.process.pid)
             if seconds >= self._holder.dead_after_s:
                 self.process.end_stopped(seconds)
+
+    async def _forward_native_output(self) -> None:
+        """Send the output of native code to the master. No event reports that a file has grown."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.process.lines.look_at_native()
 
     @property
     def failure(self) -> str:
@@ -641,7 +656,7 @@ class Daemon:
         if before is not control:
             self._questions.end()
             self._dialled.end()
-            if self._written_for != master.master_id:
+            if self._written_for not in (b"", master.master_id):  # the first master gets the earlier lines
                 self.process.lines.forget()
             self._written_for = master.master_id
             self.process.lines.wake()

@@ -272,7 +272,8 @@ async def _serve(executor: Executor, channel: socket.socket, activity: Activity,
     executor.import_from_master(partial(ask_daemon, channel))
     loop.add_reader(channel.fileno(), handed_over)
     channel.send(READY)
-    executor.calls.on_turn_over = Written(activity, channel, options.stdout).end_line
+    prints = os.open(options.prints, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    executor.calls.on_turn_over = Written(activity, channel, 1 if options.shows_prints else prints, prints).end_line
     async with asyncio.TaskGroup() as connections:
         while True:
             connections.create_task(executor.serve(*await ready.get()))

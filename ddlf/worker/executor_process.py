@@ -24,9 +24,10 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from ddlf.errors import ConnectError, ProtocolError
 from ddlf.rpc.tls import Security
 from ddlf.worker.activity import Activity
+from ddlf.worker.forwarding import Forwarding
 from ddlf.worker.options import ExecutorOptions
 from ddlf.worker.process import UNKNOWN, Forked, Forks, child_environment, executor_name
-from ddlf.worker.written import LINES, Forwarding
+from ddlf.worker.written import LINES
 
 if TYPE_CHECKING:
     from ddlf.worker.options import Options
@@ -170,13 +171,14 @@ class ExecutorProcess:
         self._tmp_dir = session_dir / "tmp"
         self._environment = {"TMPDIR": str(self._tmp_dir)}
         self._persist_dir = state_dir / "methods"
-        self._log_path = state_dir / "executor.log"
+        self._log_path = state_dir / "executor.log"  # what native code writes, and Python before and after user code
+        self._prints_path = state_dir / "prints.log"  # what user code writes
         self._on_exit = on_exit
         self._log = log
         self.on_question: Callable[[bytes, int], None] = lambda question, descriptor: os.close(descriptor)
         self._activity_fd = Activity.create()
         self.activity = Activity(self._activity_fd)
-        self.lines = Forwarding(self.activity)
+        self.lines = Forwarding(self.activity, options.tokens)
         self._process: asyncio.subprocess.Process | Forked | None = None
         self._forks = Forks(options.template_fd)
         self._replacing = False
@@ -252,8 +254,11 @@ class ExecutorProcess:
         self._channel.setblocking(False)
         # Opened again for each process, so that the tail belongs to it alone and the file cannot grow without limit.
         self._stderr = open(self._log_path, "w+b")  # noqa: SIM115, ASYNC230
+        self._prints_path.write_bytes(b"")
+        self.lines.watch(self._stderr)
         with executor_end:
-            descriptors = executor_end.fileno(), self._activity_fd, STDOUT, self._stderr.fileno()
+            stdout = STDOUT if self._options.shows_native else self._stderr.fileno()
+            descriptors = executor_end.fileno(), self._activity_fd, stdout, self._stderr.fileno()
             self._process = await self._forks.fork(self._environment, *descriptors) or await self._spawn(executor_end)
         security = self._options.security or Security()
         settings = ExecutorOptions(
@@ -262,7 +267,8 @@ class ExecutorProcess:
             session_dir=str(self._session_dir),
             persist_dir=str(self._persist_dir),
             max_message_bytes=self._options.max_message_bytes,
-            stdout=1 if self._options.shows_prints else 2,
+            prints=str(self._prints_path),
+            shows_prints=self._options.shows_prints,
             certificate=_text(self._certificate),
             tls_ca=_text(security.tls_ca),
             tls_cert=_text(security.tls_cert),
@@ -281,6 +287,7 @@ class ExecutorProcess:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "ddlf.worker.executor", str(channel.fileno()), str(self._activity_fd)),
             stdin=asyncio.subprocess.DEVNULL,
+            stdout=None if self._options.shows_native else self._stderr,
             stderr=self._stderr,
             pass_fds=(channel.fileno(), self._activity_fd),
             env=child_environment() | self._environment,
@@ -333,10 +340,12 @@ class ExecutorProcess:
     def _tail(self) -> str:
         if self._stderr is None or self._stderr.closed:
             return ""
-        with self._stderr as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - STDERR_TAIL_BYTES))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-STDERR_TAIL_LINES:])
+        self._stderr.close()
+        # The file that was written last has the reason of the end, such as the stack of a fatal error.
+        with contextlib.suppress(OSError):
+            paths = sorted((self._log_path, self._prints_path), key=lambda path: path.stat().st_mtime_ns)
+            return "\n".join([line for path in paths for line in _last_lines(path)][-STDERR_TAIL_LINES:])
+        return ""
 
     async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
         """Pass a data connection to the executor, as soon as one is ready.
@@ -478,6 +487,12 @@ class ExecutorProcess:
                 self.lines.listen(descriptor)
             else:
                 self.on_question(question, descriptor)
+
+
+def _last_lines(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
+        return file.read().decode(errors="replace").splitlines()
 
 
 def _text(file: Path | None) -> str | None:

@@ -22,8 +22,10 @@ class Options:
         state_dir: Folder for state that survives the daemon, and for the executor's log; None to keep no state.
         security: Certificates, and whether to encrypt nothing; None on loopback, where no encryption is needed.
         max_message_bytes: The largest message body accepted.
-        shows_prints: Whether the output of user code goes to this process's standard output. Otherwise it goes to the
-            executor's log.
+        shows_prints: Whether the output of user code goes to this process's standard output. Otherwise it goes to a
+            file.
+        shows_native: Whether native code's standard output goes to this process's standard output. Otherwise it goes to
+            the executor's log.
         advertise: Host and port of this worker for other workers. Port 0 means its own port, None means the
             addresses that it finds itself.
         template_fd: Socket of a template that workers share. With None this worker starts its own when a master wants a
@@ -38,6 +40,7 @@ class Options:
     security: Security | None = None
     max_message_bytes: int = MAX_BODY_BYTES
     shows_prints: bool = True
+    shows_native: bool = True
     advertise: tuple[str, int] | None = None
     template_fd: int | None = None
     join: Join | None = None
@@ -53,7 +56,8 @@ class ExecutorOptions:
         session_dir: Folder for methods that live as long as the daemon.
         persist_dir: Folder for methods that survive the daemon.
         max_message_bytes: The largest message body accepted.
-        stdout: Descriptor for the output of user code: 1, or 2 for the executor's log.
+        prints: File for the output of user code.
+        shows_prints: Whether standard output of user code goes to the worker's terminal instead.
         certificate: File of the worker's own certificate; None without encryption.
         tls_ca: File of the organisation's authority, or None.
         tls_cert: File of the organisation's certificate, or None.
@@ -66,7 +70,8 @@ class ExecutorOptions:
     session_dir: str
     persist_dir: str
     max_message_bytes: int
-    stdout: int
+    prints: str
+    shows_prints: bool
     certificate: str | None
     tls_ca: str | None
     tls_cert: str | None

@@ -1,17 +1,15 @@
-"""Forwards the output of user code to the master. Runs in both processes of a worker.
+"""Passes the output of user code on to the daemon. Runs in the executor.
 
 All output still goes to the worker's terminal or its log file. Each line also goes into a pipe to the daemon, up to a
 limited rate. Lines beyond the limit are only counted, in the page of memory that both processes share. The executor
-never waits. The daemon sends the lines, and the number of missing lines, to the master that has the worker. Lines that
-a process wrote before it was killed are still in the pipe.
+never waits. Lines that a process wrote before it was killed are still in the pipe. ``forwarding.py`` is the other end.
 
-Only Python's own streams are forwarded, including the streams of forked children. Native code and other programs, such
-as TensorFlow, write directly to the descriptors, and their output stays on the worker.
+Only Python's own streams go this way, including the streams of forked children. Native code and other programs, such
+as TensorFlow, write directly to the descriptors.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import io
@@ -20,9 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from ddlf.worker.activity import Activity
 
@@ -40,21 +36,9 @@ MAX_LINE_BYTES = 3 * 1024
 """Maximum bytes of a line; the rest is cut off. A record of this size is written to a pipe in one piece
 (``PIPE_BUF``)."""
 MAX_COPY_BYTES = 64 * 1024**2
-"""Maximum bytes of standard output in the log file of a worker without a terminal."""
+"""Maximum bytes of each stream in the log file of a worker."""
 PIPE_BYTES = 1024**2
 F_SETPIPE_SZ = 1031
-FLUSH_S, LOOK_S = 0.1, 0.5
-"""Seconds to collect lines before they are sent, and seconds between two checks for lines that were only counted.
-"""
-LOOKS = 4
-"""After this number of checks without new lines, the checks stop. Together they last longer than ``PAUSE_S``."""
-MAX_WAITING_LINES = 5_000
-"""Maximum number of lines that wait for a slow or a disconnected master. Further lines are only counted.
-"""
-MAX_EVENT_BYTES = 64 * 1024
-MAX_QUEUED_BYTES = 256 * 1024
-"""Maximum bytes of events that a master has not read. Above this limit, no events are sent."""
-
 NOTHING = b"", 0
 
 
@@ -64,7 +48,8 @@ class Written:
     Args:
         activity: The page.
         channel: Channel to the daemon, which receives the other end of the pipe.
-        stdout: Descriptor that also receives standard output: 1, or 2 for the log file.
+        stdout: Descriptor that also receives standard output: 1, or a file's.
+        stderr: Descriptor that also receives standard error: 2, or a file's.
 
     Attributes:
         counted: Number of lines of this process, in the page.
@@ -72,7 +57,7 @@ class Written:
         pause_until: Time on the monotonic clock until which lines are only counted.
     """
 
-    def __init__(self, activity: Activity, channel: socket.socket, stdout: int) -> None:
+    def __init__(self, activity: Activity, channel: socket.socket, stdout: int, stderr: int = 2) -> None:
         read_end, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         with contextlib.suppress(OSError):  # not Linux, or the user has many large ones
@@ -85,7 +70,7 @@ class Written:
         self._streams: dict[int, TextIO] = {}
         for number, name in STREAMS.items():
             before = getattr(sys, name)
-            raw = io.BufferedWriter(Raw(number, stdout if number == 1 else 2, self))
+            raw = io.BufferedWriter(Raw(number, stdout if number == 1 else stderr, self))
             stream = io.TextIOWrapper(raw, encoding=before.encoding, errors=before.errors, line_buffering=True)
             self._streams[number] = stream
             setattr(sys, name, stream)
@@ -208,129 +193,3 @@ def _is_text(data: bytes) -> bool:
     except UnicodeDecodeError as error:
         return error.reason == "unexpected end of data"
     return True
-
-
-class Master(Protocol):
-    """The control connection of the master that receives the lines."""
-
-    @property
-    def queued_bytes(self) -> int:
-        """The number of bytes that wait to be sent to the master."""
-
-    def event(self, name: str, facts: dict[str, Any]) -> None:
-        """Send the master an event."""
-
-
-class Forwarding:
-    """The daemon's end of the pipe: sends the lines that user code writes to the master.
-
-    Args:
-        activity: The page.
-
-    Attributes:
-        master: Returns the master that has the worker. Lines wait while it returns None.
-    """
-
-    def __init__(self, activity: Activity) -> None:
-        self.master: Callable[[], Master | None] = lambda: None
-        self._activity = activity
-        self._pipe: int | None = None
-        self._rest = b""
-        self._received = 0  # lines of this executor
-        self._noted = 0  # lines of this executor that are known to be missing
-        self._missing = 0  # missing lines that were not reported yet
-        self._waiting: deque[tuple[int, str]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._looks = 0
-
-    def listen(self, pipe: int) -> None:
-        """Begin to read the lines of a new executor."""
-        os.set_blocking(pipe, False)
-        self._pipe = pipe
-        asyncio.get_running_loop().add_reader(pipe, self._readable)
-
-    def end(self) -> None:
-        """Send the remaining lines of an executor that has ended."""
-        self.flush()
-        if self._pipe is not None:
-            asyncio.get_running_loop().remove_reader(self._pipe)
-            os.close(self._pipe)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._pipe, self._rest, self._received, self._noted, self._timer = None, b"", 0, 0, None
-
-    def forget(self) -> None:
-        """Drop all present lines, because they are not for the next master."""
-        self._look()
-        self._waiting.clear()
-        self._missing = 0
-
-    def flush(self) -> None:
-        """Send all present lines, and the number of missing lines."""
-        self._read()
-        self._send()
-        self._look()
-        self._send()
-
-    def _readable(self) -> None:
-        if not self._read() and self._pipe is not None:  # the end of the pipe; ``end`` closes it
-            asyncio.get_running_loop().remove_reader(self._pipe)
-        self.wake()
-
-    def wake(self) -> None:
-        """Send the waiting lines soon, from the event loop."""
-        self._looks = 0
-        self._arm(FLUSH_S)
-
-    def _read(self) -> bool:
-        """Read the lines in the pipe. Return whether more can arrive."""
-        while self._pipe is not None:
-            try:
-                data = os.read(self._pipe, 65536)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            self._received += len(lines)
-            room = MAX_WAITING_LINES - len(self._waiting)
-            self._missing += max(0, len(lines) - room)
-            self._waiting.extend((line[0] - 48, line[1:].decode(errors="backslashreplace")) for line in lines[:room])
-        return False
-
-    def _look(self) -> int:
-        """Read the lines in the pipe, and return the number of newly missing lines."""
-        counted = self._activity.written  # Read the counter first: a counted line is in the pipe or was dropped.
-        self._read()
-        missing = max(0, counted - self._received - self._noted)
-        self._noted += missing
-        self._missing += missing
-        return missing
-
-    def _arm(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        if self._timer is not None:
-            if self._timer.when() <= loop.time() + seconds:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_later(seconds, self._on_time)
-
-    def _on_time(self) -> None:
-        self._timer = None
-        if self._waiting or self._looks:  # missing lines are reported with the next lines, or when no more are missing
-            self._send()  # lines that are missing before these, not after them
-        self._looks = 0 if self._look() else self._looks + 1
-        is_held_up = bool(self._waiting) and self.master() is not None
-        if is_held_up or self._looks < LOOKS:
-            self._arm(FLUSH_S if is_held_up else LOOK_S)
-
-    def _send(self) -> None:
-        """Send the waiting lines, and the number of lines missing before them, to the master if it accepts them."""
-        while (self._waiting or self._missing) and (master := self.master()) and master.queued_bytes < MAX_QUEUED_BYTES:
-            lines, length = [], 0
-            while self._waiting and length < MAX_EVENT_BYTES:
-                stream, text = self._waiting.popleft()
-                lines.append([stream, text])
-                length += len(text)
-            missing, self._missing = self._missing, 0
-            master.event("wrote", {"lines": lines, "dropped": missing})

@@ -82,6 +82,20 @@ def test_report_is_written_again_and_its_table_printed(out, capsys):
     assert ddlf(capsys, "report", "nothing")[0] == 2
 
 
+def test_report_as_json_and_the_places_of_workers(out, capsys):
+    code, text, _ = ddlf(capsys, "report", "short", "--json")
+    assert code == 0
+    facts = json.loads(text)
+    assert (facts["state"], facts["places"]) == ("finished", [])
+    assert ddlf(capsys, "report", "short", "--places", "--csv")[1] == (
+        "worker,host,in its engine,incarnation,came,left,cause,reason\n"
+    )
+    for words in (["--json", "--workers"], ["--json", "--csv"], ["--workers", "--places"]):
+        code, _, error = ddlf(capsys, "report", "short", *words)
+        assert code == 2
+        assert f"{words[0]} and {words[1]} exclude each other" in error
+
+
 def test_runs_says_that_there_are_none(tmp_path, capsys):
     assert ddlf(capsys, "runs", "--out", str(tmp_path))[1].startswith("no runs in ")
     assert ddlf(capsys, "report", "--out", str(tmp_path))[0] == 2

@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from ddlf.worker import forwarding as forwarding_module
 from ddlf.worker import written
 from ddlf.worker.activity import Activity
-from ddlf.worker.written import LINES, NOTHING, Forwarding, Written, joined, shown
+from ddlf.worker.forwarding import Forwarding
+from ddlf.worker.written import LINES, NOTHING, Written, joined, shown
 from tests.patience import PATIENCE_S
 
 
@@ -125,14 +127,14 @@ async def test_a_daemon_that_is_late_loses_lines_and_counts_them(monkeypatch, co
 
 
 async def test_what_nobody_takes_waits_for_the_same_master_up_to_a_bound(monkeypatch, copy):
-    monkeypatch.setattr(written, "MAX_WAITING_LINES", 10)
+    monkeypatch.setattr(forwarding_module, "MAX_WAITING_LINES", 10)
     async with both_ends(monkeypatch, copy) as (_, forwarding, master):
         forwarding.master = lambda: None
         for number in range(15):
             print(number)
         forwarding.flush()
         forwarding.master = lambda: master
-        master.queued_bytes = written.MAX_QUEUED_BYTES
+        master.queued_bytes = forwarding_module.MAX_QUEUED_BYTES
         forwarding.flush()
         assert master.told == []
         master.queued_bytes = 0

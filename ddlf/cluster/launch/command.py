@@ -125,6 +125,8 @@ class Commanded(PlaceEngine):
             stderr=self._errors,
             start_new_session=True,
         )
+        if place is not None:
+            self._runs_in[place] = f"process {process.pid} of the command"
         try:
             code = await process.wait()
         finally:

@@ -272,6 +272,9 @@ class Dask(PlaceEngine):
         left = self._lefts.get(place)
         return left.words if left else f"its task waits for one of the {len(workers)} Dask workers"
 
+    def engine_name(self, index: int) -> str:
+        return next((f"task {key}" for key, place in list(self._tasks.items()) if place == index), "")
+
     async def release(self) -> None:
         if self._client is not None:
             await self._close()

@@ -112,6 +112,7 @@ class PlaceEngine(Engine):
 
     def __init__(self, keys: Keys, workers: Workers | None = None) -> None:
         super().__init__(keys, workers)
+        self._runs_in: dict[int, str] = {}  # what runs the worker of each place; ``run`` sets them
         self._lefts: dict[int, Left] = {}
         self._left_by: dict[int, int] = {}  # the incarnation of the worker that ended, by place
         self._ended = asyncio.Event()  # ``_begin`` makes a new one, because it belongs to one gate's loop
@@ -174,6 +175,9 @@ class PlaceEngine(Engine):
 
     def never(self, index: int) -> str:
         return self._given_up.get(index, "")
+
+    def engine_name(self, index: int) -> str:
+        return self._runs_in.get(index, "")
 
     def has_left(self, place: int, left: Left) -> None:
         """Keep the reason why the worker at a place ended, until the next worker joins there."""

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddlf.cluster.launch.launcher import Address, Launcher, Way
+from ddlf.cluster.launch.launcher import Address, Incarnation, Launcher, Way
 from ddlf.errors import ConfigError, ConnectError, DDLFError, ProtocolError
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble
@@ -410,6 +410,14 @@ class Joined(Launcher):
             if absent and text != told:
                 log.warning("%s", text)
                 told = text
+
+    def incarnation(self, index: int) -> Incarnation:
+        number = 0 if self._gate is None else self._gate.incarnation(index)
+        return Incarnation(number, self.engine_name(index))
+
+    def engine_name(self, index: int) -> str:
+        """Return the name of what runs the worker of a place in its engine, such as a job; empty without one."""
+        return ""
 
     def way(self, index: int) -> Way:
         return lambda timeout_s: self.gate.take(index, timeout_s)

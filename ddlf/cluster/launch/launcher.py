@@ -103,6 +103,20 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Incarnation:
+    """The present one of the workers that come to a place one after another.
+
+    Args:
+        number: Differs from that of each other worker at this place; 0 if nobody knows it.
+        engine: The name of what runs the worker in its engine, such as ``"job 12_3"`` or ``"pod app-0"``; empty without
+            one.
+    """
+
+    number: int = 0
+    engine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """A fact about an engine that its launcher finds before a run, for ``ddlf doctor``.
 
@@ -216,6 +230,10 @@ class Launcher(ABC):
         worker's address.
         """
         return None
+
+    def incarnation(self, index: int) -> Incarnation:
+        """Return which worker is at a place now, for the record of the run."""
+        return Incarnation()
 
     async def left(self, index: int) -> Left | None:
         """Return how the worker at a place ended. None means that it runs, or that the launcher does not know."""

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from ddlf.cluster.launch.launcher import Address, Cause, Launcher, Left
+from ddlf.cluster.launch.launcher import Address, Cause, Incarnation, Launcher, Left
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.rpc.tokens import Tokens, new_token
 from ddlf.worker.process import Template, can_fork, child_environment
@@ -146,6 +146,12 @@ class Local(Launcher):
                 raise ConnectError(f"a local worker did not start within {START_TIMEOUT_S:g} s") from None
             raise
         return process, json.loads(line) if line else {}
+
+    def incarnation(self, index: int) -> Incarnation:
+        if index >= len(self._processes):
+            return Incarnation()
+        pid = self._processes[index].pid
+        return Incarnation(pid, f"process {pid}")
 
     async def left(self, index: int) -> Left | None:
         """Return how the daemon's process ended; None if it runs."""

@@ -170,6 +170,9 @@ class Ranked(Engine):
             yield each
         yield check_folder(self._file.parent)
 
+    def engine_name(self, index: int) -> str:
+        return f"job {self.ranks.job}, rank {index}"
+
     def follower(self) -> Callable[[], int] | None:
         return None if self.ranks.rank == 0 else self._follow
 

@@ -149,6 +149,7 @@ class Rayed(PlaceEngine):
             actor = await _asked(self._new_actor)
             node = await asyncio.wrap_future(actor.node.remote().future())
             self._places[place] = node, actor
+            self._runs_in[place] = f"actor {actor._actor_id.hex()}"
             code, said = await asyncio.wrap_future(actor.run.remote(worker).future())
             words = f"its worker ended with exit code {code}" + (f":\n{said}" if said else "")
             return self._notices.get(place) or Left(Cause.CRASH, words, code)

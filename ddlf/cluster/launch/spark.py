@@ -149,7 +149,7 @@ class Spark(PlaceEngine):
             await asyncio.shield(self._starting)
         except Exception as error:  # Java, py4j and Spark raise their own errors
             raise ConnectError(f"Spark does not start: {_short(error)}") from None
-        group = f"{self._group}-{place}"
+        self._runs_in[place] = group = f"{self._group}-{place}"
         try:
             await _in_thread(self._run_job, group, place, worker)
         except asyncio.CancelledError:

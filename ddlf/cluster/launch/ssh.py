@@ -118,6 +118,7 @@ class Ssh(PlaceEngine):
                 failure = await self._prepare_worker(remote, worker)
             if failure is None:
                 self._waits[place] = f"the worker on {host} starts"
+                self._runs_in[place] = f"ssh to {host}"
                 remote.send(worker.token)
                 failure = await remote.failure()
         finally:

@@ -1,5 +1,5 @@
-"""Reads the output of user code on the workers of a run from its log files: of one worker, or of all workers in order
-of time.
+"""Reads the output of the workers of a run from its log files: of one worker, or of all workers in order of time. A
+sign in each line tells what user code has written from all other output.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 from ddlf.monitor.runs import folder
 
 STAMP = len("2026-11-22 12:00:00.000")
+OF_USER_CODE, OF_WORKER = "  ", " |"
+"""Between the time and the text of a line: of user code, and of native code, the worker or DDLF."""
 
 Line = tuple[str, str, str]
 """The time when the line arrived at the master, as text that sorts by time; the worker; the line."""
@@ -23,9 +25,11 @@ class Reader:
     Args:
         path: Folder of the run.
         worker: Name of the worker whose log to read; None for all.
+        everything: Whether to return also lines that user code has not written.
     """
 
-    def __init__(self, path: Path, worker: str | None = None) -> None:
+    def __init__(self, path: Path, worker: str | None = None, *, everything: bool = False) -> None:
+        self._everything = everything
         self._folder = path / folder.LOGS
         self._pattern = f"{folder.file_name(worker)}.log" if worker else "*.log"
         self._read: dict[int, int] = {}  # inode -> bytes read: a renamed file keeps its inode
@@ -55,4 +59,6 @@ class Reader:
                         break
                     done = self._read[facts.st_ino] = done + len(data)
                     line = data[:-1].decode(errors="backslashreplace")
-                    yield line[:STAMP], path.stem, line[STAMP + 2 :]
+                    text = line[STAMP:]
+                    if self._everything or not text.startswith(OF_WORKER):
+                        yield line[:STAMP], path.stem, text[len(OF_WORKER) :]

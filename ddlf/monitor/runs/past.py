@@ -45,6 +45,35 @@ class Share(Sums):
     lost_at: float | None = None
 
 
+@dataclass(kw_only=True)
+class Stay:
+    """The time that one worker was connected, from its coming to its leaving.
+
+    Args:
+        worker: Number of the worker.
+        name: Name of the worker.
+        host: Its machine's own host name.
+        address: Host and port of its daemon, or its place.
+        engine: The name of what ran it in its engine; empty without one.
+        incarnation: Which of the run's workers with this number it was, from 1; 0 if unknown.
+        came: When it came, in seconds since 1970.
+        left: When it left; None if it did not, or if the master was killed before.
+        cause: The kind of the reason why it left; empty if unknown, or at the end of the run.
+        why: The reason, in the words of its engine if it knew one; empty at the end of the run.
+    """
+
+    worker: int
+    name: str
+    host: str
+    address: str
+    engine: str
+    incarnation: int
+    came: float
+    left: float | None = None
+    cause: str = ""
+    why: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class UnusualEvent:
     """An unusual event of a run, such as a lost worker, for the report.
@@ -73,6 +102,7 @@ class Past:
         records: Records of its rounds, or in asynchronous training of its updates.
         times: Time of each record, in seconds since 1970.
         shares: Work of each worker, by number.
+        stays: The times that workers were connected, with their places, in the order of coming.
         faults: Unusual events, in order.
         facts: The last event of some kinds, by name: ``RunBegan``, ``ModelBuilt``, ``DataLoaded``, ``TrainingBegan``.
         test: Newest metrics of the test data.
@@ -86,6 +116,7 @@ class Past:
     records: list[RoundRecord] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     shares: dict[int, Share] = field(default_factory=dict)
+    stays: list[Stay] = field(default_factory=list)
     faults: list[UnusualEvent] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
@@ -224,6 +255,22 @@ def _take(past: Past, data: dict[str, Any]) -> None:
             share.name = event.name
             share.away_s += now - (share.lost_at or now)
             share.lost_at = None
+        case e.WorkerConnected():
+            past.stays.append(
+                Stay(
+                    worker=event.worker,
+                    name=event.name,
+                    host=event.host,
+                    address=event.address,
+                    engine=event.engine,
+                    incarnation=event.incarnation,
+                    came=now,
+                )
+            )
+        case e.WorkerDisconnected():
+            for stay in past.stays:
+                if stay.worker == event.worker and stay.left is None:
+                    stay.left, stay.cause, stay.why = now, event.cause, event.why
         case e.WorkerReady():
             _share(past, event.worker).name = event.name
         case e.Warned():

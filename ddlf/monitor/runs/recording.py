@@ -25,11 +25,11 @@ from ddlf.events.record import RoundRecord, row
 from ddlf.events.sinks import to_json
 from ddlf.monitor.runs import folder, summary
 from ddlf.monitor.runs.background import Behind, Timed, log, reason
-from ddlf.monitor.runs.logs import STAMP
+from ddlf.monitor.runs.logs import OF_USER_CODE, OF_WORKER, STAMP
 from ddlf.monitor.runs.trackers import WRITERS, check_installed
 from ddlf.settings.declared import declared, declared_with
 
-ELSEWHERE = (e.SlotMoved, e.PhaseMoved, e.WorkerWrote)
+ELSEWHERE = (e.SlotMoved, e.PhaseMoved, e.WorkerWrote, e.WorkerLogged)
 """Events that ``events.jsonl`` does not contain: two are frequent and not needed later, and workers' output has its own
 files."""
 MOST_LOG_BYTES = 32 * 1024**2
@@ -69,6 +69,8 @@ class FolderWriter:
         self._test: dict[str, float] = {}
         self._last: RoundRecord | None = None
         self._columns: list[str] = []
+        self._begun: dict[str, str] = {}  # the first line of a worker's new incarnation, until it writes something
+        self._incarnations: dict[str, int] = {}
         self._is_torn = False
         if job:
             self._state = replace(self._state, job=job, checkpoint=_checkpoint_of(app))
@@ -174,14 +176,28 @@ class FolderWriter:
         self._is_torn = False
 
     def _write_logs(self, batch: list[Timed]) -> None:
-        """Append workers' output to their log files, with the time of its arrival."""
+        """Append workers' output to their log files, with the time of its arrival. Before the first line of each
+        incarnation, a line says which it is.
+        """
         texts: dict[str, str] = {}
         for when, event in batch:
-            if isinstance(event, e.WorkerWrote):
-                at = datetime.fromtimestamp(when).isoformat(" ", "milliseconds")
-                missing = [f"({event.dropped:,} lines came too fast and were dropped)"] * bool(event.dropped)
-                text = "".join(f"{at}  {line}\n" for line in (*missing, *event.lines))
-                texts[event.name] = texts.get(event.name, "") + text
+            at = datetime.fromtimestamp(when).isoformat(" ", "milliseconds")
+            match event:
+                case e.WorkerConnected():
+                    if self._incarnations.get(event.name) != event.incarnation or not event.incarnation:
+                        self._begun[event.name] = f"{at}{OF_WORKER}{_begins(event)}\n"
+                    self._incarnations[event.name] = event.incarnation
+                    continue
+                case e.WorkerWrote():
+                    missing = [f"({event.dropped:,} lines came too fast and were dropped)"] * bool(event.dropped)
+                    lines, mark = (*missing, *event.lines), OF_USER_CODE
+                case e.WorkerLogged():
+                    missing = [f"({event.left_out:,} bytes came too fast and were left out)"] * bool(event.left_out)
+                    lines, mark = (*missing, *event.lines), OF_WORKER
+                case _:
+                    continue
+            text = self._begun.pop(event.name, "") + "".join(f"{at}{mark}{line}\n" for line in lines)
+            texts[event.name] = texts.get(event.name, "") + text
         for name, text in texts.items():
             (self._path / folder.LOGS).mkdir(exist_ok=True)
             log = f"{folder.LOGS}/{folder.file_name(name)}.log"
@@ -189,7 +205,7 @@ class FolderWriter:
                 before = path.with_name(path.name + folder.BEFORE)
                 if before.exists():
                     gone = f"(older lines were removed: the log keeps {2 * MOST_LOG_BYTES:,} bytes of each worker)"
-                    text = f"{text[:STAMP]}  {gone}\n{text}"
+                    text = f"{text[:STAMP]}{OF_USER_CODE}{gone}\n{text}"
                 path.replace(before)
             self._append(log, text)
 
@@ -365,6 +381,11 @@ def recorded(app: UserApp, origins: dict[str, str] | None = None, job: str = "")
         if in_folder:
             app.checkpoint = None
     recording.close()
+
+
+def _begins(event: e.WorkerConnected) -> str:
+    which = f"incarnation {event.incarnation} of {event.name}" if event.incarnation else event.name
+    return f"{which} on {event.host}" + (f" ({event.engine})" if event.engine else "")
 
 
 def _asks_for_checkpoints(app: UserApp) -> bool:

@@ -47,7 +47,8 @@ def write(path: Path) -> Past:
     """
     past = read(path)
     (path / TABLES).mkdir(exist_ok=True)
-    for name, rows in (("run", table.of_runs([past])), ("workers", table.of_workers(past))):
+    tables = {"run": table.of_runs([past]), "workers": table.of_workers(past), "places": table.of_stays(past)}
+    for name, rows in tables.items():
         folder.write_text(path / TABLES / f"{name}.csv", table.as_csv(rows))
         folder.write_text(path / TABLES / f"{name}.tex", table.as_latex(rows))
     folder.write_text(path / folder.REPORT, html(past))
@@ -109,7 +110,11 @@ def record_of(past: Past) -> dict[str, Any]:
     """Return the facts about a run that only the report shows, not the dashboard, as JSON data."""
     status = past.status
     workers = [share for share in past.shares.values() if share.updates or share.lost]
-    tables = [("Result", table.of_runs([past])), *([("Workers", table.of_workers(past))] * bool(workers))]
+    tables = [
+        ("Result", table.of_runs([past])),
+        *([("Workers", table.of_workers(past))] * bool(workers)),
+        *([("Places", table.of_stays(past))] * bool(past.stays)),
+    ]
     staleness = Counter(record.staleness for record in past.records)
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.began))
     about = [
@@ -127,6 +132,7 @@ def record_of(past: Past) -> dict[str, Any]:
         "why": status.why,
         "about": about,
         "workers": [to_data(share) for share in workers],
+        "places": [to_data(stay) for stay in past.stays],
         "staleness": sorted(staleness.items()) if any(staleness) else [],
         "faults": _faults(past),
         "marks": _marks(past),

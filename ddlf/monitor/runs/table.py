@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import time
 import unicodedata
 from collections.abc import Sequence
 from math import isfinite
@@ -145,6 +146,29 @@ def of_workers(past: Past) -> Rows:
         for share in past.shares.values()
     ]
     return [head, *rows]
+
+
+def of_stays(past: Past) -> Rows:
+    """Return a table with a row for each time that a worker was connected: where it was, and why it left."""
+    head = ["worker", "host", "in its engine", "incarnation", "came", "left", "cause", "reason"]
+    rows = [
+        [
+            stay.name,
+            stay.host,
+            stay.engine,
+            f"{stay.incarnation or ''}",
+            _clock(stay.came),
+            "" if stay.left is None else _clock(stay.left),
+            stay.cause,
+            stay.why.partition("\n")[0],
+        ]
+        for stay in past.stays
+    ]
+    return [head, *rows]
+
+
+def _clock(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
 
 
 def number(value: float) -> str:

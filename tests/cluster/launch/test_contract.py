@@ -6,6 +6,7 @@ import importlib
 import os
 import shlex
 import signal
+import subprocess
 import sys
 
 import psutil
@@ -16,6 +17,7 @@ from ddlf.cluster.launch.engine import PlaceEngine, check_folder
 from ddlf.cluster.launch.keys import Keys
 from ddlf.cluster.launch.launcher import Cause, Workers, from_keys, installed
 from ddlf.errors import ConfigError, ConnectError, DDLFError, WorkerLost
+from ddlf.events import WorkerConnected, WorkerDisconnected, WorkerLogged, WorkerWrote
 from tests.patience import PATIENCE_S
 
 PACKAGE = '''
@@ -155,6 +157,52 @@ async def test_error_of_a_request_has_the_reason_of_the_engine(keys, descendants
             await (running or worker.run_method(number))
         assert caught.value.cause is Cause.CRASH
     assert descendants() == []
+
+
+def write_in_all_ways(self):
+    print("of Python")
+    os.write(1, b"native output\n")
+    os.write(2, b"native error\n")
+    subprocess.run(["sh", "-c", "echo of a program"], check=True)
+
+
+async def test_all_that_a_worker_writes_comes_to_the_master_and_once_to_its_terminal(keys, descendants, capfd):
+    told, came = [], asyncio.Event()
+    native = {"native output", "native error", "of a program"}
+
+    def hear(event):
+        told.append(event)
+        if isinstance(event, WorkerLogged) and native <= set(lines_of(WorkerLogged)):
+            came.set()
+
+    def lines_of(kind):
+        return [line for event in told if isinstance(event, kind) for line in event.lines]
+
+    launcher = launcher_of(keys, workers=1)
+    cluster = Cluster(launcher)
+    cluster.subscribe(hear)
+    async with asyncio.timeout(PATIENCE_S), cluster:
+        await cluster.run_method(write_in_all_ways)
+        await came.wait()  # also while the worker has nothing to do
+        (connected,) = [event for event in told if isinstance(event, WorkerConnected)]
+        assert connected.incarnation == 1
+        os.kill(worker_at(launcher.gate, 0).pid, signal.SIGKILL)
+        while cluster.workers[0].connected:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.001)
+        with pytest.raises(WorkerLost) as lost:
+            await cluster.run_method(number)
+        assert "native error" in lost.value.output_tail
+        assert "its last output:\n" in str(lost.value)
+        await cluster.workers[0].reconnect()
+    assert lines_of(WorkerWrote) == ["of Python"]
+    assert not any(launcher.tokens.primary.decode() in line for line in lines_of(WorkerLogged))
+    incarnations = [event.incarnation for event in told if isinstance(event, WorkerConnected)]
+    assert (incarnations[0], incarnations[-1]) == (1, 2)
+    (left, _) = [event for event in told if isinstance(event, WorkerDisconnected)]
+    assert left.cause == "crash"
+    shown = "".join(capfd.readouterr())
+    assert shown.count("of Python") == 1
+    assert not any(line in shown for line in native)
 
 
 async def test_cluster_connects_again_after_it_was_closed(keys, descendants):

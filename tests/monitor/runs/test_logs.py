@@ -106,3 +106,37 @@ def test_a_worker_that_wrote_nothing_is_told_with_those_that_did(tmp_path, capsy
     code, text, error = ddlf(capsys, "logs", "--out", str(tmp_path), "--worker", "wroker 1")
     assert (code, text) == (0, "")
     assert error == f"wroker 1 printed nothing in {path.name}; there are lines of pc-03, worker-1, worker-2\n"
+
+
+def connected(at, incarnation, engine="job 12_3"):
+    facts = dict(address="place 0", host=f"n{incarnation}", python="3.11", cores=2, threads=2)
+    event = e.WorkerConnected(worker=1, name="worker 1", engine=engine, incarnation=incarnation, **facts)
+    return BEGAN + at, event
+
+
+def logged(at, *lines, left_out=0):
+    return BEGAN + at, e.WorkerLogged(worker=1, name="worker 1", lines=lines, left_out=left_out)
+
+
+def test_all_output_of_a_worker_is_in_its_log_with_its_incarnations(tmp_path, capsys):
+    told = [
+        connected(0, 1),
+        logged(1, "I tensorflow"),
+        wrote(2, 1, "mine"),
+        connected(3, 1),
+        logged(4, "more"),
+        connected(5, 2),
+    ]
+    path = run(tmp_path, "app", [*told, logged(6, "crash", left_out=1234), connected(7, 3)])
+    everything = ddlf(capsys, "logs", "--out", str(tmp_path), "--all")[1]
+    assert [line[20:] for line in everything.splitlines()] == [
+        "incarnation 1 of worker 1 on n1 (job 12_3)",
+        "I tensorflow",
+        "mine",
+        "more",
+        "incarnation 2 of worker 1 on n2 (job 12_3)",
+        "(1,234 bytes came too fast and were left out)",
+        "crash",
+    ]
+    assert ddlf(capsys, "logs", "--out", str(tmp_path))[1].endswith("[worker-1] mine\n")
+    assert "WorkerLogged" not in (path / folder.EVENTS).read_text()

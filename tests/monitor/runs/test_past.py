@@ -7,7 +7,7 @@ import pytest
 
 from ddlf import events as e
 from ddlf.errors import ConfigError
-from ddlf.monitor.runs import folder
+from ddlf.monitor.runs import folder, table
 from ddlf.monitor.runs.past import end_of, read
 from tests.monitor.runs.made import BEGAN, events_of, record, run
 
@@ -71,3 +71,43 @@ def test_the_end_of_a_long_file_is_found_without_reading_all_of_it(tmp_path):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         read(tmp_path)
+
+
+def test_who_was_where_and_why_they_left(tmp_path):
+    facts = dict(worker=1, name="worker 1")
+    here = dict(address="place 0", host="n1", python="3.11", cores=2, threads=2)
+    told = [
+        (BEGAN + 1, e.WorkerConnected(**facts, **here, engine="job 12_0", incarnation=1)),
+        (BEGAN + 2, e.WorkerDisconnected(**facts, why="node n1 is down\nmore", cause="node lost")),
+        (BEGAN + 4, e.WorkerConnected(**facts, **{**here, "host": "n2"}, engine="job 13_0", incarnation=2)),
+    ]
+    path = run(tmp_path, "a", [*events_of(3), *told])
+    first, second = read(path).stays
+    assert (first.host, first.engine, first.incarnation, first.came) == ("n1", "job 12_0", 1, BEGAN + 1)
+    assert (first.left, first.cause, first.why) == (BEGAN + 2, "node lost", "node n1 is down\nmore")
+    assert (second.host, second.engine, second.left) == ("n2", "job 13_0", None)
+    head, *rows = table.of_stays(read(path))
+    assert head == ["worker", "host", "in its engine", "incarnation", "came", "left", "cause", "reason"]
+    assert [row[:4] + row[6:] for row in rows] == [
+        ["worker 1", "n1", "job 12_0", "1", "node lost", "node n1 is down"],
+        ["worker 1", "n2", "job 13_0", "2", "", ""],
+    ]
+    assert (path / "tables" / "places.csv").read_text().count("\n") == 3
+
+
+def test_workers_of_earlier_records_have_no_engine(tmp_path):
+    path = run(tmp_path, "a", events_of(1))
+    with (path / folder.EVENTS).open("a") as file:
+        facts = {
+            "worker": 1,
+            "name": "pc01",
+            "address": "pc01:9000",
+            "host": "n1",
+            "python": "3.11",
+            "cores": 2,
+            "threads": 2,
+        }
+        file.write(json.dumps({"time": BEGAN + 3, "event": "WorkerConnected", **facts}) + "\n")
+        file.write(json.dumps({"time": BEGAN + 4, "event": "WorkerDisconnected", "worker": 1, "name": "pc01"}) + "\n")
+    (stay,) = read(path).stays
+    assert (stay.engine, stay.incarnation, stay.left, stay.cause) == ("", 0, BEGAN + 4, "")

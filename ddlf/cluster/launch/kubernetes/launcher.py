@@ -233,6 +233,7 @@ class Kubernetes(PlaceEngine):
         known = self._pods.get(index)
         if known is None or known["metadata"]["creationTimestamp"] <= about["creationTimestamp"]:
             self._pods[index] = pod
+        self._runs_in[index] = f"pod {self._pods[index]['metadata']['name']}"
         counted = self._counted.setdefault(index, set())
         left = how_it_ended(pod, kind == "DELETED")
         gate = self._gate

@@ -177,6 +177,7 @@ class Array(PlaceEngine):
             raise ConnectError(f"sbatch refused the job: {errors or f'exit code {code}'}")
         job = out.partition(";")[0].strip()
         self._jobs.update({place: Job(f"{job}_{place}", begins_at=begin[place]) for place in places})
+        self._runs_in.update({place: f"job {job}_{place}" for place in places})
 
     async def _run_all(self, gate: Gate) -> None:
         looking = asyncio.create_task(self._look(gate))

@@ -122,6 +122,9 @@ class Steps(PlaceEngine):
             f"--job-name=ddlf-place-{place}",
         ]
 
+    def engine_name(self, index: int) -> str:
+        return f"job {os.environ.get('SLURM_JOB_ID', '')}, step ddlf-place-{index}"
+
     async def waits(self, index: int) -> str:
         return _last_words(self._said.get(index, b"").decode(errors="replace"))
 

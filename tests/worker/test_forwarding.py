@@ -1,0 +1,88 @@
+"""What native code and the daemon write, on its way to the master."""
+
+import pytest
+
+from ddlf.worker import growing
+from ddlf.worker.activity import Activity
+from ddlf.worker.forwarding import Forwarding
+from ddlf.worker.growing import GrowingFile
+
+
+class Master:
+    """Keeps what it is told."""
+
+    queued_bytes = 0
+
+    def __init__(self):
+        self.told = []
+
+    def event(self, name, facts):
+        self.told.append((name, facts))
+
+
+@pytest.fixture
+def log(tmp_path):
+    """The file that native code writes."""
+    with open(tmp_path / "executor.log", "w+b", buffering=0) as file:
+        yield file
+
+
+@pytest.fixture
+def growing_file(log):
+    file = GrowingFile(log)
+    yield file
+    file.close()
+
+
+def test_whole_lines_come_once_and_the_last_one_when_nothing_follows(log, growing_file):
+    log.write(b"one\ntw")
+    assert growing_file.new_lines() == (["one"], 0)
+    assert growing_file.new_lines() == ([], 0)
+    log.write(b"o\n 10%\r 20%\nno text: \xff")
+    assert growing_file.new_lines() == (["two", " 20%"], 0)
+    assert growing_file.new_lines(to_its_end=True) == (["no text: \\xff"], 0)
+    assert growing_file.new_lines(to_its_end=True) == ([], 0)
+
+
+def test_of_too_many_lines_the_newest_come_whole_and_the_other_bytes_are_counted(log, growing_file, monkeypatch):
+    monkeypatch.setattr(growing, "READ_BYTES", 25)
+    lines = [f"line {number}" for number in range(10)]  # of 7 bytes with their ends
+    log.write("".join(f"{line}\n" for line in lines).encode())
+    assert growing_file.new_lines() == (lines[-3:], 49)
+    log.write(b"more\n")
+    assert growing_file.new_lines() == (["more"], 0)
+
+
+def test_long_line_is_cut(log, growing_file):
+    log.write(b"x" * 4000 + b"\n")
+    assert growing_file.new_lines() == (["x" * 3072 + " [cut, 928 more bytes]"], 0)
+
+
+async def test_lines_wait_for_a_master_and_another_one_does_not_get_them(log):
+    forwarding, master = Forwarding(Activity(Activity.create())), Master()
+    forwarding.watch(log)
+    log.write(b"native\n")
+    forwarding.look_at_native()
+    forwarding.log("of the daemon")
+    forwarding.master = lambda: master
+    forwarding.look_at_native()
+    assert master.told == [("logged", {"lines": ["of the daemon", "native"], "left_out": 0})]
+    forwarding.master = lambda: None
+    log.write(b"for the first one\n")
+    forwarding.log("for it, too")
+    forwarding.forget()
+    forwarding.master = lambda: master
+    log.write(b"an unfinished line")
+    forwarding.end()
+    assert master.told[1:] == [("logged", {"lines": ["an unfinished line"], "left_out": 0})]
+
+
+async def test_no_line_has_the_token(log):
+    forwarding, master = Forwarding(Activity(Activity.create()), [b"s3cret", b"other"]), Master()
+    forwarding.master = lambda: master
+    forwarding.watch(log)
+    log.write(b"joins with s3cret or other\n")
+    forwarding.log("s3crets3cret")
+    forwarding.end()
+    lines = [line for _, facts in master.told for line in facts["lines"]]
+    assert sorted(lines) == ["******", "joins with *** or ***"]
