@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from ddlf.cli.options import workers_range
+from ddlf.cli.options import checked_run_options, workers_range
 from ddlf.cli.parsing import Command, Parser, action
 from ddlf.errors import ConfigError
 
@@ -48,7 +47,7 @@ def render(options: argparse.Namespace) -> int:
         objects = manifests.pool(keys)
     else:
         again = ["--requeue", "--checkpoint", manifests.CHECKPOINTS] if options.requeue else []
-        command = manifests.RunCommand(*_app(options), [*again, *shlex.split(options.options)])
+        command = manifests.RunCommand(*_app(options), [*again, *checked_run_options(options.app, options.options)])
         objects = (manifests.jobset if options.jobset else manifests.run)(keys, command)
     if keys.namespace is not None:
         for each in objects:

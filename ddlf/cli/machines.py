@@ -123,6 +123,7 @@ async def up(options: argparse.Namespace) -> int:
         print(f"installing {name}{given['extras']}, which may take minutes", flush=True)
 
     async def start(worker: WorkerAddress) -> str:
+        await _check_resolves(worker.host)
         if options.install:
             await asyncio.shield(installing[worker.host])
         arguments = ["--advertise", worker.advertise] if worker.advertise else []
@@ -138,6 +139,23 @@ async def up(options: argparse.Namespace) -> int:
         for task in installing.values():
             task.cancel()
         await asyncio.gather(*installing.values(), return_exceptions=True)
+
+
+async def _check_resolves(host: str) -> None:
+    """Check that a name is not one that only ssh knows, since runs dial the worker without ssh.
+
+    Raises:
+        ConfigError: Only ssh knows it.
+    """
+    try:
+        await asyncio.get_running_loop().getaddrinfo(host, None)
+    except OSError:
+        from ddlf.cluster.launch.remote import hostname_of
+
+        if address := await hostname_of(host):  # otherwise ssh itself will say that the name is unknown
+            raise ConfigError(
+                f"only ssh knows the name {host!r}, and runs connect without ssh", hint=f"write host: {address}"
+            ) from None
 
 
 def wheel() -> tuple[str, bytes]:
@@ -277,11 +295,17 @@ async def runcmd(options: argparse.Namespace) -> int:
     from ddlf.cluster.launch.remote import CONNECTING
 
     connecting = asyncio.Semaphore(CONNECTING)
-    hosts = list(dict.fromkeys(worker.host for worker in _listed(options).workers))
+    labels: dict[str, list[str]] = {}
+    for worker in _listed(options).workers:
+        labels.setdefault(worker.host, []).append(worker.name or worker.host)
+    # Some workers may share a machine. Then its address says more than one of their names.
+    hosts = {host: names[0] if len(names) == 1 else host for host, names in labels.items()}
     words: list[str] = options.words
     command = words[0] if len(words) == 1 else shlex.join(words)
-    width = max(map(len, hosts))
-    codes = await asyncio.gather(*(_run_on(host, command, f"{host:<{width}}  ", connecting) for host in hosts))
+    width = max(map(len, hosts.values()))
+    codes = await asyncio.gather(
+        *(_run_on(host, command, f"{label:<{width}}  ", connecting) for host, label in hosts.items())
+    )
     return FAILED if any(codes) else 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
+import shlex
 import textwrap
 from collections.abc import Mapping
 from functools import partial
@@ -413,3 +414,18 @@ RUN = Command(
     options=_run_options,
     run="ddlf.cli.run:run_file",  # its help must not import what trains
 )
+
+
+def checked_run_options(app: Path, text: str) -> list[str]:
+    """Split options of ``ddlf run`` that a printed script contains, after the parser of ``ddlf run`` has checked them. A
+    mistake exits with code 2.
+
+    Raises:
+        ConfigError: A quotation mark has no partner.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--options cannot be read: {error}", hint="quote it as a shell does") from None
+    RUN.parser("ddlf run").parse_args([str(app), *words])
+    return words

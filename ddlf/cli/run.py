@@ -240,9 +240,10 @@ async def _run_app(
                 steps, apart = spec.local.steps, spec.train.extra_workers
                 length = f"{steps} batch{'es' * (steps != 1)}" if steps else spec.local.epochs
                 length = f"{app.round_samples} samples" if app.round_samples else length
+                slots = app.slots or (cluster.places if cluster.places > cluster.N else None)
                 display.say(
                     f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, "
-                    f"batch {app.batch_size} per {_slots(app.slots, cluster.N, apart)}, seed {app.seed}"
+                    f"batch {app.batch_size} per {_slots(slots, cluster.N, apart)}, seed {app.seed}"
                 )
                 return await _train(app, options.save, path, stop)
             finally:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 from typing import Any
 
-from ddlf.cli.options import workers_range
+from ddlf.cli.options import checked_run_options, workers_range
 from ddlf.cli.parsing import Command, Parser, action, number
 from ddlf.errors import ConfigError
 
@@ -26,7 +25,9 @@ def render(options: argparse.Namespace) -> int:
     values: dict[str, Any] = {key: getattr(options, key) for key in KEYS if getattr(options, key) is not None}
     values["env"] = dict(_variable(text) for text in options.env or ())
     keys = read_keys(SlurmKeys, "slurm", values, options.workers)
-    run = shlex.split(options.options)
+    if not options.app.is_file():
+        raise ConfigError(f"there is no file {options.app}", hint="name the app's file, as the job finds it")
+    run = checked_run_options(options.app, options.options)
     if options.notice is not None and not options.requeue:
         raise ConfigError("--notice has no effect without --requeue", hint="add it, and --checkpoint DIR")
     if options.requeue and options.checkpoint is None:

@@ -658,6 +658,8 @@ class Cluster(Group):
                 called=launcher.names[index] if launcher.names else "",
                 advertise=self._advertise[index],
                 incarnation=partial(launcher.incarnation, index),
+                never=partial(launcher.never, index),
+                when_lost=launcher.when_lost,
                 left=partial(launcher.left, index),
                 revive=partial(launcher.revive, index) if launcher.revives else None,
                 way=launcher.way(index),

@@ -38,7 +38,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddlf.cluster.launch.launcher import Cause, Incarnation, Left
+from ddlf.cluster.launch.launcher import Cause, Incarnation, Launcher, Left
 from ddlf.cluster.sources import Sources
 from ddlf.errors import (
     ConnectError,
@@ -177,7 +177,7 @@ class Phase(Enum):
 
     NEW = ("not connected yet", "connect first: await cluster.connect(), or async with cluster")
     OPEN = ("", "")
-    LOST = ("the connection was lost", "connect again, or check the worker's terminal")
+    LOST = ("the connection was lost", "connect again")
     CLOSED = ("the connection was closed on this side", "connect again")
 
 
@@ -201,6 +201,7 @@ class LinkState:
         left: Returns how the worker's process ended, as its launcher knows it. None means that it runs, or that the
             launcher does not know.
         last_lines: The last lines that the worker has written.
+        when_lost: What to do about a lost worker.
 
     Attributes:
         phase: State of the link.
@@ -211,7 +212,12 @@ class LinkState:
         loss: How the connection was lost, with the reason of the launcher; None if it is open, or without a reason.
     """
 
-    def __init__(self, left: Callable[[], Awaitable[Left | None]], last_lines: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        left: Callable[[], Awaitable[Left | None]],
+        last_lines: Iterable[str] = (),
+        when_lost: str = Launcher.when_lost,
+    ) -> None:
         self.phase = Phase.NEW
         self.crash: ExecutorCrashed | None = None
         self.lease: LeaseError | None = None
@@ -220,6 +226,7 @@ class LinkState:
         self._stopped_by = self._stopped_hint = ""
         self._left = left
         self._last_lines = last_lines
+        self._when_lost = when_lost
         self.changed = asyncio.Event()
 
     @property
@@ -267,6 +274,8 @@ class LinkState:
             loss.may_have_run = False
             return loss
         text, hint = self.phase.value
+        if self.phase is Phase.LOST:
+            hint = f"{hint}; {self._when_lost}"
         return WorkerLost(text, worker=worker, hint=hint, may_have_run=False)
 
     def heard(self, event: str, facts: dict[str, Any], worker: str, *, epoch: int, first_id: int) -> None:
@@ -360,7 +369,7 @@ class LinkState:
         lost = WorkerLost(
             f"the connection was lost ({reason or 'the other side closed it'})",
             worker=worker,
-            hint="check the worker's terminal, or run: ddlf status",
+            hint=self._when_lost,
             last_seen_s=silent_s,
         )
         if self.notice is not None:
@@ -653,6 +662,7 @@ class Link:
     identity: Identity
     called: str
     incarnation: Callable[[], Incarnation]
+    when_lost: str
     left: Callable[[], Awaitable[Left | None]]
     revive: Callable[[], Awaitable[tuple[str, int]]] | None
     way: Callable[[float], Awaitable[socket.socket]] | None
@@ -661,7 +671,7 @@ class Link:
 
     def __post_init__(self) -> None:
         self.worker_events = WorkerEvents(self.emit, self.session, self.called, self.incarnation)
-        self.link_state = LinkState(self.left, self.worker_events.last_lines)
+        self.link_state = LinkState(self.left, self.worker_events.last_lines, self.when_lost)
         self.control: ControlChannel | None = None
         self.data: DataChannel | None = None
         self.facts: dict[str, Any] = {}

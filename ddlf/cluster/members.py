@@ -156,28 +156,34 @@ class Members:
             self._keep(reached, [worker for worker in self.missing if worker not in reached])
             return
         used = sum(isinstance(failure, LeaseError) for failure in failures)
-        lost = len(failures) - used
+        late = sum(
+            isinstance(outcome, ConnectError) and self.launcher.comes_later(worker.id - 1)
+            for worker, outcome in zip(known, outcomes, strict=True)
+        )
+        lost = len(failures) - used - late
         rows, reasons = [], {}
         for worker, outcome in zip(known, outcomes, strict=True):
             if isinstance(outcome, DDLFError):
                 outcome.worker = ""  # The row of the table already names the worker.
                 where = worker.label
                 # If all missing workers are in use, the error gives the hint once, at its end.
-                reason = (str(outcome) if lost else outcome.message).removeprefix(where).lstrip(": ")
+                reason = (str(outcome) if lost or late else outcome.message).removeprefix(where).lstrip(": ")
                 reasons[where] = reason
                 rows.append(f"  {worker.id:>3}  {where:<21}  {reason}")
         are = "is" if used == 1 else "are"
         problems = [f"{lost} of {len(known)} workers could not be reached"] * bool(lost)
+        problems += [f"{late} of {len(known)} workers {'has' if late == 1 else 'have'} not come yet"] * bool(late)
         problems += [f"{used} of {len(known)} workers {are} in use"] * bool(used)
         text = "\n".join([f"{', and '.join(problems)}:", *rows])
         if len(reached) >= (self._min_workers or len(known)):
             if reasons != self._said:  # a run connects repeatedly; warn only about changes
-                log.warning("%s\ncontinuing with %d worker%s", text, len(reached), "s" * (len(reached) != 1))
+                join = "; the others join when they come" if late else ""
+                log.warning("%s\ncontinuing with %d worker%s%s", text, len(reached), "s" * (len(reached) != 1), join)
             self._said = reasons
             self._keep(reached, [worker for worker in (*known, *self.missing) if worker not in reached])
             return
         hint = next((failure.hint for failure in failures if isinstance(failure, LeaseError)), "")
-        error = ConnectError(text) if lost else LeaseError(text, hint=hint)
+        error = ConnectError(text) if lost or late else LeaseError(text, hint=hint)
         error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
         raise error
 

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-from ddlf.cluster.launch.launcher import Incarnation, Left
+from ddlf.cluster.launch.launcher import Incarnation, Launcher, Left
 from ddlf.cluster.link import CONNECT_TIMEOUT_S, Identity, Link, Notice, master_name, unknown
 from ddlf.errors import (
+    ClusterTooSmall,
     ConnectError,
     DDLFError,
     ExecutorCrashed,
@@ -69,6 +70,12 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
 
+class NoWorkerComes(DDLFError, ConnectionError):
+    """The launcher of a worker starts no worker at its place any more."""
+
+    exit_code = ClusterTooSmall.exit_code
+
+
 class ProxyWorker(IWorker):
     """One worker, seen from the master. Its methods are the methods of ``Worker``, awaited across the network.
 
@@ -91,6 +98,8 @@ class ProxyWorker(IWorker):
         advertise: Address of this worker for other workers, as ``HOST`` or ``HOST:PORT``, or a dict with such a text
             for each caller's number. With an empty text, other workers use the addresses that the worker reports.
         incarnation: Returns the worker's present incarnation, as its launcher knows it.
+        never: Returns why its launcher starts no worker here any more; empty if one may come.
+        when_lost: What to do if the worker is lost, for messages.
         left: Returns how the worker's process ended, as its launcher knows it. None means that it runs, or that the
             launcher does not know.
         revive: Restarts the worker's process if it has ended, and returns its address. None if this process cannot.
@@ -118,6 +127,8 @@ class ProxyWorker(IWorker):
         called: str = "",
         advertise: str | dict[int, str] = "",
         incarnation: Callable[[], Incarnation] = Incarnation,
+        never: Callable[[], str] = str,
+        when_lost: str = Launcher.when_lost,
         left: Callable[[], Awaitable[Left | None]] = unknown,
         revive: Callable[[], Awaitable[tuple[str, int]]] | None = None,
         way: Callable[[float], Awaitable[socket.socket]] | None = None,
@@ -127,6 +138,8 @@ class ProxyWorker(IWorker):
         self.id, self.N = id, N
         self.timing = timing or Timing()
         self.advertise = advertise
+        self._never = never
+        self._when_lost = when_lost
         self.identity = Identity(guest=guest, takeover=takeover)
         self._link = Link(
             host=host,
@@ -139,6 +152,7 @@ class ProxyWorker(IWorker):
             timing=self.timing,
             called=called,
             incarnation=incarnation,
+            when_lost=when_lost,
             left=left,
             revive=revive,
             way=way,
@@ -314,6 +328,7 @@ class ProxyWorker(IWorker):
 
         Raises:
             ConnectError: The worker was not reached in time. ``connect`` describes the other errors.
+            NoWorkerComes: The launcher starts no worker here any more.
             ExecutorCrashed: The worker cannot start its executor.
             WorkerLost: ``close`` was called meanwhile.
         """
@@ -333,13 +348,15 @@ class ProxyWorker(IWorker):
                     with attempt:
                         await self.connect()
                     failed = attempt.retry_state.outcome and attempt.retry_state.outcome.exception()
+                    if isinstance(failed, Exception) and (why := self._never()):
+                        raise NoWorkerComes(why, worker=self.name) from None
                     if isinstance(failed, Exception):  # not the cancellation at the end of timeout_s
                         self._link.worker_events.not_reached(attempt.retry_state.attempt_number, last := failed)
         except TimeoutError:
             raise ConnectError(
                 f"{self.name} was not reached again within {timeout_s:g} s"
                 + (f", the last try: {last}" if last else ""),
-                hint="check the worker's terminal",
+                hint=self._when_lost,
             ) from last
 
     # -- requests ---------------------------------------------------------------------------------------------------

@@ -43,11 +43,12 @@ class Machines:
         self.token_file.chmod(0o600)
         self.ports = []
 
-    def list(self, *hosts, python=sys.executable, more=""):
+    def list(self, *hosts, python=sys.executable, more="", names=()):
         self.ports = [free_port() for _ in hosts]
+        called = [f"name: {name}, " for name in names] or [""] * len(hosts)
         rows = [
-            f"  - {{host: {host}, port: {port}, python: {python}}}\n"
-            for host, port in zip(hosts, self.ports, strict=True)
+            f"  - {{{name}host: {host}, port: {port}, python: {python}}}\n"
+            for name, host, port in zip(called, hosts, self.ports, strict=True)
         ]
         text = f"security: {{token_file: {self.token_file}}}\n{more}workers:\n{''.join(rows)}"
         (self.folder / "cluster.yaml").write_text(text)
@@ -120,7 +121,7 @@ async def test_each_machine_has_its_own_error(machines, capsys):
     said = sorted(capsys.readouterr().out.splitlines())
     assert said[0].endswith("failed: refused: ssh: connect to host refused port 22: Connection refused")
     assert "started" in said[1]
-    assert "failed: nokey: ann@nokey: Permission denied (publickey,password).; ssh must need no password" in said[2]
+    assert "failed: nokey: ann@nokey: Permission denied (publickey,password); ssh must need no password" in said[2]
     assert await machines.run(down, force=True) == 3
     assert "ended (pid " in capsys.readouterr().out
 
@@ -386,6 +387,23 @@ async def test_command_runs_once_on_each_machine(machines, capfd):
     assert out == "pc01     Welcome to pc01\npc01     your quota is fine\npc01     $HOME it's\n"
     assert "refused  failed: refused: ssh: connect to host refused port 22: Connection refused\n" in err
     assert "Permanently added" not in err
+
+
+async def test_lines_of_a_command_begin_with_the_name_of_the_machine(machines, capfd):
+    machines.list("10.0.0.1", "10.0.0.2", "10.0.0.2", names=("pc01", "pc02a", "pc02b"))
+    assert await machines.run(runcmd, words=["echo", "x"]) == 0
+    assert sorted(line for line in capfd.readouterr().out.splitlines() if line.endswith("  x")) == [
+        "10.0.0.2  x",  # two workers share this machine
+        "pc01      x",
+    ]
+
+
+async def test_name_that_only_ssh_knows_is_refused(machines, capsys):
+    write_script(machines.folder / "commands" / "ssh", "#!/bin/sh\necho user ann\necho hostname 10.0.0.11\n")
+    machines.list("pc01.invalid")
+    assert await machines.run(up) == 3
+    said = capsys.readouterr().out
+    assert "failed: only ssh knows the name 'pc01.invalid', and runs connect without ssh; write host: 10.0.0.11" in said
 
 
 async def test_machines_log_in_in_turns_and_their_commands_run_at_once(machines, capfd, monkeypatch):

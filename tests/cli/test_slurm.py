@@ -7,6 +7,14 @@ import pytest
 from ddlf.cli.main import main
 
 
+@pytest.fixture(autouse=True)
+def apps(tmp_path, monkeypatch):
+    """Two files of apps in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("app.py", "my app.py"):
+        (tmp_path / name).touch()
+
+
 def rendered(capsys, *words):
     with pytest.raises(SystemExit) as ended:
         main(["slurm", "render", *words])
@@ -60,6 +68,20 @@ def test_wrong_values_are_refused(capsys):
     code, script, errors = rendered(capsys, "app.py", "--workers", "4", "--env", "DDLF_TOKEN=x")
     assert (code, script) == (2, "")
     assert "env must not contain DDLF_TOKEN" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nope.py"], "there is no file nope.py; name the app's file, as the job finds it"),
+        (["app.py", "--options", "--master-epoch 3"], "unknown option '--master-epoch', did you mean --master-epochs?"),
+        (["app.py", "--options", "--name 'a"], "--options cannot be read: No closing quotation"),
+    ],
+)
+def test_app_and_options_are_checked(capsys, words, message):
+    code, script, errors = rendered(capsys, *words, "--workers", "4")
+    assert (code, script) == (2, "")
+    assert message in errors
 
 
 def test_job_that_comes_again_gets_a_notice_before_its_time_limit(capsys):

@@ -58,7 +58,7 @@ def test_it_is_new_then_open_then_lost_and_closed_only_by_this_side(standing):
     ("steps", "text"),
     [
         ((), "not connected yet; connect first"),
-        (("open", "lose"), "the connection was lost; connect again, or check"),
+        (("open", "lose"), "the connection was lost; connect again; check the worker's terminal"),
         (("open", "close"), "the connection was closed on this side; connect again"),
         (("close", "reopen"), "not connected yet"),
     ],

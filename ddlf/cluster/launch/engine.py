@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ddlf.cluster.launch.gate import Gate, Joined
+from ddlf.cluster.launch.gate import SAY_AFTER_S, Gate, Joined
 from ddlf.cluster.launch.keys import Keys, parse_keys, read_keys
 from ddlf.cluster.launch.launcher import Address, Cause, Check, Launcher, Left, Requeue, Workers, WorkersMissing
 from ddlf.cluster.launch.supervisor import WorkerStart
@@ -59,6 +59,7 @@ class Engine(Joined):
     name: ClassVar[str]
     model: ClassVar[type[Keys]] = Keys
     ends_workers = True
+    when_lost = "connect again: its launcher starts another one"
 
     def __init__(self, keys: Keys, workers: Workers | None = None) -> None:
         workers = workers or keys.workers
@@ -79,7 +80,7 @@ class Engine(Joined):
 
     @classmethod
     def from_text(cls, text: str, workers: Workers | None = None) -> Launcher:
-        return cls(read_keys(cls.model, cls.name, parse_keys(text, cls.name), workers))
+        return cls(read_keys(cls.model, cls.name, parse_keys(text, cls.name, cls.model.example), workers))
 
     @classmethod
     def from_keys(cls, values: Mapping[str, Any]) -> Launcher:
@@ -150,8 +151,18 @@ class PlaceEngine(Engine):
         """
         gate = self.open()
         if self._running is None:
-            await gate.run(self._begin(gate))
+            await self._have_begun(gate)
         return await super().start(modules)
+
+    async def _have_begun(self, gate: Gate) -> None:
+        """Wait until the engine has taken the places, and say so if it does not answer at once."""
+        beginning = asyncio.ensure_future(gate.run(self._begin(gate)))
+        try:
+            if not (await asyncio.wait({beginning}, timeout=SAY_AFTER_S))[0]:
+                log.warning("waiting for the engine of the launcher %s, which has not answered yet", self.name)
+            await beginning
+        finally:
+            beginning.cancel()
 
     async def left(self, index: int) -> Left | None:
         """Return how the worker at a place ended. The connection to a worker ends a moment before the engine knows that

@@ -188,7 +188,7 @@ class Gate:
         except TimeoutError:
             known = "the worker there offers no connection" if place.incarnation else "no worker has joined there"
             raise ConnectError(
-                f"place {number}: {known} within {timeout_s:g} s",
+                f"place {number}: {known} within {timeout_s:.3g} s",
                 hint=f"start one with: ddlf-worker --join HOST:{self.port}" if not place.incarnation else "",
             ) from None
 
@@ -418,6 +418,9 @@ class Joined(Launcher):
     def engine_name(self, index: int) -> str:
         """Return the name of what runs the worker of a place in its engine, such as a job; empty without one."""
         return ""
+
+    def comes_later(self, index: int) -> bool:
+        return self._gate is not None and not self._gate.incarnation(index) and not self.never(index)
 
     def way(self, index: int) -> Way:
         return lambda timeout_s: self.gate.take(index, timeout_s)

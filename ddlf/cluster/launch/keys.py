@@ -11,7 +11,7 @@ import difflib
 import ipaddress
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -90,6 +90,8 @@ class Keys(BaseModel):
     """The keys that all engines have. An engine adds its own as fields of a subclass."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    example: ClassVar[str] = "start_timeout=60"
+    """A key with a value, for messages."""
 
     workers: WorkersKey | None = Field(default=None, description="Number of workers, such as 4, or 2..8.")
     start_timeout: Seconds = Field(default=600.0, description="How long to wait for the workers.")
@@ -97,6 +99,16 @@ class Keys(BaseModel):
         default=None, description="Interface or network of the master that workers dial, such as ib0 or 10.1.0.0/16."
     )
 
+
+LIMITS = {
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+}
+"""Sentences about wrong numbers, by pydantic's kind of the error."""
 
 K = TypeVar("K", bound=Keys)
 
@@ -134,17 +146,22 @@ def read_keys(model: type[K], launcher: str, values: Mapping[str, Any], workers:
             raise ConfigError(
                 f"launcher {launcher} needs the key {key!r}", hint=f"--launcher {launcher}:{key}=VALUE"
             ) from None
-        told = (
-            str(details["ctx"]["error"])
-            if details["type"] == "value_error"
-            else f"{details['msg'].lower()}, got {details['input']!r}"
-        )
+        if details["type"] == "value_error":
+            told = str(details["ctx"]["error"])
+        else:
+            form = LIMITS.get(details["type"], details["msg"].lower().replace("input should be", "must be"))
+            told = f"{form.format(**details.get('ctx', {}))}, got {details['input']!r}"
         raise ConfigError(f"launcher {launcher}: {key} {told}") from None
 
 
-def parse_keys(text: str, launcher: str) -> dict[str, Any]:
+def parse_keys(text: str, launcher: str, example: str = Keys.example) -> dict[str, Any]:
     """Parse the text of a launcher: ``"cores=2,time=1h,env.NAME=VALUE"``. A part without ``=`` continues the value before
     it, as in ``"hosts=pc01,pc02"``.
+
+    Args:
+        text: The text.
+        launcher: Name of the launcher, for messages.
+        example: A key with a value, for the error.
 
     Raises:
         ConfigError: The text does not begin with a key, or a key stands there twice.
@@ -160,7 +177,7 @@ def parse_keys(text: str, launcher: str) -> dict[str, Any]:
         if not equals or not key:
             raise ConfigError(
                 f"launcher {launcher}: {part.strip()!r} is not KEY=VALUE",
-                hint=f"as in: --launcher {launcher}:start_timeout=60",
+                hint=f"as in: --launcher {launcher}:{example}",
             )
         if key in values:
             raise ConfigError(f"launcher {launcher}: {key} is given twice", hint="leave one of them out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import socket
 from abc import ABC, abstractmethod
@@ -159,6 +160,7 @@ class Launcher(ABC):
         fixed_places: Whether each worker has a number before it comes, its place + 1. A run then has a slot for each
             place, also if its worker comes later.
         least: How many workers are enough to begin; None if all are needed.
+        when_lost: What to do about a lost worker, for messages.
     """
 
     tokens: Tokens
@@ -167,6 +169,7 @@ class Launcher(ABC):
     revives = False
     fixed_places = False
     least: int | None = None
+    when_lost = "check the worker's terminal, or run: ddlf status"
 
     @classmethod
     def from_text(cls, text: str, workers: Workers | None = None) -> Launcher:
@@ -246,6 +249,10 @@ class Launcher(ABC):
     def never(self, index: int) -> str:
         """Return why the engine starts no worker at a place any more, in its words; empty if one may come."""
         return ""
+
+    def comes_later(self, index: int) -> bool:
+        """Return whether the run has no worker at a place yet, and may get one."""
+        return False
 
     async def check(self) -> AsyncIterator[Check]:
         """Ask the engine all that it can answer before a run, for ``ddlf doctor``. This starts no worker.
@@ -351,7 +358,9 @@ def _find(name: str) -> Any:
     if name in OWN:
         return EntryPoint(name, OWN[name], GROUP).load()
     if name not in others:
-        hint = f"there are: {', '.join(sorted({*others, *OWN}))}; other packages can bring more"
+        known = sorted({*others, *OWN})
+        near = difflib.get_close_matches(name.lower(), known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}; other packages can bring more"
         raise ConfigError(f"there is no launcher {name!r}", hint=hint)
     return others[name].load()
 

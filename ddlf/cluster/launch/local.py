@@ -39,6 +39,7 @@ class Local(Launcher):
     """
 
     revives = True
+    when_lost = "its launcher starts another one"
 
     def __init__(self, n: int) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:

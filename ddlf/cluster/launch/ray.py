@@ -133,6 +133,7 @@ class Rayed(PlaceEngine):
             ConnectError: No Ray runs here, it does not answer, or it refuses this process.
         """
         self._has_connected = await _asked(_connect)
+        log.warning("the workers run in the Ray cluster at %s", await _asked(_address))
         self._watching = asyncio.get_running_loop().create_task(self._watch_drains())
 
     async def run(self, place: int, worker: WorkerStart) -> Left | None:
@@ -342,6 +343,13 @@ def _connect() -> bool:
     with contextlib.suppress(AttributeError):
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
     return True
+
+
+def _address() -> str:
+    """Return the address of the Ray cluster that this process is connected to."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def _draining() -> Mapping[str, int]:

@@ -124,7 +124,7 @@ def explain(host: str, code: int, lines: list[str], python: str = PYTHON) -> Fai
         for pattern, sentence, hint in _KNOWN:
             found = [line for line in lines if re.search(pattern, line)]
             if found:
-                return Failure(f"{host}: {sentence or found[-1]}", hint.format(host=host), True, code)
+                return Failure(f"{host}: {(sentence or found[-1]).rstrip('.')}", hint.format(host=host), True, code)
         own = [line for line in lines if line.startswith("ssh: ")]  # the last line may be that of a jump host's end
         return Failure(f"{host}: {(own or lines or ['ssh lost the connection'])[-1]}", code=code)
     if code in (126, 127):
@@ -316,6 +316,17 @@ def check_ssh() -> None:
     """
     if shutil.which("ssh") is None:
         raise ConfigError("there is no ssh on this machine", hint="install the OpenSSH client")
+
+
+async def hostname_of(host: str) -> str:
+    """Return the address that the configuration of ssh has for a name; empty if it has none."""
+    check_ssh()
+    process = await asyncio.create_subprocess_exec(
+        *("ssh", "-G", "--", host), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    found = re.search(rb"^hostname (\S+)$", (await process.communicate())[0], re.MULTILINE)
+    address = found[1].decode() if found else ""
+    return "" if address == host else address
 
 
 def is_host(name: str) -> bool:

@@ -40,6 +40,7 @@ def _hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
 class SshKeys(Keys):
     """The keys of the launcher ``ssh``."""
 
+    example: ClassVar[str] = "hosts=pc01,pc02"
     network: ClassVar[None] = None  # type: ignore[misc]  # the forward leads to the gate
     hosts: Annotated[Names, AfterValidator(_hosts)] = Field(description="Names of the machines, as ssh knows them.")
     python: Python = Field(default=PYTHON, description="The Python there, with DDLF; ~ is the home folder there.")

@@ -187,7 +187,7 @@ def too_small(seconds: float, loss: Exception | None) -> ClusterTooSmall:
     """Return the error for a run that lost all its workers and got none back in time."""
     return ClusterTooSmall(
         f"all workers are lost, and none came back within {seconds:g} s",
-        hint="look at the workers' terminals; the last loss was: " + first_line(loss),
+        hint=f"find out why; the last loss was: {loss}" if loss is not None else "look at the workers' output",
     )
 
 

@@ -16,6 +16,7 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.launch.engine import PlaceEngine, check_folder
 from ddlf.cluster.launch.keys import Keys
 from ddlf.cluster.launch.launcher import Cause, Workers, from_keys, installed
+from ddlf.cluster.proxy import NoWorkerComes
 from ddlf.errors import ConfigError, ConnectError, DDLFError, WorkerLost
 from ddlf.events import WorkerConnected, WorkerDisconnected, WorkerLogged, WorkerWrote
 from tests.patience import PATIENCE_S
@@ -239,6 +240,29 @@ async def test_engine_that_never_runs_a_worker_ends_the_start_with_its_words(her
     with pytest.raises(ConnectError, match="place 2: the herd has only 2 sheep"):
         await asyncio.wait_for(Cluster(installed("herd:workers=3,most=2")).connect(), PATIENCE_S)
     assert descendants() == []
+
+
+async def test_worker_that_its_engine_never_starts_again_is_waited_for_no_longer(herd, descendants):
+    """A run tried for ever to reach it."""
+    async with asyncio.timeout(PATIENCE_S), Cluster(installed("herd:workers=1..2,most=1")) as cluster:
+        (missing,) = cluster.missing
+        with pytest.raises(NoWorkerComes, match=r"worker 2 \(place 1\): the herd has only 1 sheep"):
+            await missing.reconnect()
+    assert descendants() == []
+
+
+async def test_engine_that_does_not_answer_is_named(herd, monkeypatch, caplog):
+    monkeypatch.setattr("ddlf.cluster.launch.engine.SAY_AFTER_S", 0.01)
+    launcher = installed("herd:workers=1")
+
+    async def prepare():
+        while "launcher herd, which has not answered yet" not in caplog.text:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+        raise ConnectError("it refuses")
+
+    launcher.prepare = prepare
+    with pytest.raises(ConnectError, match="it refuses"):
+        await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
 
 
 async def test_timeout_has_the_words_of_the_engine(herd, monkeypatch):

@@ -120,7 +120,7 @@ def test_keys_come_from_a_text_and_from_a_mapping():
     assert from_keys("dask", {"workers": 3, "resources": {"GPU": 1}}).keys.resources == {"GPU": 1}
     with pytest.raises(ConfigError, match=r"launcher dask: env must have names .*, got 'A-B'"):
         installed("dask:env.A-B=c", Workers(1, 1))
-    with pytest.raises(ConfigError, match=r"launcher dask: resources .*greater than 0"):
+    with pytest.raises(ConfigError, match=r"launcher dask: resources must be above 0, got '0'"):
         installed("dask:resources.GPU=0", Workers(1, 1))
 
 

@@ -377,7 +377,12 @@ async def test_cluster_begins_without_absent_workers_if_enough_are_there(fleet, 
     fleet.join(1)
     async with connected(launcher, min_workers=1, connect_timeout_s=0.2) as cluster:
         assert [worker.label for worker in cluster.workers] == ["place 1"]
-        assert "no worker has joined there yet" in caplog.text
+        assert (
+            "1 of 2 workers has not come yet:\n    1  place 0                no worker has joined there yet\n"
+            in caplog.text
+        )
+        assert "continuing with 1 worker; the others join when they come" in caplog.text
+        assert "reached" not in caplog.text
         fleet.join(0)
         (late,) = cluster.missing
         await late.connect(timeout_s=PATIENCE_S)
@@ -391,7 +396,7 @@ async def test_start_says_for_which_places_it_waits(fleet, token, caplog, monkey
     port = fleet.port = launcher.gate.port
     fleet.join(1)
     await asyncio.wait_for(launcher.gate.run(launcher.gate.wait(1)), PATIENCE_S)
-    with pytest.raises(ConnectError, match="2 of 3 workers could not be reached"):
+    with pytest.raises(ConnectError, match="2 of 3 workers have not come yet"):
         await Cluster(launcher, connect_timeout_s=0.1).connect()
     assert f"waiting for workers at places 0 and 2; start them with: ddlf-worker --join HOST:{port}" in caplog.text
 

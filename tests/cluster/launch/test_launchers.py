@@ -190,7 +190,12 @@ def test_an_installed_package_brings_launchers(package):
     [
         (
             "heard:3",
-            f"there is no launcher 'heard'; there are: {', '.join(sorted([*OWN, 'counted', 'herd', 'wrong']))}",
+            "there is no launcher 'heard'; did you mean 'herd'",
+        ),
+        ("SHH:hosts=pc01", "there is no launcher 'SHH'; did you mean 'ssh'"),
+        (
+            "nobody",
+            f"there is no launcher 'nobody'; there are: {', '.join(sorted([*OWN, 'counted', 'herd', 'wrong']))}",
         ),
         ("wrong:x", "the launcher 'wrong' makes a str"),
     ],

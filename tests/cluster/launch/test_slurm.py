@@ -394,6 +394,19 @@ echo 7
     assert calls.index("sbatch ends") < next(i for i, line in enumerate(calls) if line.startswith("scancel"))
 
 
+async def test_job_that_its_partition_never_starts_ends_the_start(slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr("ddlf.cluster.launch.slurm.array.LOOKS_S", (0.05, 0.05))
+    (slurm / "full").touch()
+    connecting = asyncio.ensure_future(Cluster(Array(SlurmKeys(workers=1, folder=tmp_path))).connect())
+    async with asyncio.timeout(PATIENCE_S):
+        await wait_until((slurm / "said-7-0").exists)
+        (slurm / "said-7-0").write_text("PENDING 0 none N/A PartitionTimeLimit")
+        with pytest.raises(
+            ConnectError, match="job 7_0, which is PENDING with reason PartitionTimeLimit; ask for what"
+        ):
+            await connecting
+
+
 async def test_sbatch_that_does_not_end_is_killed(slurm, tmp_path, descendants, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.slurm.array.SUBMIT_S", 0.1)
     (slurm / "sbatch").write_text(f"#!/bin/sh\ntouch {slurm}/begins\nexec sleep 1000\n")
@@ -438,7 +451,9 @@ async def test_step_that_slurm_refuses_fails_with_its_words(slurm, monkeypatch):
         await asyncio.wait_for(Cluster(Steps(SlurmKeys(), ALLOCATION)).connect(), PATIENCE_S)
 
 
-def test_page_has_commands_that_are_accepted(slurm, capsys):
+def test_page_has_commands_that_are_accepted(slurm, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app.py").touch()
     page = (Path(__file__).parents[3] / "docs/howto/deploy.md").read_text()
     (array,) = (shlex.split(line) for line in page.splitlines() if line.startswith("ddlf run") and "slurm:" in line)
     parser = Parser()

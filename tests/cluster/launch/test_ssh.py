@@ -71,7 +71,7 @@ def test_number_of_workers_is_that_of_hosts_by_default():
         ("hosts=pc01,python=$(x)", "python must be the path of a Python there"),
         ("hosts=pc01,network=ib0", "launcher ssh has no key 'network'"),
         ("hosts=pc01,env.A-B=c", "launcher ssh: env must have names of environment variables, got 'A-B'"),
-        ("hosts=pc01,cores=0", "cores input should be greater than or equal to 1"),
+        ("hosts=pc01,cores=0", "cores must be at least 1, got '0'"),
     ],
 )
 def test_keys_are_checked(text, sentence):
@@ -87,7 +87,7 @@ def test_keys_are_checked(text, sentence):
         ("unknown", "unknown: ssh: Could not resolve hostname unknown: Name or service not known; check the name"),
         ("newkey", "newkey: its host key is unknown; connect once yourself and compare the key: ssh newkey"),
         ("changed", "changed: its host key has changed; if you trust the new key: ssh-keygen -R changed"),
-        ("nokey", "nokey: ann@nokey: Permission denied (publickey,password).; ssh must need no password here"),
+        ("nokey", "nokey: ann@nokey: Permission denied (publickey,password); ssh must need no password here"),
         ("noforward", "remote port forwarding failed for listen port 0; allow it there: AllowTcpForwarding"),
     ],
 )
@@ -125,6 +125,11 @@ async def test_wrong_ddlf_gets_no_token(tmp_path, monkeypatch, text, sentence):
         await asyncio.wait_for(Cluster(ssh).connect(), PATIENCE_S)
     assert len(sent) == 1
     assert ssh.tokens.primary not in sent[0]
+
+
+def test_hosts_without_their_key_are_explained():
+    with pytest.raises(ConfigError, match="'pc01' is not KEY=VALUE; as in: --launcher ssh:hosts=pc01,pc02"):
+        installed("ssh:pc01,pc02")
 
 
 async def test_run_begins_without_a_machine_that_it_does_not_need(descendants, caplog):

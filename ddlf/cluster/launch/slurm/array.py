@@ -40,6 +40,20 @@ SHOWN_LINES = 5
 COLUMNS = {"JobArrayID": 40, "State": 24, "RestartCnt": 12, "NodeList": 64, "PreemptTime": 24, "Reason": 128}
 """Fields of ``squeue``, with their widths."""
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
+NEVER_STARTS = frozenset(
+    {
+        *(
+            "PartitionConfig",
+            "PartitionNodeLimit",
+            "PartitionTimeLimit",
+            "BadConstraints",
+            "InvalidAccount",
+            "InvalidQOS",
+        ),
+        *("AssocMaxWallDurationPerJobLimit", "QOSMaxWallDurationPerJobLimit"),
+    }
+)
+"""Reasons of jobs that never start, because they ask for more than the partition, the account or the limits allow."""
 ALIVE = frozenset({*WAITING, "RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"})
 """States of a job that has not ended."""
 
@@ -72,6 +86,11 @@ class Job:
     restarts: int = 0
     begins_at: int = 0
     begins_again_at: float | None = None
+
+    @property
+    def never_starts(self) -> bool:
+        """Whether it waits for something that does not come by itself."""
+        return self.now is not None and self.now.state == "PENDING" and self.now.reason in NEVER_STARTS
 
 
 class Array(PlaceEngine):
@@ -199,6 +218,12 @@ class Array(PlaceEngine):
         async with self._news:
             await self._news.wait_for(lambda: self._has_ended(self._jobs[place]))
         job = self._jobs.pop(place)
+        if job.never_starts and job.now is not None:
+            await call("scancel", "--quiet", job.name)
+            raise ConnectError(
+                f"Slurm does not start job {job.name}, which is {job.now.state} with reason {job.now.reason}",
+                hint="ask for what the partition allows: scontrol show partition",
+            )
         left = self._end_of(place, job)
         if left.cause is Cause.CANCELLED:
             raise ConnectError(left.words)
@@ -206,7 +231,9 @@ class Array(PlaceEngine):
 
     def _has_ended(self, job: Job) -> bool:
         over = self._gate is None or self._gate.is_over
-        return job.now is not None and (job.now.state not in ALIVE or (over and job.now.state == "COMPLETING"))
+        if job.now is None:
+            return False
+        return job.never_starts or job.now.state not in ALIVE or (over and job.now.state == "COMPLETING")
 
     async def _look(self, gate: Gate) -> None:
         """Ask Slurm for the states of the elements again and again."""
