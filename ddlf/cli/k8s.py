@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddlf.cli.options import checked_run_options, workers_range
+from ddlf.cli.options import checked_run_options, variables, workers_range
 from ddlf.cli.parsing import Command, Parser, action
 from ddlf.errors import ConfigError
 
@@ -40,7 +40,7 @@ def render(options: argparse.Namespace) -> int:
     if not options.pool and options.app is None:
         raise ConfigError("the app's file is missing", hint="ddlf k8s render app.py --workers 4 --image IMAGE")
     values: dict[str, Any] = {key: getattr(options, key) for key in OF_PODS if getattr(options, key) is not None}
-    values["env"] = dict(_variable(text) for text in options.env or ())
+    values["env"] = variables(options.env)
     values.setdefault("name", _name(options.app))
     keys = read_keys(manifests.RenderKeys, "k8s", values, options.workers)
     if options.pool:
@@ -124,13 +124,6 @@ def _name(app: Path | None) -> str:
 
     stem = re.sub(r"[^a-z0-9]+", "-", app.stem.lower()).strip("-") if app is not None else "ddlf-pool"
     return (stem if stem[:1].isalpha() else f"ddlf-{stem}")[:MOST_NAME].strip("-")
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--env is NAME=VALUE, got {text!r}", hint="as in: --env KERAS_BACKEND=jax")
-    return name, value
 
 
 def _text(dumper: Any, text: str) -> Any:

@@ -7,7 +7,7 @@ import inspect
 import math
 import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -414,6 +414,18 @@ RUN = Command(
     options=_run_options,
     run="ddlf.cli.run:run_file",  # its help must not import what trains
 )
+
+
+def variables(texts: Sequence[str] | None) -> dict[str, str]:
+    """Return the environment variables of repeated options ``--env NAME=VALUE``.
+
+    Raises:
+        ConfigError: One of them has no equals sign.
+    """
+    for text in texts or ():
+        if "=" not in text:
+            raise ConfigError(f"--env is NAME=VALUE, got {text!r}", hint="as in: --env KERAS_BACKEND=jax")
+    return dict(text.split("=", 1) for text in texts or ())
 
 
 def checked_run_options(app: Path, text: str) -> list[str]:

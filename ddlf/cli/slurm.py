@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ddlf.cli.options import checked_run_options, workers_range
+from ddlf.cli.options import checked_run_options, variables, workers_range
 from ddlf.cli.parsing import Command, Parser, action, number
 from ddlf.errors import ConfigError
 
@@ -23,7 +23,7 @@ def render(options: argparse.Namespace) -> int:
     from ddlf.cluster.launch.slurm.render import job_script
 
     values: dict[str, Any] = {key: getattr(options, key) for key in KEYS if getattr(options, key) is not None}
-    values["env"] = dict(_variable(text) for text in options.env or ())
+    values["env"] = variables(options.env)
     keys = read_keys(SlurmKeys, "slurm", values, options.workers)
     if not options.app.is_file():
         raise ConfigError(f"there is no file {options.app}", hint="name the app's file, as the job finds it")
@@ -39,13 +39,6 @@ def render(options: argparse.Namespace) -> int:
     notice = (options.notice or NOTICE_S) if options.requeue else None
     print(job_script(options.app, keys, [*checkpoint, *run], notice), end="")
     return 0
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--env is NAME=VALUE, got {text!r}", hint="as in: --env KERAS_BACKEND=jax")
-    return name, value
 
 
 def _render_options(parser: Parser) -> None:

@@ -153,3 +153,24 @@ async def test_worker_says_the_cores_that_its_quota_leaves(groups, tmp_path):
     groups("0::/", {"cpu.max": "150000 100000"})
     worker = Worker(Methods(tmp_path, tmp_path), ArrayCache())
     assert (await worker.connect(guest=True))["cores"] == 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "affinity", "engine", "count"),
+    [
+        ("150000", 8, "4", 1),  # a quota of 1.5
+        ("max", 2, "4", 2),
+        ("max", 8, "3", 3),  # as SLURM_CPUS_PER_TASK, num_cpus of Ray, or nthreads of Dask
+        ("600000", 8, "many", 6),
+        ("max", 2, None, 2),
+    ],
+)
+def test_cores_are_the_least_of_quota_affinity_and_the_engines_number(
+    monkeypatch, groups, quota, affinity, engine, count
+):
+    groups("0::/", {"cpu.max": f"{quota} 100000"})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(affinity)), raising=False)
+    monkeypatch.delenv("DDLF_CORES", raising=False)
+    if engine is not None:
+        monkeypatch.setenv("DDLF_CORES", engine)
+    assert machine.cores() == count

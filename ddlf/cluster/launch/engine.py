@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ddlf.cluster.launch.gate import SAY_AFTER_S, Gate, Joined
-from ddlf.cluster.launch.keys import Keys, parse_keys, read_keys
+from ddlf.cluster.launch.keys import Keys, WorkersKeys, parse_keys, read_keys
 from ddlf.cluster.launch.launcher import Address, Cause, Check, Launcher, Left, Requeue, Workers, WorkersMissing
 from ddlf.cluster.launch.supervisor import WorkerStart
 from ddlf.errors import ConfigError, ConnectError, DDLFError
@@ -57,11 +57,11 @@ class Engine(Joined):
     """
 
     name: ClassVar[str]
-    model: ClassVar[type[Keys]] = Keys
+    model: ClassVar[type[WorkersKeys]] = Keys
     ends_workers = True
-    when_lost = "connect again: its launcher starts another one"
+    when_lost = "its launcher starts another one"
 
-    def __init__(self, keys: Keys, workers: Workers | None = None) -> None:
+    def __init__(self, keys: WorkersKeys, workers: Workers | None = None) -> None:
         workers = workers or keys.workers
         if workers is None:
             raise WorkersMissing(
@@ -88,7 +88,7 @@ class Engine(Joined):
 
     async def check(self) -> AsyncIterator[Check]:
         """Yield the addresses of this master that workers will dial."""
-        network = self.keys.network
+        network = self.network
         hosts = addresses_of(self.host) if network is None else addresses_in(network)
         if others := [host for host in hosts if not ipaddress.ip_address(host).is_loopback]:
             yield Check(f"workers reach this machine at {' or '.join(others)}")
@@ -97,6 +97,11 @@ class Engine(Joined):
                 "this machine has no address that other machines can reach",
                 "connect it to a network, or start the run on another machine",
             )
+
+    @property
+    def network(self) -> str | None:
+        """The interface or network of this master that workers dial; None for all, or if they dial none."""
+        return self.keys.network if isinstance(self.keys, Keys) else None
 
     def requeue(self) -> Requeue:
         raise ConfigError(
@@ -109,9 +114,15 @@ class PlaceEngine(Engine):
     """The base class of engines that start a worker on request. A subclass writes ``run``, and what else it needs.
 
     Everything runs in the gate's event loop, so it continues while user code blocks the master's.
+
+    Attributes:
+        restarts: The part of the engine that starts an ended worker again, such as ``"its Job"``. ``run`` then waits for
+            the end of the next one. Empty if this launcher starts it again.
     """
 
-    def __init__(self, keys: Keys, workers: Workers | None = None) -> None:
+    restarts = ""
+
+    def __init__(self, keys: WorkersKeys, workers: Workers | None = None) -> None:
         super().__init__(keys, workers)
         self._runs_in: dict[int, str] = {}  # what runs the worker of each place; ``run`` sets them
         self._lefts: dict[int, Left] = {}
@@ -199,7 +210,7 @@ class PlaceEngine(Engine):
 
     def worker(self, gate: Gate, place: int | None) -> WorkerStart:
         """Return how to start the worker of a place."""
-        return WorkerStart(gate.addresses(self.keys.network), place, self.tokens.primary)
+        return WorkerStart(gate.addresses(self.network), place, self.tokens.primary)
 
     async def _begin(self, gate: Gate) -> None:
         loop = asyncio.get_running_loop()
@@ -251,9 +262,10 @@ class PlaceEngine(Engine):
             if not gate.is_over:
                 words = f"{left.words or 'its worker ended'} ({left.cause})"
                 if gate.has_begun and (has_joined or words != told):  # an engine that is gone is named once
-                    log.warning("place %d: %s; starting it again", place, words)
+                    again = f"{self.restarts} starts it again" if self.restarts else "starting it again"
+                    log.warning("place %d: %s; %s", place, words, again)
                 told = words
-                await asyncio.sleep(pause)
+                await asyncio.sleep(0.0 if self.restarts else pause)
 
     def _fail(self, place: int, why: str, hint: str = "") -> None:
         """Give a place up. The start fails if too few places remain."""

@@ -86,8 +86,8 @@ Cores = Annotated[int, Field(ge=1, le=4096)]
 Gpus = Annotated[int, Field(ge=0, le=64)]
 
 
-class Keys(BaseModel):
-    """The keys that all engines have. An engine adds its own as fields of a subclass."""
+class WorkersKeys(BaseModel):
+    """The keys that all engines have."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
     example: ClassVar[str] = "start_timeout=60"
@@ -95,22 +95,27 @@ class Keys(BaseModel):
 
     workers: WorkersKey | None = Field(default=None, description="Number of workers, such as 4, or 2..8.")
     start_timeout: Seconds = Field(default=600.0, description="How long to wait for the workers.")
+
+
+class Keys(WorkersKeys):
+    """The keys of engines whose workers dial an address of the master. An engine adds its own as fields of a subclass."""
+
     network: Network | None = Field(
         default=None, description="Interface or network of the master that workers dial, such as ib0 or 10.1.0.0/16."
     )
 
 
 LIMITS = {
-    "greater_than": "must be above {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than_equal": "must be at most {le:g}",
     "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number",
     "float_parsing": "must be a number",
 }
 """Sentences about wrong numbers, by pydantic's kind of the error."""
 
-K = TypeVar("K", bound=Keys)
+K = TypeVar("K", bound=WorkersKeys)
 
 
 def read_keys(model: type[K], launcher: str, values: Mapping[str, Any], workers: Workers | None = None) -> K:
@@ -154,7 +159,7 @@ def read_keys(model: type[K], launcher: str, values: Mapping[str, Any], workers:
         raise ConfigError(f"launcher {launcher}: {key} {told}") from None
 
 
-def parse_keys(text: str, launcher: str, example: str = Keys.example) -> dict[str, Any]:
+def parse_keys(text: str, launcher: str, example: str = WorkersKeys.example) -> dict[str, Any]:
     """Parse the text of a launcher: ``"cores=2,time=1h,env.NAME=VALUE"``. A part without ``=`` continues the value before
     it, as in ``"hosts=pc01,pc02"``.
 

@@ -170,9 +170,6 @@ class Ranked(Engine):
             yield each
         yield check_folder(self._file.parent)
 
-    def engine_name(self, index: int) -> str:
-        return f"job {self.ranks.job}, rank {index}"
-
     def follower(self) -> Callable[[], int] | None:
         return None if self.ranks.rank == 0 else self._follow
 
@@ -223,6 +220,9 @@ class Ranked(Engine):
             hint=self.meeting_hint,
         )
 
+    def engine_name(self, index: int) -> str:
+        return f"job {self.ranks.job}, rank {index}"
+
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
         """Open the gate, tell the tasks where it is, start this task's own worker, and wait for all workers.
 
@@ -237,7 +237,7 @@ class Ranked(Engine):
         if self._own is None:
             gate = self.open()
             self._guard = Guard(self._file)
-            meeting = Meeting(gate.addresses(self.keys.network), self.tokens.primary)
+            meeting = Meeting(gate.addresses(self.network), self.tokens.primary)
             for point in self._points:
                 point.open(meeting)
             own = WorkerStart(f"127.0.0.1:{gate.port}", 0, self.tokens.primary, self.ranks.cores)

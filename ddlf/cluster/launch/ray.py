@@ -7,7 +7,6 @@ no placement group of all places, because a group that recovers in parts can blo
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import importlib.util
 import logging
@@ -16,11 +15,10 @@ import re
 import socket
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field
 
@@ -29,6 +27,7 @@ from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import Bytes, Cores, Env, Gpus, Keys
 from ddlf.cluster.launch.launcher import Cause, Check, Left, Workers
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
+from ddlf.cluster.launch.threads import in_thread
 from ddlf.errors import ConfigError, ConnectError
 
 log = logging.getLogger(__name__)
@@ -49,8 +48,6 @@ SHOWN_BYTES = 2000
 """Bytes of a worker's last output in the error."""
 NOT_SHOWN = ("node:", "object_store_memory")
 """Beginnings of the names of resources that no worker asks for."""
-
-T = TypeVar("T")
 
 
 class RayKeys(Keys):
@@ -99,13 +96,13 @@ class Rayed(PlaceEngine):
         import ray
 
         yield Check(f"Ray {ray.__version__}")
-        has_connected = await _asked(_connect)
+        has_connected = await in_thread(_connect)
         try:
-            nodes = await _asked(lambda: [node["Resources"] for node in ray.nodes() if node["Alive"]])
-            total, free = await _asked(ray.cluster_resources), await _asked(ray.available_resources)
+            nodes = await in_thread(lambda: [node["Resources"] for node in ray.nodes() if node["Alive"]])
+            total, free = await in_thread(ray.cluster_resources), await in_thread(ray.available_resources)
         finally:
             if has_connected:
-                await _asked(ray.shutdown)
+                await in_thread(ray.shutdown)
         yield Check(
             f"Ray has {len(nodes)} node{'s' * (len(nodes) != 1)} with {{{shown(total)}}}; free are {{{shown(free)}}}"
         )
@@ -132,8 +129,8 @@ class Rayed(PlaceEngine):
         Raises:
             ConnectError: No Ray runs here, it does not answer, or it refuses this process.
         """
-        self._has_connected = await _asked(_connect)
-        log.warning("the workers run in the Ray cluster at %s", await _asked(_address))
+        self._has_connected = await in_thread(_connect)
+        log.warning("the workers run in the Ray cluster at %s", await in_thread(_address))
         self._watching = asyncio.get_running_loop().create_task(self._watch_drains())
 
     async def run(self, place: int, worker: WorkerStart) -> Left | None:
@@ -147,7 +144,7 @@ class Rayed(PlaceEngine):
 
         actor = None
         try:
-            actor = await _asked(self._new_actor)
+            actor = await in_thread(self._new_actor)
             node = await asyncio.wrap_future(actor.node.remote().future())
             self._places[place] = node, actor
             self._runs_in[place] = f"actor {actor._actor_id.hex()}"
@@ -188,7 +185,7 @@ class Rayed(PlaceEngine):
         """Ask the workers of each node that Ray drains to leave, so that their places go to other nodes."""
         while True:
             await asyncio.sleep(LOOK_FOR_DRAINS_S)
-            look = asyncio.ensure_future(_asked(_draining))
+            look = asyncio.ensure_future(in_thread(_draining))
             if not (await asyncio.wait({look}, timeout=ANSWER_S))[0]:
                 log.warning("Ray does not answer; training continues with the workers that still run")
             draining = await look
@@ -205,7 +202,7 @@ class Rayed(PlaceEngine):
             self._reason = "Ray does not answer"
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_S):
-                    self._reason = await _asked(self._waits_for_resources)
+                    self._reason = await in_thread(self._waits_for_resources)
             self._asked_at = time.monotonic()
         return self._reason
 
@@ -241,7 +238,7 @@ class Rayed(PlaceEngine):
             self._has_connected = False
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_S):
-                    await _asked(ray.shutdown)
+                    await in_thread(ray.shutdown)
 
 
 class WorkerActor:
@@ -280,25 +277,6 @@ class WorkerActor:
                 self._supervisor.ask_to_stop()
             else:
                 self._supervisor.leave(within_s)
-
-
-async def _asked(function: Callable[[], T]) -> T:
-    """Call a function of Ray in a thread, and return its result. The thread does not keep this process alive, because the
-    call may never end if Ray is gone.
-    """
-    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    def call() -> None:
-        try:
-            result = function()
-        except BaseException as error:
-            answer.set_exception(error)
-        else:
-            answer.set_result(result)
-
-    answer.set_running_or_notify_cancel()  # nobody can cancel the call
-    threading.Thread(target=call, name="ddlf-ray", daemon=True).start()
-    return await asyncio.wrap_future(answer)
 
 
 def _group_of_caller() -> Any:

@@ -7,15 +7,13 @@ a task ends, Spark runs the task again on another one, as often as ``spark.task.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
 import os
-import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field
 
@@ -24,9 +22,8 @@ from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import Env, Keys
 from ddlf.cluster.launch.launcher import Cause, Check, Left, Workers
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
+from ddlf.cluster.launch.threads import in_thread
 from ddlf.errors import ConfigError, ConnectError
-
-T = TypeVar("T")
 
 REFUSED = "Initial job has not accepted any resources"
 """Spark's own words in its log if no executor takes a job."""
@@ -121,7 +118,7 @@ class Spark(PlaceEngine):
         master, conf = self.keys.master, self.keys.conf
         self._is_own = self._context is None
         # The start may take minutes, in which ``waits`` tells about it.
-        self._starting = asyncio.create_task(_in_thread(self._connect, master, conf) if self._is_own else _nothing())
+        self._starting = asyncio.create_task(in_thread(self._connect, master, conf) if self._is_own else _nothing())
 
     def _connect(self, master: str | None, conf: dict[str, str]) -> None:
         from pyspark import SparkConf, SparkContext
@@ -151,11 +148,11 @@ class Spark(PlaceEngine):
             raise ConnectError(f"Spark does not start: {_short(error)}") from None
         self._runs_in[place] = group = f"{self._group}-{place}"
         try:
-            await _in_thread(self._run_job, group, place, worker)
+            await in_thread(self._run_job, group, place, worker)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):  # Spark itself may be gone
                 async with asyncio.timeout(ANSWER_S):
-                    await _in_thread(self._context.cancelJobGroup, group)
+                    await in_thread(self._context.cancelJobGroup, group)
             raise
         except Exception as error:
             return await self.left(place) or _left(_short(error))
@@ -170,7 +167,7 @@ class Spark(PlaceEngine):
         if self._context is not None:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(ANSWER_S):
-                    words = (await _in_thread(self._attempts, index))[1]
+                    words = (await in_thread(self._attempts, index))[1]
                 if words:
                     return _left(words)
         return await super().left(index)
@@ -180,8 +177,8 @@ class Spark(PlaceEngine):
             return f"Spark does not run yet at {self.keys.master or 'its master'}"
         try:
             async with asyncio.timeout(ANSWER_S):
-                runs_at, words = await _in_thread(self._attempts, index)
-                executors = await _in_thread(self._executors)
+                runs_at, words = await in_thread(self._attempts, index)
+                executors = await in_thread(self._executors)
         except Exception as error:
             return f"Spark does not answer: {_short(error)}"
         if runs_at:
@@ -215,7 +212,7 @@ class Spark(PlaceEngine):
         if context is not None and self._is_own:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(STOP_S):
-                    await _in_thread(context.stop)
+                    await in_thread(context.stop)
 
 
 def run_worker(worker: WorkerStart, _: Iterable[int]) -> None:
@@ -251,20 +248,3 @@ def _short(error: object) -> str:
 
 async def _nothing() -> None:
     pass
-
-
-async def _in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Run a function of Spark in its own thread. A pool would be full of jobs, and its threads would keep this
-    program from ending.
-    """
-    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-    outcome.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            outcome.set_result(function(*args))
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=work, name="ddlf-spark", daemon=True).start()
-    return await asyncio.wrap_future(outcome)

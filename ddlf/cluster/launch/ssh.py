@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 
 from ddlf.cluster.launch.engine import PlaceEngine, first_line
 from ddlf.cluster.launch.gate import LOOPBACK_HOST, Gate
-from ddlf.cluster.launch.keys import Cores, Env, Keys, Names, Python
+from ddlf.cluster.launch.keys import Cores, Env, Names, Python, WorkersKeys
 from ddlf.cluster.launch.launcher import Cause, Check, Left, Workers
 from ddlf.cluster.launch.remote import CONNECTING, PYTHON, SSH_FAILED, Failure, Remote, check_ssh, is_host
 from ddlf.cluster.launch.supervisor import WorkerStart
@@ -37,11 +37,10 @@ def _hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     return hosts
 
 
-class SshKeys(Keys):
+class SshKeys(WorkersKeys):
     """The keys of the launcher ``ssh``."""
 
     example: ClassVar[str] = "hosts=pc01,pc02"
-    network: ClassVar[None] = None  # type: ignore[misc]  # the forward leads to the gate
     hosts: Annotated[Names, AfterValidator(_hosts)] = Field(description="Names of the machines, as ssh knows them.")
     python: Python = Field(default=PYTHON, description="The Python there, with DDLF; ~ is the home folder there.")
     env: Env = Field(default_factory=dict, description="More environment variables of the workers.")

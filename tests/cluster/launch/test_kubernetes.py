@@ -159,7 +159,7 @@ def test_pod_has_the_place_of_its_index_and_the_token_of_its_secret(monkeypatch)
     assert installed("k8s:gate=app-0.app:9100,first=1", Workers(3, 3)).place == 2
     with pytest.raises(ConfigError, match="this pod has place 1, and only place 0 is the master"):
         asyncio.run(launcher.start())
-    with pytest.raises(ConfigError, match="launcher k8s: network has no effect in a pod"):
+    with pytest.raises(ConfigError, match="launcher k8s has no key 'network'"):
         installed("k8s:gate=app-0.app:9100,network=10.1.0.0/16", Workers(3, 3))
     with pytest.raises(ConfigError, match="this is pod 2, but workers=1; give the Job as many completions as workers"):
         installed("k8s:gate=app-0.app:9100", Workers(1, 1))
@@ -378,7 +378,9 @@ async def test_reason_of_an_end_is_forgotten_when_the_next_worker_has_joined():
     launcher = scripted()
     incarnations = [1]
     launcher._gate = SimpleNamespace(incarnation=incarnations.__getitem__, is_over=False, has_begun=True)
+    launcher._ends[0] = asyncio.Queue()
     launcher._see("MODIFIED", pod("Failed", terminated(137, reason="OOMKilled"), index=0))
+    launcher.has_left(0, await launcher.run(0, None))
     assert (await launcher.left(0)).cause is Cause.MEMORY
     incarnations[0] = 2
     assert await launcher.left(0) is None

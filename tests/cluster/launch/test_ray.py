@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from ddlf.cluster.launch.launcher import Cause, Left, Workers, from_keys, installed
-from ddlf.cluster.launch.ray import _asked, drained, in_group, left_by, pending
+from ddlf.cluster.launch.ray import drained, in_group, left_by, pending
+from ddlf.cluster.launch.threads import in_thread
 from ddlf.errors import ConfigError
 
 GIB = 2.0**30
@@ -35,7 +36,7 @@ def test_keys_come_from_a_mapping(with_ray):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cores=0", "launcher ray: cores input should be greater than or equal to 1, got '0'"),
+        ("cores=0", "launcher ray: cores must be at least 1, got '0'"),
         ("core=1", "launcher ray has no key 'core'"),
         ("memory=much", "launcher ray: memory must be above 0"),
         ("python=python3", "launcher ray has no key 'python'"),
@@ -147,12 +148,12 @@ async def test_call_of_ray_that_never_ends_does_not_keep_the_process():
         begun.set()
         end.wait()
 
-    call = asyncio.ensure_future(_asked(hang))
+    call = asyncio.ensure_future(in_thread(hang))
     await asyncio.to_thread(begun.wait)
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "ddlf-ray")
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "ddlf-engine")
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     end.set()
     with pytest.raises(ValueError, match="not in list"):
-        await _asked(lambda: [].index("no"))
+        await in_thread(lambda: [].index("no"))

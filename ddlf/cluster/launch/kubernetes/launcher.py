@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
-from ddlf.cluster.launch.engine import MAX_STARTS, PAUSES_S, Engine, PlaceEngine
+from ddlf.cluster.launch.engine import PAUSES_S, Engine, PlaceEngine
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import parse_keys, read_keys
 from ddlf.cluster.launch.kubernetes.kubectl import Kubectl, Object, how_it_ended, why_it_waits
@@ -64,6 +64,7 @@ class Kubernetes(PlaceEngine):
     name = "k8s"
     model = KubernetesKeys
     keys: KubernetesKeys
+    restarts = "its Job"
 
     def __init__(self, keys: KubernetesKeys, workers: Workers | None = None) -> None:
         if keys.host is not None and keys.network is not None:
@@ -77,7 +78,7 @@ class Kubernetes(PlaceEngine):
         self._kubectl = Kubectl(keys.namespace)
         self._pods: dict[int, Object] = {}  # the latest pod of each place
         self._counted: dict[int, set[str]] = {}  # uids of pods that ended, by place
-        self._ends: dict[int, asyncio.Future[None]] = {}
+        self._ends: dict[int, asyncio.Queue[Left | None]] = {}
         self._watching: asyncio.Task[None] | None = None
         self._is_created = False  # whether the Job may exist
         self._is_resumed = False  # whether it may have pods
@@ -161,17 +162,23 @@ class Kubernetes(PlaceEngine):
         loop = asyncio.get_running_loop()
         self._is_resumed, self._began_at = True, loop.time()  # Kubernetes counts the Job's time from here
         await self._kubectl("patch", f"job/{self.job}", "--type=merge", f"--patch={RESUME}")
-        self._ends = {place: loop.create_future() for place in range(len(self.addresses))}
+        self._ends = {place: asyncio.Queue() for place in range(len(self.addresses))}
         self._watching = asyncio.create_task(self._watch())
 
     async def run(self, place: int, worker: WorkerStart) -> Left | None:
-        """Wait until Kubernetes gives up a place. The Job starts the pods, and replaces them.
+        """Wait for the end of a pod of a place, and return how it ended. The Job starts the pods, and replaces them.
 
         Raises:
-            ConnectError: It has given up the place.
+            ConnectError: The pod would end again in the same way, or the Job's time is over.
         """
-        await self._ends[place]
-        return None
+        left = await self._ends[place].get()
+        if left is None:
+            return None
+        is_refused = left.exit_code in (CONFIG_ERROR, CONNECT_ERROR) and left.cause is Cause.CRASH
+        if is_refused or left.cause is Cause.TIME_LIMIT:
+            self.has_left(place, left)
+            raise ConnectError(left.words)
+        return left
 
     async def waits(self, index: int) -> str:
         pod, left = self._pods.get(index), self._lefts.get(index)
@@ -243,22 +250,11 @@ class Kubernetes(PlaceEngine):
         limit = self.keys.time
         if limit is not None and asyncio.get_running_loop().time() - self._began_at >= limit:
             left = Left(Cause.TIME_LIMIT, f"pod {about['name']}: the Job's time of {limit:g} s is over", left.exit_code)
-        self.has_left(index, left)
-        is_refused = left.exit_code in (CONFIG_ERROR, CONNECT_ERROR) and left.cause is Cause.CRASH
-        ends_for_good = is_refused or left.cause is Cause.TIME_LIMIT
-        if ends_for_good or (not gate.incarnation(index) and len(counted) >= MAX_STARTS):
-            self._give_up(index, left)
-        elif gate.has_begun:
-            log.warning("place %d: %s (%s); its Job starts it again", index, left.words, left.cause)
-
-    def _give_up(self, index: int, left: Left) -> None:
-        if not self._ends[index].done():
-            self._ends[index].set_exception(ConnectError(left.words))
+        self._ends[index].put_nowait(left)
 
     async def _end(self, gate: Gate) -> None:
-        for end in self._ends.values():
-            if not end.done():
-                end.set_result(None)
+        for ends in self._ends.values():
+            ends.put_nowait(None)
         await super()._end(gate)
 
     async def release(self) -> None:

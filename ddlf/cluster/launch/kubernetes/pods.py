@@ -18,7 +18,7 @@ from pydantic import Field
 
 from ddlf.cluster.config.addresses import parse_address
 from ddlf.cluster.launch.engine import Engine
-from ddlf.cluster.launch.keys import Keys
+from ddlf.cluster.launch.keys import WorkersKeys
 from ddlf.cluster.launch.kubernetes.manifests import INDEX_VARIABLE, TERMINATED, WORKER_PORT
 from ddlf.cluster.launch.launcher import Address, Requeue
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
@@ -26,7 +26,7 @@ from ddlf.errors import ConfigError
 from ddlf.rpc.tokens import find_tokens
 
 
-class PodsKeys(Keys):
+class PodsKeys(WorkersKeys):
     """The keys of the launcher ``k8s`` in a pod. ``ddlf k8s render`` writes them into the pods' command."""
 
     gate: str = Field(description="Host and port of the pod that leads, such as app-0.app:9100.")
@@ -40,7 +40,7 @@ class Pods(Engine):
     leads.
 
     Raises:
-        ConfigError: This process has no index, there is no token, or the keys have a network.
+        ConfigError: This process has no index, or there is no token.
     """
 
     name = "k8s"
@@ -53,11 +53,6 @@ class Pods(Engine):
             raise ConfigError(
                 f"launcher k8s: {INDEX_VARIABLE} is not set, so this process is not in a pod of an Indexed Job",
                 hint="make the Job with: ddlf k8s render app.py --workers 4 --image IMAGE",
-            )
-        if keys.network is not None:
-            raise ConfigError(
-                "launcher k8s: network has no effect in a pod, whose worker joins at the address of the key gate",
-                hint="leave it out",
             )
         super().__init__(keys)
         self.place = int(index) + keys.first
