@@ -94,6 +94,14 @@ def test_calls_are_awaited_at_the_top_level_of_cells(cell):
     assert ">alive</td>" in cell("cluster.workers[0]").html
 
 
+def test_places_without_a_worker_are_named_in_the_cell_once(cell):
+    setup = "from ddlf import Cluster, errors\nfrom ddlf.cluster.launch import gate\ngate.SAY_AFTER_S = 0.1\n"
+    on = "Cluster.on('command', command='sleep 1000 # {worker}', workers=2, start_timeout=1)"
+    shown = cell(f"{setup}try:\n    await {on}.connect()\nexcept errors.ConnectError:\n    print('over')")
+    waits = "waiting for workers at places 0 and 1: its command runs, and no worker has come yet"
+    assert sorted(shown.printed.splitlines()) == ["over", waits]
+
+
 def test_what_is_defined_anew_in_another_cell_is_what_runs(cell):
     cell("class Scale:\n    factor = 2\n\ndef scaled(x):\n    return Scale.factor * x")
     assert cell("await cluster.run_method(scaled, x=3)").value == "[6, 6]"

@@ -106,7 +106,10 @@ class Commanded(PlaceEngine):
             self._fail(place, why)
 
     async def waits(self, index: int) -> str:
-        return "its command has ended well, and no worker has come yet" if self._is_handed_over else ""
+        if self._is_handed_over:
+            return "its command has ended well, and no worker has come yet"
+        runs = index in self._runs_in or "{place}" not in self.keys.command
+        return "its command runs, and no worker has come yet" if runs else ""
 
     async def run(self, place: int | None, worker: WorkerStart) -> Left | None:
         """Run the command. If it ends well before its worker, it has handed the worker over to a scheduler.

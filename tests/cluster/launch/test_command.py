@@ -73,6 +73,16 @@ async def test_command_that_starts_nothing_ends_at_the_timeout(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("text", ["sleep 1000 # {worker}", "sleep 1000 # {worker} {place}"])
+async def test_command_that_runs_without_a_worker_is_the_reason_to_wait(text, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("ddlf.cluster.launch.gate.SAY_AFTER_S", 0.1)
+    launcher = commanded(text, 2, tmp_path, start_timeout=0.5)
+    with pytest.raises(ConnectError, match=r"within 0\.5 s: its command runs, and no worker has come yet"):
+        await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
+    lines = [line for line in caplog.messages if line.startswith("waiting for workers")]
+    assert lines == ["waiting for workers at places 0 and 1: its command runs, and no worker has come yet"]
+
+
 async def test_command_gets_the_number_the_place_and_a_worker(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
