@@ -1,4 +1,6 @@
-"""The gradients of batches: ``Gradients``. Runs in the executor, and on the master for advice.
+"""The gradients of batches: ``Gradients``, and ``GradientModel``, a model for replicas that only compute gradients.
+
+Runs in the executor, and on the master for advice.
 
 A model runs its own training step, with an optimizer that stores the gradients and changes no weight. So losses, sample
 weights, regularization, metrics, moving statistics, and a user's ``compute_loss`` or ``train_step`` work as in ``fit``.
@@ -14,7 +16,10 @@ import numpy as np
 from ddlf.algorithms.weights import Weights, difference
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError
+from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
+from ddlf.training.slot.build import describe_optimizer
+from ddlf.training.slot.keras_model import KerasModel
 
 
 class Gradients:
@@ -58,8 +63,8 @@ class Gradients:
             self._check_step(weights)
         elif self._is_first and (changed := self._changed(weights)):
             raise AppError(
-                f"a layer of the model changes {changed[0]} when it is called, but with exchange='gradient' only the optimizer's step is merged",
-                hint="use exchange='star'",
+                f"a layer of the model changes {changed[0]} when it is called, but here only gradients change the weights",
+                hint="train in mode 'sync' with exchange='star'",
             )
         self._is_first = False
         update: Weights = []
@@ -105,8 +110,8 @@ class Gradients:
         if steps != 1 or changed:
             what = f"changed {changed[0]} by itself" if changed else f"gave gradients to the optimizer {steps} times"
             raise AppError(
-                f"{type(self._model).__name__}.train_step {what}, but exchange='gradient' needs all of a batch's gradients, once",
-                hint="end it with one self.optimizer.apply_gradients(...), or use exchange='star'",
+                f"{type(self._model).__name__}.train_step {what}, but DDLF needs all gradients of a batch here, once",
+                hint="end it with one self.optimizer.apply_gradients(...), or train in mode 'sync' with exchange='star'",
             )
 
 
@@ -126,3 +131,19 @@ def _keeper() -> Any:
             self.assign_add(kept, gradient)  # an embedding's gradient has only the used rows, some of them twice
 
     return Keeper(learning_rate=0.0, name="keeper")
+
+
+class GradientModel(KerasModel):
+    """A Keras model that computes the gradient of one batch in each round. The weights change elsewhere."""
+
+    def __init__(self, app: App) -> None:
+        described = describe_optimizer(app.model.optimizer)
+        self._gradients = Gradients(app.model)
+        super().__init__(app)
+        self.gradient = self._gradient
+        self._described = described  # the optimizer that the app compiled
+
+    def _gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
+        """Return the gradient of a batch as an update, and Keras's metrics; both from ``Gradients.of``."""
+        update, self._told = self._gradients.of(batch, weights)
+        return update, dict(self._told)
