@@ -234,7 +234,7 @@ class RunEnded(Event):
         run: Unique name of the run, as in ``RunBegan``.
         how: ``"complete"``, ``"converged"``, ``"stopped"`` (by ``stop_training``), ``"cancelled"`` or ``"failed"``.
         version: Number of merges in the final weights; 0 if the run ended before training began.
-        why: The error's text if it has failed.
+        why: The error's text if it has failed; why the strategy has ended it early, if it has.
         staleness: Number of asynchronous updates with staleness 0, 1 and so on.
         weights: Digest of the final weights of asynchronous training; else empty.
     """
@@ -248,15 +248,17 @@ class RunEnded(Event):
 
 
 class Converged(Event):
-    """A callback, ``is_convergent`` or the setting ``converge`` has ended training before all epochs were done.
+    """A callback, ``is_convergent``, ``converge`` or the strategy has ended training before all epochs were done.
 
     Args:
         version: Number of merges in the weights.
         epochs: Number of requested local epochs.
+        why: Why the strategy itself has ended training; "" if it has not.
     """
 
     version: int
     epochs: int
+    why: str = ""
 
 
 class Evaluated(Event):

@@ -150,7 +150,7 @@ class RoundRecord:
     def __str__(self) -> str:
         """Return the printed lines of a record, with at most 80 columns each."""
         width = len(str(self.rounds))
-        metrics = [f"{name} {value:.4f}" for name, value in self.metrics.items()]
+        metrics = [f"{name} {shown(value)}" for name, value in self.metrics.items()]
         more = len(metrics) - MOST_METRICS
         parts = [
             f"round {self.round:>{width}}/{self.rounds}" + ("" if self.slot is None else f"  slot {self.slot}"),
@@ -172,6 +172,13 @@ class RoundRecord:
         if self.slot is not None:
             parts.append(f"staleness {self.staleness}")
         return wrapped(parts)
+
+
+def shown(value: float) -> str:
+    """Return a metric as text: four decimals, or three digits if it is small; a whole number as it is."""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.4f}" if not 0 < abs(value) < 0.001 else f"{value:.2e}"
 
 
 def wrapped(parts: list[str]) -> str:
@@ -240,7 +247,12 @@ class History(list[RoundRecord]):
     """The records of a training, in the order of their merges.
 
     It is a list with the attributes of Keras's ``History``. It can also write a table and draw curves.
+
+    Attributes:
+        ended: Why the strategy itself has ended the training before all epochs were done; "" if it has not.
     """
+
+    ended = ""
 
     @property
     def history(self) -> dict[str, list[float]]:

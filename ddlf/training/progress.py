@@ -351,6 +351,7 @@ class Progress:
         together: Samples of all slots in such a round, if the user set this number instead.
         asked: Local epochs of the whole training, as last planned.
         converged: Whether ``is_convergent`` has ended the training.
+        reason: Why the loop itself has ended the training early; "" if it has not. Not stored.
         state: Arrays that the strategy's loop keeps between its commits, by name.
         remote_state: References to such arrays that only workers or a checkpoint have.
         states: The slot state of each slot for its next round, by name of the slot part.
@@ -388,6 +389,7 @@ class Progress:
     together: int = 0
     asked: int = 0
     converged: bool = False
+    reason: str = ""
     state: dict[str, Weights] = field(default_factory=dict)
     remote_state: dict[str, WeightsRef] = field(default_factory=dict)
     states: list[SlotState] = field(default_factory=list)

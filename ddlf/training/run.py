@@ -439,8 +439,7 @@ class Run:
         carrying = [asyncio.ensure_future(self.again(task)) for task in tasks]
         try:
             # The following code runs while the workers compute.
-            if self._reporting is not None and await self._reporting:  # wait for the evaluation of the previous round
-                self.stopping = True
+            if await self.reported():  # wait for the evaluation of the previous round
                 raise Ended
             if self.progress.round + 1 < len(self.progress.epochs):
                 await self._parts.order(self.progress.span(self.progress.round + 1).order)
@@ -497,6 +496,16 @@ class Run:
             self.stopping = await reporting
         return self.stopping
 
+    async def reported(self) -> bool:
+        """Wait until the app's hooks have received the last commit. Return whether the run ends here."""
+        if self._reporting is not None and await self._reporting:
+            self.stopping = True
+        return self.stopping
+
+    def converge(self, reason: str) -> None:
+        """Note that the loop ends the training before all its epochs are done, and why, as a sentence."""
+        self.reporter.converged, self.progress.reason = True, reason
+
     @property
     def converged(self) -> bool:
         """Whether the app's ``is_convergent`` or another rule has ended the training."""
@@ -511,7 +520,8 @@ class Run:
         if self.loops is None or not self.stopping:
             await self.stop_workers()
         if self.converged and not self.progress.is_complete:
-            self.crew.emit(Converged(version=self.progress.version, epochs=self.progress.asked))
+            progress = self.progress
+            self.crew.emit(Converged(version=progress.version, epochs=progress.asked, why=progress.reason))
 
     async def close(self) -> None:
         """Stop everything that still runs, whether the run succeeded or failed."""

@@ -176,6 +176,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
                 app.run_context.stop = app.run_context.weights = None
                 progress.converged = progress.converged or run.converged
                 app.history = History(progress.records)
+                app.history.ended = progress.reason
                 final = callbacks.final if callbacks is not None else None
                 if keeps_averages(app.model):  # the averages may be on the workers
                     await to_its_end(_bring_states(run))
@@ -239,6 +240,7 @@ async def _told(app: App, spec: RunSpec) -> AsyncIterator[str]:
         ended = app.run_context.progress
         assert ended is not None
         how = "converged" if ended.converged else "complete" if ended.is_complete else "stopped"
+        why = ended.reason
     except BaseException as error:
         how = "failed" if isinstance(error, Exception) else "cancelled"
         why = str(error)

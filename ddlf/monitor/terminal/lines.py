@@ -160,10 +160,8 @@ def _line(event: e.Event) -> str:
         case e.NothingToTrain():
             return f"nothing   to train: all {event.epochs} epochs are done; to continue, set more epochs"
         case e.Converged():
-            return (
-                f"converged after {event.version} merges, before the end of {event.epochs} epochs: is_convergent, "
-                "converge or a callback stopped it"
-            )
+            why = event.why or "is_convergent, converge or a callback stopped it"
+            return f"converged after {event.version} merges, before the end of {event.epochs} epochs: {why}"
         case e.RunEnded() if len(event.staleness) > 1:
             few, many = event.staleness[:MOST_SHOWN], sum(event.staleness[MOST_SHOWN:])
             found = [f"{tau} in {count}" for tau, count in enumerate(few) if count] + [f"more in {many}"] * bool(many)

@@ -271,12 +271,13 @@ def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
             hint="change it in create_model, and start again from the model's weights with fresh=True",
         )
     rules = ("exchange", "outer", "arrival", "push_rule", "shards", "shard_cut", "softsync")
-    same = all(_known(rule, before.settings.get(rule)) == _known(rule, now[rule]) for rule in rules)
+    same = all(_known(rule, before.settings.get(rule)) == _known(rule, now.get(rule)) for rule in rules)
     gone = [part.name for part in PARTS if not part.goes_on(before.settings, now, same)]
     return dataclasses.replace(
         before,
         weights=app.model.get_weights(),  # the user may have changed them
         converged=False,
+        reason="",
         state=before.local_state() if same else {},
         remote_state={},
         callbacks=None,  # they start fresh, as in a new fit
