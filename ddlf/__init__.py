@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ddlf.training.spec import Output as Output
     from ddlf.training.strategies.asynchronous.settings import Async as Async
     from ddlf.training.strategies.downpour.strategy import Downpour as Downpour
+    from ddlf.training.strategies.lbfgs.settings import LBFGS as LBFGS
     from ddlf.training.strategies.sync.settings import Sync as Sync
     from ddlf.training.strategy import Exchange as Exchange
     from ddlf.worker.calls import concurrent as concurrent
@@ -66,6 +67,7 @@ _HOMES = {
     "ddlf.training.spec": ("Checkpoint", "Data", "Evaluation", "Local", "Output"),
     "ddlf.training.strategies.asynchronous.settings": ("Async",),
     "ddlf.training.strategies.downpour.strategy": ("Downpour",),
+    "ddlf.training.strategies.lbfgs.settings": ("LBFGS",),
     "ddlf.training.strategies.sync.settings": ("Sync",),
     "ddlf.training.strategy": ("Exchange",),
     "ddlf.worker.calls": ("concurrent",),

@@ -46,8 +46,8 @@ class IApp:
             the app uses two new workers on this machine.
 
     Attributes:
-        mode: The strategy of training: ``ddlf.Sync``, ``Async`` or ``Downpour``, or its name. In a class, you can also
-            write ``train = ddlf.Sync(...)``.
+        mode: The strategy of training: ``ddlf.Sync``, ``Async``, ``Downpour`` or ``LBFGS``, or its name. In a class, you
+            can also write ``train = ddlf.Sync(...)``.
         exchange: How updates and weights travel: ``ddlf.Star``, ``Sharded``, ``Auto`` or ``Gradient``, or its name.
         checkpoint: A ``ddlf.Checkpoint``, or only the folder for checkpoints.
         data: A ``ddlf.Data``: the batches, and the samples of each slot.

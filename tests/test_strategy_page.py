@@ -69,7 +69,7 @@ def ddlf_says(tmp_path, monkeypatch, capsys):
 
 def test_help_names_strategies_and_exchanges_of_other_packages_without_importing_them(ddlf_says):
     text = " ".join(ddlf_says("run", "--help")[0].split())
-    assert "servers on the workers (downpour); also ring --master-epochs" in text
+    assert "gradient of all samples (lbfgs); also ring --master-epochs" in text
     assert {*registry.STRATEGIES, *registry.EXCHANGES} <= {*text.rpartition("with one of ")[2].split(", ")}
     assert text.endswith(", ring, narrow")
     assert not {"ring", "narrow"} & {*sys.modules}

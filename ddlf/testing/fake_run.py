@@ -34,6 +34,7 @@ from ddlf.training.evaluation.metrics import NOTHING_COUNTED
 from ddlf.training.registry import EXCHANGE, MODE, spread
 from ddlf.training.roles import REPLICA, SERVERS
 from ddlf.training.run import hooked
+from ddlf.training.slot.gradients import GradientModel
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
 from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import KeptStates, Reply, Task
@@ -141,7 +142,7 @@ def model_of(app: FakeRun) -> NumpyModel:
         app.samples,
         None if data is None else lambda version: data.at(version).manifest.sizes,
     )
-    if EXCHANGE.kind(EXCHANGE("exchange", app.exchange)).one_step:
+    if role_of(app).MODEL is GradientModel:
         model.gradient = model.gradient_of
     return model
 
@@ -252,8 +253,7 @@ class FakeWorker:
         self.model.measures = lambda *given: self.measure(*given)
         stand_in: Any = self  # it has the attributes that the replica needs
         self.roles, self._app = Hosting(self), app
-        role: type[Replica] = Replica if is_downpour(app) else resolve_name(EXCHANGE.kind(app.exchange).role)
-        self.replica = role(stand_in, own, RUN)
+        self.replica = role_of(app)(stand_in, own, RUN)
         self.replica.use(self.model, CountedSamples())
         self._carry = self.replica.carry
         vars(self.replica)["carry"] = lambda task: self.train(task)
@@ -301,7 +301,7 @@ class FakeWorker:
         _, role, verb, *arguments = request.args
         if verb == "stop":
             return None
-        if role != REPLICA or verb in ("evaluate", "give"):
+        if role != REPLICA or verb not in ("train", "measure"):
             self.asked.append((verb, *arguments))
             return await self._answer(role, verb, arguments)
         task = Task.from_message(arguments[0])
@@ -552,6 +552,15 @@ class Turns:
         if least < self._measured:
             most = min(most, self._measured - 1)
         return {slot for slot, done in self._done.items() if done <= most}
+
+
+def role_of(app: IApp) -> type[Replica]:
+    """Return the class that trains on workers. The part of Downpour's replicas that trains is in ``FakeWorker``."""
+    if is_downpour(app):
+        return Replica
+    mode, exchange = MODE("mode", app.mode), EXCHANGE("exchange", app.exchange)
+    role: type[Replica] = resolve_name(MODE.kind(mode).role or EXCHANGE.kind(exchange).role)
+    return role
 
 
 def is_downpour(app: IApp) -> bool:

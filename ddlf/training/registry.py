@@ -35,6 +35,7 @@ STRATEGIES: Mapping[str, type[StrategySettings]] = {
     "sync": resolve_name("ddlf.training.strategies.sync.settings:Sync"),
     "async": resolve_name("ddlf.training.strategies.asynchronous.settings:Async"),
     "downpour": resolve_name("ddlf.training.strategies.downpour.strategy:Downpour"),
+    "lbfgs": resolve_name("ddlf.training.strategies.lbfgs.settings:LBFGS"),
 }
 """The strategies of this package. Other packages register theirs in the entry point group ``ddlf.strategies``."""
 EXCHANGES: Mapping[str, type[ExchangeSettings]] = {

@@ -195,6 +195,9 @@ WRONG = [
     (dict(round_samples=0), "round_samples must be a whole number of 1 or more, or None for rounds of worker_epochs"),
     (dict(n_fetch=0), "n_fetch must be a whole number of 1 or more, got 0"),
     (dict(n_push=1.5), "n_push must be a whole number of 1 or more, got 1.5"),
+    (dict(pairs=0), "pairs must be a whole number of 1 or more, got 0"),
+    (dict(portion=0), "portion must be a whole number of 1 or more, or None for an eighth of a slot's samples, got 0"),
+    (dict(tolerance=-1), "tolerance must be a number, 0 or more, got -1"),
     (dict(push_rule="adagrat"), "unknown push rule 'adagrat', did you mean 'adagrad'?"),
     (dict(replicas=0), "replicas must be a whole number of 1 or more, or None for one in each slot, got 0"),
     (

@@ -126,7 +126,9 @@ class NumpyModel:
             np.zeros_like(w) if fixed else np.asarray(0.1 * w + shift, w.dtype)
             for fixed, w in zip(frozen, weights, strict=True)
         ]
-        return update, {"loss": float(np.abs(weights[0]).mean()), "accuracy": accuracy_of(weights)}
+        trained = [np.asarray(w, np.float64) for w, one in zip(weights, self.lossless, strict=True) if not one]
+        loss = sum(float(np.sum(w * w) / 20 + np.sum(w) * shift) for w in trained)
+        return update, {"loss": loss, "accuracy": accuracy_of(weights)}
 
     def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
         return self.measures(task, weights)

@@ -1,0 +1,1 @@
+"""Sandblaster L-BFGS: full-batch training whose vectors are in shards on the workers."""

@@ -1,0 +1,958 @@
+"""Sandblaster L-BFGS. Runs on the master, which has no vector while it trains (Dean et al. 2012, section 4.2).
+
+An iteration, with the commands of ``shards.py``::
+
+    direction: coefficients from dot products; aim
+    line search: begin; workers compute all portions at weights + step * direction, and add gradients; sums
+    repeat with other steps until the strong Wolfe conditions hold
+    stage, settle: the trial becomes the weights; dots of the new vectors
+
+Each portion of the samples counts once in a pass, and sums do not depend on who computed what. If a worker is lost, its
+portions are computed elsewhere, and the backups of its shards become their owners. The iteration may begin again, with
+the same bits. If a shard and its backup are lost, all iterations since the last checkpoint are computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ddlf.algorithms.flat_weights import Rows
+from ddlf.algorithms.lbfgs import FixedPoint, Point, WolfeSearch, cut, direction, exact_mean, is_kept, unpacked
+from ddlf.algorithms.weights import Weights, digest
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import (
+    AppMissing,
+    BadUpdate,
+    ClusterTooSmall,
+    ConfigError,
+    DDLFError,
+    ExecutorCrashed,
+    WorkerLost,
+)
+from ddlf.events import Warned
+from ddlf.training.checkpoints.slices import WEIGHTS, Slices
+from ddlf.training.checkpoints.stored import KEPT
+from ddlf.training.context import App
+from ddlf.training.crew.recovery import LOSS, end_all, first_line
+from ddlf.training.evaluation.master import to_its_end
+from ddlf.training.evaluation.model import EVALUATION_BATCH
+from ddlf.training.exchanges.members import Member, Members
+from ddlf.training.progress import WeightsRef, local, shapes, slices_of
+from ddlf.training.run import Round, Run, arrived
+from ddlf.training.slot.task import Reply
+from ddlf.training.strategies.lbfgs.portions import Pool, Portion, portions_of
+from ddlf.training.strategies.lbfgs.shards import VECTORS, shard_parts
+
+AHEAD = 2
+"""Portions that a worker has at once, so that it receives the next one while it computes."""
+TOGETHER = 4
+"""Portions whose gradients a worker pushes together."""
+ATTEMPTS = 10
+"""The run ends after this number of failures of one iteration."""
+PORTIONS = 8
+"""Portions of a slot by default."""
+NUMBERS = "lbfgs_numbers"
+"""Group of the run's state in checkpoints, besides the vectors: the numbers of ``State``, the number of shards and of
+pairs; and the digest of the weights, empty in a checkpoint of slices."""
+UNREAD = (
+    "the current weights are on the workers: with mode='lbfgs' the master has them after a checkpoint and at the end",
+    "set checkpoint_every: the master then gets the weights with each checkpoint",
+)
+Result = TypeVar("Result")
+
+
+class Again(Exception):
+    """Error: a worker is lost or cannot be reached, so the iteration must begin again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Iterations:
+    """The master's training loop of L-BFGS.
+
+    Args:
+        history, tolerance, portion, shards: The settings of these names in ``LBFGS``.
+    """
+
+    history: int
+    tolerance: float
+    portion: int | None
+    shards: int | None
+
+    def begin(self, run: Run) -> None:
+        """Do nothing before training: the shards have the state."""
+
+    async def train(self, run: Run) -> None:
+        """Make iterations until all are done, the gradient is small, or no step lowers the loss."""
+        there = run.exchange.weights_out
+        assert isinstance(there, Members)
+        coordinator = Coordinator(run, there, self)
+        try:
+            async for round in run.rounds():
+                found = await coordinator.iterate(round)
+                if found is None:
+                    run.converge(coordinator.ended)
+                    break
+                await coordinator.committed(found)
+                await run.reported()
+        finally:
+            await there.close()
+            await to_its_end(coordinator.finish())
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The result of a pass.
+
+    Args:
+        at: The step, and the loss and the slope there.
+        replies: The result of each portion.
+        before: The largest absolute value of the gradient before the step.
+        verdict: A sentence about an unusual step; "" for a usual one.
+    """
+
+    at: Point
+    replies: Sequence[Reply]
+    before: float = math.inf
+    verdict: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """A finished iteration.
+
+    Args:
+        tried: The pass whose step was taken.
+        gradient: The largest absolute value of the gradient after the step.
+        passes: Number of passes over all samples.
+        left_out: Whether the pair of the step was left out.
+        verdicts: Sentences about unusual events.
+    """
+
+    tried: Tried
+    gradient: float
+    passes: int
+    left_out: bool
+    verdicts: Sequence[str]
+
+
+@dataclass(slots=True)
+class Home:
+    """Where a shard is: its owner, and the worker with the backup."""
+
+    owner: Member
+    backup: Member | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The numbers that the master has about the minimization.
+
+    Args:
+        version: The version of all shards.
+        loss: Loss at the current weights; None before the first pass.
+        peak: Largest absolute value of a portion's gradient there.
+        kept: Whether the last step's pair was kept.
+        afresh: Whether older pairs were dropped at the last step.
+        passes: Number of passes that led to version 1, which count for the first iteration; 0 in other versions.
+        dots: Dot products of ``s_1..s_k, y_1..y_k, g``; None if they must be asked for.
+    """
+
+    version: int = 0
+    loss: float | None = None
+    peak: float = 0.0
+    kept: bool = False
+    afresh: bool = False
+    passes: int = 0
+    dots: np.ndarray[Any, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A state that all shards can take on to begin again.
+
+    Args:
+        state: The numbers, without ``dots``.
+        weights: The weights.
+        vectors: ``s_1..s_k, y_1..y_k, g``; None before the first pass.
+        shards: Number of shards in the checkpoint's slices; 0 if the values are on the master.
+        pairs: k.
+    """
+
+    state: State
+    weights: Weights | WeightsRef
+    vectors: Weights | WeightsRef | None
+    shards: int
+    pairs: int
+
+
+class Coordinator:
+    """Makes the iterations of one run.
+
+    Args:
+        run: The run.
+        there: Reaches the workers of the run.
+        how: The settings of L-BFGS.
+
+    Attributes:
+        ended: Why there are no more iterations; "" while there are.
+
+    Raises:
+        ConfigError: No weight is trained, types of weights differ, or portions are larger than the data.
+    """
+
+    def __init__(self, run: Run, there: Members, how: Iterations) -> None:
+        self._run, self._there, self._how = run, there, how
+        weights = shapes(run.progress.weights)
+        rows = Rows.of(weights, run.facts.trainable)
+        self._rows = Rows(rows.like, rows.trained, [])
+        if not rows.sizes[0]:
+            raise ConfigError(
+                "mode='lbfgs' steps weights by gradients, and this model has none that are trained",
+                hint="make sure that a layer with weights has trainable=True",
+            )
+        types = sorted({weights[place].dtype.name for place in rows.trained})
+        if types not in (["float32"], ["float64"]):
+            raise ConfigError(
+                f"mode='lbfgs' needs weights of one type, float32 or float64, but the trained weights have {' and '.join(types)}",
+                hint="give all layers the same dtype, or train in mode 'sync'",
+            )
+        self._type = np.dtype(types[0])
+        trained, samples = set(rows.trained), run.facts.samples
+        self._others = [None if i in trained else one for i, one in enumerate(weights)]
+        if how.portion is not None and how.portion > samples:
+            raise ConfigError(
+                f"portion={how.portion:,} is larger than the data, which has {samples:,} samples",
+                hint=f"leave portion out, or set it to at most {samples:,}",
+            )
+        self._portions = portions_of(samples, run.slots, how.portion or math.ceil(samples / run.slots / PORTIONS))
+        self._homes: list[Home] = []
+        self._parts: list[tuple[int, int]] = []
+        self._saved = _saved_in(run)
+        self._state = self._saved.state
+        self._made = self._committed = max(0, self._state.version - 1)  # iterations so far
+        self._last: Iteration | None = None
+        self._number = 0  # of the last pass
+        self._passes = 0  # of the current iteration
+        self._peak = 0.0
+        self._round: Round
+        self._told: dict[str, Any] = {}
+        self._prepared: set[Member] = set()
+        self._is_whole = False  # whether all owners and backups have the same state, as far as the master knows
+        self._brought_at, self._before = run.version, run.progress.snapshot()  # when the master had the weights last
+        self._begun = run.version
+        self._warned = False
+        self.ended = ""
+
+    # -- for the loop -------------------------------------------------------------------------------------------------
+
+    async def iterate(self, round: Round) -> Iteration | None:
+        """Make one iteration. Return it, or None if training is over.
+
+        Raises:
+            ClusterTooSmall: All workers are lost, and none came back in time.
+            BadUpdate: The loss of the first weights is NaN or infinite, or it has no lower bound.
+            ConfigError: The loss depends on chance, or the model changes weights that are not trained.
+        """
+        self._round = round
+        failures = 0
+        while True:
+            before = self._state.version
+            try:
+                await self._heal()
+                while self._state.version < self._made + 2:
+                    if not await self._iterated():
+                        return None
+                self._made += 1
+                return self._last
+            except Again as error:
+                self._is_whole = False
+                failures = failures + 1 if self._state.version <= before else 1
+                if failures == ATTEMPTS:
+                    raise ClusterTooSmall(
+                        f"iteration {self._made + 1} has failed {ATTEMPTS} times, the last time because {error}",
+                        hint="look at the workers' terminals, and check the network between them: ddlf doctor --pairs",
+                    ) from error
+                self._warn(f"iteration {self._made + 1} begins again: {error}")
+
+    async def committed(self, found: Iteration) -> None:
+        """Commit an iteration: its portions count as trained on, and its numbers go into the record."""
+        run = self._run
+        self._committed += 1
+        due = run.keeper is not None and run.keeper.is_due(run.version + 1)
+        shown = run.reporter.shows
+        remote = partial(
+            WeightsRef,
+            like=list(self._rows.like),
+            group=WEIGHTS,
+            from_workers=partial(self._until_done, self._brought),
+            evaluate=self._evaluated,
+            unread=UNREAD,
+        )
+        slices = None
+        if run.keeper is not None and due and not shown:
+            slices = await run.keeper.sliced(run.progress, self._written)
+        weights: Weights | WeightsRef
+        if slices is not None:
+            weights = remote(slices=slices)
+            like = [np.broadcast_to(np.zeros((), self._type), self._rows.sizes[0])] * len(slices.sliced[KEPT + VECTORS])
+            run.progress.keep(VECTORS, WeightsRef(like=like, group=KEPT + VECTORS, slices=slices))
+        elif due or shown:
+            weights = await self._until_done(partial(self._brought, vectors=due))
+        else:
+            weights = remote()
+        run.verdicts += found.verdicts
+        shown_numbers = {
+            "loss": found.tried.at.loss,
+            "gradient": found.gradient,
+            "step": found.tried.at.step,
+            "passes": found.passes,
+            "left_out": int(found.left_out),
+        }
+        await run.commit(weights, found.tried.replies, **shown_numbers)
+        if shown and run.progress.weights is not weights and not self._warned:
+            self._warned = True
+            why = "callbacks have set weights, which has no effect before training is over: workers continue with the weights of the shards"
+            run.crew.emit(Warned(about="callback", why=why))
+        if due or shown:
+            self._brought_at, self._before = run.version, run.progress.snapshot()
+        saved = _saved_in(run) if due else None
+        if saved is not None and saved.state.version == self._state.version:
+            self._saved = saved
+
+    async def finish(self) -> None:
+        """Bring the final weights to the master. If they are lost, return to the last ones that the master had."""
+        run, progress = self._run, self._run.progress
+        try:
+            if self._state.version > self._committed + 1 and self._last is not None:  # interrupted before its commit
+                self._made = self._committed + 1
+                await self.committed(self._last)
+            is_saved = self._saved.state.version == self._committed + 1
+            if self._brought_at == progress.version and (
+                is_saved or run.keeper is None or self._begun == progress.version
+            ):
+                progress.fetch()
+                if is_saved:  # the next training of this app can begin with the vectors
+                    self._keep_numbers(0, self._saved.pairs, digest(local(progress.weights)))
+            else:
+                progress.weights = await self._until_done(partial(self._brought, vectors=run.keeper is not None))
+        except DDLFError as error:
+            reached = progress.version
+            progress.set_back(self._before)
+            run.exchange.states.set_back(progress.states)
+            self._warn(
+                f"the weights after iteration {reached} are unavailable ({first_line(error)}): the run returns to iteration {progress.version}",
+                about="model",
+            )
+
+    # -- an iteration -------------------------------------------------------------------------------------------------
+
+    async def _iterated(self) -> bool:
+        """Make one more version of the shards, if possible. Return whether there is one."""
+        self._passes, self._peak = self._state.passes, self._state.peak
+        if self._state.version == 0:
+            await self._first_pass()
+        dots = await self._dots()
+        known = len(dots) // 2
+        directions = [(list(direction(dots, known)), "")]
+        if known:
+            alone = "no step along the direction of the pairs lowers the loss, so they were dropped"
+            directions.append(([0.0] * (2 * known) + [-1.0], alone))
+        for coefficients, verdict in directions:
+            is_first = not known or bool(verdict)
+            tried = await self._searched(coefficients, is_first=is_first)
+            if tried is not None and await self._settled(tried, verdict, afresh=is_first):
+                return True
+            if self.ended:
+                return False
+        self.ended = (
+            f"no step along the direction of iteration {self._state.version} lowers the loss, so the best weights stay"
+        )
+        return False
+
+    async def _searched(self, coefficients: list[float], *, is_first: bool) -> Tried | None:
+        """Search for a step along a direction.
+
+        Args:
+            coefficients: Coefficients of the direction in the vectors.
+            is_first: Whether the direction is the negative gradient, whose length says nothing about that of the step.
+
+        Returns:
+            The pass to take; None if no step lowers the loss, or if the gradient is small.
+
+        Raises:
+            BadUpdate: The loss has no lower bound.
+        """
+        aimed = await self._aim(coefficients)
+        if aimed["peak"] <= self._how.tolerance:
+            self.ended = (
+                f"the largest value of the gradient is {aimed['peak']:.3g}, and tolerance={self._how.tolerance:g}"
+            )
+            return None
+        if not aimed["slope"] < 0:
+            return None
+        loss, version = self._state.loss, self._state.version
+        assert loss is not None
+        first = min(1.0, 1.0 / aimed["sum"]) if is_first else 1.0
+        search = WolfeSearch(loss, aimed["slope"], first, noise=64 * float(np.finfo(self._type).eps))
+        outcome = "try"
+        while outcome == "try":
+            tried = await self._pass(search.step)
+            outcome = search.tell(tried.at.loss, tried.at.slope)
+        if outcome == "unbounded":
+            falls = f"along the direction of iteration {version} it falls from {loss:.6g} to {tried.at.loss:.6g} and further"
+            raise BadUpdate(
+                f"the loss has no lower bound: {falls}",
+                hint="check the loss for a sign error, and the model for terms that can become negative without limit",
+            )
+        if outcome == "failed":
+            if not search.best.step:
+                return None
+            if tried.at.step != search.best.step:
+                tried = await self._pass(search.best.step)
+            verdict = "no step satisfies the strong Wolfe conditions, so the one with the least loss was taken"
+            tried = replace(tried, verdict=verdict)
+        return replace(tried, before=aimed["peak"])
+
+    async def _settled(self, tried: Tried, verdict: str = "", *, first: bool = False, afresh: bool = False) -> bool:
+        """Make the weights of the last pass the current ones, on owners and backups.
+
+        Return False, and do nothing, if it has changed neither the loss nor the gradient for the better.
+        """
+        calls = (self._call(shard, "stage", self._number, self._backup(shard)) for shard in range(len(self._homes)))
+        found = await asyncio.gather(*calls)
+        for shard, one in enumerate(found):
+            if "peer" in one:
+                raise await self._apart(self._homes[shard].owner[0], one)
+        ss, sy, yy = (float(sum(unpacked(one[name]) for one in found)) for name in ("ss", "sy", "yy"))
+        peak, loss = max(one["peak"] for one in found), self._state.loss
+        if loss is not None and tried.at.loss >= loss and peak >= tried.before:
+            return False
+        # From here on the version counts: if a worker is lost, another one has the values.
+        kept, before = not first and is_kept(ss, sy, yy), self._state.dots
+        passes = self._passes if first else 0
+        self._state = State(self._state.version + 1, tried.at.loss, self._peak, kept, afresh, passes)
+        if not first:
+            self._last = Iteration(tried, peak, self._passes, not kept, tuple(filter(None, [verdict, tried.verdict])))
+        await self._settle()
+        dots = await self._new_dots(None if first or afresh else before)
+        self._state = replace(self._state, dots=dots)
+        return True
+
+    async def _first_pass(self) -> None:
+        """Compute the loss and the gradient at the first weights, after a check that the loss is a function of them."""
+        await self._check_chance()
+        tried = await self._pass(0.0)
+        if not math.isfinite(tried.at.loss):
+            losses = (reply.metrics.get("loss", math.nan) for reply in tried.replies)
+            bad = next((one for one in losses if not math.isfinite(one)), None)
+            what = "the gradient at the first weights has NaN or infinite values"
+            raise BadUpdate(
+                what if bad is None else f"the loss of the first weights is {bad}",
+                hint="check the data for NaN, and the first weights; or begin with weights that were trained before",
+            )
+        await self._settled(tried, first=True)
+
+    async def _check_chance(self) -> None:
+        """Compute a portion twice.
+
+        Raises:
+            ConfigError: The two losses differ, or the model changed weights that are not trained.
+        """
+        await self._begin(0.0, FixedPoint(0, 1))
+        found: list[dict[str, Any]] = []
+
+        async def work(worker: ProxyWorker, holds: bool) -> None:
+            await self._prepare(worker)
+            one = self._portions[0]
+            for _ in range(2):
+                of = one.number, one.begin, one.end
+                found.append(dict(await worker.call(self._there.role, "portion", self._told, [], [], *of)))
+
+        await self._run.crew.carry(0, self._run.progress.round, work, leaves=False)
+        one, other = found[-2:]
+        for told in (one, other):
+            if "peer" in told:
+                raise await self._apart(0, told)
+        losses = [told["metrics"].get("loss", math.nan) for told in (one, other)]
+        if losses[0] != losses[1] and not all(map(math.isnan, losses)):
+            raise ConfigError(
+                f"mode='lbfgs' needs a loss without chance, but the same samples gave {losses[0]:.7g} and then {losses[1]:.7g}",
+                hint="remove dropout, noise and random augmentation from the model, or train in mode 'sync'",
+            )
+        if path := one["moved"]:
+            raise ConfigError(
+                f"mode='lbfgs' needs a loss that only depends on the trained weights, but the model changes {path} when it trains",
+                hint="freeze batch normalization (layer.trainable = False), or train in mode 'sync'",
+            )
+        self._peak = one["peak"]
+
+    async def _pass(self, step: float) -> Tried:
+        """Compute the loss and its gradient over all samples, at a step along the direction."""
+        while True:
+            self._passes += 1
+            format = FixedPoint.fitting(self._peak if math.isfinite(self._peak) else 0.0, len(self._portions))
+            await self._begin(step, format)
+            pool = Pool[tuple[dict[str, Any], Reply]](self._portions, time.perf_counter)
+            carry, number = self._run.crew.carry, self._run.progress.round
+            streams = [
+                asyncio.ensure_future(carry(slot, number, partial(self._stream, slot, pool), leaves=False))
+                for slot in range(self._run.slots)
+            ]
+            try:
+                await asyncio.gather(*streams)
+            except BaseException as error:
+                pool.fail(Again(first_line(error)))
+                await end_all(streams)
+                raise
+            if pool.failure is not None:
+                raise pool.failure
+            facts, replies = zip(*(pool.results[portion.number] for portion in self._portions), strict=True)
+            loss = exact_mean((one.metrics.get("loss", math.nan), one.samples) for one in replies)
+            peak = max((one["peak"] for one in facts), key=lambda one: (math.isnan(one), one))
+            if not math.isfinite(loss) or not math.isfinite(peak):
+                return Tried(Point(step, loss if loss == -math.inf else math.inf, math.nan), replies)
+            self._peak = peak
+            if peak <= format.limit:
+                break
+        slopes = []
+        for one in await self._each("sums", self._number):
+            if one["added"] != len(self._portions):
+                raise Again(f"a shard has the gradient of {one['added']} of {len(self._portions)} portions")
+            if one["slope"] is not None:
+                slopes.append(unpacked(one["slope"]))
+        return Tried(Point(step, loss, float(sum(slopes)) if slopes else 0.0), replies)
+
+    async def _begin(self, step: float, format: FixedPoint) -> None:
+        self._number += 1
+        how = [format.places, format.most]
+        self._told = {
+            "number": self._number,
+            "owners": [home.owner[0] for home in self._homes],
+            "parts": [list(part) for part in self._parts],
+            "samples": self._run.facts.samples,
+            "format": how,
+        }
+        await self._each("begin", self._number, step, how)
+
+    # -- portions -----------------------------------------------------------------------------------------------------
+
+    async def _stream(
+        self, slot: int, pool: Pool[tuple[dict[str, Any], Reply]], worker: ProxyWorker, holds: bool
+    ) -> None:
+        """Have a worker compute portions, and push their gradients, until all of the pass are pushed.
+
+        If the pass must begin again, note it in the pool, and return.
+        """
+        calls: dict[asyncio.Task[Any], Portion | None] = {}  # a push has no portion
+        counts: list[int] = []
+        dropped: list[int] = []
+        pushing: asyncio.Task[Any] | None = None
+
+        def ask(verb: str, portion: Portion | None = None) -> asyncio.Task[Any]:
+            of = [] if portion is None else [portion.number, portion.begin, portion.end]
+            asking = worker.call(self._there.role, verb, self._told, list(counts), list(dropped), *of)
+            counts.clear()
+            dropped.clear()
+            calls[task := asyncio.ensure_future(asking)] = portion
+            return task
+
+        try:
+            preparing = asyncio.ensure_future(self._prepare(worker))
+            while not pool.is_over and not preparing.done():
+                await _first(preparing, pool.news.wait())
+            if preparing.done():
+                preparing.result()
+            else:
+                preparing.cancel()
+            while not pool.is_over:
+                while len(calls) - (pushing is not None) < AHEAD and (portion := pool.take(slot)) is not None:
+                    ask("portion", portion)
+                wait_s = None
+                if len(calls) == (pushing is not None):
+                    portion, wait_s = pool.second(slot)
+                    if portion is not None:
+                        ask("portion", portion)
+                if pushing is None and (unpushed := pool.unpushed(slot)) and (unpushed >= TOGETHER or not pool.waits):
+                    pushing = ask("push")
+                await _first(*calls, pool.news.wait(), timeout_s=wait_s)
+                for task in [task for task in calls if task.done()]:
+                    portion, told = calls.pop(task), task.result()
+                    if "peer" in told:
+                        pool.fail(await self._apart(worker.id, told))
+                    elif portion is None:
+                        pushing = None
+                        pool.pushed(slot, told["portions"])
+                    else:
+                        result = told, self._reply(portion, worker.id, told)
+                        counted = pool.done(portion, slot, result)
+                        (counts if counted else dropped).append(portion.number)
+                        if counted:
+                            self._run.crew.emit(arrived(result[1]))
+        finally:
+            if pushing is not None:
+                pool.fail(Again(f"worker {worker.id} was lost while it pushed gradients"))
+            pool.give_back(slot)
+            await end_all([preparing, *calls])
+
+    async def _prepare(self, worker: ProxyWorker) -> None:
+        """Let a worker reach the others, and send it the weights that are not trained, once."""
+        await self._there.reach(worker)
+        member = self._there.member(worker.id)
+        if member is None or member in self._prepared:
+            return
+        await worker.call(self._there.role, "prepare", self._others)
+        self._prepared.add(member)
+
+    async def _apart(self, worker: int, told: dict[str, Any]) -> Again:
+        """Find out why a worker does not reach another one. If only their link has failed, leave one of them out.
+
+        Args:
+            worker: Number of the worker.
+            told: Its answer, from ``not_reached``.
+
+        Returns:
+            The error for the iteration.
+        """
+        peer = self._there.member(told["peer"])
+        if peer is not None:
+            other = self._there.members()[peer]
+            try:
+                await other.call(self._there.holder, "here")
+            except LOSS as error:
+                self._run.crew.missed(other, error)
+            else:
+                if told["link"] and worker:
+                    await self._there.cut(worker, told["peer"], told["why"])
+        return Again(f"worker {told['peer']} did not answer another worker ({told['why']})")
+
+    def _reply(self, portion: Portion, worker: int, told: dict[str, Any]) -> Reply:
+        task = replace(self._round.tasks[0], slot=portion.slot, indices=np.arange(portion.begin, portion.end))
+        return Reply(
+            task=task,
+            update=[],
+            codec_error=0.0,
+            samples=portion.samples,
+            fed=None,
+            metrics=told["metrics"],
+            counted=told["counted"],
+            compute_s=told["seconds"],
+            wait_data_s=0.0,
+            files=(),
+            stopped=False,
+            state={},
+            worker=worker,
+            elapsed_s=told["seconds"],
+        )
+
+    # -- shards -------------------------------------------------------------------------------------------------------
+
+    async def _heal(self) -> None:
+        """Make sure that each shard has an owner and a backup on workers of the run, and that all have the same state.
+
+        Raises:
+            Again: A worker was lost meanwhile.
+            ClusterTooSmall: All workers are lost, and none came back in time.
+        """
+        if not self._there.members():
+            await self._run.crew.carry(0, self._run.progress.round, _nothing, leaves=False)  # waits for a worker
+        try:
+            await self._there.reach()
+        except (
+            WorkerLost,
+            ExecutorCrashed,
+            AppMissing,
+        ) as error:  # others show that the workers do not reach each other
+            raise Again(first_line(error)) from error
+        there = self._there.members()
+        for home in self._homes:
+            if home.backup not in there:
+                home.backup = None
+        if self._is_whole and all(home.owner in there and (home.backup or len(there) == 1) for home in self._homes):
+            return
+        lost = [(shard, home) for shard, home in enumerate(self._homes) if home.owner not in there]
+        for shard, home in lost:
+            why = f"shard {shard + 1} of {len(self._homes)} was on worker {home.owner[0]}, which is lost"
+            if home.backup is None:
+                self._begin_again(why)
+                break
+            self._warn(f"{why}: worker {home.backup[0]} continues with its copy")
+            home.owner, home.backup = home.backup, None
+        if not self._homes:
+            await self._give()
+        elif not await self._settle():
+            self._begin_again("a shard has lost its last step")
+            await self._give()
+        await self._back_up()
+        self._is_whole = True
+
+    async def _back_up(self) -> None:
+        """Give each shard a backup, if there is another worker. Then have all workers drop shards of earlier owners."""
+        there = self._there.members()
+        load = Counter(one for home in self._homes for one in (home.owner, home.backup))
+        is_changed = False
+        for shard, home in enumerate(self._homes):
+            others = [one for one in there if one != home.owner]
+            if home.backup is None and others:
+                to = min(others, key=lambda one: (load[one], one))
+                load[to] += 1
+                told = await self._call(shard, "send", to[0])
+                if "peer" in told:
+                    raise await self._apart(home.owner[0], told)
+                home.backup, is_changed = to, True
+        if is_changed:
+            await asyncio.gather(*(self._keep(one, worker) for one, worker in there.items()))
+
+    async def _keep(self, member: Member, worker: ProxyWorker) -> None:
+        owned = [shard for shard, home in enumerate(self._homes) if home.owner == member]
+        backups = [shard for shard, home in enumerate(self._homes) if home.backup == member]
+        try:
+            await worker.call(self._there.holder, "keep", owned, backups)
+        except LOSS as error:
+            self._run.crew.missed(worker, error)
+            raise Again(first_line(error)) from error
+
+    def _begin_again(self, why: str) -> None:
+        """Go back to the last state that does not need the workers. The iterations since are then computed again."""
+        self._homes, self._state = [], self._saved.state
+        first = max(1, self._state.version)
+        if self._made >= first:
+            which = f"iteration {first} is" if first == self._made else f"iterations {first} to {self._made} are"
+            self._warn(f"{why}, and there is no copy: {which} computed again, with the same result")
+        else:
+            self._warn(f"{why}, and there is no copy: the iteration begins again")
+
+    async def _give(self) -> None:
+        """Give each shard to a worker, with the values of the last saved state."""
+        members = self._there.members()
+        there, saved, how = sorted(members), self._saved, self._how
+        slices = slices_of(saved.weights) if saved.shards and how.shards in (None, saved.shards) else None
+        parts = cut(self._rows.sizes[0], saved.shards if slices is not None else how.shards or len(there))
+        if slices is not None and len(parts) != saved.shards:
+            slices = None
+        facts: list[dict[str, Any]] = [
+            {"first": begin, "version": saved.state.version, "history": how.history} for begin, _ in parts
+        ]
+        homes = [Home(there[shard % len(there)]) for shard in range(len(parts))]
+        if slices is None:
+            for one, part in zip(facts, parts, strict=True):
+                one |= self._vectors(*part)
+        else:
+            restored = {"names": self._run.facts.names, "pairs": saved.pairs, "dtype": str(self._type)}
+            for shard, (one, (_, end)) in enumerate(zip(facts, parts, strict=True)):
+                one |= {"restored": {**restored, "end": end}}
+                try:
+                    await self._there.checkpoints.give(members[homes[shard].owner], slices, [shard])
+                except LOSS as error:
+                    self._run.crew.missed(members[homes[shard].owner], error)
+                    raise Again(first_line(error)) from error
+        self._homes, self._parts = homes, parts
+        try:
+            await asyncio.gather(*(self._call(shard, "own", facts[shard]) for shard in range(len(parts))))
+        except BaseException:
+            self._homes = []
+            raise
+
+    def _vectors(self, begin: int, end: int) -> dict[str, Any]:
+        """Return a part of the vectors of the saved state, which are on the master."""
+        saved, pairs = self._saved, self._saved.pairs
+        weights, vectors = local(saved.weights), local(saved.vectors or [])
+        row = np.concatenate([np.asarray(weights[place], self._type).reshape(-1) for place in self._rows.trained])
+        cut_out = [np.asarray(one[begin:end], self._type) for one in vectors]
+        return {
+            "weights": row[begin:end],
+            "gradient": cut_out[-1] if vectors else None,
+            "s": cut_out[:pairs],
+            "y": cut_out[pairs : 2 * pairs],
+        }
+
+    async def _until_done(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Do some work on the shards between two iterations. If a worker is lost, do it again with the backups.
+
+        Raises:
+            ClusterTooSmall: The iteration that the work needs cannot be restored now.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                await self._heal()
+                while self._state.version < self._made + 1:
+                    await self._iterated()
+                return await work()
+            except Again as error:
+                self._is_whole, why = False, str(error)
+        raise ClusterTooSmall(f"the shards cannot be read: {why}", hint="look at the workers' terminals")
+
+    async def _brought(self, *, vectors: bool = False) -> Weights:
+        """Return the current weights. With ``vectors``, put the vectors into the run's state, for a checkpoint."""
+        found = await self._each("whole")
+        row = np.concatenate([one["weights"] for one in found])
+        weights = self._rows.weights(row, row[:0], list(self._others))
+        if vectors:
+            lists = [[*one["s"], *one["y"], one["gradient"]] for one in found]
+            self._run.progress.keep(VECTORS, [np.concatenate(parts) for parts in zip(*lists, strict=True)])
+            self._keep_numbers(0, len(found[0]["s"]), digest(weights))
+        return weights
+
+    def _keep_numbers(self, shards: int, pairs: int, of: str) -> None:
+        state = self._state
+        numbers = [state.version, state.loss, state.peak, shards, pairs]
+        self._run.state[NUMBERS] = [np.array(numbers, np.float64), np.array([*bytes.fromhex(of)], np.uint8)]
+
+    async def _written(self, slices: Slices) -> None:
+        """Have the workers that own shards write them into a checkpoint."""
+        await self._until_done(partial(self._write, slices))
+
+    async def _write(self, slices: Slices) -> None:
+        names, rows = self._run.facts.names, self._rows
+        slices.clear()
+
+        async def one(shard: int) -> dict[str, Any]:
+            async def there(place: dict[str, Any]) -> dict[str, Any]:
+                return dict(await self._call(shard, "write", names, place))
+
+            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+                return shard_parts(rows, names, await self._call(shard, "whole")), {}
+
+            return await slices.write_one(shard, there, here)
+
+        dots = await self._dots()
+        await asyncio.gather(*(one(shard) for shard in range(len(self._homes))))
+        called = [f"{i:04d} {name}" for i, name in enumerate(names)]
+        slices.sliced[WEIGHTS] = [(called[i], w.dtype.name, list(w.shape)) for i, w in enumerate(rows.like)]
+        slices.sliced[KEPT + VECTORS] = [
+            (f"{i:04d}", np.dtype(self._type).name, [rows.sizes[0]]) for i in range(len(dots))
+        ]
+        slices.arrays[WEIGHTS] = {called[i]: one for i, one in enumerate(self._others) if one is not None}
+        self._keep_numbers(len(self._homes), len(dots) // 2, "")
+
+    async def _evaluated(self, app: App, part: str, batch_size: int = EVALUATION_BATCH) -> dict[str, float] | None:
+        """Have workers evaluate the current weights on a part of the data, like ``Members.evaluated``."""
+        owners = [home.owner[0] for home in self._homes]
+        which = {"version": self._state.version, "owners": owners, "others": self._others}
+        return await self._there.evaluated(sorted(self._there.members()), which, app, part, batch_size)
+
+    async def _aim(self, coefficients: list[float]) -> dict[str, float]:
+        """Set the direction. Return its slope, and the sum and the maximum of the gradient's absolute values."""
+        found = await self._each("aim", [float(one) for one in coefficients])
+        return {
+            "slope": float(sum(unpacked(one["slope"]) for one in found)),
+            "sum": float(sum(unpacked(one["sum"]) for one in found)),
+            "peak": max(one["peak"] for one in found),
+        }
+
+    async def _dots(self) -> np.ndarray[Any, Any]:
+        """Return the dot products of ``s_1..s_k, y_1..y_k, g`` with each other."""
+        if self._state.dots is None:
+            self._state = replace(self._state, dots=await self._new_dots(None))
+        assert self._state.dots is not None
+        return self._state.dots
+
+    async def _new_dots(self, before: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+        """Return all dot products after a step.
+
+        Args:
+            before: The products before the step, since most of them stay; None to ask for all.
+        """
+        if before is None:
+            count = len((await self._each("dots", [0]))[0][0])
+            return await self._rows_of(range(count), np.zeros((count, count)))
+        old = len(before) // 2
+        pairs = min(old + self._state.kept, self._how.history)
+        dots, dropped = np.zeros((2 * pairs + 1, 2 * pairs + 1)), old + self._state.kept - pairs
+        stay = [(i + dropped, i) for i in range(old - dropped)]
+        places = [(a, b) for a, b in stay] + [(old + a, pairs + b) for a, b in stay]
+        for a, b in places:
+            for c, d in places:
+                dots[b, d] = before[a, c]
+        new = [pairs - 1, 2 * pairs - 1] if self._state.kept else []
+        return await self._rows_of([*new, 2 * pairs], dots)
+
+    async def _rows_of(self, which: Sequence[int], dots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        found = await self._each("dots", list(which))
+        for row, i in enumerate(which):
+            for j in range(len(dots)):
+                total = sum((unpacked(one[row][j]) for one in found), Fraction(0))
+                dots[i, j] = dots[j, i] = float(total)
+        return dots
+
+    async def _settle(self) -> bool:
+        """Let owners and backups have the current version. Return whether all owners have it."""
+        how = self._state.version, self._state.kept, self._state.afresh
+        found = await self._each("settle", *how)
+        for shard, home in enumerate(self._homes):
+            worker = self._there.members().get(home.backup) if home.backup is not None else None
+            if worker is None:
+                home.backup = None
+                continue
+            try:
+                if not await worker.call(self._there.holder, "settle", shard, *how):
+                    home.backup = None
+            except LOSS as error:
+                self._run.crew.missed(worker, error)
+                home.backup = None
+        return all(found)
+
+    def _backup(self, shard: int) -> int:
+        """Return the number of the worker with the backup of a shard; 0 for none."""
+        backup = self._homes[shard].backup
+        return 0 if backup is None else backup[0]
+
+    async def _each(self, verb: str, *arguments: Any) -> list[Any]:
+        return list(await asyncio.gather(*(self._call(shard, verb, *arguments) for shard in range(len(self._homes)))))
+
+    async def _call(self, shard: int, verb: str, *arguments: Any) -> Any:
+        """Call a verb of a shard on its owner.
+
+        Raises:
+            Again: The owner is lost.
+        """
+        owner = self._homes[shard].owner
+        worker = self._there.members().get(owner)
+        if worker is None:
+            raise Again(f"worker {owner[0]} is lost")
+        try:
+            return await worker.call(self._there.holder, verb, shard, *arguments)
+        except LOSS as error:
+            self._run.crew.missed(worker, error)
+            raise Again(first_line(error)) from error
+
+    def _warn(self, why: str, about: str = "shards") -> None:
+        self._run.crew.emit(Warned(about=about, why=why))
+
+
+def _saved_in(run: Run) -> Saved:
+    """Return the state in a run's progress, which a checkpoint or an earlier training has left there.
+
+    Without one, or if the weights have changed since, begin with the weights alone.
+    """
+    progress = run.progress
+    numbers, vectors = progress.group(NUMBERS), progress.group(VECTORS)
+    if numbers is not None and vectors is not None:
+        (version, loss, peak, shards, pairs), of = (array.tolist() for array in local(numbers))
+        if (of and digest(local(progress.weights)) == bytes(of).hex()) or (not of and slices_of(progress.weights)):
+            state = State(int(version), loss, peak)
+            return Saved(state, progress.weights, vectors, int(shards) if not of else 0, int(pairs))
+    return Saved(State(), progress.weights, None, 0, 0)
+
+
+async def _first(*waiting: Any, timeout_s: float | None = None) -> None:
+    """Wait until the first of some tasks ends, or a time is over. Coroutines among them are cancelled then."""
+    tasks = [one if isinstance(one, asyncio.Task) else asyncio.ensure_future(one) for one in waiting]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one, task in zip(waiting, tasks, strict=True):
+            if one is not task:
+                task.cancel()
+
+
+async def _nothing(worker: ProxyWorker, holds: bool) -> None: ...

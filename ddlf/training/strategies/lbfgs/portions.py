@@ -1,0 +1,186 @@
+"""Distributes the portions of one pass over all samples. Runs on the master; pure, except for the clock.
+
+Each slot begins with its own portions. Then it takes portions of the slot that has the most left: those beside its last
+one, else from the end. When no portion waits, a free slot also computes one that another slot has: at once if that slot
+has not begun it, and otherwise if it takes much longer than usual. The first result counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+LATE = 1.5
+"""A portion is late after this many times the median time of a portion."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Some samples that one worker computes at once.
+
+    Args:
+        number: Its number in the pass, from 0.
+        begin: The first sample.
+        end: The index after the last sample.
+        slot: The slot that it belongs to at first.
+    """
+
+    number: int
+    begin: int
+    end: int
+    slot: int
+
+    @property
+    def samples(self) -> int:
+        """The number of its samples."""
+        return self.end - self.begin
+
+
+def portions_of(samples: int, slots: int, size: int) -> list[Portion]:
+    """Cut all samples into slots of nearly equal size, and each slot into portions of at most ``size`` samples."""
+    found: list[Portion] = []
+    ends = [samples * slot // slots for slot in range(slots + 1)]
+    for slot in range(slots):
+        for begin in range(ends[slot], ends[slot + 1], size):
+            found.append(Portion(len(found), begin, min(begin + size, ends[slot + 1]), slot))
+    return found
+
+
+@dataclass(slots=True)
+class Pool(Generic[Result]):
+    """The portions of one pass that are waiting, being computed, counted, or pushed.
+
+    Args:
+        portions: All portions of the pass, in the order of their numbers.
+        clock: Returns seconds.
+
+    Attributes:
+        results: The result of each portion that counts, by number.
+        failure: Why the pass must begin again; None if it need not.
+        news: An event that is set at the next change, and then replaced.
+    """
+
+    portions: Sequence[Portion]
+    clock: Callable[[], float]
+    results: dict[int, Result] = field(default_factory=dict)
+    failure: Exception | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiting: list[list[Portion]] = field(default_factory=list)
+    _at: dict[int, list[int]] = field(default_factory=dict)  # slot -> portions that it has, in the order of computing
+    _since: dict[int, float] = field(default_factory=dict)  # slot -> when it began the first of these
+    _last: dict[int, int] = field(default_factory=dict)  # slot -> the last portion that it took
+    _counted: dict[int, list[int]] = field(default_factory=dict)  # slot -> portions that count and are not pushed
+    _took: list[float] = field(default_factory=list)
+    _pushed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        slots = 1 + max(portion.slot for portion in self.portions)
+        self._waiting = [[one for one in self.portions if one.slot == slot] for slot in range(slots)]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the shards have the gradient of every portion, or the pass must begin again."""
+        return self.failure is not None or len(self._pushed) == len(self.portions)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a portion waits for a worker."""
+        return any(self._waiting)
+
+    def take(self, slot: int) -> Portion | None:
+        """Return the next waiting portion for a slot; None if none waits."""
+        if slot < len(self._waiting) and self._waiting[slot]:
+            return self._give(self._waiting[slot].pop(0), slot)
+        last = self._last.get(slot, -2)
+        for waiting in self._waiting:
+            for portion in waiting:
+                if abs(portion.number - last) == 1:
+                    waiting.remove(portion)
+                    return self._give(portion, slot)
+        most = max(self._waiting, key=len)
+        return self._give(most.pop(), slot) if most else None
+
+    def second(self, slot: int) -> tuple[Portion | None, float | None]:
+        """Return a portion of another slot, for a second attempt; or None, and the seconds until one may be late.
+
+        The seconds are None if nothing can become late before something else changes.
+        """
+        copies = [number for numbers in self._at.values() for number in numbers]
+        own = self._at.get(slot, [])
+        soonest: float | None = None
+        for other, numbers in self._at.items():
+            for place, number in reversed(list(enumerate(numbers))):
+                if other == slot or number in own or number in self.results or copies.count(number) > 1:
+                    continue
+                if place == 0:
+                    left = self._left_s(other)
+                    if left is None or left > 0:
+                        soonest = left if soonest is None else min(soonest, left or soonest)
+                        continue
+                return self._give(self.portions[number], slot), None
+        return None, soonest
+
+    def done(self, portion: Portion, slot: int, result: Result) -> bool:
+        """Note the result of a portion. Return whether it counts; otherwise another slot was faster."""
+        now = self.clock()
+        self._took.append(now - self._since[slot])
+        self._at[slot].remove(portion.number)
+        self._since[slot] = now
+        counts = portion.number not in self.results
+        if counts:
+            self.results[portion.number] = result
+            self._counted.setdefault(slot, []).append(portion.number)
+        self._turn()
+        return counts
+
+    def unpushed(self, slot: int) -> int:
+        """Return how many portions of a slot count and were not pushed."""
+        return len(self._counted.get(slot, ()))
+
+    def pushed(self, slot: int, portions: Sequence[int]) -> None:
+        """Note that the shards have the gradients of some portions, which a slot has pushed."""
+        self._counted[slot] = [number for number in self._counted[slot] if number not in portions]
+        self._pushed.update(portions)
+        self._turn()
+
+    def give_back(self, slot: int) -> None:
+        """Let other workers compute the portions that are lost with the worker of a slot."""
+        lost = self._counted.pop(slot, [])
+        for number in lost:
+            del self.results[number]
+        elsewhere = {number for other, numbers in self._at.items() if other != slot for number in numbers}
+        lost += [number for number in self._at.pop(slot, []) if number not in self.results]
+        self._since.pop(slot, None)
+        back = [self.portions[number] for number in lost if number not in elsewhere]
+        for portion in back:
+            self._waiting[portion.slot].append(portion)
+            self._waiting[portion.slot].sort(key=lambda one: one.number)
+        self._turn()
+
+    def fail(self, why: Exception) -> None:
+        """End the pass, because it must begin again."""
+        self.failure = self.failure or why
+        self._turn()
+
+    def _give(self, portion: Portion, slot: int) -> Portion:
+        numbers = self._at.setdefault(slot, [])
+        if not numbers:
+            self._since[slot] = self.clock()
+        numbers.append(portion.number)
+        self._last[slot] = portion.number
+        return portion
+
+    def _left_s(self, slot: int) -> float | None:
+        """Return the seconds until a slot's first portion is late; None if no portion of the pass is done."""
+        if not self._took:
+            return None
+        return self._since[slot] + LATE * statistics.median(self._took) - self.clock()
+
+    def _turn(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()

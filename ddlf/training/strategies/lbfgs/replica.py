@@ -1,0 +1,284 @@
+"""A worker in L-BFGS training: it computes the loss and the gradient of portions of the samples. Runs in the executor.
+
+A replica fetches the weights of a pass once from all shards. It adds the gradients of the portions that count, and
+pushes the sum to the shards. Gradients are added as integers, so the bits of the sums do not depend on the worker that computes a portion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ddlf.algorithms.flat_weights import Rows
+from ddlf.algorithms.lbfgs import Array, FixedPoint
+from ddlf.algorithms.weights import Weights, is_float
+from ddlf.data.trees import leaves
+from ddlf.errors import AppError, ConfigError
+from ddlf.training.context import App
+from ddlf.training.exchanges.replica import HoldingReplica
+from ddlf.training.roles import REPLICA
+from ddlf.training.slot.feed import Samples
+from ddlf.training.slot.gradients import GradientModel
+from ddlf.training.slot.keras_model import KerasModel
+from ddlf.training.slot.model import TrainableModel
+from ddlf.training.slot.optimizers import chain, keeps_averages
+from ddlf.training.slot.parts import SlotPart
+from ddlf.training.slot.task import Task
+from ddlf.training.strategies.lbfgs.shards import SHARDS, Shards, asked, not_reached
+from ddlf.worker.calls import concurrent
+from ddlf.worker.peers import Unreached, calls_of
+
+if TYPE_CHECKING:
+    from ddlf.worker.worker import Worker
+
+
+@dataclass(slots=True, kw_only=True)
+class Pass:
+    """One pass over all samples on one worker, with its own weights.
+
+    Args:
+        number: Number of the pass.
+        owners: Number of the worker that owns each shard.
+        parts: Begin and end of each shard.
+        samples: n, the number of all samples.
+        format: Number format of the sums.
+        weights: All weights of the model, once they are fetched.
+        sums: For each portion that was computed and may still count, its gradient as integers; None if a value is too
+            large, so that the whole pass will not count.
+        total: Sum of the gradients that count and were not pushed.
+        counted: The portions in this sum.
+    """
+
+    number: int
+    owners: Sequence[int]
+    parts: Sequence[tuple[int, int]]
+    samples: int
+    format: FixedPoint
+    weights: asyncio.Future[Weights]
+    sums: dict[int, Array | None] = field(default_factory=dict)
+    total: Array | None = None
+    counted: list[int] = field(default_factory=list)
+
+    def note(self, counts: Sequence[int], dropped: Sequence[int]) -> None:
+        """Add the gradients of portions that count to the sum, and forget the gradients of dropped ones."""
+        for portion in counts:
+            gradient = self.sums.pop(portion)
+            if self.total is None:
+                self.total = np.zeros(self.parts[-1][1], np.int64)
+            if gradient is not None:
+                self.total += gradient
+            self.counted.append(portion)
+        for portion in dropped:
+            self.sums.pop(portion, None)
+
+
+class LbfgsReplica(HoldingReplica):
+    """One worker's copy of an app and its model in L-BFGS training, with the shards on this worker.
+
+    Args:
+        worker: The replica's worker.
+        app: App that the master sent.
+        run: Name of the run. Other workers find the shards by it.
+    """
+
+    PARTS: ClassVar[Sequence[type[SlotPart]]] = ()
+    MODEL: ClassVar[type[KerasModel]] = GradientModel
+
+    def __init__(self, worker: Worker, app: App, run: str) -> None:
+        super().__init__(worker, app, run)
+        self._ask = calls_of(worker.id, worker.peers, worker.roles.call, run)
+        self._shards = Shards(worker.id, run, self._ask, lambda: self._rows, worker.on_shard)
+        worker.roles.play(run, SHARDS, self._shards, of=REPLICA)
+        self._rows: Rows
+        self._others: list[Any] = []
+        self._pass: Pass | None = None
+
+    # -- verbs --------------------------------------------------------------------------------------------------------
+
+    @concurrent
+    async def prepare(self, others: list[Any]) -> None:
+        """Receive the weights that are not trained; None for each trained weight."""
+        self._others = others
+
+    @concurrent
+    async def portion(
+        self, told: dict[str, Any], counts: list[int], dropped: list[int], number: int, begin: int, end: int
+    ) -> dict[str, Any]:
+        """Compute the loss and the gradient of some samples.
+
+        Args:
+            told: The pass: the first five arguments of ``Pass``.
+            counts: Earlier portions of this worker that count.
+            dropped: Earlier portions of this worker that do not count, because another worker was faster.
+            number: Number of the portion.
+            begin: Its first sample.
+            end: The index after its last sample.
+
+        Returns:
+            ``metrics`` and ``counted`` as in ``Reply``; ``peak``, the largest absolute value of its gradient's share in
+            that of all samples; ``seconds`` of computing; ``moved``, the path of an untrained weight that it changed,
+            or "". Or what ``not_reached`` returns, if the worker of a shard cannot be reached.
+        """
+        now, gone = self._in(told), list[bool]()
+        now.note(counts, dropped)
+        try:
+            weights = await asyncio.shield(now.weights)
+        except Unreached as error:
+            return not_reached(error)
+
+        def compute() -> dict[str, Any]:
+            return {} if gone else self._computed_portion(now, weights, number, begin, end)
+
+        try:
+            found: dict[str, Any] = await self._worker.compute(compute)
+        finally:
+            gone.append(True)  # a cancelled call does not begin to compute
+        return found
+
+    @concurrent
+    async def push(self, told: dict[str, Any], counts: list[int], dropped: list[int]) -> dict[str, Any]:
+        """Push the sum of the portions that count to all shards.
+
+        Returns:
+            ``portions``, the numbers of the pushed ones; or what ``not_reached`` returns.
+        """
+        now = self._in(told)
+        now.note(counts, dropped)
+        total, portions = now.total, now.counted
+        now.total, now.counted = None, []
+        if total is not None:
+            adding = [
+                asked(self._ask, owner, "add", shard, now.number, portions, total[slice(*part)])
+                for shard, (owner, part) in enumerate(zip(now.owners, now.parts, strict=True))
+            ]
+            try:
+                await asyncio.gather(*adding)
+            except Unreached as error:
+                return not_reached(error)
+        return {"portions": portions}
+
+    async def close(self) -> None:
+        """Free the shards on this worker, then do what ``Replica.close`` does."""
+        await self._shards.close()
+        await super().close()
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _in(self, told: dict[str, Any]) -> Pass:
+        """Return the pass that the master means. The first call of a pass begins to fetch its weights."""
+        if self._pass is None or self._pass.number != told["number"]:
+            if self._pass is not None:
+                self._pass.weights.cancel()
+            format = FixedPoint(*told["format"])
+            parts = [(begin, end) for begin, end in told["parts"]]
+            fetching = asyncio.ensure_future(self._fetched("trial", told["number"], told["owners"], self._others))
+            fetching.add_done_callback(_looked_at)
+            self._pass = Pass(**{**told, "format": format, "parts": parts}, weights=fetching)
+        return self._pass
+
+    async def _fetched(self, verb: str, of: int, owners: Sequence[int], others: Sequence[Any]) -> Weights:
+        asking = (asked(self._ask, owner, verb, shard, of) for shard, owner in enumerate(owners))
+        row = np.concatenate(await asyncio.gather(*asking))
+        return self._rows.weights(row, np.zeros(0, row.dtype), others)
+
+    async def _weights_of(self, which: dict[str, Any]) -> Weights | None:
+        if "version" not in which:
+            return await super()._weights_of(which)
+        try:
+            return await self._fetched("current", which["version"], which["owners"], which["others"])
+        except Unreached:
+            return None
+
+    # -- on the compute thread ----------------------------------------------------------------------------------------
+
+    def build(self) -> dict[str, Any]:
+        """Build the model, like ``Replica.build``.
+
+        Raises:
+            AppError: The app has its own ``train``, which is local training.
+        """
+        if type(self.app).train.__module__ != "ddlf.app":
+            raise AppError(
+                f"{type(self.app).__name__}.train is local training: with mode='lbfgs' there is none",
+                hint="leave out train, or train in mode 'sync'; an own compute_loss or train_step of the model can stay",
+            )
+        return super().build()
+
+    def use(self, model: TrainableModel, samples: Samples | None = None) -> None:
+        """Use a model for all following passes. Its trained weights form one vector."""
+        super().use(model, samples)
+        rows = Rows.of(model.like, [not is_fixed for is_fixed in model.lossless])
+        self._rows = Rows(rows.like, rows.trained, [])
+
+    def _computed_portion(self, now: Pass, weights: Weights, number: int, begin: int, end: int) -> dict[str, Any]:
+        clock, indices = time.perf_counter(), np.arange(begin, end)
+        task = Task(
+            slot=0,
+            round=0,
+            slots=1,
+            first_epoch=0,
+            epochs=1,
+            batch_size=end - begin,
+            seed=0,
+            indices=indices,
+            weights=None,
+            version=0,
+        )
+        assert self._model.gradient is not None
+        update, metrics = self._model.gradient(self._samples.batch(task), weights)
+        share = (end - begin) / now.samples
+        trained = set(self._rows.trained)
+        parts = [np.asarray(update[place], np.float64).reshape(-1) * share for place in self._rows.trained]
+        gradient = np.concatenate(parts)
+        peak = float(np.abs(gradient).max(initial=0.0))
+        now.sums[number] = now.format.of(gradient) if peak <= now.format.limit else None  # also for NaN
+        names = self.app.model.weights
+        moved = [
+            names[place].path
+            for place, change in enumerate(update)
+            if place not in trained and is_float(change) and np.any(change)
+        ]
+        return {
+            "metrics": metrics,
+            "counted": self._model.counted(metrics),
+            "peak": peak,
+            "seconds": time.perf_counter() - clock,
+            "moved": moved[0] if moved else "",
+        }
+
+
+def _looked_at(fetching: asyncio.Future[Any]) -> None:
+    """Mark the error of a fetch as retrieved: if the pass ends before, nobody awaits it."""
+    if not fetching.cancelled():
+        fetching.exception()
+
+
+def check_loss(model: Any) -> None:
+    """Raise an error for a model without a loss that is a mean over samples.
+
+    Raises:
+        ConfigError: The loss is scaled, its reduction is not the mean over samples, or the optimizer averages weights.
+    """
+    for one in chain(model.optimizer):
+        if type(one).__name__ == "LossScaleOptimizer" or getattr(one, "loss_scale_factor", None) is not None:
+            raise ConfigError(
+                "mode='lbfgs' does not support a scaled loss",
+                hint="compile the model without LossScaleOptimizer and loss_scale_factor",
+            )
+    if keeps_averages(model):
+        raise ConfigError(
+            "mode='lbfgs' does not support averages of the weights (use_ema): the compiled optimizer does not step",
+            hint="compile the model without use_ema, or train in mode 'sync'",
+        )
+    for _, loss in leaves(getattr(model, "loss", None)):
+        how = getattr(loss, "reduction", "mean")
+        if how in ("sum", "none", None):
+            raise ConfigError(
+                f"mode='lbfgs' takes the mean over samples, but the loss {loss.name!r} has reduction={how!r}",
+                hint="use Keras's default, reduction='sum_over_batch_size'",
+            )

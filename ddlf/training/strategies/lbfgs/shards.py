@@ -1,0 +1,479 @@
+"""The vectors of L-BFGS, cut into shards. Runs in the executor, on its event loop.
+
+A shard is a range of all trained values. A worker that owns it has, for this range, the weights, their gradient, the
+direction, and the last pairs of changes. Another worker has a backup without the direction. The master, which has no
+vector, sends commands::
+
+    aim(coefficients)       direction = sum of coefficient * vector;  answers with numbers
+    begin(pass, step)       trial = weights + step * direction; set the sum of gradients to zero
+    add(pass, ...)          from replicas: add the gradient of some portions of the samples
+    sums(pass)              answers with the slope
+    stage(pass)             the trial may become the weights: send both to the backup; answers with numbers
+    settle(version, ...)    owner and backup: it becomes the weights
+    dots(which)             answers with dot products of some vectors with all vectors
+
+All commands but ``stage`` and ``settle`` leave the state of the last iteration unchanged. ``settle`` may be repeated. So if
+a worker is lost, the backups become the owners, and the iteration begins again with the same bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.flat_weights import Rows, overlapped
+from ddlf.algorithms.lbfgs import Array, FixedPoint, dot, packed
+from ddlf.errors import AppMissing, BadUpdate, LeaseError
+from ddlf.training.checkpoints.durable import damaged
+from ddlf.training.checkpoints.restored import Restored
+from ddlf.training.checkpoints.slices import WEIGHTS, part_name, write_if_seen
+from ddlf.training.checkpoints.stored import KEPT
+from ddlf.worker.activity import Shard as Shown
+from ddlf.worker.calls import concurrent, offered
+from ddlf.worker.peers import Ask, Unreached
+
+SHARDS = "lbfgs shards"
+"""Name of the role that has a worker's shards."""
+VECTORS = "lbfgs"
+"""Group of the run's state in checkpoints: ``s_1..s_k, y_1..y_k, g`` as whole vectors."""
+INLINE = 1 << 15
+"""A shard with at most this many values computes on the event loop, a larger one in a thread."""
+
+
+async def asked(ask: Ask, worker: int, verb: str, *arguments: Any) -> Any:
+    """Call a verb of another worker's shards.
+
+    Raises:
+        Unreached: The worker cannot be reached, or does not have the shard any more.
+    """
+    try:
+        return await ask(worker, SHARDS, verb, *arguments)
+    except (AppMissing, LeaseError) as error:
+        raise Unreached(worker, error.message.partition("\n")[0]) from error
+
+
+def not_reached(error: Unreached) -> dict[str, Any]:
+    """Return the answer of a verb that could not reach another worker.
+
+    An error would reach the master as one of this worker, which would then count as lost.
+    """
+    return {"peer": error.worker, "why": error.why, "link": error.link}
+
+
+@dataclass(slots=True, kw_only=True)
+class Shard:
+    """One range of all vectors.
+
+    Args:
+        first: Index of the first value in whole vectors.
+        version: Number of ``settle`` so far: 0 with the first weights, 1 with their gradient, then one more each step.
+        weights: The current weights.
+        gradient: The gradient of the loss at these weights; None in version 0.
+        s: The last changes of the weights, oldest first.
+        y: The change of the gradient for each of ``s``.
+        history: Maximum number of pairs.
+    """
+
+    first: int
+    version: int
+    weights: Array
+    gradient: Array | None
+    s: list[Array]
+    y: list[Array]
+    history: int
+    direction: Array | None = None
+    trial: Array | None = None
+    number: int = 0  # of the current pass
+    total: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    format: FixedPoint = field(default_factory=lambda: FixedPoint(0, 1))
+    added: set[int] = field(default_factory=set)
+    staged: tuple[Array, Array] | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return all that another worker needs to have this shard."""
+        return {
+            "first": self.first,
+            "version": self.version,
+            "weights": self.weights,
+            "gradient": self.gradient,
+            "s": list(self.s),
+            "y": list(self.y),
+            "history": self.history,
+        }
+
+    @classmethod
+    def made(cls, facts: Mapping[str, Any]) -> Shard:
+        """Return the shard that ``facts`` describes."""
+        return cls(**{**facts, "s": list(facts["s"]), "y": list(facts["y"])})
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Begin and end of the range."""
+        return self.first, self.first + self.weights.size
+
+    def vectors(self) -> list[Array]:
+        """Return the vectors that the direction is made from: ``s_1..s_k, y_1..y_k, g``."""
+        assert self.gradient is not None
+        return [*self.s, *self.y, self.gradient]
+
+    def aim(self, coefficients: Array) -> dict[str, Any]:
+        """Set the direction. Return its slope, and the sum and the maximum of the gradient's absolute values."""
+        assert self.gradient is not None
+        total = np.zeros(self.weights.size, np.float64)
+        for coefficient, vector in zip(coefficients, self.vectors(), strict=True):
+            total += coefficient * vector
+        self.direction = total.astype(self.weights.dtype)
+        sizes = np.abs(self.gradient)
+        return {
+            "slope": packed(dot(self.gradient, self.direction)),
+            "sum": packed(dot(sizes, np.ones(sizes.size))),
+            "peak": float(sizes.max(initial=0.0)),
+        }
+
+    def begin(self, number: int, step: float, format: FixedPoint) -> None:
+        """Begin a pass over all samples with other weights: ``step`` along the direction."""
+        self.number, self.format, self.added = number, format, set()
+        self.trial = self.weights
+        if step:
+            assert self.direction is not None
+            self.trial = (self.weights + step * self.direction.astype(np.float64)).astype(self.weights.dtype)
+        self.total = np.zeros(self.weights.size, np.int64)
+
+    def add(self, portions: Sequence[int], total: Array) -> None:
+        """Add the gradient of some portions, as integers. A repeated call has no effect: its answer was lost.
+
+        Raises:
+            BadUpdate: It does not fit, or only some of the portions are new.
+        """
+        if total.dtype != np.int64 or total.shape != self.total.shape:
+            raise BadUpdate(f"a gradient has {total.dtype} {total.shape} for {self.total.size} integers")
+        twice = self.added.intersection(portions)
+        if len(twice) == len(portions):
+            return
+        if twice:
+            raise BadUpdate(f"the gradient of portion {min(twice) + 1} came twice")
+        self.added.update(portions)
+        self.total += total
+
+    def found(self) -> Array:
+        """Return the gradient at the trial, rounded to the type of the weights."""
+        return self.format.value(self.total).astype(self.weights.dtype)
+
+    def sums(self) -> dict[str, Any]:
+        """Return the slope at the trial, and how many portions were added."""
+        slope = None if self.direction is None else packed(dot(self.found(), self.direction))
+        return {"slope": slope, "added": len(self.added)}
+
+    def changes(self) -> tuple[Array, Array]:
+        """Return the staged change of the weights and of the gradient. The first pass has none."""
+        assert self.staged is not None
+        weights, gradient = self.staged
+        if self.gradient is None:
+            return np.zeros(0, weights.dtype), np.zeros(0, weights.dtype)
+        return weights - self.weights, gradient - self.gradient
+
+    def stage(self) -> dict[str, Any]:
+        """Note that the trial may become the weights.
+
+        Return the dot products that decide whether the pair is kept, and the largest absolute value of the gradient.
+        """
+        assert self.trial is not None
+        self.staged = self.trial, self.found()
+        s, y = self.changes()
+        peak = float(np.abs(self.staged[1]).max(initial=0.0))
+        return {"ss": packed(dot(s, s)), "sy": packed(dot(s, y)), "yy": packed(dot(y, y)), "peak": peak}
+
+    def settle(self, version: int, kept: bool, afresh: bool) -> bool:
+        """Make the staged weights and gradient the current ones, unless this was done before.
+
+        Args:
+            version: The version that they make.
+            kept: Whether their pair is kept.
+            afresh: Whether older pairs are dropped.
+
+        Returns:
+            Whether this shard has that version now. Otherwise it has not received it.
+        """
+        if self.version >= version:
+            return True
+        if self.staged is None or self.version != version - 1:
+            return False
+        s, y = self.changes()
+        before = ([], []) if afresh else (self.s, self.y)
+        self.s, self.y = ([*old, *[new] * kept][-self.history :] for old, new in zip(before, (s, y), strict=True))
+        self.weights, self.gradient = self.staged
+        self.version, self.staged = version, None
+        return True
+
+
+class Shards(Restored):
+    """The shards and the backups of shards on one worker.
+
+    Args:
+        me: Number of this worker.
+        run: Name of the run.
+        ask: Calls other workers.
+        rows: Returns the layout of the model's trained weights as one vector.
+        show: Receives the line for ``ddlf status``; None for no line.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        run: str,
+        ask: Ask,
+        rows: Callable[[], Rows],
+        show: Callable[[Shown | None], object] = lambda shard: None,
+    ) -> None:
+        super().__init__()
+        self._me, self._run, self._ask, self._rows, self._show_line = me, run, ask, rows, show
+        self._shards: dict[int, Shard] = {}
+        self._owned: set[int] = set()
+        self._one_at_a_time = asyncio.Lock()
+
+    # -- verbs for the master -----------------------------------------------------------------------------------------
+
+    @concurrent
+    async def here(self) -> list[int]:
+        """Return the numbers of the shards and backups on this worker."""
+        return sorted(self._shards)
+
+    @concurrent
+    async def own(self, number: int, facts: dict[str, Any]) -> None:
+        """Receive a whole shard. With ``restored``, its values are in a slice of a checkpoint that this worker has."""
+        if "restored" in facts:
+            how = facts.pop("restored")
+            arrays = self.restored.pop(number)
+            facts |= await asyncio.to_thread(shard_of_parts, self._rows(), how, facts["first"], arrays)
+        self._shards[number] = Shard.made(facts)
+        self._owned.add(number)
+        self._show()
+
+    @concurrent
+    async def keep(self, owned: Sequence[int], backups: Sequence[int]) -> None:
+        """Drop all shards and backups but these. A backup may become an owned shard."""
+        self._owned = set(owned)
+        self._shards = {n: shard for n, shard in self._shards.items() if n in self._owned or n in backups}
+        self._show()
+
+    @concurrent
+    async def send(self, number: int, to: int) -> dict[str, Any]:
+        """Send a whole shard to another worker, which then has a backup. Return {}, or what ``not_reached`` does."""
+        try:
+            await asked(self._ask, to, "copy", number, self._shard(number).facts())
+        except Unreached as error:
+            return not_reached(error)
+        return {}
+
+    @concurrent
+    async def aim(self, number: int, coefficients: list[float]) -> dict[str, Any]:
+        """Call ``Shard.aim``."""
+        return dict(await self._computed(number, lambda shard: shard.aim(np.array(coefficients))))
+
+    @concurrent
+    async def begin(self, number: int, of: int, step: float, format: Sequence[int]) -> None:
+        """Begin the pass ``of`` of a shard, like ``Shard.begin``."""
+        await self._computed(number, lambda shard: shard.begin(of, step, FixedPoint(*format)))
+
+    @concurrent
+    async def sums(self, number: int, of: int) -> dict[str, Any]:
+        """Return the numbers of ``Shard.sums`` after the pass ``of``."""
+        self._in_pass(number, of)
+        return dict(await self._computed(number, Shard.sums))
+
+    @concurrent
+    async def stage(self, number: int, of: int, backup: int) -> dict[str, Any]:
+        """Call ``Shard.stage``, and send the staged values to the worker with the backup; 0 for none.
+
+        Return the numbers of ``Shard.stage``, or what ``not_reached`` does.
+        """
+        shard = self._in_pass(number, of)
+        numbers = dict(await self._computed(number, Shard.stage))
+        if backup and shard.staged is not None:
+            try:
+                await asked(self._ask, backup, "staged", number, shard.version, *shard.staged)
+            except Unreached as error:
+                return not_reached(error)
+        return numbers
+
+    @concurrent
+    async def settle(self, number: int, version: int, kept: bool, afresh: bool) -> bool:
+        """Call ``Shard.settle``."""
+        is_settled = bool(await self._computed(number, lambda shard: shard.settle(version, kept, afresh)))
+        self._show()
+        return is_settled
+
+    @concurrent
+    async def dots(self, number: int, which: Sequence[int]) -> list[list[Any]]:
+        """Return the dot products of some vectors, by place, with all vectors."""
+
+        def found(shard: Shard) -> list[list[Any]]:
+            vectors = shard.vectors()
+            return [[packed(dot(vectors[i], vector)) for vector in vectors] for i in which]
+
+        return list(await self._computed(number, found))
+
+    @concurrent
+    async def whole(self, number: int) -> dict[str, Any]:
+        """Return a shard's whole state."""
+        return self._shard(number).facts()
+
+    @concurrent
+    async def write(self, number: int, names: Sequence[str], place: dict[str, Any]) -> dict[str, Any]:
+        """Write a shard's whole state into a checkpoint.
+
+        Args:
+            number: Number of the shard.
+            names: Paths of the weights.
+            place: Destination.
+
+        Returns:
+            The result of ``write_if_seen``, and ``by``, this worker's number.
+        """
+        parts = shard_parts(self._rows(), names, self._shard(number).facts())
+        return {**await asyncio.to_thread(write_if_seen, place, parts), "by": self._me}
+
+    async def close(self) -> None:
+        """Free the memory of all shards."""
+        self._shards.clear()
+        self._owned.clear()
+        self._show()
+
+    # -- verbs for other workers --------------------------------------------------------------------------------------
+
+    @offered
+    async def copy(self, number: int, facts: dict[str, Any]) -> None:
+        """Receive a backup of another worker's shard."""
+        self._shards[number] = Shard.made(facts)
+        self._owned.discard(number)
+        self._show()
+
+    @offered
+    async def staged(self, number: int, version: int, weights: Array, gradient: Array) -> None:
+        """Receive the values that may become the next version.
+
+        Raises:
+            AppMissing: The backup here is of another version.
+        """
+        shard = self._shard(number)
+        if shard.version != version:
+            raise AppMissing(f"the backup of shard {number + 1} here is of version {shard.version}")
+        shard.staged = weights, gradient
+
+    @offered
+    async def current(self, number: int, version: int) -> Array:
+        """Return a shard's weights of a version. The array does not change any more.
+
+        Raises:
+            AppMissing: The shard has another version now.
+        """
+        shard = self._shard(number)
+        if shard.version != version:
+            raise AppMissing(f"shard {number + 1} has version {shard.version} now")
+        return shard.weights
+
+    @offered
+    async def trial(self, number: int, of: int) -> Array:
+        """Return a shard's weights for the pass ``of``. The array does not change any more."""
+        shard = self._in_pass(number, of)
+        assert shard.trial is not None
+        return shard.trial
+
+    @offered
+    async def add(self, number: int, of: int, portions: list[int], total: Array) -> None:
+        """Add the gradient of some portions to the pass ``of``, like ``Shard.add``."""
+        self._in_pass(number, of)
+        await self._computed(number, lambda shard: shard.add(portions, total))
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _shard(self, number: int) -> Shard:
+        if number not in self._shards:
+            raise AppMissing(f"shard {number + 1} is not on this worker")
+        return self._shards[number]
+
+    def _in_pass(self, number: int, of: int) -> Shard:
+        shard = self._shard(number)
+        if shard.number != of:
+            raise AppMissing(f"shard {number + 1} is in pass {shard.number}, and not in pass {of}")
+        return shard
+
+    async def _computed(self, number: int, work: Callable[[Shard], Any]) -> Any:
+        shard = self._shard(number)
+        if shard.weights.size <= INLINE:
+            return work(shard)
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(work, shard)
+
+    def _show(self) -> None:
+        """Update the line of ``ddlf status``: it names the first shard on this worker, and the number of shards."""
+        if not self._shards:
+            self._show_line(None)
+            return
+        first = next((self._shards[number] for number in sorted(self._owned)), None)
+        begin, end, version = (0, 0, 0) if first is None else (*first.part, first.version)
+        backups = len(self._shards) - len(self._owned)
+        self._show_line(Shown(begin, end, self._rows().sizes[0], version, self._run, len(self._owned), backups))
+
+
+def shard_parts(rows: Rows, names: Sequence[str], facts: Mapping[str, Any]) -> dict[str, Array]:
+    """Return a shard's whole state as named arrays, to be written as one slice (file) of a checkpoint.
+
+    Args:
+        rows: Layout of the model's trained weights.
+        names: Paths of the weights.
+        facts: The facts of the shard.
+    """
+    first, weights = facts["first"], facts["weights"]
+    found = {
+        part_name(WEIGHTS, low, f"{i:04d} {names[i]}"): values
+        for i, low, values in rows.slices((first, first + weights.size), weights, rows.trained)
+    }
+    for number, vector in enumerate([*facts["s"], *facts["y"], facts["gradient"]]):
+        if vector is not None:
+            found[part_name(KEPT + VECTORS, first, f"{number:04d}")] = vector
+    return found
+
+
+def shard_of_parts(rows: Rows, how: Mapping[str, Any], first: int, arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the vectors of a shard, from a slice that ``shard_parts`` made.
+
+    Args:
+        rows: Layout of the model's trained weights.
+        how: ``end`` of the shard, ``names`` of the weights, ``pairs`` (their number), and ``dtype`` of the vectors.
+        first: Index of the first value.
+        arrays: Arrays of the shard's slice of the checkpoint.
+
+    Returns:
+        ``weights``, ``gradient``, ``s`` and ``y``.
+
+    Raises:
+        CheckpointCorrupt: A part is missing, or has the wrong size.
+    """
+
+    def of(name: str, length: int) -> Array:
+        found = arrays.get(name)
+        if found is None or found.shape != (length,):
+            got = "nothing" if found is None else f"{found.dtype} {found.shape}"
+            raise damaged(Path("a slice of the checkpoint"), f"{length:,} values of {name!r}", got)
+        return np.asarray(found, how["dtype"])
+
+    part, pairs, names = (first, how["end"]), how["pairs"], how["names"]
+    like = [rows.like[i] for i in rows.trained]
+    weights = [
+        of(part_name(WEIGHTS, low, f"{rows.trained[at]:04d} {names[rows.trained[at]]}"), high - low)
+        for at, low, high in overlapped(like, part)
+    ]
+    size = part[1] - part[0]
+    vectors = [of(part_name(KEPT + VECTORS, first, f"{number:04d}"), size) for number in range(2 * pairs + 1)]
+    return {
+        "weights": np.concatenate(weights),
+        "gradient": vectors[-1],
+        "s": vectors[:pairs],
+        "y": vectors[pairs : 2 * pairs],
+    }

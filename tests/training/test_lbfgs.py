@@ -1,0 +1,425 @@
+"""Sandblaster L-BFGS: same bits whoever computes what and is lost, and the minimum of SciPy. Shards and portions are real. No process, no Keras."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from ddlf.errors import BadUpdate, ConfigError, WorkerLost
+from ddlf.events import Converged, RunEnded, Warned
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.training.slot.numpy_model import NumpyModel
+from tests.training.runs import of
+
+CHANCE = np.random.default_rng(5)
+START = {
+    "dense/kernel": CHANCE.normal(size=(8, 5)),
+    "dense/bias": CHANCE.normal(size=7),
+    "scale": np.asarray(0.5),
+    "nothing": np.zeros((0, 3)),
+    "norm/variance": CHANCE.random(7, "f4"),
+    "norm/steps": np.asarray(41, "i8"),
+}
+FROZEN = frozenset(["norm/variance", "norm/steps"])
+VALUES = 48
+CURVES, TARGETS = np.logspace(0, 2, VALUES), CHANCE.normal(size=(203, VALUES))
+
+
+def loss_of(row, indices):
+    """Return the mean over samples of ``sum(c (w - t)^2 / 2 + log cosh(3 w))``, and its gradient."""
+    apart = row - TARGETS[indices]
+    loss = np.sum(CURVES * apart**2, 1) / 2 + np.sum(np.logaddexp(3 * row, -3 * row))
+    return float(np.mean(loss)), np.mean(CURVES * apart, 0) + 3 * np.tanh(3 * row)
+
+
+def row_of(weights):
+    return np.concatenate([np.ravel(w) for w, path in zip(weights, START, strict=True) if path not in FROZEN])
+
+
+def gradient_of(model, batch, weights):
+    """The method of ``NumpyModel`` with a loss that has a minimum."""
+    loss, gradient = loss_of(row_of(weights), batch[0])
+    update, at = [], 0
+    for w, path in zip(weights, START, strict=True):
+        if path in FROZEN:
+            update.append(np.zeros_like(w))
+        else:
+            update.append(gradient[at : at + w.size].reshape(w.shape).astype(w.dtype))
+            at += w.size
+    return update, {"loss": loss}
+
+
+@pytest.fixture(autouse=True)
+def has_a_minimum(monkeypatch):
+    monkeypatch.setattr(NumpyModel, "gradient_of", gradient_of)
+
+
+def run_of(workers=3, **settings):
+    settings = {"slots": 3, "start": START, "frozen": FROZEN, "master_epochs": 12, "tolerance": 0, **settings}
+    run = FakeRun(FakeCluster(workers), mode="lbfgs", **settings)
+    run.told = []
+    run.subscribe(run.told.append)
+    return run
+
+
+async def trained(workers=3, **settings):
+    run = run_of(workers, **settings)
+    await run.train_model()
+    assert run.ledger.is_exact(len(run.history))
+    return run
+
+
+def bits(run):
+    """Weights and records, but for who computed what and how long it took."""
+    numbers = ("loss", "gradient", "step", "passes", "left_out")
+    records = [(record.round, record.samples, *(record.metrics[name] for name in numbers)) for record in run.history]
+    return [(w.dtype, w.tobytes()) for w in run.model.get_weights()], records
+
+
+KNOWN = {}
+
+
+@pytest.fixture
+async def undisturbed():
+    """The bits of a run without losses, which is trained once."""
+    if not KNOWN:
+        KNOWN[0] = bits(await trained())
+    return KNOWN[0]
+
+
+# --- the result -------------------------------------------------------------------------------------------------------
+
+
+async def test_loss_is_that_of_scipys_minimum_in_no_more_passes():
+    passes = []
+
+    def told(row):
+        loss, gradient = loss_of(row, np.arange(203))
+        passes.append(loss)
+        return loss, gradient
+
+    how = {"maxcor": 10, "ftol": 0, "gtol": 1e-9, "maxiter": 1000}
+    least = optimize.minimize(told, row_of(START.values()), jac=True, method="L-BFGS-B", options=how).fun
+    run = await trained(master_epochs=100, tolerance=1e-7)
+    losses = [record.loss for record in run.history]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] == pytest.approx(least, abs=1e-8)
+    mine = np.cumsum([record.metrics["passes"] for record in run.history])
+    reached = next(count for count, loss in zip(mine, losses, strict=True) if loss <= least + 1e-8)
+    assert reached <= 1.15 * next(count for count, loss in enumerate(passes, 1) if loss <= least + 1e-8)
+    (ended,) = of(run, Converged)
+    assert ended.why.startswith("the largest value of the gradient is")
+    assert ended.why.endswith("and tolerance=1e-07")
+    assert run.history.ended == ended.why == run.told[-1].why
+    assert isinstance(run.told[-1], RunEnded)
+    loss, gradient = loss_of(row_of(run.model.get_weights()), np.arange(203))
+    assert run.history[-1].loss == pytest.approx(loss, rel=1e-14)
+    assert run.history[-1].metrics["gradient"] == pytest.approx(np.abs(gradient).max(), rel=1e-3)
+    frozen = list(START).index("norm/variance")
+    assert np.array_equal(run.model.get_weights()[frozen], START["norm/variance"])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+async def test_bits_do_not_depend_on_the_workers(workers, undisturbed):
+    assert bits(await trained(workers)) == undisturbed
+
+
+async def test_bits_do_not_depend_on_the_number_of_shards(monkeypatch, undisturbed):
+    for module in ("ddlf.algorithms.lbfgs",):
+        monkeypatch.setattr(f"{module}.BLOCK", 7)
+    runs = [bits(await trained(shards=shards)) for shards in (1, 3, 6)]
+    assert runs[0] == runs[1] == runs[2]
+
+
+async def test_training_goes_on_with_its_pairs_unless_the_weights_have_changed(tmp_path, undisturbed):
+    run = run_of(master_epochs=5, checkpoint=tmp_path)
+    await run.train_model()
+    run.master_epochs, run.checkpoint = 7, None
+    await run.train_model()
+    assert bits(run)[0] == undisturbed[0]
+    assert len(run.history) == 12
+    changed = [w + 1 if w.dtype == np.float64 else w for w in run.model.get_weights()]
+    run.model.set_weights(changed)
+    run.master_epochs = 2
+    await run.train_model()
+    fresh = run_of(master_epochs=2, start=dict(zip(START, changed, strict=True)))
+    await fresh.train_model()
+    assert bits(run)[0] == bits(fresh)[0]
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def losing(run, verb, times, between=False):
+    """Lose the worker that is asked for a verb, at each of these times that one is asked; returns the lost workers."""
+    count, lost = [0], []
+
+    def ends(worker, name):
+        if name != verb or worker.lost:
+            return False
+        count[0] += 1
+        if count[0] in times:
+            lost.append(worker.id)
+            worker.lost = True
+        return worker.lost
+
+    for worker in run.cluster.workers:
+
+        async def rpc(request, timeout_s=None, worker=worker):
+            name = request.args[2]
+            if ends(worker, name):
+                raise WorkerLost("it was lost", worker=worker.name)
+            return await FakeWorker.rpc(worker, request, timeout_s)
+
+        async def ask(number, role, name, *arguments, worker=worker):
+            if ends(worker.others[number], name):
+                raise WorkerLost("it was lost", worker=f"worker {number}")
+            return await FakeWorker._ask(worker, number, role, name, *arguments)
+
+        worker.rpc, worker._ask = rpc, ask
+    return lost
+
+
+VERBS = [
+    "portion",
+    "push",
+    "prepare",
+    "aim",
+    "begin",
+    "sums",
+    "stage",
+    "settle",
+    "dots",
+    "send",
+    "trial",
+    "add",
+    "staged",
+    "copy",
+]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("time", [1, 2, 11])
+async def test_a_lost_worker_changes_no_bit(verb, time, undisturbed):
+    run = run_of()
+    lost = losing(run, verb, [time])
+    await run.train_model()
+    assert lost or (time > 1 and verb in ("prepare", "send", "copy")), "these are asked once, before any loss"
+    assert run.ledger.is_exact(12)
+    assert bits(run) == undisturbed
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_many_losses_change_no_bit(seed, undisturbed):
+    chance = np.random.default_rng(seed)
+    run = run_of(4)
+    lost = losing(run, chance.choice(VERBS[3:9]), {int(n) for n in chance.integers(2, 12, 3)})
+    await run.train_model()
+    assert lost
+    assert bits(run) == undisturbed
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("checkpoint", [False, True])
+async def test_iterations_are_computed_again_if_all_copies_are_lost(workers, checkpoint, undisturbed, tmp_path):
+    run = run_of(workers, **({"checkpoint": tmp_path, "checkpoint_every": 3} if checkpoint else {}))
+    count = [0]
+
+    async def lose(record):
+        count[0] += 1
+        if count[0] == 8:
+            for worker in run.cluster.workers:
+                worker.lost = True
+
+    run.on_round = lose
+    await run.train_model()
+    assert count == [12], "each iteration is reported once"
+    assert bits(run) == undisturbed
+    (said,) = [event.why for event in of(run, Warned) if "computed again" in event.why]
+    assert said.startswith("shard 1 of 1 was on worker ")
+    first = 7 if checkpoint else 1
+    assert said.endswith(f"and there is no copy: iterations {first} to 8 are computed again, with the same result")
+
+
+async def test_lost_shard_continues_with_its_copy(undisturbed):
+    run = run_of()
+    lost = losing(run, "sums", [4])
+    await run.train_model()
+    said = [event.why for event in of(run, Warned)]
+    assert f"shard 1 of 1 was on worker {lost[0]}, which is lost: worker 2 continues with its copy" in said
+    assert bits(run) == undisturbed
+
+
+async def test_a_worker_that_is_slow_has_its_portions_computed_by_others(undisturbed):
+    """The slow worker never answers for its last portion, and nobody waits for it."""
+    run = run_of()
+    slow, stuck = run.cluster.workers[1], []
+
+    async def rpc(request, timeout_s=None):
+        if request.args[2] == "portion" and len(stuck) < 100 and request.args[3]["number"] % 5 == 3:
+            stuck.append(request.args[-3:])
+            await asyncio.Event().wait()
+        return await FakeWorker.rpc(slow, request, timeout_s)
+
+    slow.rpc = rpc
+    await run.train_model()
+    assert stuck
+    assert run.ledger.is_exact(12)
+    assert bits(run) == undisturbed
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"shards": 1}, {"slots": 3, "samples": 203}])
+async def test_run_resumed_at_any_iteration_has_the_same_bits(more, tmp_path, undisturbed):
+    folder = tmp_path / "whole"
+    whole = await trained(checkpoint=folder, checkpoint_keep=100, **more)
+    assert bits(whole) == undisturbed
+    for number in range(1, 12, 3):
+        resumed = await trained(2, resume=folder / f"round-{number:06d}", checkpoint=tmp_path / f"{number}", **more)
+        assert bits(resumed) == undisturbed
+
+
+async def test_checkpoint_is_written_by_the_owners_and_read_by_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddlf.algorithms.lbfgs.BLOCK", 16)
+    whole = await trained(checkpoint=tmp_path, checkpoint_keep=100)
+    slices = sorted(path.name for path in (tmp_path / "round-000007").glob("slice_*"))
+    assert slices == [f"slice_{number:04d}.safetensors" for number in (1, 2, 3)]
+    for shards in (None, 2):
+        resumed = run_of(resume=tmp_path / "round-000007", checkpoint=tmp_path / f"{shards}", shards=shards)
+        await resumed.train_model()
+        assert bits(resumed) == bits(whole)
+        asked = [request[0] for worker in resumed.cluster.workers for request in worker.asked]
+        assert ("read_slice" in asked) == (shards is None)
+
+
+async def test_evaluations_are_made_on_the_workers():
+    run = run_of(evaluate_every=1, master_epochs=4, x_test=np.zeros(3), y_test=np.zeros(3))
+    await run.train_model()
+    means = [record.test["loss"] for record in run.history]
+    assert len(set(means)) == 4
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def with_loss(monkeypatch, change):
+    """Change what a portion returns: ``change(count, update, metrics)``."""
+    count = [0]
+
+    def changed(model, batch, weights):
+        count[0] += 1
+        update, metrics = gradient_of(model, batch, weights)
+        return change(count[0], update, metrics) or (update, metrics)
+
+    monkeypatch.setattr(NumpyModel, "gradient_of", changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        (
+            lambda count, update, metrics: metrics.update(loss=float(count)),
+            ConfigError,
+            "mode='lbfgs' needs a loss without chance, but the same samples gave 1 and then 2; remove dropout",
+        ),
+        (
+            lambda count, update, metrics: update.__setitem__(4, np.ones(7, "f4")),
+            ConfigError,
+            "mode='lbfgs' needs a loss that only depends on the trained weights, but the model changes norm/variance",
+        ),
+        (
+            lambda count, update, metrics: metrics.update(loss=math.nan),
+            BadUpdate,
+            "the loss of the first weights is nan; check the data for NaN",
+        ),
+        (
+            lambda count, update, metrics: update.__setitem__(1, np.full(7, np.nan)),
+            BadUpdate,
+            "the gradient at the first weights has NaN or infinite values",
+        ),
+    ],
+)
+async def test_a_loss_that_is_no_function_is_refused_before_the_first_step(monkeypatch, change, kind, said):
+    with_loss(monkeypatch, change)
+    run = run_of()
+    with pytest.raises(kind, match=f"^{said}"):
+        await run.train_model()
+    assert not run.history
+    assert np.array_equal(row_of(run.model.get_weights()), row_of(START.values()))
+
+
+async def test_a_loss_without_a_lower_bound_is_refused(monkeypatch):
+    def falls(model, batch, weights):
+        return [np.zeros_like(w) if p in FROZEN else -np.ones_like(w) for w, p in zip(weights, START, strict=True)], {
+            "loss": -float(row_of(weights).sum())
+        }
+
+    monkeypatch.setattr(NumpyModel, "gradient_of", falls)
+    with pytest.raises(
+        BadUpdate, match=r"^the loss has no lower bound: along the direction of iteration 1 it falls from"
+    ):
+        await run_of().train_model()
+
+
+async def test_where_no_step_lowers_the_loss_the_best_weights_stay_and_it_says_so(monkeypatch):
+    """The gradient points the wrong way from the fifth iteration on."""
+    run, points = run_of(), []
+
+    def wrong(model, batch, weights):
+        update, metrics = gradient_of(model, batch, weights)
+        if len(run.history) >= 4:
+            metrics["loss"] += 1e3 * float(np.abs(row_of(weights) - points[-1]).sum())
+        return update, metrics
+
+    async def note(record):
+        points.append(row_of(await run.run_context.progress.weights.fetch()))
+
+    monkeypatch.setattr(NumpyModel, "gradient_of", wrong)
+    run.on_round = note
+    await run.train_model()
+    assert len(run.history) == 4
+    assert run.history.ended == "no step along the direction of iteration 5 lowers the loss, so the best weights stay"
+    assert np.array_equal(row_of(run.model.get_weights()), points[-1])
+    assert of(run, Converged)[0].why == run.history.ended
+
+
+async def test_portions_larger_than_the_data_are_refused():
+    with pytest.raises(ConfigError, match=r"^portion=1,000 is larger than the data, which has 203 samples; leave"):
+        await run_of(portion=1000).train_model()
+
+
+async def test_types_of_weights_that_differ_are_refused():
+    start = {**START, "dense/bias": START["dense/bias"].astype("f4")}
+    with pytest.raises(
+        ConfigError, match="one type, float32 or float64, but the trained weights have float32 and float64"
+    ):
+        await run_of(start=start).train_model()
+
+
+async def test_model_of_which_nothing_is_trained_is_refused():
+    with pytest.raises(ConfigError, match="steps weights by gradients, and this model has none that are trained"):
+        await run_of(start={"w": np.zeros(3)}, frozen=frozenset("w")).train_model()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"pairs": 0}, "pairs must be a whole number of 1 or more, got 0"),
+        ({"portion": 0}, "portion must be a whole number of 1 or more"),
+        ({"tolerance": -1}, "tolerance must be"),
+        ({"worker_steps": 5}, "worker_steps='5' is for local training: with mode='lbfgs' there is none"),
+        ({"worker_epochs": 2}, "worker_epochs=2 has no effect in L-BFGS training"),
+        ({"codec": "int8"}, "codec='int8' has no effect in L-BFGS training"),
+        ({"exchange": "sharded"}, "exchange='sharded' is for synchronous training: L-BFGS training does not use it"),
+        ({"merge": "median"}, "merge='median' is for synchronous training"),
+        ({"precision": "mixed_bfloat16"}, "precision='mixed_bfloat16' rounds gradients too coarsely"),
+        ({"files": (100, 103)}, "mode='lbfgs' trains on arrays, but this app has train_data"),
+    ],
+)
+async def test_settings_of_other_modes_are_refused_by_name(settings, said):
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        await run_of(**settings).train_model()

@@ -1,0 +1,112 @@
+"""The portions of a pass: each counts once, whoever computes it, and free workers help those that are late."""
+
+import numpy as np
+import pytest
+
+from ddlf.training.strategies.lbfgs.portions import LATE, Pool, portions_of
+
+
+class Clock:
+    """Seconds that pass when told."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def pool_of(samples=24, slots=3, size=2):
+    clock = Clock()
+    return Pool(portions_of(samples, slots, size), clock), clock
+
+
+@pytest.mark.parametrize(("samples", "slots", "size"), [(24, 3, 2), (203, 3, 13), (5, 5, 1), (7, 2, 100), (100, 7, 3)])
+def test_portions_have_each_sample_once(samples, slots, size):
+    portions = portions_of(samples, slots, size)
+    assert [portion.number for portion in portions] == list(range(len(portions)))
+    counts = np.zeros(samples, int)
+    for portion in portions:
+        assert 0 < portion.samples <= size
+        counts[portion.begin : portion.end] += 1
+    assert (counts == 1).all()
+
+
+def test_a_slot_takes_its_own_portions_and_then_neighbours_of_the_slot_with_the_most_left():
+    pool, _ = pool_of()
+    assert [pool.take(0).number for _ in range(4)] == [0, 1, 2, 3]
+    pool.take(1)
+    assert [pool.take(0).number for _ in range(3)] == [11, 10, 9]
+
+
+def test_a_portion_that_another_slot_has_not_begun_is_computed_at_once_and_a_late_one_after_a_while():
+    pool, clock = pool_of(samples=4, slots=2, size=1)
+    mine, theirs = [pool.take(0), pool.take(0)], [pool.take(1), pool.take(1)]
+    assert not pool.waits
+    clock.now = 10.0
+    for portion in mine:
+        assert pool.done(portion, 0, portion.number)
+        clock.now += 10
+    queued, _ = pool.second(0)
+    assert queued == theirs[1], "the other slot computes its first one"
+    assert pool.done(queued, 0, 2)
+    assert not pool.done(theirs[1], 1, 2), "it counts once"
+    late, wait_s = pool.second(0)
+    assert late is None
+    assert wait_s == pytest.approx(pool._since[1] + LATE * np.median(pool._took) - clock.now)
+    clock.now += wait_s
+    assert pool.second(0)[0] == theirs[0]
+    assert pool.second(0) == (None, None), "two have it already"
+
+
+def test_what_was_lost_with_a_worker_is_computed_again_but_not_what_was_pushed():
+    pool, _ = pool_of(samples=6, slots=2, size=1)
+    first, second, third = (pool.take(0) for _ in range(3))
+    pool.done(first, 0, "a")
+    pool.pushed(0, [first.number])
+    pool.done(second, 0, "b")
+    pool.give_back(0)
+    assert pool.results == {first.number: "a"}
+    assert [pool.take(0), pool.take(0)] == [second, third]
+    assert not pool.is_over
+
+
+def test_a_lost_portion_that_another_slot_computes_too_does_not_wait():
+    pool, _ = pool_of(samples=2, slots=2, size=1)
+    one, other = pool.take(0), pool.take(1)
+    pool.done(one, 0, 0)
+    pool._since[1] = -100.0
+    assert pool.second(0)[0] == other
+    pool.give_back(1)
+    assert not pool.waits
+    assert pool.done(other, 0, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_portion_counts_and_is_pushed_once_whatever_happens(seed):
+    chance = np.random.default_rng(seed)
+    pool, clock = pool_of(samples=60, slots=3, size=2)
+    at = {slot: [] for slot in range(3)}
+    counted = {slot: [] for slot in range(3)}
+    pushed = []
+    while not pool.is_over:
+        clock.now += chance.random()
+        slot = int(chance.integers(3))
+        what = chance.choice(
+            ["take", "take", "done", "done", "done", "push", "lose"], p=[0.2, 0.2, 0.2, 0.2, 0.1, 0.08, 0.02]
+        )
+        if what == "take" and len(at[slot]) < 2:
+            portion = pool.take(slot) or (pool.second(slot)[0] if not at[slot] else None)
+            at[slot] += [portion] if portion else []
+        elif what == "done" and at[slot]:
+            portion = at[slot].pop(0)
+            if pool.done(portion, slot, portion.number):
+                counted[slot].append(portion.number)
+        elif what == "push" and counted[slot]:
+            pushed += counted[slot]
+            pool.pushed(slot, counted[slot])
+            counted[slot] = []
+        elif what == "lose":
+            pool.give_back(slot)
+            at[slot], counted[slot] = [], []
+    assert sorted(pushed) == [portion.number for portion in pool.portions]
+    assert sorted(pool.results) == sorted(pushed)
