@@ -1,0 +1,68 @@
+"""The order of passes in a pipeline, and where a model is cut."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlf.algorithms.pipeline import balanced, fewest, passes, sizes
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (3, 8), (4, 32), (3, 1), (5, 3)])
+def test_a_stage_keeps_the_activations_of_at_most_as_many_micro_batches_as_stages_follow_and_one(stages, micro_batches):
+    for stage in range(stages):
+        order = list(passes(stage, stages, micro_batches))
+        assert [one.number for one in order if one.forward] == list(range(micro_batches))
+        assert [one.number for one in order if not one.forward] == list(range(micro_batches))
+        held = list(itertools.accumulate(1 if one.forward else -1 for one in order))
+        assert max(held) == min(stages - stage, micro_batches)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (3, 8), (4, 8)])
+def test_equal_stages_are_idle_as_the_formula_says(stages, micro_batches):
+    """Each pass takes one unit of time, and begins when the pass before it on its stage and what it needs are done."""
+    done, now = {}, [0] * stages
+    left = [list(passes(stage, stages, micro_batches)) for stage in range(stages)]
+    while any(left):
+        for stage, todo in enumerate(left):
+            if todo:
+                forward, number = todo[0]
+                other = stage - 1 if forward else stage + 1
+                needed = (other, forward, number) if 0 <= other < stages else None
+                if needed is None or needed in done:
+                    todo.pop(0)
+                    now[stage] = max(now[stage], done.get(needed, 0)) + 1
+                    done[stage, forward, number] = now[stage]
+    idle = 1 - 2 * micro_batches / max(now)
+    assert idle == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+
+
+@given(st.integers(1, 500), st.integers(1, 40))
+def test_micro_batches_have_all_samples_and_differ_by_at_most_one(samples, micro_batches):
+    found = sizes(samples, micro_batches)
+    assert (sum(found), len(found)) == (samples, min(samples, micro_batches))
+    assert 1 <= min(found) <= max(found) <= min(found) + 1
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 8))
+def test_no_other_cut_has_a_cheaper_most_expensive_part(costs, parts):
+    parts = min(parts, len(costs))
+    ends = balanced(costs, [1] * (len(costs) - 1), parts)
+
+    def largest(ends):
+        return max(sum(costs[begin:end]) for begin, end in itertools.pairwise([0, *ends]))
+
+    assert (ends, ends[-1], len(ends)) == (sorted(set(ends)), len(costs), parts)
+    others = itertools.combinations(range(1, len(costs)), parts - 1)
+    assert largest(ends) == min(largest([*cut, len(costs)]) for cut in others)
+
+
+def test_of_equal_cuts_the_one_with_the_smaller_border_is_chosen():
+    assert balanced([4, 0, 4], [9, 2], 2) == [2, 3]
+    assert balanced([4, 0, 4], [2, 9], 2) == [1, 3]
+
+
+def test_as_few_parts_as_fit():
+    assert fewest(9, lambda parts: parts >= 4) == 4
+    assert fewest(3, lambda parts: False) == 0
