@@ -241,9 +241,10 @@ async def _run_app(
                 length = f"{steps} batch{'es' * (steps != 1)}" if steps else spec.local.epochs
                 length = f"{app.round_samples} samples" if app.round_samples else length
                 slots = app.slots or (cluster.places if cluster.places > cluster.N else None)
+                per = _group(cluster.N) if spec.exchange.spans_workers else _slots(slots, cluster.N, apart)
                 display.say(
                     f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, "
-                    f"batch {app.batch_size} per {_slots(slots, cluster.N, apart)}, seed {app.seed}"
+                    f"batch {app.batch_size} per {per}, seed {app.seed}"
                 )
                 return await _train(app, options.save, path, stop)
             finally:
@@ -433,6 +434,10 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     slow = f", which has only {own} cores: more than {own} workers are not faster" if count > own else ""
     cluster = Cluster.local(count, pickle_results=options.pickle_results)
     return cluster, f"{reason}{_workers(count)} on this machine{slow}"
+
+
+def _group(workers: int) -> str:
+    return f"group of {_workers(workers)}"
 
 
 def _slots(slots: int | None, workers: int, apart: int = 0) -> str:

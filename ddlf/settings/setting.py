@@ -61,6 +61,7 @@ class Setting(Generic[Out, In]):
         name: The name of the app's attribute for it.
         field: The name of the field in its group.
         strategies: The names of the strategies that have it; empty if every run has it.
+        exchanges: The names of the exchanges that have it; empty if every exchange has it.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Setting(Generic[Out, In]):
         self.name = flat
         self.field = ""
         self.strategies: tuple[str, ...] = ()
+        self.exchanges: tuple[str, ...] = ()
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.field = name

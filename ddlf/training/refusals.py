@@ -235,6 +235,7 @@ def check_workers(spec: RunSpec, workers: int, *, one_at_a_time: bool = False) -
         ConfigError: The workers cannot carry the run.
     """
     check(spec.train.worker_refusals(workers, one_at_a_time))
+    check(spec.exchange.worker_refusals(workers, one_at_a_time))
 
 
 def check_effect(spec: RunSpec, weights: Sequence[Tensor], trainable: Sequence[bool]) -> str:

@@ -438,15 +438,22 @@ class Run:
         """
         carrying = [asyncio.ensure_future(self.again(task)) for task in tasks]
         try:
-            # The following code runs while the workers compute.
-            if await self.reported():  # wait for the evaluation of the previous round
-                raise Ended
-            if self.progress.round + 1 < len(self.progress.epochs):
-                await self._parts.order(self.progress.span(self.progress.round + 1).order)
+            await self.meanwhile()
             return await gather(self, tasks, carrying, self.again, into)
         except BaseException:
             await end_all(carrying)
             raise
+
+    async def meanwhile(self) -> None:
+        """Do what can be done while the workers compute a round: report the previous round, and order the next one.
+
+        Raises:
+            Ended: The report of the previous round ends the run.
+        """
+        if await self.reported():  # wait for the evaluation of the previous round
+            raise Ended
+        if self.progress.round + 1 < len(self.progress.epochs):
+            await self._parts.order(self.progress.span(self.progress.round + 1).order)
 
     def is_last(self, reply: Reply) -> bool:
         """Return whether the training is complete after this reply, which ``arrivals`` has yielded, is merged."""

@@ -429,6 +429,8 @@ class ExchangeSettings(Group):
         one_step: Whether a round is one step that all slots make together, without local training.
         role: The role that trains on the workers, as ``"module:Class"``.
         same_bits_as: The exchange whose bits it has, so that a run can continue with either; "" for none.
+        chosen_by: Name of a setting. A value of it selects the exchange if ``exchange`` is not set; "" for none.
+        spans_workers: Whether all workers together carry one slot. Then a run has one slot, and no worker is a backup.
     """
 
     about: ClassVar[str] = ""
@@ -438,6 +440,8 @@ class ExchangeSettings(Group):
     one_step: ClassVar[bool] = False
     role: ClassVar[str] = "ddlf.training.slot.replica:Replica"
     same_bits_as: ClassVar[str] = ""
+    chosen_by: ClassVar[str] = ""
+    spans_workers: ClassVar[bool] = False
 
     codec: Setting[Codec, Codec | str] = Setting(
         "float32",
@@ -468,6 +472,10 @@ class ExchangeSettings(Group):
 
     def refusals(self, spec: RunSpec) -> Iterable[Refusal]:
         """Return an error for each combination of settings that this exchange does not support."""
+        return ()
+
+    def worker_refusals(self, workers: int, one_at_a_time: bool) -> Iterable[Refusal]:
+        """Return errors about too few or unsuitable workers, for the arguments of ``refusals.check_workers``."""
         return ()
 
 
@@ -571,6 +579,10 @@ class RunSpec(Group):
     def role(self) -> str:
         """The class on the workers that trains, as ``"module:Class"``."""
         return self.train.role or self.exchange.role
+
+    def slots_on(self, workers: int) -> int:
+        """Return K, the number of slots that a new run has on this number of workers."""
+        return 1 if self.exchange.spans_workers else self.slots or workers - self.train.extra_workers
 
     def uses(self, slot_part: str) -> bool:
         """Return whether both the strategy and the exchange use the slot part with this name."""

@@ -89,7 +89,7 @@ def check(app: App, mode: str, *given: int | None, fresh: bool = False) -> RunSp
     check_folders(app, fresh)
     goes_on = app.resume is not None or (app.run_context.progress is not None and not fresh)
     unknown = goes_on or app.cluster is None
-    check_slots(spec, spec.slots or (0 if unknown else app.cluster.places - spec.train.extra_workers))
+    check_slots(spec, spec.slots or (0 if unknown else spec.slots_on(app.cluster.places)))
     check_backend()
     given_threads(app, fresh=fresh)
     return spec
@@ -126,7 +126,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
         crew_of(
             app,
             spec.seed,
-            backups=spec.train.backups,
+            backups=spec.train.backups and not spec.exchange.spans_workers,
             run=name,
             replica=replica,
             equal_threads=spec.train.in_rounds,
@@ -300,6 +300,7 @@ async def _run(
         weights_out.evaluation = EvaluationThere(app, crew, (app.run_context.name, REPLICA))
     progress.records = History(progress.records)
     fixed = spec.slots is not None or progress.owners is not None or spec.train.has_fixed_slots(spec)
+    fixed = fixed or spec.exchange.spans_workers
     crew.fixed_slots = len(progress.states) if fixed else None
     app.run_context.emit(
         TrainingBegan(
@@ -307,7 +308,7 @@ async def _run(
             in_rounds=spec.train.in_rounds,
             samples=samples,
             slots=len(progress.states),
-            fixed=fixed,
+            fixed=fixed and not spec.exchange.spans_workers,  # no worker is spare by its slot
             workers=app.cluster.N,
             version=progress.version,
             rounds=len(progress.epochs),

@@ -184,7 +184,7 @@ async def begin(
         progress = _go_on(app, before, now)
         progress.plan(epochs, worker_epochs, more=app.resume is None, **length)
     else:
-        slots = app.slots or app.cluster.places - spec.train.extra_workers
+        slots = spec.slots_on(app.cluster.places)
         if slots > samples:  # raise the error before any state is made for each slot
             owners_of(app, partition, samples, slots, spec.seed)
         progress = Progress(

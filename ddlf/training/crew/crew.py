@@ -51,6 +51,7 @@ class Crew:
         fixed_slots: K, if joining workers do not change it.
         spared: Workers that have servers; they carry a slot only if there are no others.
         finishes: Whether a worker that leaves finishes its slot first, if the time is enough.
+        wait_s: Longest time without any worker, in seconds.
         hand_back: Functions that take from a worker that leaves what only it has. Each gets its number.
 
     Args:
@@ -77,7 +78,7 @@ class Crew:
         self._cluster = cluster
         self._recovery = Recovery(self, open_worker, self._spawn)
         self.emit = emit
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         self._schedule = Schedule(backups=backups)
         self._workers: dict[int, ProxyWorker] = {}
         # how often each worker received the app; a worker loses its slot states each time
@@ -494,11 +495,11 @@ class Crew:
             if not somebody:
                 self.end(why_nobody(self._gone, len(self._opened)))
         elif self._patience is None:
-            self._patience = asyncio.get_running_loop().call_later(self._wait_s, self._give_up)
-            self.emit(events.WaitingForWorkers(round=self._round + 1, seconds=self._wait_s))
+            self._patience = asyncio.get_running_loop().call_later(self.wait_s, self._give_up)
+            self.emit(events.WaitingForWorkers(round=self._round + 1, seconds=self.wait_s))
 
     def _give_up(self) -> None:
-        self.end(too_small(self._wait_s, self._last_loss))
+        self.end(too_small(self.wait_s, self._last_loss))
 
     def _of(self, slot: int) -> dict[str, int]:
         """Return slot and round with the numbers that events show to users, from 1."""

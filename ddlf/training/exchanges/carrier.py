@@ -190,11 +190,7 @@ class Carrier:
         """
         begin = time.perf_counter()
         out, back = worker.bytes_sent, worker.bytes_received
-        task = dataclasses.replace(
-            make(), codec=self._codec, keep=self.states.keep, back=self.states.back, shared=self.states.shared
-        )
-        if self._steps is not None:
-            task = dataclasses.replace(task, steps=tuple(self._steps.of(task.slot, task.round)))
+        task = self.completed(make())
         state, holds = await self.states.given(task, worker, holds)
         await self.weights_out.reach(worker)
         exact, stays = self.weights_out.lossless, self.weights_out.stays
@@ -212,6 +208,15 @@ class Carrier:
             bytes_out=worker.bytes_sent - out,
             bytes_back=worker.bytes_received - back,
         )
+
+    def completed(self, task: Task) -> Task:
+        """Return a task with the codec, the parts of the slot state that it is about, and the steps of the run."""
+        task = dataclasses.replace(
+            task, codec=self._codec, keep=self.states.keep, back=self.states.back, shared=self.states.shared
+        )
+        if self._steps is not None:
+            task = dataclasses.replace(task, steps=tuple(self._steps.of(task.slot, task.round)))
+        return task
 
     async def measure(self, task: Task, worker: ProxyWorker) -> Any:
         """Have a worker compute batch normalization's moving statistics again, for a task's weights and samples.
