@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ddlf.training.exchanges.gradient.settings import Gradient as Gradient
     from ddlf.training.exchanges.sharded.auto import Auto as Auto
     from ddlf.training.exchanges.sharded.settings import Sharded as Sharded
+    from ddlf.training.exchanges.split.settings import Split as Split
     from ddlf.training.exchanges.star import Star as Star
     from ddlf.training.spec import Checkpoint as Checkpoint
     from ddlf.training.spec import Data as Data
@@ -63,6 +64,7 @@ _HOMES = {
     "ddlf.training.exchanges.gradient.settings": ("Gradient",),
     "ddlf.training.exchanges.sharded.auto": ("Auto",),
     "ddlf.training.exchanges.sharded.settings": ("Sharded",),
+    "ddlf.training.exchanges.split.settings": ("Split",),
     "ddlf.training.exchanges.star": ("Star",),
     "ddlf.training.spec": ("Checkpoint", "Data", "Evaluation", "Local", "Output"),
     "ddlf.training.strategies.asynchronous.settings": ("Async",),

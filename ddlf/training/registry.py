@@ -43,6 +43,7 @@ EXCHANGES: Mapping[str, type[ExchangeSettings]] = {
     "sharded": resolve_name("ddlf.training.exchanges.sharded.settings:Sharded"),
     "auto": resolve_name("ddlf.training.exchanges.sharded.auto:Auto"),
     "gradient": resolve_name("ddlf.training.exchanges.gradient.settings:Gradient"),
+    "split": resolve_name("ddlf.training.exchanges.split.settings:Split"),
 }
 """The exchanges of this package. Other packages register theirs in the entry point group ``ddlf.exchanges``."""
 
@@ -158,7 +159,7 @@ _EXCHANGE: Setting[str, str] = Setting(
     FILE | FACT,
     flat="exchange",
 )
-"""All but ``star`` are for synchronous training."""
+"""All but ``star`` are for synchronous training. A value of ``split`` selects ``split``."""
 
 GROUPS: dict[str, type[Group]] = {
     "mode": StrategySettings,
@@ -177,18 +178,22 @@ _TEXTS: Mapping[str, KindOf[Any]] = {"mode": MODE, "exchange": EXCHANGE, "train"
 KINDS_OF_GROUPS: tuple[type[Group], ...] = (
     *(RunSpec, Data, Local, ExchangeSettings),
     *STRATEGIES.values(),
+    *EXCHANGES.values(),
     *(Evaluation, Checkpoint, Output),
 )
 
 
 def _settings() -> dict[str, Setting[Any, Any]]:
-    """Return all settings by the names of the app's attributes. Also note in each setting which strategies have it."""
+    """Return all settings by the names of the app's attributes. Also note in each which strategies or exchanges have it."""
     table: dict[str, Setting[Any, Any]] = {"mode": _MODE, "exchange": _EXCHANGE}
+    shared = {one.name for one in ExchangeSettings.settings()}
     for kind in KINDS_OF_GROUPS:
         for one in kind.settings():
             known = table.setdefault(one.name, one)
             if issubclass(kind, StrategySettings):
                 known.strategies = (*known.strategies, kind.name)
+            if issubclass(kind, ExchangeSettings) and one.name not in shared:
+                known.exchanges = (*known.exchanges, kind.name)
     return table
 
 
@@ -319,8 +324,7 @@ def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] |
     given = given or {}
     mode = MODE("mode", mode or app.mode)
     kind = MODE.kind(mode)
-    chosen_exchange = given.get("exchange") or getattr(app, "exchange", DEFAULTS["exchange"])
-    exchange = EXCHANGE.kind(EXCHANGE("exchange", chosen_exchange))
+    exchange = _exchange_of(app, given)
     if exchange.strategies and mode not in exchange.strategies:
         raise _unused("exchange", exchange.name, DEFAULTS["exchange"], kind, exchange.strategies)
     own = {one.name: one for one in (*exchange.settings(), *kind.settings())}
@@ -336,6 +340,13 @@ def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] |
         values[name] = setting.check(name, value)
         if not setting.used_by(mode) and value != usual and values[name] != setting.check(name, setting.value):
             raise _unused(name, value, usual, kind, setting.strategies)
+        if setting.exchanges and exchange.name not in setting.exchanges and value != usual:
+            others = " or ".join(map(repr, setting.exchanges))
+            text = value if isinstance(value, int) else repr(str(value))
+            raise ConfigError(
+                f"{name}={text} is for exchange={others}, and exchange={exchange.name!r} does not use it",
+                hint=f"leave {name} at {usual!r}, or use exchange={others}",
+            )
     values["mode"] = mode
     for name, rule in values.items():
         only = getattr(rule, "only", mode)
@@ -362,6 +373,15 @@ def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] |
         output=Output.of_flat(values),
         **{one.field: values[one.name] for one in RunSpec.settings()},
     )
+
+
+def _exchange_of(app: Configured, given: Mapping[str, Any]) -> type[ExchangeSettings]:
+    """Return the class of a run's exchange: the one that the user named, or the one that another setting selects."""
+    chosen = EXCHANGE("exchange", given.get("exchange") or getattr(app, "exchange", DEFAULTS["exchange"]))
+    for kind in EXCHANGES.values() if chosen == DEFAULTS["exchange"] else ():
+        if kind.chosen_by and (given.get(kind.chosen_by) or getattr(app, kind.chosen_by, None)) is not None:
+            return kind
+    return EXCHANGE.kind(chosen)
 
 
 def _rounds_are_of_another_mode(app: Configured, kind: type[StrategySettings]) -> bool:

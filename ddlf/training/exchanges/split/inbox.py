@@ -1,0 +1,159 @@
+"""Receives arrays of other parts for a part, such as activations and gradients. Runs in the executor.
+
+The event loop receives, and the thread that computes takes. So a part can receive while it computes, and two parts
+that send to each other never wait for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddlf.errors import BadUpdate, ProtocolError
+
+ACTIVATION = "activation"
+"""Kind of a tensor between calls."""
+GRADIENT = "gradient"
+"""Kind of the gradient of such a tensor."""
+SHARED = "gradient of a shared weight"
+"""Kind of the sum of a batch's gradients of a weight that another part owns."""
+VALUE = "shared weight"
+"""Kind of a shared weight after the step of its owner."""
+SQUARES = "squares"
+"""Kind of the sums of the squared gradients of each weight of a part."""
+
+
+class Key(NamedTuple):
+    """Names an array that a part receives.
+
+    Args:
+        kind: Kind of the array, such as ``ACTIVATION``.
+        step: Number of the step in its attempt, from 0.
+        micro_batch: Number of the micro-batch in its batch, from 0.
+        number: Number of the tensor in the graph of the model, or of the weight in ``model.weights``.
+        sender: Number of the part that sends it.
+    """
+
+    kind: str
+    step: int
+    micro_batch: int
+    number: int
+    sender: int
+
+    def __str__(self) -> str:
+        where = f"in step {self.step + 1}, micro-batch {self.micro_batch + 1}, from part {self.sender + 1}"
+        return f"the {self.kind} {self.number} {where}"
+
+
+class Stopped(Exception):
+    """Error: training must end while a part waits for a tensor."""
+
+
+AHEAD = 2
+"""Number of steps from the current one on whose tensors are accepted. A part steps only after all its gradients are
+there, so the part before it can be at most one step ahead."""
+
+
+@dataclass(slots=True)
+class Inbox:
+    """The tensors that a part has received and not used yet.
+
+    Each attempt at a round has a number. Arrays of an earlier attempt are dropped. Arrays of a later attempt are kept
+    until that attempt begins here.
+    """
+
+    attempt: int = 0
+    _step: int = 0
+    _expects: Callable[[Key], bool] = lambda key: True
+    _found: dict[tuple[int, Key], np.ndarray[Any, Any]] = field(default_factory=dict)
+    _taken: set[Key] = field(default_factory=set)
+    _news: threading.Condition = field(default_factory=threading.Condition)
+    _stopped: bool = False
+
+    def begin(self, attempt: int, expects: Callable[[Key], bool]) -> None:
+        """Begin an attempt at a round.
+
+        Args:
+            attempt: Its number.
+            expects: Returns whether the part receives a tensor with this key.
+        """
+        with self._news:
+            self.attempt, self._step, self._expects, self._stopped = attempt, 0, expects, False
+            self._taken.clear()
+            self._found = {place: value for place, value in self._found.items() if place[0] >= attempt}
+            for number, key in list(self._found):
+                if number == attempt and not expects(key):
+                    del self._found[number, key]
+
+    def put(self, attempt: int, key: Key, value: Any) -> None:
+        """Receive a tensor.
+
+        Raises:
+            ProtocolError: It is not expected, or came before.
+        """
+        with self._news:
+            if attempt < self.attempt:
+                return
+            if not isinstance(value, np.ndarray):
+                raise ProtocolError(f"{key} is not an array")
+            if attempt == self.attempt:
+                if not self._step <= key.step < self._step + AHEAD:
+                    raise ProtocolError(f"{key} came in step {self._step + 1}")
+                if not self._expects(key):
+                    raise ProtocolError(f"this part does not receive {key}")
+                if key in self._taken:
+                    raise ProtocolError(f"{key} came twice")
+            if (attempt, key) in self._found:
+                raise ProtocolError(f"{key} came twice")
+            self._found[attempt, key] = value
+            self._news.notify_all()
+
+    def take(self, key: Key, shape: tuple[int | None, ...], dtype: str, layer: str) -> np.ndarray[Any, Any]:
+        """Wait for a tensor, and return it.
+
+        Args:
+            key: Names the tensor.
+            shape: The shape that it must have; None for any size.
+            dtype: The type that it must have.
+            layer: Name of the layer that computes the tensor, for errors.
+
+        Raises:
+            Stopped: Training must end.
+            ProtocolError: It has another shape or type.
+            BadUpdate: It contains NaN.
+        """
+        place = self.attempt, key
+        with self._news:
+            self._news.wait_for(lambda: self._stopped or place in self._found)
+            if self._stopped:
+                raise Stopped
+            value = self._found.pop(place)
+            self._taken.add(key)
+        fits = len(value.shape) == len(shape) and all(
+            want in (None, got) for want, got in zip(shape, value.shape, strict=True)
+        )
+        if not fits or str(value.dtype) != dtype:
+            raise ProtocolError(f"{key} is {value.dtype} of shape {value.shape} instead of {dtype} of shape {shape}")
+        if value.dtype.kind == "f" and np.isnan(value).any():
+            what = "outputs" if key.kind == ACTIVATION else "gradients"
+            raise BadUpdate(
+                f"the {what} of the layer {layer!r} contain NaN in micro-batch {key.micro_batch + 1} of a batch",
+                hint="lower the learning rate, or look for NaN in the data",
+            )
+        return value
+
+    def stepped(self) -> None:
+        """Note that the part has made a step."""
+        with self._news:
+            self._step += 1
+            self._taken = {key for key in self._taken if key.step >= self._step}
+
+    def stop(self) -> None:
+        """Let a waiting ``take`` raise ``Stopped``. Any thread may call this."""
+        with self._news:
+            self._stopped = True
+            self._news.notify_all()

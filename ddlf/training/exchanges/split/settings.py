@@ -1,0 +1,191 @@
+"""The exchange ``split``: its settings and refusals. Runs everywhere; imports no heavy modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ddlf.errors import AppError, ConfigError
+from ddlf.settings.checks import Whole
+from ddlf.settings.setting import FACT, FILE, Setting
+from ddlf.training.exchanges.split.cut import CUT, Cut
+from ddlf.training.spec import Refusal, RunSpec
+from ddlf.training.strategy import Exchange, Loop, Place
+
+if TYPE_CHECKING:
+    from ddlf.algorithms.merge import Rule
+    from ddlf.algorithms.outer import OuterOptimizer
+    from ddlf.training.context import App
+    from ddlf.training.crew.crew import Crew
+    from ddlf.training.exchanges.carrier import WeightSource
+    from ddlf.training.exchanges.split.plan import Plan
+
+USUAL_MICRO_BATCHES = 8
+"""Micro-batches of a batch, if the user sets no number. Two stages are then idle for a ninth of the time."""
+ONE_SLOT = "all workers together train one copy of the model"
+NO_UPDATE = "parts step by themselves, so there are no updates to merge"
+
+
+@dataclass(frozen=True)
+class Split(Exchange):
+    """Each worker has a part of the model. Workers exchange activations and their gradients.
+
+    One process that adds up the gradients of the same micro-batches gets the same weights.
+    """
+
+    name: ClassVar[str] = "split"
+    strategies: ClassVar[tuple[str, ...]] = ("sync",)
+    about: ClassVar[str] = "activations between parts of one model"
+    chosen_by: ClassVar[str] = "split"
+    spans_workers: ClassVar[bool] = True
+    slot_parts: ClassVar[tuple[str, ...] | None] = ("optimizer",)
+    role: ClassVar[str] = "ddlf.training.exchanges.split.replica:SplitReplica"
+    unused: ClassVar[dict[str, str]] = {
+        "slots": ONE_SLOT,
+        "partition": ONE_SLOT,
+        "balance": ONE_SLOT,
+        "merge": NO_UPDATE,
+        "outer": NO_UPDATE,
+        "codec": NO_UPDATE,
+        "update_policy": NO_UPDATE,
+        "local_rule": NO_UPDATE,
+        "batchnorm": NO_UPDATE,
+        "weights_codec": "weights travel only if a worker lacks them",
+        "optimizer_state": "each part keeps its optimizer",
+        "evaluate_on": "a worker has only a part of the model",
+        "worker_callbacks": "Keras's fit does not run, because no worker has the whole model",
+        "on_bad": "all workers read the same batches",
+    }
+
+    parts: Setting[Cut | None, Cut | str | None] = Setting(
+        None,
+        CUT,
+        "cut the model into parts for several workers: stages:2, memory:2GB, or layers:NAME,NAME",
+        "PARTS",
+        FILE,
+        flat="split",
+    )
+    """``stages:2`` cuts between layers, so that all parts take about equally many multiplications. ``memory:2GB`` makes
+    as few parts as fit into that memory each. ``layers:`` names the first layers of part 2 and of later parts. A
+    value other than None selects ``exchange="split"``."""
+
+    micro_batches: Setting[int | None, int | None] = Setting(
+        None,
+        Whole(1, none="8, or one for each sample of a smaller batch"),
+        "pieces of a batch that pass through the parts of a split model one after another (default: 8)",
+        "N",
+        FILE | FACT,
+    )
+    """More pieces keep the workers busier; fewer are larger, which computes faster. Batch normalization sees single
+    micro-batches."""
+
+    def check_app(self, app: App) -> None:
+        """Raise an error for an app with its own ``train``, which trains a whole model.
+
+        Raises:
+            AppError: The app has its own ``train``.
+        """
+        if app.train.__module__ != "ddlf.app":
+            raise AppError(
+                f"{type(app).__name__}.train trains a whole model, and with split no worker has one",
+                hint="leave out train, or leave out split",
+            )
+
+    async def chosen(self, app: App, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
+        """Return the exchange with the plan of this run, and the plan as a table.
+
+        Raises:
+            AppError, ConfigError: The model cannot be cut.
+        """
+        from ddlf.events import Warned
+        from ddlf.training.exchanges.split.graph import Graph, check_graph
+        from ddlf.training.exchanges.split.plan import Plan
+
+        assert self.parts is not None
+        graph = Graph.of(app.model)
+        check_graph(graph)
+        size = spec.data.batch_size
+        plan = Plan.of(graph, self.parts, size, self.micro_batches or min(USUAL_MICRO_BATCHES, size))
+        plan.check()
+        check_workers(self.parts, len(plan.parts), crew.size)
+        if why := plan.warning():
+            app.run_context.emit(Warned(about="model", why=why))
+        told = f"{self.parts} with {plan.micro_batches} micro-batches\n{plan.table()}"
+        return Planned(**{one.field: getattr(self, one.field) for one in self.settings()}, plan=plan), told
+
+    def weights(self, place: Place) -> WeightSource:
+        """Return the object through which workers meet. Their weights come from the master's loop."""
+        from ddlf.training.exchanges.members import Members
+        from ddlf.training.roles import REPLICA
+
+        found = Members(place.run, place.crew, place.cluster, place.lossless, REPLICA)
+        found.restoring = None
+        return found
+
+    def worker_refusals(self, workers: int, one_at_a_time: bool) -> Iterator[Refusal]:
+        """Yield an error if the workers are too few, or cannot answer while they compute."""
+        yield Refusal(
+            one_at_a_time,
+            f"split={str(self.parts)!r} needs workers that compute at the same time, but workers of in_process_cluster do one thing at a time",
+            "use local_cluster",
+        )
+        least = 0 if self.parts is None else self.parts.least
+        yield Refusal(
+            least > workers,
+            f"split={str(self.parts)!r} needs {least} workers, and there {'are' if workers > 1 else 'is'} {workers}",
+            "start more workers, or cut the model into fewer parts",
+        )
+
+    def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
+        """Yield an error for each setting that a model in parts does not support."""
+        yield Refusal(
+            self.parts is None,
+            "exchange='split' needs to know how the model is cut",
+            "set split, such as split='stages:2' (--split stages:2)",
+        )
+        size, micro_batches = spec.data.batch_size, self.micro_batches or 1
+        yield Refusal(
+            micro_batches > size,
+            f"micro_batches={micro_batches} are more than the {size} sample{'s' * (size > 1)} of a batch",
+            f"use at most {size}, or a larger batch_size",
+        )
+        yield Refusal(
+            spec.local.precision not in ("auto", "float32"),
+            f"precision={spec.local.precision!r} is not supported with split: parts exchange float32 values",
+            "leave out precision, or leave out split",
+        )
+        for setting, value in spec.changed(("clip", "multipliers")):
+            yield Refusal(
+                True,
+                f"{setting.name}={str(value)!r} wraps the optimizer, and with split each part has only its own gradients",
+                f"leave out {setting.name}, or use clipnorm or clipvalue of the optimizer",
+            )
+
+
+@dataclass(frozen=True)
+class Planned(Split):
+    """The exchange of a run whose model has been planned."""
+
+    plan: Plan | None = None
+
+    def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop:
+        """Return the master's training loop, in which a group of workers trains one copy of the model."""
+        from ddlf.training.exchanges.split.master import Pipeline
+
+        assert self.plan is not None
+        return Pipeline(self.plan)
+
+
+def check_workers(cut: Cut, parts: int, workers: int) -> None:
+    """Raise an error if there are fewer workers than parts.
+
+    Raises:
+        ConfigError: There are fewer workers.
+    """
+    if parts > workers:
+        raise ConfigError(
+            f"split={str(cut)!r} makes {parts} parts of this model, and there {'are' if workers > 1 else 'is'} "
+            f"{workers} worker{'s' * (workers > 1)}",
+            hint="start more workers, or cut the model into fewer parts",
+        )

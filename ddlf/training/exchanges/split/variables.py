@@ -1,0 +1,74 @@
+"""Variables without memory: a worker builds the whole model, but makes the variables of its part only.
+
+Runs in the executor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+
+@contextlib.contextmanager
+def unmade() -> Iterator[None]:
+    """Let layers describe their weights without making them, while this context is open.
+
+    Optimizers cannot begin where variables are deferred, so this is so only while a layer adds a weight.
+    """
+    import keras
+
+    add_weight = keras.layers.Layer.add_weight
+
+    def add(layer: Any, *args: Any, **options: Any) -> Any:
+        with deferred():
+            return add_weight(layer, *args, **options)
+
+    keras.layers.Layer.add_weight = add
+    try:
+        yield
+    finally:
+        keras.layers.Layer.add_weight = add_weight
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Let Keras give new variables a shape but no value, while this context is open.
+
+    Keras would make them at the end of its next ``StatelessScope``, so they are taken off its list.
+    """
+    import keras
+    from keras.src.backend.common import global_state
+
+    listed = "uninitialized_variables"
+    before = list(global_state.get_global_attribute(listed, []))
+    try:
+        with keras.StatelessScope(initialize_variables=False):
+            yield
+    finally:
+        global_state.set_global_attribute(listed, before)
+
+
+def is_made(variable: Any) -> bool:
+    """Return whether a Keras variable has a value."""
+    return variable._value is not None
+
+
+def put(variable: Any, value: np.ndarray[Any, Any]) -> None:
+    """Set a variable, and make it first if it has no memory."""
+    if is_made(variable):
+        variable.assign(value)
+    else:
+        variable._initialize(variable._convert_to_tensor(value, dtype=variable._dtype))
+        variable._initializer = None
+
+
+def free(variables: Iterable[Any]) -> None:
+    """Free the memory of variables. ``put`` makes them again."""
+    import keras
+
+    for variable in variables:
+        if is_made(variable):
+            variable._value, variable._initializer = None, keras.initializers.Zeros()

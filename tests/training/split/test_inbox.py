@@ -1,0 +1,90 @@
+"""What a part accepts from other parts."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from ddlf.errors import BadUpdate, ProtocolError
+from ddlf.training.exchanges.split.inbox import ACTIVATION, Inbox, Key, Stopped
+from tests.patience import PATIENCE_S
+
+VALUE = np.ones((2, 3), "f4")
+KEY = Key(ACTIVATION, 0, 0, 7, 0)
+
+
+def inbox(attempt=1):
+    made = Inbox()
+    made.begin(attempt, lambda key: key.number == 7 and key.micro_batch < 4)
+    return made
+
+
+def take(made, key=KEY):
+    return made.take(key, (2, None), "float32", "dense")
+
+
+def test_a_tensor_is_taken_once():
+    made = inbox()
+    made.put(1, KEY, VALUE)
+    assert take(made) is VALUE
+    with pytest.raises(ProtocolError, match="came twice"):
+        made.put(1, KEY, VALUE)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        (KEY._replace(step=2), VALUE, "came in step 1"),
+        (KEY._replace(number=8), VALUE, "does not receive"),
+        (KEY._replace(micro_batch=4), VALUE, "does not receive"),
+        (KEY, [1.0], "is not an array"),
+    ],
+)
+def test_what_does_not_belong_to_the_round_is_refused(key, value, sentence):
+    with pytest.raises(ProtocolError, match=sentence):
+        inbox().put(1, key, value)
+
+
+@pytest.mark.parametrize("value", [np.ones((2, 3), "f8"), np.ones((3, 3), "f4"), np.ones(2, "f4")])
+def test_another_shape_or_type_is_refused(value):
+    made = inbox()
+    made.put(1, KEY, value)
+    with pytest.raises(ProtocolError, match=r"instead of float32 of shape \(2, None\)"):
+        take(made)
+
+
+def test_nan_names_the_layer():
+    made = inbox()
+    made.put(1, KEY, VALUE * np.nan)
+    with pytest.raises(BadUpdate, match="outputs of the layer 'dense' contain NaN in micro-batch 1"):
+        take(made)
+
+
+def test_an_earlier_attempt_is_dropped_and_a_later_one_waits_for_its_beginning():
+    made = inbox(attempt=2)
+    made.put(1, KEY, VALUE)
+    made.put(3, KEY, VALUE)
+    made.begin(3, lambda key: True)
+    assert take(made) is VALUE
+
+
+def test_the_next_step_may_be_there_already():
+    made = inbox()
+    made.put(1, KEY._replace(step=1), VALUE)
+    made.stepped()
+    assert take(made, KEY._replace(step=1)) is VALUE
+    with pytest.raises(ProtocolError, match="came in step 2"):
+        made.put(1, KEY, VALUE)
+
+
+def test_whoever_waits_ends_when_the_round_does():
+    made, ended = inbox(), threading.Event()
+
+    def wait():
+        with pytest.raises(Stopped):
+            take(made)
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    made.stop()
+    assert ended.wait(PATIENCE_S)

@@ -1,0 +1,87 @@
+"""Models in parts on real workers."""
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.partition import shuffled
+from tests.training.models import Blobs, app, blobs, distance, equal
+from tests.training.split.together import trained_plain
+from tests.training.test_failures import kill_executor
+from tests.training.test_resume import Interrupted, stop_after
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def clipped():
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            layers.Dense(16, activation="tanh", kernel_regularizer="l2"),
+            layers.Dropout(0.3),
+            layers.Dense(4, activation="softmax"),
+        ]
+    )
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)
+    model.compile(optimizer, "categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+class Cut(Blobs):
+    """203 samples in batches of 32: the last batch of an epoch has 11."""
+
+    split = "stages:2"
+    micro_batches = 4
+    batch_size = 32
+
+    async def load_dataset(self):
+        await super().load_dataset()
+        self.x_val, self.y_val = blobs(40, seed=2)
+
+    async def create_model(self):
+        self.model = clipped()
+
+
+@pytest.mark.slow
+async def test_two_workers_take_the_steps_of_one_process(two_workers, tmp_path):
+    trained = app(two_workers, Cut)
+    await trained.train_model()
+    x, y = blobs(203)
+    batches, seeds = [], []
+    for epoch in range(2):
+        order = shuffled(203, 0, epoch)
+        for number, begin in enumerate(range(0, 203, 32)):
+            rows = order[begin : begin + 32]
+            batches.append((x[rows], y[rows]))
+            seeds.append((0, epoch, 0, number))
+    weights, metrics = trained_plain(clipped, batches, 4, first=0, seeds=seeds, epoch=7)
+    assert distance(trained.model.get_weights(), weights) < 1e-6
+    told = trained.history[-1].metrics
+    assert {name: told[name] for name in metrics} == pytest.approx(metrics, rel=1e-5)
+    assert told["val_loss"] > 0
+    assert trained.ledger.is_exact(2)
+    await trained.save_model(tmp_path / "whole.keras")
+    import keras
+
+    plain = keras.models.load_model(tmp_path / "whole.keras", compile=False)
+    assert np.array_equal(plain.predict(x, verbose=0), trained.model.predict(x, verbose=0))
+
+
+@pytest.mark.slow
+async def test_a_loss_and_a_resume_with_another_cut_change_no_bit(two_workers, tmp_path):
+    whole = app(two_workers, Cut, master_epochs=3)
+    await whole.train_model()
+    lost = app(two_workers, Cut, master_epochs=3, checkpoint=tmp_path)
+    kill, said = [kill_executor(two_workers, 2)], lost.say
+    lost.subscribe(lambda event: kill.pop()() if type(event).__name__ == "Committed" and kill else None)
+    lost.say = said
+    with pytest.raises(Interrupted):
+        await stop_after(lost, 2).train_model()
+    resumed = app(two_workers, Cut, master_epochs=3, checkpoint=tmp_path, resume="auto", split="layers:dense_1")
+    await resumed.train_model()
+    assert not kill
+    assert equal(resumed.model.get_weights(), whole.model.get_weights())
+    assert equal(resumed.optimizers[0], whole.optimizers[0])
+    assert resumed.ledger.is_exact(3)

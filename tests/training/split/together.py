@@ -1,0 +1,170 @@
+"""Models in parts without processes, and the plain Keras that they must equal."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from ddlf.algorithms.pipeline import sizes
+from ddlf.training.exchanges.split.cut import CUT
+from ddlf.training.exchanges.split.graph import Graph
+from ddlf.training.exchanges.split.inbox import Inbox, Stopped
+from ddlf.training.exchanges.split.part import KINDS
+from ddlf.training.exchanges.split.plan import Plan
+from ddlf.training.exchanges.split.stage import Stage, expected
+from ddlf.training.exchanges.split.variables import put, unmade
+from ddlf.training.slot.build import fresh_names
+
+
+def made(build, seed=3):
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    with fresh_names():
+        return build()
+
+
+def made_without_memory(build):
+    with unmade():
+        return made(build)
+
+
+class Parts:
+    """All parts of a model, each on its own copy of it, as on workers."""
+
+    def __init__(self, build, split, batch_size, micro_batches):
+        import keras
+
+        whole = made(build)
+        cut = CUT("split", split)
+        self.plan = Plan.of(Graph.of(whole), cut, batch_size, micro_batches)
+        self.parts, self.models = [], []
+        for one in self.plan.parts:
+            model = made_without_memory(build)
+            plan = Plan.at(Graph.of(model), self.plan.ends, batch_size, micro_batches)
+            for place in one.all_weights:
+                put(model.weights[place], whole.get_weights()[place])
+            part = KINDS[keras.backend.backend()](plan, one.number)
+            model.optimizer.build(part.trained)
+            self.parts.append(part)
+            self.models.append(model)
+        self.inboxes = [Inbox() for _ in self.parts]
+        self.stages = []
+        for part, model, inbox in zip(self.parts, self.models, self.inboxes, strict=True):
+            plan = part._plan
+            inbox.begin(1, expected(plan, part.number))
+            clip, model.optimizer.global_clipnorm = model.optimizer.global_clipnorm, None
+            self.stages.append(Stage(plan, part, inbox, self.send, clip))
+
+    def send(self, receiver, key, value):
+        self.inboxes[receiver].put(1, key, np.asarray(value))
+
+    def begin_epoch(self):
+        for part in self.parts:
+            part.begin_epoch()
+
+    def train(self, batch, seed):
+        """Make one step, each part on its own thread."""
+        samples = len(leaves(batch[0])[0])
+
+        def work(stage, part):
+            try:
+                part.prepare(batch)
+                stage.train(batch, samples, seed)
+            except BaseException:
+                for inbox in self.inboxes:
+                    inbox.stop()
+                raise
+
+        with ThreadPoolExecutor(len(self.parts)) as threads:
+            working = [threads.submit(work, *one) for one in zip(self.stages, self.parts, strict=True)]
+        errors = [one.exception() for one in working if one.exception() is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+            raise error
+
+    def weights(self):
+        found = {}
+        for part, me in zip(self.parts, self.plan.parts, strict=True):
+            found.update(zip(me.weights, part.read(), strict=True))
+        return [found[place] for place in range(len(found))]
+
+    def metrics(self, samples):
+        found = {name: float(value) for name, value in self.models[-1].get_metrics_result().items()}
+        found["loss"] += sum(part.losses for part in self.parts) / samples
+        return found
+
+
+def leaves(tree):
+    import keras
+
+    return keras.tree.flatten(tree)
+
+
+def trained_plain(build, batches, micro_batches, *, first=3, seeds=(), epoch=0):
+    """Return weights and metrics of one process that adds up the gradients of micro-batches, written with Keras only.
+
+    ``first`` is the seed of the first weights, and ``epoch`` the number of batches after which metrics begin again.
+    """
+    import keras
+
+    model = made(build, first)
+    model.optimizer.build(model.trainable_variables)
+    model._symbolic_build(data_batch=batches[0])
+    model.reset_metrics()
+    for number, batch in enumerate(batches):
+        if epoch and number % epoch == 0:
+            model.reset_metrics()
+        samples = len(leaves(batch[0])[0])
+        total, begin = None, 0
+        for micro, count in enumerate(sizes(samples, micro_batches)):
+            seed_layers(model, (*(seeds[number] if seeds else (0, number)), micro))
+            piece = keras.tree.map_structure(lambda a, b=begin, n=count: a[b : b + n], batch)
+            gradients = gradients_of(model, piece, count, count / samples)
+            total = gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
+            begin += count
+        model.optimizer.apply(total, model.trainable_variables)
+    return model.get_weights(), {name: float(value) for name, value in model.get_metrics_result().items()}
+
+
+def seed_layers(model, seed):
+    states = [one for one in model.non_trainable_variables if one.path.endswith("seed_generator_state")]
+    for place, state in enumerate(states):
+        state.assign(
+            (np.random.SeedSequence([*seed, place]).generate_state(2) >> np.uint32(1)).astype(str(state.dtype))
+        )
+
+
+def gradients_of(model, batch, samples, share):
+    import keras
+
+    x, y, w = (*batch, None, None)[:3]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            y_pred = model(x, training=True)
+            loss = model.compute_loss(x, y, y_pred, w)
+        found = tape.gradient(loss, [one.value for one in model.trainable_variables])
+        model._loss_tracker.update_state(loss, sample_weight=samples)
+        model.compute_metrics(x, y, y_pred, w)
+        return [tf.convert_to_tensor(one) * share for one in found]
+    import jax
+
+    def of(trained):
+        mapping = zip(model.trainable_variables, trained, strict=True)
+        with keras.StatelessScope(state_mapping=list(mapping)) as scope:
+            y_pred = model(x, training=True)
+            loss = model.compute_loss(x, y, y_pred, w)
+        after = [scope.get_current_value(one) for one in model.non_trainable_variables]
+        return loss, (y_pred, after)
+
+    (loss, (y_pred, after)), found = jax.value_and_grad(of, has_aux=True)(
+        [one.value for one in model.trainable_variables]
+    )
+    for variable, value in zip(model.non_trainable_variables, after, strict=True):
+        if value is not None:
+            variable.assign(value)
+    model._loss_tracker.update_state(loss, sample_weight=samples)
+    model.compute_metrics(x, y, y_pred, w)
+    return [one * share for one in found]
