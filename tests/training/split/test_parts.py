@@ -46,6 +46,55 @@ def convolutions():
     return compiled(model, keras.optimizers.Adam(0.01))
 
 
+def skips():
+    """A skip crosses two cuts, and a layer is used in several parts."""
+    import keras
+
+    layers = keras.layers
+    x = keras.Input((8,))
+    shared = layers.Dense(8, activation="tanh", kernel_regularizer="l2")
+    first = shared(x)
+    second = layers.Dense(8, activation="relu")(first)
+    third = layers.Dropout(0.3)(shared(second))
+    added = layers.Add()([third, first])
+    model = keras.Model(x, layers.Dense(4, activation="softmax")(shared(added)))
+    return compiled(model, keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, global_clipnorm=0.2))
+
+
+def attention(dropout=0.0):
+    """A block of a transformer that is used twice, in an embedding's space."""
+    import keras
+
+    layers = keras.layers
+    x = keras.Input((6,), dtype="int32")
+    found = layers.Embedding(11, 8)(x)
+    attend, norm, dense = layers.MultiHeadAttention(2, 4, dropout=dropout), layers.LayerNormalization(), layers.Dense(8)
+    for _ in range(2):
+        found = norm(layers.Add()([found, dense(attend(found, found))]))
+    pooled = layers.GlobalAveragePooling1D()(found)
+    return compiled(keras.Model(x, layers.Dense(4, activation="softmax")(pooled)), keras.optimizers.Adam(0.01))
+
+
+def several():
+    """Two inputs and two outputs, of which one is computed in an early part."""
+    import keras
+
+    layers = keras.layers
+    one, two = keras.Input((8,), name="one"), keras.Input((3,), name="two")
+    hidden = layers.Dense(8, activation="relu")(one)
+    early = layers.Dense(1, name="early")(hidden)
+    joined = layers.Concatenate()([layers.Dense(6, activation="tanh")(hidden), two])
+    late = layers.Dense(4, activation="softmax", name="late")(layers.Dense(8, activation="relu")(joined))
+    model = keras.Model({"one": one, "two": two}, {"early": early, "late": late})
+    model.compile(
+        keras.optimizers.AdamW(0.01, weight_decay=0.01, clipnorm=0.5),
+        loss={"early": "mse", "late": "categorical_crossentropy"},
+        loss_weights={"early": 0.5, "late": 1.0},
+        metrics={"late": ["accuracy"], "early": ["mae"]},
+    )
+    return model
+
+
 def compiled(model, optimizer):
     model.compile(optimizer, "categorical_crossentropy", metrics=["accuracy"])
     return model
@@ -55,9 +104,21 @@ def batches_of(x, y, size, *more):
     return [tuple(a[begin : begin + size] for a in (x, y, *more)) for begin in range(0, len(x), size)]
 
 
+def trees_of(size):
+    x, y = blobs(44)
+    two, early = CHANCE.normal(size=(44, 3)).astype("f4"), CHANCE.normal(size=(44, 1)).astype("f4")
+    rows = [slice(begin, begin + size) for begin in range(0, 44, size)]
+    return [({"one": x[one], "two": two[one]}, {"early": early[one], "late": y[one]}) for one in rows]
+
+
+WORDS = CHANCE.integers(0, 11, (44, 6)).astype("i4")
+
 CASES = {
     "dense": (layered, batches_of(*blobs(44), 16), 1e-6),
     "dense, weighted": (layered, batches_of(*blobs(44), 16, CHANCE.uniform(0, 2, 44).astype("f4")), 1e-6),
+    "skips": (skips, batches_of(*blobs(44), 16), 1e-6),
+    "attention": (attention, batches_of(WORDS, DIGITS, 16), 1e-4),
+    "several": (several, trees_of(16), 1e-4),
     "convolutions": (convolutions, batches_of(IMAGES, DIGITS, 16), 1e-4),
 }
 
@@ -75,3 +136,14 @@ def test_parts_take_the_steps_of_one_process_that_adds_up_the_same_micro_batches
     assert parts.metrics(44) == pytest.approx(metrics, rel=1e-5)
     for model, me in zip(parts.models, parts.plan.parts, strict=True):
         assert {place for place, weight in enumerate(model.weights) if weight._value is not None} == set(me.all_weights)
+
+
+def test_the_cut_does_not_change_the_dropout_of_a_layer_that_is_used_twice():
+    found = []
+    for split in ("stages:1", "stages:2"):
+        parts = Parts(lambda: attention(dropout=0.3), split, 16, 4)
+        for number, batch in enumerate(batches_of(WORDS, DIGITS, 16)):
+            parts.train(batch, (0, number))
+        found.append(parts.weights())
+    assert any(len(part.borrowed) for part in parts.parts)
+    assert distance(*found) < 1e-4

@@ -68,8 +68,7 @@ class ModelPart:
         layers = {id(call.operation): call.operation for call in self._calls}.values()
         kept = [weight for layer in layers for weight in getattr(layer, "non_trainable_variables", [])]
         self._fixed = [*{id(weight): weight for weight in kept}.values()]
-        states = [one for one in model.non_trainable_variables if one.path.endswith("seed_generator_state")]
-        self._seeds = [(place, one) for place, one in enumerate(states) if id(one) in {id(w) for w in self._fixed}]
+        self._seeds = _seeds(plan, part.begin, part.end)
         self.reads = bool(self._inputs) or self.is_last
         self._sums: list[Any] | None = None
         self.losses = 0.0
@@ -86,17 +85,24 @@ class ModelPart:
         """Make Keras create the variables of losses and metrics, which it otherwise does in the first batch."""
         if self.is_last:
             self._model._symbolic_build(data_batch=batch)
+            for one in self._model._compile_loss.metrics:  # with several outputs; Keras counts calls in compiled steps
+                count = type(one).update_state
+                vars(one)["update_state"] = lambda value, sample_weight=None, one=one, count=count: count(
+                    one, value, sample_weight=self._samples
+                )
 
-    def seed(self, seed: tuple[int, ...]) -> None:
-        """Set the random states of the part's layers for a micro-batch.
+    def _words(self, seed: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
+        """Return the random states of the part's calls in a micro-batch.
 
-        They follow from the seed and the layer's number in the whole model, so the cut changes nothing.
+        They follow from the seed, and from the layer and its call in the whole model, so the cut changes nothing.
         """
-        for place, state in self._seeds:
-            words = np.random.SeedSequence([*seed, place]).generate_state(2) >> np.uint32(1)
-            state.assign(words.astype(str(state.dtype)))
+        found = []
+        for _, place, again, state in self._seeds:
+            sequence = np.random.SeedSequence([*seed, place, again] if again else [*seed, place])
+            found.append((sequence.generate_state(2) >> np.uint32(1)).astype(str(state.dtype)))
+        return found
 
-    def _run(self, taken: Sequence[Any], data: tuple[Any, ...]) -> tuple[list[Any], Any]:
+    def _run(self, taken: Sequence[Any], data: tuple[Any, ...], words: Sequence[Any]) -> tuple[list[Any], Any]:
         """Compute a micro-batch. Return the tensors to send, and the loss; 0 without one."""
         import keras
         from keras.src.models.functional import operation_fn, unpack_singleton
@@ -105,7 +111,10 @@ class ModelPart:
         if self._inputs:
             values = self._function._standardize_inputs(data[0])
             found.update((id(one), value) for one, value in zip(self._function.inputs, values, strict=True))
-        for call in self._calls:
+        seeds = [(number, state, one) for (number, _, _, state), one in zip(self._seeds, words, strict=True)]
+        for place, call in enumerate(self._calls):
+            for _, state, one in (seed for seed in seeds if seed[0] == place):
+                state.assign(one)
             args, options = call.node.arguments.fill_in(found)
             outputs = operation_fn(call.operation, training=True)(*args, **options)
             found.update(
@@ -122,22 +131,25 @@ class ModelPart:
             flat = [found[id(one)] for one in self._function.outputs]
             outputs = unpack_singleton(keras.tree.pack_sequence_as(self._function._outputs_struct, flat))
             y, weight = (*data[1:], None, None)[:2]
+            samples = self._samples = keras.ops.shape(flat[0])[0]
             losses.insert(0, self._model._compile_loss(y, outputs, weight))
             losses = [keras.ops.sum(losses) if len(losses) > 1 else losses[0]]
-            samples = keras.ops.shape(flat[0])[0]
             self._model._loss_tracker.update_state(losses[0], sample_weight=samples)
             if self._model._compile_metrics is not None:
                 self._model._compile_metrics.update_state(y, outputs, sample_weight=weight)
         loss = keras.ops.sum(losses) if losses else keras.ops.zeros(())
         return [found[id(self._tensors[number])] for number in self.gives], loss
 
-    def forward(self, taken: Sequence[Any], data: tuple[Any, ...], samples: int) -> tuple[list[Any], Any]:
+    def forward(
+        self, taken: Sequence[Any], data: tuple[Any, ...], samples: int, seed: tuple[int, ...]
+    ) -> tuple[list[Any], Any]:
         """Compute the forward pass of a micro-batch.
 
         Args:
             taken: The received tensors, in the order of ``takes``.
             data: The result of ``data``.
             samples: Number of samples.
+            seed: Seed of the random numbers.
 
         Returns:
             The tensors to send, in the order of ``gives``; and the argument ``kept`` of ``backward``, which has the activations.
@@ -230,21 +242,24 @@ class TensorFlowPart(ModelPart):
     _stepping: Any = None
     _adding: Any = None
 
-    def forward(self, taken: Sequence[Any], data: tuple[Any, ...], samples: int) -> tuple[list[Any], Any]:
+    def forward(
+        self, taken: Sequence[Any], data: tuple[Any, ...], samples: int, seed: tuple[int, ...]
+    ) -> tuple[list[Any], Any]:
         """Compute the forward pass of a micro-batch, as ``ModelPart.forward`` describes."""
         import tensorflow as tf
 
         values = [tf.convert_to_tensor(one) for one in taken]
-        data = tree_map(tf.convert_to_tensor, data)
+        data, words = tree_map(tf.convert_to_tensor, data), list(map(tf.convert_to_tensor, self._words(seed)))
         if self._compiled is None:
             # Compile for any number of samples: the bits of a result must not depend on earlier work.
-            spec = tree_map(lambda one: tf.TensorSpec((None, *one.shape[1:]), one.dtype), (list(values), data))
-            self._compiled = tf.function(self._run, input_signature=spec)
+            spec = tree_map(lambda one: tf.TensorSpec((None, *one.shape[1:]), one.dtype), (values, data))
+            seeds = [tf.TensorSpec(one.shape, one.dtype) for one in words]
+            self._compiled = tf.function(self._run, input_signature=(*spec, seeds))
         sources = [value for number, value in zip(self.takes, values, strict=True) if number in self.back]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([one.value for one in self._sources])
             tape.watch(sources)
-            outputs, loss = self._compiled(values, data)
+            outputs, loss = self._compiled(values, data, words)
         if self._has_loss and not self.is_last:
             self.losses += float(loss) * samples
         return list(outputs), (tape, list(outputs), loss, sources)
@@ -300,7 +315,9 @@ class JaxPart(ModelPart):
         """Return the variables that a forward pass may change."""
         return [*self._fixed, *(self._model.metrics_variables if self.is_last else ())]
 
-    def forward(self, taken: Sequence[Any], data: tuple[Any, ...], samples: int) -> tuple[list[Any], Any]:
+    def forward(
+        self, taken: Sequence[Any], data: tuple[Any, ...], samples: int, seed: tuple[int, ...]
+    ) -> tuple[list[Any], Any]:
         """Compute the forward pass of a micro-batch, as ``ModelPart.forward`` describes."""
         import jax
         import keras
@@ -308,23 +325,23 @@ class JaxPart(ModelPart):
         states = self._states()
         if self._forward is None:
 
-            def run(trained: Any, floats: Any, others: Any, before: Any, data: Any) -> Any:
+            def run(trained: Any, floats: Any, others: Any, before: Any, data: Any, words: Any) -> Any:
                 mapping = [*zip(self._sources, trained, strict=True), *zip(states, before, strict=True)]
                 left = {"f": iter(floats), "o": iter(others)}
                 taken = [next(left["f" if number in self.back else "o"]) for number in self.takes]
                 with keras.StatelessScope(state_mapping=mapping) as scope:
-                    result = self._run(taken, data)
+                    result = self._run(taken, data, words)
                 after = [scope.get_current_value(one) for one in states]
                 return result, [old if new is None else new for old, new in zip(before, after, strict=True)]
 
-            def forward(trained: Any, floats: Any, others: Any, before: Any, data: Any) -> Any:
-                return jax.vjp(lambda t, f: run(t, f, others, before, data), trained, floats, has_aux=True)
+            def forward(trained: Any, floats: Any, others: Any, before: Any, data: Any, words: Any) -> Any:
+                return jax.vjp(lambda t, f: run(t, f, others, before, data, words), trained, floats, has_aux=True)
 
             self._forward = jax.jit(forward)
         floats = [value for number, value in zip(self.takes, taken, strict=True) if number in self.back]
         others = [value for number, value in zip(self.takes, taken, strict=True) if number not in self.back]
         trained, before = [one.value for one in self._sources], [one.value for one in states]
-        (outputs, loss), pull, after = self._forward(trained, floats, others, before, data)
+        (outputs, loss), pull, after = self._forward(trained, floats, others, before, data, self._words(seed))
         for state, value in zip(states, after, strict=True):
             state.assign(value)
         if self._has_loss and not self.is_last:
@@ -365,6 +382,26 @@ class JaxPart(ModelPart):
         values, after = self._stepping([one.value for one in states], gradients, [one.value for one in variables])
         for variable, value in zip([*variables, *states], [*values, *after], strict=True):
             variable.assign(value)
+
+
+def _seeds(plan: Plan, begin: int, end: int) -> list[tuple[int, int, int, Any]]:
+    """Return the random states that some calls use.
+
+    Returns:
+        For each one: the number of the call, counted from ``begin``; the number of the state in the model; how many
+        earlier calls use it; and its Keras variable.
+    """
+    model, used = plan.graph.model, dict[int, int]()
+    states = [one for one in model.non_trainable_variables if one.path.endswith("seed_generator_state")]
+    places = {id(state): place for place, state in enumerate(states)}
+    found = []
+    for number, call in enumerate(plan.graph.calls[:end]):
+        layers = call.operation._flatten_layers() if hasattr(call.operation, "_flatten_layers") else ()
+        for state in (one.state for layer in layers for one in layer._seed_generators):
+            again = used[id(state)] = used.get(id(state), -1) + 1
+            if number >= begin:
+                found.append((number - begin, places[id(state)], again, state))
+    return found
 
 
 def _no_gradient(tensor: Any) -> Any:

@@ -204,7 +204,7 @@ class Plan:
             for call in self.graph.calls[part.begin : part.end]:
                 name, other = used.setdefault(id(call.operation), (call.name, part.number))
                 layers = call.operation._flatten_layers() if hasattr(call.operation, "_flatten_layers") else ()
-                changing = any(one._non_trainable_variables or one._seed_generators for one in layers)
+                changing = any(one._non_trainable_variables for one in layers)
                 if other != part.number and changing:
                     raise ConfigError(
                         f"the layer {name!r} changes when it is called, and is used in parts {other + 1} and {part.number + 1}",

@@ -60,8 +60,7 @@ class Stage:
             count, rows = counts[number], slice(ends[number] - counts[number], ends[number])
             if forward:
                 taken = [self._take(Key(ACTIVATION, step, number, one, sender), count) for one, sender in me.takes]
-                part.seed((*seed, number))
-                outputs, kept[number] = part.forward(taken, tree_map(itemgetter(rows), data), count)
+                outputs, kept[number] = part.forward(taken, tree_map(itemgetter(rows), data), count, (*seed, number))
                 for (tensor, receivers), value in zip(me.gives, outputs, strict=True):
                     for receiver in receivers:
                         self._send(receiver, Key(ACTIVATION, step, number, tensor, part.number), value)
