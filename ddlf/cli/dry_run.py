@@ -22,6 +22,8 @@ from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.sources import find, script_folder
 from ddlf.errors import LeaseError, VersionError
 from ddlf.rpc.code import own_modules
+from ddlf.training.registry import spec_of
+from ddlf.training.strategy import parts_of
 from ddlf.worker.machine import about
 
 if TYPE_CHECKING:
@@ -69,6 +71,9 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
                 f"{'' if number else 'decides':<9} {decision.block}:{decision.key} {decision.value}: {decision.reason} ({decision.rule})"
             )
         _print_settings(app, options)
+        spec = spec_of(app)
+        if preview := await parts_of(spec)[1].preview(app, spec):
+            print(f"exchange  {spec.exchange.name}: {preview}")
     _print_files()
     findings = [
         *of_machine(this_machine, HERE),

@@ -127,6 +127,10 @@ class Exchange(ExchangeSettings):
         """Return the exchange that this run uses, and why it was chosen; "" if there was no choice."""
         return self, ""
 
+    async def preview(self, app: App, spec: RunSpec) -> str:
+        """Return what a run would print about its exchange, for ``ddlf run --dry-run``; "" if it would print nothing."""
+        return ""
+
     def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop | None:
         """Return the exchange's own loop of synchronous training; None to use the strategy's loop."""
         return None

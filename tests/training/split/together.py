@@ -151,18 +151,20 @@ def gradients_of(model, batch, samples, share):
         return [tf.convert_to_tensor(one) * share for one in found]
     import jax
 
+    states = [*model.non_trainable_variables, *model.metrics_variables]
+
     def of(trained):
         mapping = zip(model.trainable_variables, trained, strict=True)
         with keras.StatelessScope(state_mapping=list(mapping)) as scope:
             y_pred = model(x, training=True)
             loss = model.compute_loss(x, y, y_pred, w)
-        after = [scope.get_current_value(one) for one in model.non_trainable_variables]
+        after = [scope.get_current_value(one) for one in states]
         return loss, (y_pred, after)
 
     (loss, (y_pred, after)), found = jax.value_and_grad(of, has_aux=True)(
         [one.value for one in model.trainable_variables]
     )
-    for variable, value in zip(model.non_trainable_variables, after, strict=True):
+    for variable, value in zip(states, after, strict=True):
         if value is not None:
             variable.assign(value)
     model._loss_tracker.update_state(loss, sample_weight=samples)

@@ -120,7 +120,8 @@ def functional(model: Any) -> Any:
     from keras.src.models.functional import Functional
 
     found = model._functional if isinstance(model, keras.Sequential) else model
-    own = type(model) is not keras.Sequential and type(model).call is not Functional.call
+    usual = keras.Sequential.call if isinstance(model, keras.Sequential) else Functional.call
+    own = type(model).call is not usual
     if not isinstance(found, Functional) or own:
         raise AppError(
             f"split cuts Sequential and functional models, and {model.name!r} is a {type(model).__name__} with its own call",

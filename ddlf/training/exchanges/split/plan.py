@@ -219,6 +219,10 @@ class Plan:
         samples = max(sizes(self.batch_size, self.micro_batches))
         return f"the layer {names[0]!r} normalizes over micro-batches of {samples} samples, not over batches of {self.batch_size}"
 
+    def told(self) -> str:
+        """Return the number of parts and micro-batches, and the table, for people."""
+        return f"{len(self.parts)} parts, {self.micro_batches} micro-batches\n{self.table()}"
+
     def table(self) -> str:
         """Return the plan as a table for people."""
         head = ("part", "layers", "weights", "optimizer", "activations", "products", "sends a batch")

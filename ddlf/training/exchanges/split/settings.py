@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlf.errors import AppError, ConfigError
 from ddlf.settings.checks import Whole
@@ -99,20 +99,43 @@ class Split(Exchange):
             AppError, ConfigError: The model cannot be cut.
         """
         from ddlf.events import Warned
+
+        assert self.parts is not None
+        plan = self._plan(app.model, spec)
+        check_workers(self.parts, len(plan.parts), crew.size)
+        if why := plan.warning():
+            app.run_context.emit(Warned(about="model", why=why))
+        return Planned(**{one.field: getattr(self, one.field) for one in self.settings()}, plan=plan), plan.told()
+
+    async def preview(self, app: App, spec: RunSpec) -> str:
+        """Return the plan of a run that does not begin. It loads the data, and builds the model without memory.
+
+        Raises:
+            AppError, ConfigError: The model cannot be cut.
+        """
+        from ddlf.data.parts import take_made
+        from ddlf.rpc.iworker import awaited
+        from ddlf.training.exchanges.split.variables import unmade
+        from ddlf.training.slot.build import fresh_names, ready_model
+
+        await awaited(app.load_dataset())
+        take_made(app)
+        with fresh_names(), unmade():
+            await awaited(app.create_model())
+            ready_model(app)
+        return self._plan(app.model, spec).told()
+
+    def _plan(self, model: Any, spec: RunSpec) -> Plan:
         from ddlf.training.exchanges.split.graph import Graph, check_graph
         from ddlf.training.exchanges.split.plan import Plan
 
         assert self.parts is not None
-        graph = Graph.of(app.model)
+        graph = Graph.of(model)
         check_graph(graph)
         size = spec.data.batch_size
         plan = Plan.of(graph, self.parts, size, self.micro_batches or min(USUAL_MICRO_BATCHES, size))
         plan.check()
-        check_workers(self.parts, len(plan.parts), crew.size)
-        if why := plan.warning():
-            app.run_context.emit(Warned(about="model", why=why))
-        told = f"{self.parts} with {plan.micro_batches} micro-batches\n{plan.table()}"
-        return Planned(**{one.field: getattr(self, one.field) for one in self.settings()}, plan=plan), told
+        return plan
 
     def weights(self, place: Place) -> WeightSource:
         """Return the object through which workers meet. Their weights come from the master's loop."""
