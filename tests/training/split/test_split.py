@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.partition import shuffled
+from ddlf.errors import BadUpdate
+from ddlf.events import Committed, SlotMoved
 from tests.training.models import Blobs, app, blobs, distance, equal
 from tests.training.split.together import trained_plain
 from tests.training.test_failures import kill_executor
@@ -44,6 +46,12 @@ class Cut(Blobs):
         self.model = clipped()
 
 
+class WithNaN(Cut):
+    async def load_dataset(self):
+        x, y = blobs(self.samples)
+        self.x_train, self.y_train = np.where(np.arange(len(x))[:, None] == 7, np.float32("nan"), x), y
+
+
 @pytest.mark.slow
 async def test_two_workers_take_the_steps_of_one_process(two_workers, tmp_path):
     trained = app(two_workers, Cut)
@@ -70,18 +78,25 @@ async def test_two_workers_take_the_steps_of_one_process(two_workers, tmp_path):
 
 
 @pytest.mark.slow
-async def test_a_loss_and_a_resume_with_another_cut_change_no_bit(two_workers, tmp_path):
-    whole = app(two_workers, Cut, master_epochs=3)
+async def test_losses_and_a_resume_with_another_cut_change_no_bit(two_workers, tmp_path):
+    options = dict(master_epochs=60, worker_epochs=20, micro_batches=2, batch_size=64)
+    whole = app(two_workers, Cut, **options)
     await whole.train_model()
-    lost = app(two_workers, Cut, master_epochs=3, checkpoint=tmp_path)
-    kill, said = [kill_executor(two_workers, 2)], lost.say
-    lost.subscribe(lambda event: kill.pop()() if type(event).__name__ == "Committed" and kill else None)
-    lost.say = said
+    lost = app(two_workers, Cut, checkpoint=tmp_path, **options)
+    faults = {SlotMoved: kill_executor(two_workers, 1), Committed: kill_executor(two_workers, 2)}
+    lost.subscribe(lambda event: faults.pop(type(event), lambda: None)())
     with pytest.raises(Interrupted):
         await stop_after(lost, 2).train_model()
-    resumed = app(two_workers, Cut, master_epochs=3, checkpoint=tmp_path, resume="auto", split="layers:dense_1")
+    assert not faults
+    resumed = app(two_workers, Cut, checkpoint=tmp_path, resume="auto", **{**options, "split": "layers:dense_1"})
     await resumed.train_model()
-    assert not kill
     assert equal(resumed.model.get_weights(), whole.model.get_weights())
     assert equal(resumed.optimizers[0], whole.optimizers[0])
-    assert resumed.ledger.is_exact(3)
+    assert resumed.ledger.is_exact(60)
+
+
+@pytest.mark.slow
+async def test_nan_names_the_layer(two_workers):
+    trained = app(two_workers, WithNaN)
+    with pytest.raises(BadUpdate, match=r"the outputs of the layer '.*' contain NaN in micro-batch"):
+        await trained.train_model()

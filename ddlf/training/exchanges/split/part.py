@@ -228,6 +228,10 @@ class ModelPart:
 
         return [keras.ops.convert_to_numpy(weight) for weight in self.weights]
 
+    def begin_round(self) -> None:
+        """Forget the gradients of a batch that an earlier attempt at a round has not finished."""
+        self._sums = None
+
     def begin_epoch(self) -> None:
         """Begin to count losses and metrics of an epoch."""
         self.losses = 0.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ddlf.errors import AppMissing, BadUpdate
+from ddlf.errors import AppMissing, BadUpdate, LeaseError
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.exchanges.split.graph import Graph
@@ -192,6 +192,7 @@ class SplitReplica(Replica):
         reseed(model, (task.seed, task.round, task.slot, part.number))
         if self._position is not None and (steps := task.place) is not None:
             self._position.set(steps, task.epochs * -(-len(task.indices) // size))
+        part.begin_round()
         self._inbox.begin(self._attempt, expected(self._plan, part.number))
         stage = self._stage = Stage(self._plan, part, self._inbox, self._send, self._clip)
         begun = False
@@ -228,7 +229,11 @@ class SplitReplica(Replica):
         array = np.asarray(value)
 
         async def sending() -> None:
-            await self._ask(self._workers[receiver], REPLICA, "receive", self._attempt, list(key), array)
+            worker = self._workers[receiver]
+            try:
+                await self._ask(worker, REPLICA, "receive", self._attempt, list(key), array)
+            except (AppMissing, LeaseError) as error:  # the master has introduced the workers again without it
+                raise Unreached(worker, error.message) from error
 
         self._unanswered.append(asyncio.run_coroutine_threadsafe(sending(), self._loop))
         while len(self._unanswered) > UNANSWERED or (self._unanswered and self._unanswered[0].done()):
