@@ -13,7 +13,7 @@ So stage i keeps the activations of at most s - i micro-batches. With stages of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -87,13 +87,3 @@ def balanced(costs: Sequence[int], borders: Sequence[int], parts: int) -> list[i
     found = best[count]
     assert found is not None  # there are at least as many calls as parts
     return list(found[2])
-
-
-def fewest(calls: int, fits: Callable[[int], bool]) -> int:
-    """Return the smallest number of parts that fits; 0 if even one call in each part does not fit.
-
-    Args:
-        calls: The number of calls, and the largest number of parts.
-        fits: Returns whether all parts fit, for a number of parts.
-    """
-    return next((parts for parts in range(1, calls + 1) if fits(parts)), 0)

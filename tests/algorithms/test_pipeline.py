@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlf.algorithms.pipeline import balanced, fewest, passes, sizes
+from ddlf.algorithms.pipeline import balanced, passes, sizes
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (3, 8), (4, 32), (3, 1), (5, 3)])
@@ -61,8 +61,3 @@ def test_no_other_cut_has_a_cheaper_most_expensive_part(costs, parts):
 def test_of_equal_cuts_the_one_with_the_smaller_border_is_chosen():
     assert balanced([4, 0, 4], [9, 2], 2) == [2, 3]
     assert balanced([4, 0, 4], [2, 9], 2) == [1, 3]
-
-
-def test_as_few_parts_as_fit():
-    assert fewest(9, lambda parts: parts >= 4) == 4
-    assert fewest(3, lambda parts: False) == 0

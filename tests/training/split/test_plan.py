@@ -8,6 +8,7 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.training.exchanges.split.cut import CUT
 from ddlf.training.exchanges.split.graph import Graph, check_graph
 from ddlf.training.exchanges.split.plan import Plan
+from ddlf.training.exchanges.split.replica import check_backend
 from ddlf.training.exchanges.split.variables import deferred, is_made, put, unmade
 
 
@@ -144,3 +145,11 @@ def test_a_model_is_built_without_memory_and_its_weights_are_made_one_by_one():
     assert [is_made(weight) for weight in model.weights] == [False, True, False, False]
     assert model.weights[1].numpy().tolist() == [2.0] * 5
     assert all(map(is_made, model_of(*dense(5)).weights))
+
+
+def test_another_backend_than_the_masters_is_refused():
+    import keras
+
+    check_backend(keras.backend.backend())
+    with pytest.raises(ConfigError, match=r"the master with torch: the parts of a model need the same backend"):
+        check_backend("torch")

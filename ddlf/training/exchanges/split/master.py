@@ -164,6 +164,8 @@ class Group:
         self, attempt: _Attempt, part: int, task: Task, optimizer: Weights | None, worker: ProxyWorker
     ) -> dict[str, Any]:
         """Wait for the workers of all parts, have this one train its part, and return its checked result."""
+        import keras
+
         await self._all_there(attempt, part)
         async with self._reached:
             await self._members.reach(worker)
@@ -176,6 +178,7 @@ class Group:
             "micro_batches": self._plan.micro_batches,
             "workers": [attempt.workers[one].id for one in range(len(self._plan.parts))],
             "attempt": attempt.number,
+            "backend": keras.backend.backend(),
             "version": self._version,
             "state": None if holds else self._state(part, optimizer),
         }

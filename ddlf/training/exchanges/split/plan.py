@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.pipeline import balanced, fewest, sizes
+from ddlf.algorithms.pipeline import balanced, sizes
 from ddlf.errors import ConfigError
 from ddlf.training.exchanges.split.cut import Cut
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.variables import deferred
 
+MOST_PARTS = 64
+"""Largest number of parts that ``memory:`` tries."""
 SHOWN = 3
 """Maximum number of names of layers in a row of the table."""
 
@@ -148,15 +150,17 @@ class Plan:
         borders = [sum(bytes_of_tensor(graph, one) for one in graph.crossing(end)) for end in range(1, count)]
         if cut.parts:
             return planned(balanced(costs, borders, cut.parts))
-        plans = {parts: planned(balanced(costs, borders, parts)) for parts in range(1, count + 1)}
-        parts = fewest(count, lambda parts: max(map(plans[parts].memory, plans[parts].parts)) <= cut.nbytes)
-        if not parts:
-            least = min(max(map(plan.memory, plan.parts)) for plan in plans.values())
-            raise ConfigError(
-                f"split={str(cut)!r} is too little: the largest part of {graph.model.name!r} needs {size(least)} even in {count} parts",
-                hint="allow more memory, or use more micro_batches",
-            )
-        return plans[parts]
+        most, least = min(count, MOST_PARTS), 0
+        for parts in range(1, most + 1):
+            plan = planned(balanced(costs, borders, parts))
+            needs = max(map(plan.memory, plan.parts))
+            if needs <= cut.nbytes:
+                return plan
+            least = min(least or needs, needs)
+        raise ConfigError(
+            f"split={str(cut)!r} is too little: the largest part of {graph.model.name!r} needs {size(least)}, in up to {most} parts",
+            hint="allow more memory, or use more micro_batches",
+        )
 
     @classmethod
     def at(cls, graph: Graph, ends: Sequence[int], batch_size: int, micro_batches: int) -> Plan:

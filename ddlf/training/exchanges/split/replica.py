@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ddlf.errors import AppMissing, BadUpdate, LeaseError
+from ddlf.errors import AppMissing, BadUpdate, ConfigError, LeaseError
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.exchanges.split.graph import Graph
@@ -87,8 +87,9 @@ class SplitReplica(Replica):
         Args:
             order: ``task``: the message of a ``Task``, without weights. ``part``: the number of the part. ``ends`` and
                 ``micro_batches``: how the model is cut. ``workers``: the worker of each part. ``attempt``: the number
-                of the attempt. ``version``: the version of the weights. ``state``: None if the worker has the part's
-                weights; else its ``weights``, and its ``optimizer``, the variables of the optimizer by path.
+                of the attempt. ``backend``: the backend of Keras. ``version``: the version of the weights. ``state``:
+                None if the worker has the part's weights; else its ``weights``, and its ``optimizer``, the variables
+                of the optimizer by path.
 
         Returns:
             The result of ``train_part``.
@@ -128,6 +129,7 @@ class SplitReplica(Replica):
             worker was not reached; or ``fault`` and ``hint``, if a tensor has NaN; or ``stopped``.
         """
         begin = time.perf_counter()
+        check_backend(order["backend"])
         task = self._task = Task.from_message(order["task"])
         self.stopping, self._fed, self._told = False, [], time.monotonic()
         self._workers, self._attempt = order["workers"], order["attempt"]
@@ -256,3 +258,23 @@ class SplitReplica(Replica):
             "counted": read_state(model, names) if metrics else NOTHING_COUNTED,
             "losses": part.losses,
         }
+
+
+def check_backend(wanted: str) -> None:
+    """Raise an error if this worker computes with another backend than the master, or with one that is not supported.
+
+    Raises:
+        ConfigError: The backend cannot be used.
+    """
+    import keras
+
+    mine = keras.backend.backend()
+    if mine != wanted:
+        raise ConfigError(
+            f"this worker computes with {mine}, and the master with {wanted}: the parts of a model need the same backend",
+            hint=f"start it with KERAS_BACKEND={wanted}",
+        )
+    if mine not in KINDS:
+        raise ConfigError(
+            f"split does not support Keras on {mine}", hint="use KERAS_BACKEND=tensorflow or KERAS_BACKEND=jax"
+        )
