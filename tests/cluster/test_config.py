@@ -109,6 +109,8 @@ ACCEPTED = [
     ("\ufeffworkers: [a:1]\n", "a byte order mark, as Notepad writes it"),
     ("workers:\r\n  - a:1\r\n", "line ends of Windows"),
     ("workers: [a:1]\nrun: {connect_timeout_s: 1e2}\n", "a number that YAML 1.1 takes for text"),
+    ("workers: [a:1]\nrun: {split: 'stages:2', micro_batches: 4}\n", "a text that is None by default"),
+    ("workers: [a:1]\nrun: {data_memory: 128MiB, shuffle: window}\n", "more of them"),
     ("workers: [a:1, a:2, b:1]\n", "two workers on one host"),
     ("x-port: &port 9000\nworkers: [{host: a, port: *port}]\n", "an alias"),
     ("workers: [a:1]\nname: 2026-11-20\n", "a name that looks like a date"),
@@ -288,6 +290,7 @@ MISTAKES = [
     (ONE + 'name: "\\e[31m"\n', r"2:7: name must be 1 to 64 printable characters .*, got '\\x1b\[31m'"),
     (ONE + "run: 5\n", "2:6: run must be a mapping, got 5"),
     (ONE + "run: {mode: snc}\n", f"2:13: mode must be {MODES}, got 'snc'; did you mean 'sync'\\?"),
+    (ONE + "run: {split: [2]}\n", "2:14: split "),
     (ONE + "run: {batch_size: 0}\n", "2:19: batch_size must be at least 1, got 0"),
     (ONE + "run: {seed: 4294967296}\n", "2:13: seed must be at most 4294967295, got 4294967296"),
     (ONE + f"run: {{seed: {'9' * 5000}}}\n", "2:13: seed must be an integer, got 9999"),
@@ -548,7 +551,7 @@ def test_every_key_in_the_schema_is_described():
 
 def test_the_schema_that_is_shipped_is_that_of_the_models():
     shipped = (Path(ddlf.__file__).parent / "cluster/config/cluster.schema.json").read_text(encoding="utf-8")
-    assert shipped == json.dumps(schema(), indent=2) + "\n", "scripts/reference writes it anew"
+    assert shipped == json.dumps(schema(), indent=2) + "\n", "python docs/reference writes it anew"
 
 
 def data_of(content: str | bytes) -> Any:

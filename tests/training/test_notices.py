@@ -43,7 +43,7 @@ class Noticed(FakeWorker):
     def announce(self):
         if not self.moment or self.notice is not None:
             return
-        self.moment = ""
+        self.moment, self.ended = "", asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.call_later(self.within_s, self.end_now)
         for _ in range(self.times):
@@ -53,6 +53,7 @@ class Noticed(FakeWorker):
 
     def end_now(self):
         self.lost = self.lost or self.notice is not None
+        self.ended.set()
 
     def open(self, app):
         super().open(app)
@@ -64,8 +65,8 @@ class Noticed(FakeWorker):
         number = task.get("round") if isinstance(task, dict) else None
         if (self.moment, number) in (("first", 0), ("last", ROUNDS - 1)):
             self.announce()
-            while not (self.hands_back or self.lost):
-                await asyncio.sleep(0)
+            if not self.hands_back:
+                await self.ended.wait()
         return await super().rpc(request, timeout_s)
 
     async def reconnect(self):

@@ -386,7 +386,9 @@ class _OfTheCluster(_Section):
 def _field(name: str, setting: Setting[Any, Any]) -> Any:
     """Return a setting as a key of the file: pydantic's type, and a field whose default is None."""
     check = setting.accepts
-    kind: Any = Annotated[type(setting.default), AfterValidator(partial(_checked, name, setting))]
+    of_text = setting.default is None  # such as split and data_memory
+    kind: Any = str | int if of_text else type(setting.default)
+    kind = Annotated[kind, AfterValidator(partial(_checked, name, setting))]
     if isinstance(check, OneOf):
         kind = Literal[check.names]
     elif isinstance(check, Whole):
@@ -497,7 +499,7 @@ def schema() -> dict[str, Any]:
     The result is stored beside this file as ``cluster.schema.json``, and ``ddlf --schema`` prints that. Update it after
     a change of the models with::
 
-        scripts/reference
+        python docs/reference
     """
     result = ClusterConfig.model_json_schema()
     mapping = result["$defs"]["WorkerAddress"]
