@@ -27,6 +27,7 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     create_model,
     field_validator,
     model_validator,
@@ -386,9 +387,10 @@ class _OfTheCluster(_Section):
 def _field(name: str, setting: Setting[Any, Any]) -> Any:
     """Return a setting as a key of the file: pydantic's type, and a field whose default is None."""
     check = setting.accepts
-    of_text = setting.default is None  # such as split and data_memory
-    kind: Any = str | int if of_text else type(setting.default)
-    kind = Annotated[kind, AfterValidator(partial(_checked, name, setting))]
+    checked = AfterValidator(partial(_checked, name, setting))
+    kind: Any = Annotated[type(setting.default), checked]
+    if setting.default is None:  # a text such as that of split or data_memory: the setting's own check knows more
+        kind = Annotated[Any, checked, WithJsonSchema({"type": ["string", "integer"]})]
     if isinstance(check, OneOf):
         kind = Literal[check.names]
     elif isinstance(check, Whole):
