@@ -437,6 +437,7 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
 
 
 def _group(workers: int) -> str:
+    """Return the workers that together train one copy of the model, for people."""
     return f"group of {_workers(workers)}"
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, ProtocolError
-from ddlf.events import SlotMoved, WaitingForWorkers
+from ddlf.events import SlotMoved, Warned
 from ddlf.training.crew.recovery import end_all
 from ddlf.training.exchanges.members import NOTICED_S, Members
 from ddlf.training.exchanges.split.plan import Plan
@@ -55,11 +55,11 @@ class Pipeline:
                 carrying = asyncio.ensure_future(group.carry(round.tasks[0]))
                 try:
                     await run.meanwhile()
-                    weights, reply = await carrying
+                    weights, reply, idle = await carrying
                 finally:
                     await end_all([carrying])
                 run.arrived = time.perf_counter()
-                await run.commit(weights, [reply])
+                await run.commit(weights, [reply], **({"idle": idle} if len(self.plan.parts) > 1 else {}))
                 group.committed(weights)
 
 
@@ -103,8 +103,13 @@ class Group:
         """Note that the weights that the parts hold are the weights of the run now."""
         self._weights = weights
 
-    async def carry(self, task: Task) -> tuple[Weights, Reply]:
-        """Train a round. Return the weights after it, and the reply of the group."""
+    async def carry(self, task: Task) -> tuple[Weights, Reply, float]:
+        """Train a round.
+
+        Returns:
+            The weights after it; the reply of the group; and the mean share of the time that parts have waited for
+            each other.
+        """
         run, begin = self._run, time.perf_counter()
         if run.progress.weights is not self._weights:  # the first round, or a callback has set weights
             self._held.clear()
@@ -117,7 +122,8 @@ class Group:
         ]
         found: list[dict[str, Any]] = await asyncio.gather(*works)
         self._version += 1
-        return self._together(found), self._reply(task, found, begin)
+        idle = sum(result["idle_s"] / max(result["compute_s"], 1e-9) for result in found) / len(found)
+        return self._together(found), self._reply(task, found, begin), idle
 
     # -- one part -----------------------------------------------------------------------------------------------------
 
@@ -202,8 +208,9 @@ class Group:
             ClusterTooSmall: Too few workers are there, and no more come in time.
         """
         wait_s, needed = self._run.crew.wait_s, len(self._plan.parts)
-        if self._run.crew.size < needed and not attempt.together.is_set():
-            self._run.crew.emit(WaitingForWorkers(round=self._run.progress.round + 1, seconds=wait_s))
+        if self._run.crew.size < needed and part == min(attempt.workers):
+            why = f"the model has {needed} parts, and {_there(self._run.crew.size)}: the run waits {wait_s:g} s for others"
+            self._run.crew.emit(Warned(about="workers", why=why))
         while not attempt.together.is_set():
             try:
                 async with asyncio.timeout(wait_s):
@@ -211,7 +218,7 @@ class Group:
             except TimeoutError:
                 if self._run.crew.size < needed:
                     raise ClusterTooSmall(
-                        f"the model has {needed} parts, and {self._run.crew.size} workers are left",
+                        f"the model has {needed} parts, and {_there(self._run.crew.size)} after {wait_s:g} s",
                         hint="start more workers, and continue with resume; or cut the model into fewer parts",
                     ) from None
 
@@ -312,3 +319,7 @@ class Group:
             worker=last["worker"],
             elapsed_s=time.perf_counter() - begin,
         )
+
+
+def _there(workers: int) -> str:
+    return f"{workers} worker{' is' if workers == 1 else 's are'} there"

@@ -1,0 +1,50 @@
+"""The group of workers that train one copy of a model."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from ddlf.errors import ClusterTooSmall
+from ddlf.events import Warned
+from ddlf.training.exchanges.members import Members
+from ddlf.training.exchanges.split.master import Group
+
+
+def group(workers, parts=2, wait_s=0.01):
+    crew = SimpleNamespace(size=workers, wait_s=wait_s, told=[])
+    crew.emit = crew.told.append
+    run = SimpleNamespace(crew=crew, exchange=SimpleNamespace(weights_out=object.__new__(Members)))
+    return Group(run, SimpleNamespace(parts=range(parts))), crew
+
+
+async def test_a_run_with_too_few_workers_ends_after_the_wait():
+    made, crew = group(workers=1)
+    made._attempt.workers[0] = SimpleNamespace(id=1)
+    with pytest.raises(ClusterTooSmall, match=r"the model has 2 parts, and 1 worker is there after 0\.01 s"):
+        await made._all_there(made._attempt, 0)
+    assert [type(event) for event in crew.told] == [Warned]
+
+
+async def test_parts_wait_for_a_worker_that_is_there_and_busy():
+    made, crew = group(workers=2)
+    made._attempt.workers[0] = SimpleNamespace(id=1)
+    waiting = asyncio.ensure_future(made._all_there(made._attempt, 0))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await asyncio.shield(waiting)
+    made._attempt.together.set()
+    await waiting
+    assert crew.told == []
+
+
+async def test_a_lost_part_begins_one_new_attempt_for_all():
+    made, _ = group(workers=2)
+    first = made._attempt
+    first.workers.update({0: SimpleNamespace(id=1), 1: SimpleNamespace(id=2)})
+    made._fail(1)
+    second = made._attempt
+    made._fail(0)  # it has failed with the first attempt, too
+    assert (first.number, first.over.is_set()) == (1, True)
+    assert made._attempt is second
+    assert (second.number, second.over.is_set(), second.workers) == (2, False, {})
