@@ -310,7 +310,8 @@ async def runcmd(options: argparse.Namespace) -> int:
 
 
 async def _run_on(host: str, command: str, prefix: str, connecting: asyncio.Semaphore) -> int:
-    from ddlf.cluster.launch.remote import NOISE, SSH_FAILED, end, exit_code, explain, lines_of, start_ssh
+    from ddlf.cluster.launch.processes import end, exit_code
+    from ddlf.cluster.launch.remote import NOISE, SSH_FAILED, explain, lines_of, start_ssh
 
     last: deque[str] = deque(maxlen=40)
     login = contextlib.AsyncExitStack()

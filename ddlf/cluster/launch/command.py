@@ -26,12 +26,12 @@ from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.guard import Guard
 from ddlf.cluster.launch.keys import Keys, read_keys
 from ddlf.cluster.launch.launcher import Cause, Check, Left, Workers
+from ddlf.cluster.launch.processes import STOP_S, end
 from ddlf.cluster.launch.supervisor import LOOK_S, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.worker.grace import grace_s
 from ddlf.worker.process import child_environment
 
-STOP_S = 5.0
 BUILTIN = frozenset(
     {"exec", "eval", "(", "{", "if", "for", "while", "{worker}", "cd", "export", ".", "source", "ulimit"}
 )
@@ -133,7 +133,7 @@ class Commanded(PlaceEngine):
         try:
             code = await process.wait()
         finally:
-            await _end(process)
+            await end(process, signal.SIGTERM, signal.SIGKILL, group=True)
         if code:  # otherwise its worker, which it may have left, would compete with the next one
             await _end_rest(process.pid)
         if code > 0 and self.gate.has_begun:
@@ -173,17 +173,6 @@ def write_new(path: Path, data: bytes) -> None:
     """Write a file that does not exist, so that only its owner can read it."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a command that still runs, with all that it has started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_S):
-                    await process.wait()
 
 
 async def _end_rest(group: int) -> None:

@@ -11,17 +11,18 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ddlf.cluster.launch.launcher import Address, Cause, Incarnation, Launcher, Left
+from ddlf.cluster.launch.processes import end
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.rpc.tokens import Tokens, new_token
 from ddlf.worker.process import Template, can_fork, child_environment
 
 START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 5.0
 EXIT_NEWS_S = 0.1
 """Seconds to wait for the exit code of a process after its connections have ended."""
 MAX_STARTS = 3
@@ -178,14 +179,7 @@ class Local(Launcher):
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Ask a worker's process to end, so that it removes its folder. Kill the process if that takes too long."""
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+    await end(process, signal.SIGTERM, signal.SIGKILL)
     if process.stdin is not None:
         process.stdin.close()
 

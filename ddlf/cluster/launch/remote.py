@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ddlf.cluster.launch import there
+from ddlf.cluster.launch.processes import end, exit_code
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.version import __version__
 from ddlf.worker.process import child_environment
@@ -41,8 +42,6 @@ ANSWER_S = 60.0
 """Seconds until a program there must answer."""
 RESULT_S = 240.0
 """Seconds until a program that starts or ends a worker must have ended. ``there.READY_S`` is a part of it."""
-STOP_S = 5.0
-LOOK_S = 0.2
 LAST_LINES_S = 1.0
 """Seconds for the rest of an output after the end of its process."""
 SHOWN_LINES = 5
@@ -344,29 +343,6 @@ async def lines_of(stream: asyncio.StreamReader) -> Any:
         if not line:
             return
         yield line.decode(errors="replace").rstrip("\r\n")
-
-
-async def exit_code(process: asyncio.subprocess.Process) -> int:
-    """Wait until a process ends. ``Process.wait`` also waits for others that have its output open, such as a jump host's."""
-    waiting = asyncio.ensure_future(process.wait())
-    try:
-        while process.returncode is None:
-            await asyncio.wait({waiting}, timeout=LOOK_S)
-        return process.returncode
-    finally:
-        waiting.cancel()
-
-
-async def end(process: asyncio.subprocess.Process) -> None:
-    """Wait until a process ends. Ask it to end after some seconds, and kill it after some more."""
-    for number in (None, signal.SIGTERM, signal.SIGKILL):
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                if number is not None:
-                    process.send_signal(number)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_S):
-                    await exit_code(process)
 
 
 async def call(

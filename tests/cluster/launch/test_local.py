@@ -74,7 +74,7 @@ def sleep_long():
 
 
 async def test_a_busy_worker_does_not_delay_the_close(leftovers, monkeypatch):
-    monkeypatch.setattr("ddlf.cluster.launch.local.STOP_TIMEOUT_S", 1000)
+    monkeypatch.setattr("ddlf.cluster.launch.processes.STOP_S", 1000)
     async with Cluster.local(1) as cluster:
         call = asyncio.ensure_future(cluster.run_code("while True: pass"))
         while not (await cluster.status())[0]["busy"]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
-import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar
 
@@ -14,8 +12,9 @@ from ddlf.cluster.launch.engine import PlaceEngine, first_line
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import Keys
 from ddlf.cluster.launch.launcher import Check, Left, Requeue, Workers
+from ddlf.cluster.launch.processes import end
 from ddlf.cluster.launch.ranks import counts
-from ddlf.cluster.launch.slurm.commands import STOP_S, cause_in, environment_of_command, megabytes
+from ddlf.cluster.launch.slurm.commands import cause_in, environment_of_command, megabytes
 from ddlf.cluster.launch.slurm.keys import SlurmKeys
 from ddlf.cluster.launch.slurm.requeue import requeue
 from ddlf.cluster.launch.supervisor import WorkerStart
@@ -165,11 +164,4 @@ async def _end_step(process: asyncio.subprocess.Process) -> None:
     """End a step: first by the end of its worker's standard input, then by the signals of ``srun``."""
     if process.stdin is not None:
         process.stdin.close()
-    for number in (None, signal.SIGTERM, signal.SIGKILL):
-        if number is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                await process.wait()
-                return
+    await end(process)
