@@ -57,7 +57,7 @@ class Stay:
         engine: The name of what ran it in its engine; empty without one.
         incarnation: Which of the run's workers with this number it was, from 1; 0 if unknown.
         came: When it came, in seconds since 1970.
-        left: When it left; None if it did not, or if the master was killed before.
+        left: When it left, or when the run ended; None while the run continues, and if its master was killed.
         cause: The kind of the reason why it left; empty if unknown, or at the end of the run.
         why: The reason, in the words of its engine if it knew one; empty at the end of the run.
     """
@@ -102,7 +102,7 @@ class Past:
         records: Records of its rounds, or in asynchronous training of its updates.
         times: Time of each record, in seconds since 1970.
         shares: Work of each worker, by number.
-        stays: The times that workers were connected, with their places, in the order of coming.
+        stays: The times that workers were connected, with their places, in the order of their numbers and of coming.
         faults: Unusual events, in order.
         facts: The last event of some kinds, by name: ``RunBegan``, ``ModelBuilt``, ``DataLoaded``, ``TrainingBegan``.
         test: Newest metrics of the test data.
@@ -293,6 +293,9 @@ def _finish(past: Past) -> None:
             busy = share.compute_s + share.transfer_s + share.away_s
             share.wait_s = max(last - share.first - busy, 0.0)
     past.shares = dict(sorted(past.shares.items()))
+    past.stays.sort(key=lambda stay: (stay.worker, stay.came))
+    for stay in past.stays:
+        stay.left = stay.left or past.status.ended
     for when, record in zip(past.times, past.records, strict=True):
         if wrong := [name for name, value in record.metrics.items() if not isfinite(value)]:
             text = f"{' and '.join(wrong)} of training {'is' if len(wrong) == 1 else 'are'} not finite from here on, or for a while"

@@ -85,7 +85,7 @@ def test_who_was_where_and_why_they_left(tmp_path):
     first, second = read(path).stays
     assert (first.host, first.engine, first.incarnation, first.came) == ("n1", "job 12_0", 1, BEGAN + 1)
     assert (first.left, first.cause, first.why) == (BEGAN + 2, "node lost", "node n1 is down\nmore")
-    assert (second.host, second.engine, second.left) == ("n2", "job 13_0", None)
+    assert (second.host, second.engine, second.left) == ("n2", "job 13_0", read(path).status.ended)
     head, *rows = table.of_stays(read(path))
     assert head == ["worker", "host", "in its engine", "incarnation", "came", "left", "cause", "reason"]
     assert [row[:4] + row[6:] for row in rows] == [
