@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.cli.options import add_cluster_options, add_json, named_cluster
 from ddlf.cli.parsing import Command, Parser
 from ddlf.cluster.link import master_name
-from ddlf.errors import DDLFError, LeaseError, RequestTimeout
+from ddlf.errors import ConnectError, DDLFError, LeaseError, RequestTimeout
 from ddlf.rpc.messages import Request
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ async def status(options: argparse.Namespace) -> int:
     else:
         for worker, answer in zip(workers, answers, strict=True):
             print(f"{worker.id:>3}  {worker.label:<21}  {describe(answer, worker.label)}")
+        if not options.hosts and any(isinstance(answer, ConnectError) for answer in answers):
+            print("ddlf up starts the workers of the cluster file that do not run")
     return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
 
 

@@ -80,6 +80,7 @@ def test_messages_show_worker_names_of_the_cluster_file(tmp_path, free_port):
     )
     ended = ddlf("status", "-c", file)
     assert ended.stdout.startswith("  1  pc03                   unreachable: 127.0.0.1:")
+    assert ended.stdout.endswith("\nddlf up starts the workers of the cluster file that do not run\n")
     ended = ddlf("run", app, "-c", file)
     assert ended.stdout == f"cluster   lab, {file} (1 worker)\n"
     assert f"    1  pc03                   127.0.0.1:{free_port}: connection refused" in ended.stderr
