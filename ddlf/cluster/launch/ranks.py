@@ -14,16 +14,17 @@ import functools
 import os
 import re
 import signal
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlf.cluster.launch.engine import Engine, check_folder
+from ddlf.cluster.launch.engine import check_folder
+from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.guard import Guard
 from ddlf.cluster.launch.keys import Keys
 from ddlf.cluster.launch.launcher import Address, Check, Workers
+from ddlf.cluster.launch.leading import Leading
 from ddlf.cluster.launch.meeting import Meeting, MeetingFile, MeetingPoint
 from ddlf.cluster.launch.supervisor import LOOK_S, Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
@@ -130,7 +131,7 @@ def _name_by_pmi(descriptor: int) -> str:
     return answer.partition("kvsname=")[2].strip()
 
 
-class Ranked(Engine):
+class Ranked(Leading):
     """The launcher for the workers of all tasks of one job: each task starts its own worker, which joins the master at
     rank 0.
 
@@ -144,10 +145,11 @@ class Ranked(Engine):
         ConfigError: ``workers`` is not the number of tasks.
     """
 
+    called = ("task", "rank")
     meeting_hint = "begin all tasks in a folder that they share"
 
     def __init__(self, keys: Keys, ranks: Ranks, folder: Path | None = None, more: Sequence[MeetingPoint] = ()) -> None:
-        self.ranks = ranks
+        self.ranks, self.place = ranks, ranks.rank
         workers = keys.workers or Workers(ranks.size, ranks.size)
         if workers.most != ranks.size:
             raise ConfigError(
@@ -159,7 +161,6 @@ class Ranked(Engine):
         self._points: list[MeetingPoint] = [MeetingFile(self._file), *more]
         super().__init__(keys, workers)
         self._parent = os.getppid()
-        self._own: Supervisor | None = None
         self._guard: Guard | None = None
 
     async def check(self) -> AsyncIterator[Check]:
@@ -169,9 +170,6 @@ class Ranked(Engine):
         async for each in super().check():
             yield each
         yield check_folder(self._file.parent)
-
-    def follower(self) -> Callable[[], int] | None:
-        return None if self.ranks.rank == 0 else self._follow
 
     def _follow(self) -> int:
         """Run the worker of a task that does not lead, until the master has ended. Return the exit code.
@@ -223,26 +221,17 @@ class Ranked(Engine):
     def engine_name(self, index: int) -> str:
         return f"job {self.ranks.job}, rank {index}"
 
-    async def start(self, modules: Sequence[str] = ()) -> list[Address]:
-        """Open the gate, tell the tasks where it is, start this task's own worker, and wait for all workers.
+    def _tell_others(self, gate: Gate) -> None:
+        self._guard = Guard(self._file)
+        meeting = Meeting(gate.addresses(self.network), self.tokens.primary)
+        for point in self._points:
+            point.open(meeting)
 
-        Raises:
-            ConfigError: This task has another rank than 0, so it is not the master.
-        """
-        if self.follower() is not None:
-            raise ConfigError(
-                f"this task has rank {self.ranks.rank}, and only rank 0 is the master",
-                hint="start the app with ddlf run, which runs the worker of each other rank",
-            )
-        if self._own is None:
-            gate = self.open()
-            self._guard = Guard(self._file)
-            meeting = Meeting(gate.addresses(self.network), self.tokens.primary)
-            for point in self._points:
-                point.open(meeting)
-            own = WorkerStart(f"127.0.0.1:{gate.port}", 0, self.tokens.primary, self.ranks.cores)
-            self._own = Supervisor(own)
-            threading.Thread(target=self._lead, args=(self._own,), name="ddlf-rank", daemon=True).start()
+    def _own_worker(self, gate: str) -> WorkerStart:
+        return WorkerStart(gate, 0, self.tokens.primary, self.ranks.cores)
+
+    async def start(self, modules: Sequence[str] = ()) -> list[Address]:
+        """Start as ``Leading`` does. The tasks that have met need no meeting point any more."""
         found = await super().start(modules)
         if not self.gate.absent_at_start:
             for point in self._points:
@@ -251,16 +240,13 @@ class Ranked(Engine):
 
     async def stop(self) -> None:
         """Tell all workers that the run is over, and no more tasks where the master is."""
-        own, self._own = self._own, None
         guard, self._guard = self._guard, None
-        if own is not None:
+        if self._own is not None:
             for point in self._points:
                 point.close()
         if guard is not None:
             await asyncio.to_thread(guard.close)
         await super().stop()
-        if own is not None:
-            await asyncio.to_thread(own.stop)
 
 
 def check_one_task(environment: Mapping[str, str] = os.environ) -> None:

@@ -6,21 +6,19 @@ its pod. All pods have the token from the same Secret.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import Field
 
 from ddlf.cluster.config.addresses import parse_address
-from ddlf.cluster.launch.engine import Engine
 from ddlf.cluster.launch.keys import WorkersKeys
 from ddlf.cluster.launch.kubernetes.manifests import INDEX_VARIABLE, TERMINATED, WORKER_PORT
-from ddlf.cluster.launch.launcher import Address, Requeue
+from ddlf.cluster.launch.launcher import Requeue
+from ddlf.cluster.launch.leading import Leading
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError
 from ddlf.rpc.tokens import find_tokens
@@ -35,7 +33,7 @@ class PodsKeys(WorkersKeys):
     token_file: Path | None = Field(default=None, description="File with the token (default: $DDLF_TOKEN_FILE).")
 
 
-class Pods(Engine):
+class Pods(Leading):
     """The launcher for the workers of all pods of one run: each pod starts its own worker, which joins the pod that
     leads.
 
@@ -46,6 +44,7 @@ class Pods(Engine):
     name = "k8s"
     model = PodsKeys
     keys: PodsKeys
+    called = ("pod", "place")
 
     def __init__(self, keys: PodsKeys) -> None:
         index = os.environ.get(INDEX_VARIABLE, "")
@@ -66,28 +65,21 @@ class Pods(Engine):
             raise ConfigError("launcher k8s: the pod has no token", hint="mount the Secret, and set DDLF_TOKEN_FILE")
         self.tokens = tokens
         self.port = parse_address(keys.gate)[1]
-        self._own: Supervisor | None = None
 
     def requeue(self) -> Requeue:
         """Kubernetes starts the pod again by itself, since its exit code is 143."""
         return Requeue(f"pod {socket.gethostname()} of Kubernetes", lambda: None)
 
-    def follower(self) -> Callable[[], int] | None:
-        return None if self.place == 0 else self._follow
-
-    def _supervisor(self, gate: str) -> Supervisor:
+    def _own_worker(self, gate: str) -> WorkerStart:
         # The pod that leads may be replaced on another node, so a worker looks for it as long as for the first one.
-        start = WorkerStart(
-            gate, self.place, self.tokens.primary, join_for_s=self._start_timeout_s, port=self.keys.port
-        )
-        return Supervisor(start)
+        return WorkerStart(gate, self.place, self.tokens.primary, join_for_s=self._start_timeout_s, port=self.keys.port)
 
     def _follow(self) -> int:
         """Run the worker of a pod that does not lead, until the run is over. Return the exit code.
 
         A pod that Kubernetes ends must not succeed. Otherwise the Job would not replace it.
         """
-        supervisor = self._supervisor(self.keys.gate)
+        supervisor = Supervisor(self._own_worker(self.keys.gate))
         ended = threading.Event()
 
         def end(*_: object) -> None:
@@ -99,31 +91,12 @@ class Pods(Engine):
         code = supervisor.run()
         return TERMINATED if ended.is_set() else code
 
-    async def start(self, modules: Sequence[str] = ()) -> list[Address]:
-        """Open the gate, start this pod's own worker, and wait for all workers.
-
-        Raises:
-            ConfigError: This pod does not lead, so it is not the master.
-        """
-        if self.place:
-            raise ConfigError(
-                f"this pod has place {self.place}, and only place 0 is the master",
-                hint="start the app with ddlf run, which runs the worker of each other pod",
-            )
-        if self._own is None:
-            self._own = self._supervisor(f"127.0.0.1:{self.open().port}")
-            threading.Thread(target=self._own.run, name="ddlf-pod", daemon=True).start()
-        return await super().start(modules)
-
     async def stop(self) -> None:
         """End this pod's worker. The others wait for the next master: this pod may only be evicted, and come again. When
         it succeeds, Kubernetes ends all other pods.
         """
-        own, self._own = self._own, None
         self.ends_workers = False
         try:
             await super().stop()
         finally:
             self.ends_workers = True
-        if own is not None:
-            await asyncio.to_thread(own.stop)
