@@ -1,13 +1,14 @@
-"""Four ways to train one network on MNIST, side by side: accuracy over time and bytes.
+"""Five ways to train one network on MNIST, side by side: accuracy over time and bytes.
 
     python apps/mnist_distbelief.py --local 2
     python apps/mnist_distbelief.py --local 2 --model lstm -p epochs=3
     python apps/mnist_distbelief.py --local 2 -p ways=sync,default -p replicas=2
     ddlf run apps/mnist_distbelief.py --local 2 --mode downpour             # one way alone, with all options
 
-``sync`` merges local training after each epoch. The others are Downpour SGD: ``downpour`` with plain SGD on the shards, ``adagrad``, and
+``sync`` merges local training after each epoch. Three are Downpour SGD: ``downpour`` with plain SGD on the shards, ``adagrad``, and
 ``default``, which has Adagrad, a warm start, and stale pushes that count less. Of many replicas ``downpour`` does not learn at this rate, and
-``adagrad`` as long as they push in random order (``benchmarks/downpour.py``).
+``adagrad`` as long as they push in random order (``benchmarks/downpour.py``). ``sandblaster`` is L-BFGS. Its steps follow from all samples, so
+it makes several for each epoch of the others, and its network has no dropout.
 Training stops early when validation does not get better, and the best weights are kept.
 """
 
@@ -23,13 +24,16 @@ WAYS = {
     "downpour": dict(PLAIN, push_rule="sgd:rate=0.2"),
     "adagrad": dict(PLAIN, push_rule="adagrad:rate=0.05"),
     "default": dict(mode="downpour", push_rule="adagrad:rate=0.05"),
+    "sandblaster": dict(mode="lbfgs", dropout=0.0),
 }
+STEPS = 10
+"""Iterations of L-BFGS for each epoch of the other ways."""
 MODELS = ["dense", "lstm"]
 VALIDATION = 1_000
 
 
 class Mnist(ddlf.IApp):
-    """A dense network of 79,510 parameters, or an LSTM that reads an image line by line; both with dropout."""
+    """A dense network of 79,510 parameters, or an LSTM that reads an image line by line; both with dropout, except for L-BFGS."""
 
     batch_size = 32
     learning_rate = 0.1
@@ -37,6 +41,7 @@ class Mnist(ddlf.IApp):
 
     samples = 60_000
     network = "dense"
+    dropout = 0.2
     patience = 2
     curve = None  # of each look seconds, MB to and from the master and among the workers, and accuracy; None: not beside others
 
@@ -54,7 +59,7 @@ class Mnist(ddlf.IApp):
             "dense": [layers.Flatten(), layers.Dense(100, activation="relu")],
             "lstm": [layers.Reshape((28, 28)), layers.LSTM(64)],
         }[self.network]
-        output = [layers.Dropout(0.2), layers.Dense(10, activation="softmax")]
+        output = [*[layers.Dropout(self.dropout)] * bool(self.dropout), layers.Dense(10, activation="softmax")]
         self.model = keras.Sequential([keras.Input((28, 28, 1)), *hidden, *output], name=f"mnist_{self.network}")
         self.model.compile(keras.optimizers.SGD(self.learning_rate), "categorical_crossentropy", metrics=["accuracy"])
         self.values = self.model.count_params()
@@ -67,7 +72,10 @@ class Mnist(ddlf.IApp):
         if self.curve is None:
             super().on_round(record)
             return
-        models = len(record.pushes) + len(record.fetches)  # all but what a worker has itself goes to another one
+        # All but what a worker has itself goes to another one. In a pass of L-BFGS a worker fetches the weights and pushes two sums of 8 bytes
+        # a value; at the end of a step, weights and gradient go to the copies.
+        passes = record.metrics.get("passes", 0)
+        models = len(record.pushes) + len(record.fetches) + passes * self.cluster.N * 5 + 2 * bool(passes)
         between = models * 4 * self.values * (1 - 1 / self.cluster.N) / 1e6
         before = self.curve[-1] if self.curve else (0.0, 0.0, 0.0, 0.0)
         master = (record.bytes_out + record.bytes_back) / 1e6
@@ -89,6 +97,8 @@ async def main(
     seed: int = 0,
 ) -> None:
     """Train in each way, from the same first weights, and print what each came to.
+
+    ``sandblaster`` makes ``STEPS`` iterations for each of the epochs.
 
     Args:
         cluster: The workers.
@@ -112,6 +122,8 @@ async def main(
             setattr(app, name, value)
         if app.mode == "downpour":
             app.replicas = replicas
+        if app.mode == "lbfgs":
+            app.master_epochs *= STEPS
         app.verbose, app.curve = False, []
         await app.prepare()
         print(f"\n{way}\n   training  to the master  among workers  accuracy")

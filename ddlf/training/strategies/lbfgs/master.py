@@ -443,9 +443,11 @@ class Coordinator:
         self._state = State(self._state.version + 1, tried.at.loss, self._peak, kept, afresh, passes)
         if not first:
             self._last = Iteration(tried, peak, self._passes, not kept, tuple(filter(None, [verdict, tried.verdict])))
-        await self._settle()
-        dots = await self._new_dots(None if first or afresh else before)
-        self._state = replace(self._state, dots=dots)
+        which, dots = self._new_dots(None if first or afresh else before)
+        rows = await self._settle(which)
+        if rows is None:
+            raise Again("a shard has lost its last step")
+        self._state = replace(self._state, dots=_filled(dots, which, rows))
         return True
 
     async def _first_pass(self) -> None:
@@ -476,7 +478,7 @@ class Coordinator:
             one = self._portions[0]
             for _ in range(2):
                 of = one.number, one.begin, one.end
-                found.append(dict(await worker.call(self._there.role, "portion", self._told, [], [], *of)))
+                found.append(dict(await worker.call(self._there.role, "portion", self._number, [], [], *of)))
 
         await self._run.crew.carry(0, self._run.progress.round, work, leaves=False)
         one, other = found[-2:]
@@ -489,7 +491,7 @@ class Coordinator:
                 f"mode='lbfgs' needs a loss without chance, but the same samples gave {losses[0]:.7g} and then {losses[1]:.7g}",
                 hint="remove dropout, noise and random augmentation from the model, or train in mode 'sync'",
             )
-        if path := one["moved"]:
+        if path := one.get("moved"):
             raise ConfigError(
                 f"mode='lbfgs' needs a loss that only depends on the trained weights, but the model changes {path} when it trains",
                 hint="freeze batch normalization (layer.trainable = False), or train in mode 'sync'",
@@ -554,14 +556,12 @@ class Coordinator:
         If the pass must begin again, note it in the pool, and return.
         """
         calls: dict[asyncio.Task[Any], Portion | None] = {}  # a push has no portion
-        counts: list[int] = []
         dropped: list[int] = []
         pushing: asyncio.Task[Any] | None = None
 
         def ask(verb: str, portion: Portion | None = None) -> asyncio.Task[Any]:
             of = [] if portion is None else [portion.number, portion.begin, portion.end]
-            asking = worker.call(self._there.role, verb, self._told, list(counts), list(dropped), *of)
-            counts.clear()
+            asking = worker.call(self._there.role, verb, self._told["number"], pool.unpushed(slot), list(dropped), *of)
             dropped.clear()
             calls[task := asyncio.ensure_future(asking)] = portion
             return task
@@ -582,7 +582,9 @@ class Coordinator:
                     portion, wait_s = pool.second(slot)
                     if portion is not None:
                         ask("portion", portion)
-                if pushing is None and (unpushed := pool.unpushed(slot)) and (unpushed >= TOGETHER or not pool.waits):
+                ready = len(pool.unpushed(slot))
+                is_idle = len(calls) == (pushing is not None) or pool.is_counted
+                if pushing is None and ready and (ready >= TOGETHER or (is_idle and not pool.waits)):
                     pushing = ask("push")
                 await _first(*calls, pool.news.wait(), timeout_s=wait_s)
                 for task in [task for task in calls if task.done()]:
@@ -595,9 +597,10 @@ class Coordinator:
                     else:
                         result = told, self._reply(portion, worker.id, told)
                         counted = pool.done(portion, slot, result)
-                        (counts if counted else dropped).append(portion.number)
                         if counted:
                             self._run.crew.emit(arrived(result[1]))
+                        else:
+                            dropped.append(portion.number)
         finally:
             if pushing is not None:
                 pool.fail(Again(f"worker {worker.id} was lost while it pushed gradients"))
@@ -605,13 +608,13 @@ class Coordinator:
             await end_all([preparing, *calls])
 
     async def _prepare(self, worker: ProxyWorker) -> None:
-        """Let a worker reach the others, and send it the weights that are not trained, once."""
+        """Let a worker take part in the pass. Before its first one, send it the weights that are not trained."""
         await self._there.reach(worker)
         member = self._there.member(worker.id)
-        if member is None or member in self._prepared:
-            return
-        await worker.call(self._there.role, "prepare", self._others)
-        self._prepared.add(member)
+        if member is not None and member not in self._prepared:
+            await worker.call(self._there.role, "prepare", self._others)
+            self._prepared.add(member)
+        await worker.call(self._there.role, "enter", self._told)
 
     async def _apart(self, worker: int, told: dict[str, Any]) -> Again:
         """Find out why a worker does not reach another one. If only their link has failed, leave one of them out.
@@ -689,7 +692,7 @@ class Coordinator:
             home.owner, home.backup = home.backup, None
         if not self._homes:
             await self._give()
-        elif not await self._settle():
+        elif await self._settle([]) is None:
             self._begin_again("a shard has lost its last step")
             await self._give()
         await self._back_up()
@@ -852,54 +855,53 @@ class Coordinator:
     async def _dots(self) -> np.ndarray[Any, Any]:
         """Return the dot products of ``s_1..s_k, y_1..y_k, g`` with each other."""
         if self._state.dots is None:
-            self._state = replace(self._state, dots=await self._new_dots(None))
+            count = len((await self._each("dots", [0]))[0][0])
+            rows = await self._each("dots", list(range(count)))
+            self._state = replace(self._state, dots=_filled(np.zeros((count, count)), range(count), rows))
         assert self._state.dots is not None
         return self._state.dots
 
-    async def _new_dots(self, before: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
-        """Return all dot products after a step.
+    def _new_dots(self, before: np.ndarray[Any, Any] | None) -> tuple[list[int], np.ndarray[Any, Any]]:
+        """Return which rows of the dot products are new after a step, and the matrix with the others.
 
         Args:
-            before: The products before the step, since most of them stay; None to ask for all.
+            before: The products before the step, since most of them stay; None if there is at most the last pair.
         """
-        if before is None:
-            count = len((await self._each("dots", [0]))[0][0])
-            return await self._rows_of(range(count), np.zeros((count, count)))
-        old = len(before) // 2
-        pairs = min(old + self._state.kept, self._how.history)
-        dots, dropped = np.zeros((2 * pairs + 1, 2 * pairs + 1)), old + self._state.kept - pairs
+        old, kept = 0 if before is None else len(before) // 2, int(self._state.kept)
+        pairs = min(old + kept, self._how.history)
+        dots, dropped = np.zeros((2 * pairs + 1, 2 * pairs + 1)), old + kept - pairs
         stay = [(i + dropped, i) for i in range(old - dropped)]
         places = [(a, b) for a, b in stay] + [(old + a, pairs + b) for a, b in stay]
-        for a, b in places:
-            for c, d in places:
-                dots[b, d] = before[a, c]
-        new = [pairs - 1, 2 * pairs - 1] if self._state.kept else []
-        return await self._rows_of([*new, 2 * pairs], dots)
+        if before is not None:
+            for a, b in places:
+                for c, d in places:
+                    dots[b, d] = before[a, c]
+        new = [pairs - 1, 2 * pairs - 1] if kept else []
+        return [*new, 2 * pairs], dots
 
-    async def _rows_of(self, which: Sequence[int], dots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        found = await self._each("dots", list(which))
-        for row, i in enumerate(which):
-            for j in range(len(dots)):
-                total = sum((unpacked(one[row][j]) for one in found), Fraction(0))
-                dots[i, j] = dots[j, i] = float(total)
-        return dots
+    async def _settle(self, which: Sequence[int]) -> list[Any] | None:
+        """Let owners and backups have the current version.
 
-    async def _settle(self) -> bool:
-        """Let owners and backups have the current version. Return whether all owners have it."""
+        Args:
+            which: The vectors whose dot products the owners return.
+
+        Returns:
+            The answers of the owners; None if one of them does not have the version.
+        """
         how = self._state.version, self._state.kept, self._state.afresh
-        found = await self._each("settle", *how)
+        found = await self._each("settle", *how, list(which))
         for shard, home in enumerate(self._homes):
             worker = self._there.members().get(home.backup) if home.backup is not None else None
             if worker is None:
                 home.backup = None
                 continue
             try:
-                if not await worker.call(self._there.holder, "settle", shard, *how):
+                if await worker.call(self._there.holder, "settle", shard, *how, []) is None:
                     home.backup = None
             except LOSS as error:
                 self._run.crew.missed(worker, error)
                 home.backup = None
-        return all(found)
+        return None if None in found else found
 
     def _backup(self, shard: int) -> int:
         """Return the number of the worker with the backup of a shard; 0 for none."""
@@ -942,6 +944,22 @@ def _saved_in(run: Run) -> Saved:
             state = State(int(version), loss, peak)
             return Saved(state, progress.weights, vectors, int(shards) if not of else 0, int(pairs))
     return Saved(State(), progress.weights, None, 0, 0)
+
+
+def _filled(
+    dots: np.ndarray[Any, Any], which: Sequence[int], found: Sequence[Sequence[Sequence[Any]]]
+) -> np.ndarray[Any, Any]:
+    """Set some rows and columns of a symmetric matrix of dot products.
+
+    Args:
+        dots: The matrix.
+        which: The rows.
+        found: For each shard, its part of each dot product of these rows.
+    """
+    for row, i in enumerate(which):
+        for j in range(len(dots)):
+            dots[i, j] = dots[j, i] = float(sum((unpacked(one[row][j]) for one in found), Fraction(0)))
+    return dots
 
 
 async def _first(*waiting: Any, timeout_s: float | None = None) -> None:

@@ -88,6 +88,11 @@ class Pool(Generic[Result]):
         return self.failure is not None or len(self._pushed) == len(self.portions)
 
     @property
+    def is_counted(self) -> bool:
+        """Whether every portion has a result that counts."""
+        return len(self.results) == len(self.portions)
+
+    @property
     def waits(self) -> bool:
         """Whether a portion waits for a worker."""
         return any(self._waiting)
@@ -138,9 +143,9 @@ class Pool(Generic[Result]):
         self._turn()
         return counts
 
-    def unpushed(self, slot: int) -> int:
-        """Return how many portions of a slot count and were not pushed."""
-        return len(self._counted.get(slot, ()))
+    def unpushed(self, slot: int) -> list[int]:
+        """Return the portions of a slot that count and were not pushed."""
+        return list(self._counted.get(slot, ()))
 
     def pushed(self, slot: int, portions: Sequence[int]) -> None:
         """Note that the shards have the gradients of some portions, which a slot has pushed."""

@@ -18,7 +18,7 @@ from ddlf.algorithms.flat_weights import Rows
 from ddlf.algorithms.lbfgs import Array, FixedPoint
 from ddlf.algorithms.weights import Weights, is_float
 from ddlf.data.trees import leaves
-from ddlf.errors import AppError, ConfigError
+from ddlf.errors import AppError, AppMissing, ConfigError
 from ddlf.training.context import App
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA
@@ -65,8 +65,10 @@ class Pass:
     counted: list[int] = field(default_factory=list)
 
     def note(self, counts: Sequence[int], dropped: Sequence[int]) -> None:
-        """Add the gradients of portions that count to the sum, and forget the gradients of dropped ones."""
+        """Add the gradients of portions that count to the sum, once, and forget the gradients of dropped ones."""
         for portion in counts:
+            if portion not in self.sums:
+                continue  # an earlier call has named it, too
             gradient = self.sums.pop(portion)
             if self.total is None:
                 self.total = np.zeros(self.parts[-1][1], np.int64)
@@ -106,14 +108,31 @@ class LbfgsReplica(HoldingReplica):
         self._others = others
 
     @concurrent
+    async def enter(self, told: dict[str, Any]) -> None:
+        """Begin a pass, and begin to fetch its weights.
+
+        Args:
+            told: The first five arguments of ``Pass``.
+        """
+        if self._pass is not None:
+            if self._pass.number == told["number"]:
+                return
+            self._pass.weights.cancel()
+        format = FixedPoint(*told["format"])
+        parts = [(begin, end) for begin, end in told["parts"]]
+        fetching = asyncio.ensure_future(self._fetched("trial", told["number"], told["owners"], self._others))
+        fetching.add_done_callback(_looked_at)
+        self._pass = Pass(**{**told, "format": format, "parts": parts}, weights=fetching)
+
+    @concurrent
     async def portion(
-        self, told: dict[str, Any], counts: list[int], dropped: list[int], number: int, begin: int, end: int
+        self, of: int, counts: list[int], dropped: list[int], number: int, begin: int, end: int
     ) -> dict[str, Any]:
         """Compute the loss and the gradient of some samples.
 
         Args:
-            told: The pass: the first five arguments of ``Pass``.
-            counts: Earlier portions of this worker that count.
+            of: Number of the pass.
+            counts: Earlier portions of this worker that count and were not pushed.
             dropped: Earlier portions of this worker that do not count, because another worker was faster.
             number: Number of the portion.
             begin: Its first sample.
@@ -122,9 +141,9 @@ class LbfgsReplica(HoldingReplica):
         Returns:
             ``metrics`` and ``counted`` as in ``Reply``; ``peak``, the largest absolute value of its gradient's share in
             that of all samples; ``seconds`` of computing; ``moved``, the path of an untrained weight that it changed,
-            or "". Or what ``not_reached`` returns, if the worker of a shard cannot be reached.
+            if any. Or what ``not_reached`` returns, if the worker of a shard cannot be reached.
         """
-        now, gone = self._in(told), list[bool]()
+        now, gone = self._in(of), list[bool]()
         now.note(counts, dropped)
         try:
             weights = await asyncio.shield(now.weights)
@@ -141,13 +160,13 @@ class LbfgsReplica(HoldingReplica):
         return found
 
     @concurrent
-    async def push(self, told: dict[str, Any], counts: list[int], dropped: list[int]) -> dict[str, Any]:
-        """Push the sum of the portions that count to all shards.
+    async def push(self, of: int, counts: list[int], dropped: list[int]) -> dict[str, Any]:
+        """Push the sum of the portions that count to all shards. The arguments are as for ``portion``.
 
         Returns:
             ``portions``, the numbers of the pushed ones; or what ``not_reached`` returns.
         """
-        now = self._in(told)
+        now = self._in(of)
         now.note(counts, dropped)
         total, portions = now.total, now.counted
         now.total, now.counted = None, []
@@ -169,16 +188,9 @@ class LbfgsReplica(HoldingReplica):
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def _in(self, told: dict[str, Any]) -> Pass:
-        """Return the pass that the master means. The first call of a pass begins to fetch its weights."""
-        if self._pass is None or self._pass.number != told["number"]:
-            if self._pass is not None:
-                self._pass.weights.cancel()
-            format = FixedPoint(*told["format"])
-            parts = [(begin, end) for begin, end in told["parts"]]
-            fetching = asyncio.ensure_future(self._fetched("trial", told["number"], told["owners"], self._others))
-            fetching.add_done_callback(_looked_at)
-            self._pass = Pass(**{**told, "format": format, "parts": parts}, weights=fetching)
+    def _in(self, of: int) -> Pass:
+        if self._pass is None or self._pass.number != of:
+            raise AppMissing(f"this worker is not in pass {of}")
         return self._pass
 
     async def _fetched(self, verb: str, of: int, owners: Sequence[int], others: Sequence[Any]) -> Weights:
@@ -248,7 +260,7 @@ class LbfgsReplica(HoldingReplica):
             "counted": self._model.counted(metrics),
             "peak": peak,
             "seconds": time.perf_counter() - clock,
-            "moved": moved[0] if moved else "",
+            **({"moved": moved[0]} if moved else {}),
         }
 
 

@@ -9,10 +9,10 @@ vector, sends commands::
     add(pass, ...)          from replicas: add the gradient of some portions of the samples
     sums(pass)              answers with the slope
     stage(pass)             the trial may become the weights: send both to the backup; answers with numbers
-    settle(version, ...)    owner and backup: it becomes the weights
+    settle(version, ...)    owner and backup: it becomes the weights; answers with dot products of the new vectors
     dots(which)             answers with dot products of some vectors with all vectors
 
-All commands but ``stage`` and ``settle`` leave the state of the last iteration unchanged. ``settle`` may be repeated. So if
+All commands except ``stage`` and ``settle`` leave the state of the last iteration unchanged. ``settle`` may be repeated. So if
 a worker is lost, the backups become the owners, and the iteration begins again with the same bits.
 """
 
@@ -37,7 +37,7 @@ from ddlf.worker.activity import Shard as Shown
 from ddlf.worker.calls import concurrent, offered
 from ddlf.worker.peers import Ask, Unreached
 
-SHARDS = "lbfgs shards"
+SHARDS = "shards"
 """Name of the role that has a worker's shards."""
 VECTORS = "lbfgs"
 """Group of the run's state in checkpoints: ``s_1..s_k, y_1..y_k, g`` as whole vectors."""
@@ -120,6 +120,11 @@ class Shard:
         """Return the vectors that the direction is made from: ``s_1..s_k, y_1..y_k, g``."""
         assert self.gradient is not None
         return [*self.s, *self.y, self.gradient]
+
+    def dots(self, which: Sequence[int]) -> list[list[Any]]:
+        """Return the dot products of some vectors, by their places in ``vectors``, with all of these."""
+        vectors = self.vectors() if which else []
+        return [[packed(dot(vectors[i], vector)) for vector in vectors] for i in which]
 
     def aim(self, coefficients: Array) -> dict[str, Any]:
         """Set the direction. Return its slope, and the sum and the maximum of the gradient's absolute values."""
@@ -302,21 +307,22 @@ class Shards(Restored):
         return numbers
 
     @concurrent
-    async def settle(self, number: int, version: int, kept: bool, afresh: bool) -> bool:
-        """Call ``Shard.settle``."""
-        is_settled = bool(await self._computed(number, lambda shard: shard.settle(version, kept, afresh)))
+    async def settle(
+        self, number: int, version: int, kept: bool, afresh: bool, which: Sequence[int]
+    ) -> list[list[Any]] | None:
+        """Call ``Shard.settle``. Return what ``dots`` returns; None if the shard does not have this version."""
+
+        def settled(shard: Shard) -> list[list[Any]] | None:
+            return shard.dots(which) if shard.settle(version, kept, afresh) else None
+
+        found: list[list[Any]] | None = await self._computed(number, settled)
         self._show()
-        return is_settled
+        return found
 
     @concurrent
     async def dots(self, number: int, which: Sequence[int]) -> list[list[Any]]:
         """Return the dot products of some vectors, by place, with all vectors."""
-
-        def found(shard: Shard) -> list[list[Any]]:
-            vectors = shard.vectors()
-            return [[packed(dot(vectors[i], vector)) for vector in vectors] for i in which]
-
-        return list(await self._computed(number, found))
+        return list(await self._computed(number, lambda shard: shard.dots(which)))
 
     @concurrent
     async def whole(self, number: int) -> dict[str, Any]:

@@ -1,0 +1,377 @@
+"""Kill workers and the master of L-BFGS, count the master's bytes, and compare the passes with those of SciPy.
+
+    python -m tests.trials.lbfgs [--only kills bytes scipy uneven] [--kills 20] [--masters 5] [--workers 3] [--seed 0]
+
+- **kills**: a Keras app trains on ``ddlf-worker`` processes. ``kill -9`` ends executors, and between these kills the
+  master, which restarts and continues from the last checkpoint. The SHA-256 of the weights must be the one of an
+  undisturbed run.
+- **bytes**: bytes of the master in an iteration with 3 shards and 16 portions, for a model and one ten times as large.
+- **scipy**: softmax regression on 6,000 samples of MNIST, L2 1e-3, as a Keras app: passes until the loss is within 1e-8
+  (float64) or 1e-5 (float32) of the minimum of SciPy's L-BFGS-B, and how many SciPy needs.
+- **uneven**: four workers with made-up computing, one of which is 4 times as slow, or stops at its last portion.
+
+The exit code is 1 if a bar is missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ddlf
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.training.slot.numpy_model import NumpyModel
+from tests.trials.options import read_options
+from tests.trials.workers import Workers
+
+LOOK_S = 0.02
+PAUSE_S = 0.5
+"""Pause after a kill, in which the other processes learn of it."""
+
+
+class Points(ddlf.IApp):
+    """A small network on made-up points, which trains with L-BFGS."""
+
+    mode, verbose, threads = "lbfgs", False, 1
+    tolerance = 0
+    samples, width = 1_200, 30
+
+    async def load_dataset(self) -> None:
+        """Make up the points, whose classes follow from a linear model with noise."""
+        chance = np.random.default_rng(0)
+        x = chance.normal(size=(self.samples, self.width)).astype("float32")
+        scores = x @ chance.normal(size=(self.width, 5)) + chance.gumbel(size=(self.samples, 5))
+        self.x_train, self.y_train = x, scores.argmax(1)
+
+    async def create_model(self) -> None:
+        """Make a network with one hidden layer and a little regularization."""
+        import keras
+        from keras import layers
+
+        output = layers.Dense(5, "softmax", kernel_regularizer=keras.regularizers.L2(1e-4))
+        self.model = keras.Sequential([keras.Input((self.width,)), layers.Dense(20, "tanh"), output])
+        self.model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+
+
+class Wide(Points):
+    """A network with so many weights that there are three shards."""
+
+    samples, width, units = 64, 100, 2_000
+    tolerance = 0
+
+    async def create_model(self) -> None:
+        """Make a network with one wide hidden layer."""
+        import keras
+        from keras import layers
+
+        hidden = layers.Dense(self.units, "tanh")
+        self.model = keras.Sequential([keras.Input((self.width,)), hidden, layers.Dense(5, "softmax")])
+        self.model.compile("sgd", "sparse_categorical_crossentropy")
+
+
+class Softmax(ddlf.IApp):
+    """Softmax regression on MNIST."""
+
+    mode, verbose, threads, master_epochs = "lbfgs", False, 1, 400
+    tolerance = 0
+    samples = 6_000
+    kind = "float64"
+
+    async def load_dataset(self) -> None:
+        """Take the first samples."""
+        (x, y), _ = ddlf.load_mnist()
+        self.x_train, self.y_train = x[: self.samples].reshape(-1, 784).astype(self.kind), y[: self.samples]
+
+    async def create_model(self) -> None:
+        """Make one layer that begins with zeros."""
+        import keras
+
+        keras.config.set_floatx(self.kind)
+        layer = keras.layers.Dense(10, "softmax", kernel_initializer="zeros", kernel_regularizer=L2())
+        self.model = keras.Sequential([keras.Input((784,)), layer])
+        self.model.compile("sgd", "categorical_crossentropy")
+
+
+PENALTY = 1e-3
+
+
+def L2() -> Any:
+    """Return half of the squared norm, times ``PENALTY``."""
+    import keras
+
+    return keras.regularizers.L2(PENALTY / 2)
+
+
+def digest(model: Any) -> str:
+    """Return the SHA-256 of a model's weights."""
+    return hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
+
+
+# -- kills -------------------------------------------------------------------------------------------------------------
+
+
+async def master(facts: dict[str, Any]) -> None:
+    """Train, or go on, and kill some workers meanwhile; print what the run has come to."""
+    log, chance = Path(facts["log"]), random.Random(facts["seed"])
+
+    def note(what: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{what}\n")
+
+    hosts = ["127.0.0.1"] * len(facts["ports"])
+    cluster = ddlf.Cluster(hosts, facts["ports"], token_file=facts["token_file"], takeover=True, connect_timeout_s=30)
+    async with cluster:
+        app = Points(cluster)
+        app.slots, app.master_epochs, app.takeover = len(hosts), facts["iterations"], True
+        app.checkpoint, app.resume = facts["folder"], "auto" if facts["folder"] else None
+
+        async def on_round(record: Any) -> None:
+            note("commit")
+            await asyncio.sleep(facts["pause_s"])
+
+        app.on_round = on_round  # type: ignore[method-assign]
+
+        async def kill() -> None:
+            killed = 0
+            while killed < facts["kills"]:
+                await asyncio.sleep(chance.uniform(0.2, 2) * PAUSE_S)
+                if not app.history or not all(worker.connected for worker in cluster.workers):
+                    continue
+                with contextlib.suppress(ddlf.DDLFError, ProcessLookupError):
+                    pid = (await chance.choice(cluster.workers).status())["executor_pid"]
+                    if pid:
+                        os.kill(pid, signal.SIGKILL)
+                        note("kill")
+                        killed += 1
+
+        training, killing = asyncio.ensure_future(app.train_model()), asyncio.ensure_future(kill())
+        try:
+            await training
+        finally:
+            killing.cancel()
+            await asyncio.gather(killing, return_exceptions=True)
+        result = {"sha256": digest(app.model), "ledger": app.ledger.is_exact(facts["iterations"])}
+        print(json.dumps({**result, "loss": app.history[-1].loss, "rounds": len(app.history)}))
+
+
+def kills(kills: int, masters: int, workers: int, seed: int, iterations: int, pause_s: float) -> dict[str, Any]:
+    """Kill so many executors of workers, and the master so often between them; what came of it."""
+    chance, begin = random.Random(seed), time.monotonic()
+    share = -(-kills // (masters + 1)) if kills else 0  # in each life of the master
+    with Workers() as started:
+        facts: dict[str, Any] = {
+            "ports": [started.start()[1] for _ in range(workers)],
+            "token_file": str(started.token_file),
+            "log": str(started.folder / "noted"),
+            "iterations": iterations,
+        }
+        log = Path(facts["log"])
+        log.touch()
+
+        def begun(**more: Any) -> subprocess.Popen[str]:
+            how = json.dumps({**facts, "seed": chance.randrange(2**32), **more})
+            command = [sys.executable, "-m", "tests.trials.lbfgs", "--master", how]
+            return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+        def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+            out, _ = process.communicate()
+            assert process.returncode == 0, f"the run failed:\n{started.log.read_text()[-2000:]}"
+            return dict(json.loads(out.splitlines()[-1]))
+
+        undisturbed = ended(begun(folder=None, kills=0, pause_s=0))
+        log.write_text("")
+        killed, folder = 0, str(started.folder / "checkpoints")
+        while True:
+            lines = log.read_text().splitlines()
+            left = min(share, kills - lines.count("kill")) if killed < masters else kills - lines.count("kill")
+            process = begun(folder=folder, kills=max(left, 0), pause_s=pause_s)
+            if killed == masters:
+                break
+            commits, wanted = lines.count("commit") + chance.randrange(2, 5), lines.count("kill") + left
+            while process.poll() is None:
+                now = log.read_text().splitlines()
+                if now.count("kill") >= wanted and now.count("commit") >= commits:
+                    break
+                time.sleep(LOOK_S)
+            time.sleep(chance.random() * pause_s)
+            if process.poll() is not None:
+                break
+            process.kill()
+            process.communicate()
+            killed += 1
+        result = ended(process)
+        done = log.read_text().splitlines().count("kill")
+    same = result["sha256"] == undisturbed["sha256"]
+    seconds = round(time.monotonic() - begin, 1)
+    return {"kills": done, "masters": killed, "same": same, **result, "seconds": seconds}
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+async def master_bytes(units: int) -> dict[str, Any]:
+    """Return the median of the bytes that the master sends and receives in an iteration, and what the model is."""
+    async with ddlf.Cluster.local(3) as cluster:
+        app = Wide(cluster)
+        app.units, app.master_epochs, app.slots, app.portion = units, 16, 1, app.samples // 16
+        await app.train_model()
+        moved = [record.bytes_out + record.bytes_back for record in app.history[12:]]
+        passes = [record.metrics["passes"] for record in app.history[12:]]
+        return {
+            "parameters": app.model.count_params(),
+            "bytes": statistics.median(one / count for one, count in zip(moved, passes, strict=True)),
+            "bytes of iterations": moved,
+            "passes": passes,
+        }
+
+
+# -- SciPy -------------------------------------------------------------------------------------------------------------
+
+
+async def against_scipy(kind: str, within: float) -> dict[str, Any]:
+    """Return how many passes both need until the loss is near the minimum."""
+    from scipy import optimize
+
+    (x, y), _ = ddlf.load_mnist()
+    x, y = x[: Softmax.samples].reshape(-1, 784).astype("float64"), y[: Softmax.samples].astype("float64")
+    theirs: list[float] = []
+
+    def loss_of(row: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+        kernel, bias = row[:7840].reshape(784, 10), row[7840:]
+        scores = x @ kernel + bias
+        scores -= scores.max(1, keepdims=True)
+        p = np.exp(scores)
+        p /= p.sum(1, keepdims=True)
+        loss = -np.mean(np.log(np.maximum((p * y).sum(1), 1e-300))) + PENALTY / 2 * np.sum(kernel**2)
+        slope = (p - y) / len(x)
+        theirs.append(float(loss))
+        return float(loss), np.concatenate([(x.T @ slope + PENALTY * kernel).ravel(), slope.sum(0)])
+
+    how = {"maxcor": 10, "ftol": 0, "gtol": 1e-9, "maxiter": 3000, "maxfun": 3000}
+    least = float(optimize.minimize(loss_of, np.zeros(7850), jac=True, method="L-BFGS-B", options=how).fun)
+    async with ddlf.Cluster.local(2) as cluster:
+        app = Softmax(cluster)
+        app.kind = kind
+        await app.train_model()
+    reached = np.cumsum([record.metrics["passes"] for record in app.history])
+    ours = next((int(n) for n, one in zip(reached, app.history, strict=True) if one.loss <= least + within), None)
+    scipys = next(n for n, loss in enumerate(theirs, 1) if loss <= least + within)
+    return {
+        "type": kind,
+        "passes": ours,
+        "passes of SciPy": scipys,
+        "ratio": None if ours is None else round(ours / scipys, 3),
+        "above the minimum": min(record.loss for record in app.history) - least,
+        "ended": app.history.ended,
+    }
+
+
+# -- uneven workers ----------------------------------------------------------------------------------------------------
+
+
+async def uneven(slow: float = 1.0, stops: bool = False, portion_s: float = 0.1) -> dict[str, Any]:
+    """Return the shares of portions and the duration of a pass, if one of four workers is slow or stops.
+
+    A worker sleeps for a portion, so this measures the distribution of portions alone.
+    """
+
+    def gradient(model: Any, batch: Any, weights: Any) -> Any:
+        row = np.asarray(weights[0], np.float64)
+        return [row * np.arange(1, row.size + 1)], {"loss": float(np.sum(row * row * np.arange(1, row.size + 1)) / 2)}
+
+    before, NumpyModel.gradient_of = NumpyModel.gradient_of, gradient  # type: ignore[assignment,method-assign]
+    try:
+        start = {"w": np.ones(20)}
+        run = FakeRun(FakeCluster(4), mode="lbfgs", slots=4, samples=320, start=start, master_epochs=3, tolerance=0)
+        begun: dict[int, dict[int, list[float]]] = {}
+
+        for worker in run.cluster.workers:
+            lock = asyncio.Lock()
+
+            async def rpc(request: Any, timeout_s: Any = None, worker: Any = worker, lock: Any = lock) -> Any:
+                if request.args[2] == "portion" and len(request.args) > 3:
+                    times = begun.setdefault(request.args[3], {}).setdefault(worker.id, [])
+                    async with lock:  # a worker computes one portion at a time
+                        times.append(time.perf_counter())
+                        if worker.id == 4 and stops and len(times) == 8:
+                            await asyncio.sleep(60)
+                        await asyncio.sleep(portion_s * (slow if worker.id == 4 else 1))
+                return await FakeWorker.rpc(worker, request, timeout_s)
+
+            worker.rpc = rpc
+        counted = Counter[int]()
+        run.subscribe(lambda event: counted.update([event.worker] if type(event).__name__ == "UpdateArrived" else []))
+        await run.train_model()
+    finally:
+        NumpyModel.gradient_of = before  # type: ignore[method-assign]
+    ideal = 32 * portion_s / (3 + 1 / slow)
+    seconds = statistics.median(record.seconds / record.metrics["passes"] for record in run.history[1:])
+    others = statistics.mean(counted[worker] for worker in (1, 2, 3))
+    return {
+        "slow": slow,
+        "stops": stops,
+        "share": round(counted[4] / others, 3),
+        "pass / ideal": round(seconds / ideal, 3),
+        "exact": run.ledger.is_exact(len(run.history)),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do it and print it; returns the exit code."""
+    options = read_options(
+        __doc__,
+        argv,
+        only=["kills", "bytes", "scipy", "uneven"],
+        kills=20,
+        masters=5,
+        workers=3,
+        iterations=120,
+        pause=0.3,
+        seed=0,
+        master=json.loads,
+    )
+    if options.master is not None:
+        asyncio.run(master(options.master))
+        return 0
+    well = []
+
+    def told(name: str, result: Any, is_well: bool) -> None:
+        print(json.dumps({name: result, "well": is_well}), flush=True)
+        well.append(is_well)
+
+    if "uneven" in options.only:
+        slow, stopped = asyncio.run(uneven(slow=4.0)), asyncio.run(uneven(stops=True))
+        told("uneven", slow, 0.15 <= slow["share"] <= 0.3 and slow["pass / ideal"] <= 1.4 and slow["exact"])
+        told("uneven", stopped, stopped["pass / ideal"] <= 1.5 and stopped["exact"])
+    if "bytes" in options.only:
+        small, large = (asyncio.run(master_bytes(units)) for units in (2_000, 20_000))
+        bars = small["bytes"] <= 10_000 and large["bytes"] <= 1.05 * small["bytes"]
+        told("bytes", [small, large], bars)
+    if "scipy" in options.only:
+        for kind, within in (("float64", 1e-8), ("float32", 1e-5)):
+            result = asyncio.run(against_scipy(kind, within))
+            told("scipy", result, result["ratio"] is not None and result["ratio"] <= 1.15)
+    if "kills" in options.only:
+        how = options.workers, options.seed, options.iterations, options.pause
+        result = kills(options.kills, options.masters, *how)
+        told("kills", result, result["same"] and result["ledger"])
+    return 0 if all(well) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
