@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from scipy import optimize
 
+from ddlf import events
+from ddlf.cluster.link import Notice
 from ddlf.errors import BadUpdate, ConfigError, WorkerLost
 from ddlf.events import Converged, RunEnded, Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.slot.numpy_model import NumpyModel
+from tests.patience import PATIENCE_S
 from tests.training.runs import of
 
 CHANCE = np.random.default_rng(5)
@@ -227,6 +230,23 @@ async def test_iterations_are_computed_again_if_all_copies_are_lost(workers, che
     assert said.startswith("shard 1 of 1 was on worker ")
     first = 7 if checkpoint else 1
     assert said.endswith(f"and there is no copy: iterations {first} to 8 are computed again, with the same result")
+
+
+@pytest.mark.parametrize("who", [1, 3])
+async def test_workers_that_leave_hand_back_their_vectors(who, undisturbed):
+    run = run_of()
+
+    async def leave(record):
+        if record.version == 8:
+            for worker in run.cluster.workers[:who]:
+                worker.notice = Notice("SIGTERM", asyncio.get_running_loop().time() + PATIENCE_S)
+                worker.on_leaving()
+
+    run.on_round = leave
+    await run.train_model()
+    assert not [event for event in of(run, Warned) if "computed again" in event.why]
+    assert not of(run, events.WorkerLost)
+    assert bits(run) == undisturbed
 
 
 async def test_lost_shard_continues_with_its_copy(undisturbed):

@@ -251,6 +251,8 @@ class Coordinator:
         self._brought_at, self._before = run.version, run.progress.snapshot()  # when the master had the weights last
         self._begun = run.version
         self._warned = False
+        self._handing_back = asyncio.Lock()
+        run.crew.hand_back.append(self._hand_back)
         self.ended = ""
 
     # -- for the loop -------------------------------------------------------------------------------------------------
@@ -336,13 +338,14 @@ class Coordinator:
             if self._state.version > self._committed + 1 and self._last is not None:  # interrupted before its commit
                 self._made = self._committed + 1
                 await self.committed(self._last)
-            is_saved = self._saved.state.version == self._committed + 1
-            if self._brought_at == progress.version and (
-                is_saved or run.keeper is None or self._begun == progress.version
-            ):
+            saved, is_saved = self._saved, self._saved.state.version == self._committed + 1
+            if is_saved and saved.vectors is not None:  # the next training of this app can begin with the vectors
+                progress.weights = saved.weights
+                progress.keep(VECTORS, saved.vectors)
                 progress.fetch()
-                if is_saved:  # the next training of this app can begin with the vectors
-                    self._keep_numbers(0, self._saved.pairs, digest(local(progress.weights)))
+                self._keep_numbers(saved.state, 0, saved.pairs, digest(local(progress.weights)))
+            elif self._brought_at == progress.version and (run.keeper is None or self._begun == progress.version):
+                progress.fetch()
             else:
                 progress.weights = await self._until_done(partial(self._brought, vectors=run.keeper is not None))
         except DDLFError as error:
@@ -800,13 +803,34 @@ class Coordinator:
         row = np.concatenate([one["weights"] for one in found])
         weights = self._rows.weights(row, row[:0], list(self._others))
         if vectors:
-            lists = [[*one["s"], *one["y"], one["gradient"]] for one in found]
-            self._run.progress.keep(VECTORS, [np.concatenate(parts) for parts in zip(*lists, strict=True)])
-            self._keep_numbers(0, len(found[0]["s"]), digest(weights))
+            self._run.progress.keep(VECTORS, _joined(found))
+            self._keep_numbers(self._state, 0, len(found[0]["s"]), digest(weights))
         return weights
 
-    def _keep_numbers(self, shards: int, pairs: int, of: str) -> None:
-        state = self._state
+    async def _hand_back(self, number: int) -> None:
+        """Take all vectors to the master, if otherwise only workers that leave would have a shard.
+
+        Args:
+            number: Number of a worker that leaves.
+        """
+        async with self._handing_back:
+            crew, state = self._run.crew, self._state
+            staying = {one for one in self._there.members() if one[0] != number and not crew.is_leaving(one[0])}
+            if self._saved.state.version == state.version or all(
+                {home.owner, home.backup} & staying for home in self._homes
+            ):
+                return
+            try:
+                found = await self._each("whole")
+            except Again:
+                return  # the worker has ended before
+            if {one["version"] for one in found} != {state.version}:
+                return
+            row, pairs = np.concatenate([one["weights"] for one in found]), len(found[0]["s"])
+            weights = self._rows.weights(row, row[:0], list(self._others))
+            self._saved = Saved(replace(state, dots=None), weights, _joined(found), 0, pairs)
+
+    def _keep_numbers(self, state: State, shards: int, pairs: int, of: str) -> None:
         numbers = [state.version, state.loss, state.peak, shards, pairs]
         self._run.state[NUMBERS] = [np.array(numbers, np.float64), np.array([*bytes.fromhex(of)], np.uint8)]
 
@@ -835,7 +859,7 @@ class Coordinator:
             (f"{i:04d}", np.dtype(self._type).name, [rows.sizes[0]]) for i in range(len(dots))
         ]
         slices.arrays[WEIGHTS] = {called[i]: one for i, one in enumerate(self._others) if one is not None}
-        self._keep_numbers(len(self._homes), len(dots) // 2, "")
+        self._keep_numbers(self._state, len(self._homes), len(dots) // 2, "")
 
     async def _evaluated(self, app: App, part: str, batch_size: int = EVALUATION_BATCH) -> dict[str, float] | None:
         """Have workers evaluate the current weights on a part of the data, like ``Members.evaluated``."""
@@ -944,6 +968,12 @@ def _saved_in(run: Run) -> Saved:
             state = State(int(version), loss, peak)
             return Saved(state, progress.weights, vectors, int(shards) if not of else 0, int(pairs))
     return Saved(State(), progress.weights, None, 0, 0)
+
+
+def _joined(found: Sequence[dict[str, Any]]) -> Weights:
+    """Return ``s_1..s_k, y_1..y_k, g`` as whole vectors, from the facts of all shards."""
+    lists = [[*one["s"], *one["y"], one["gradient"]] for one in found]
+    return [np.concatenate(parts) for parts in zip(*lists, strict=True)]
 
 
 def _filled(
