@@ -14,8 +14,9 @@ import functools
 import os
 import re
 import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,24 @@ from ddlf.errors import ConfigError, ConnectError
 
 INTERACTIVE_STEP = "4294967290"
 """SLURM_STEP_ID in the shell of ``salloc`` on clusters that start this shell on a node."""
+NO_PARENT = -1
+
+
+def own_parent() -> int:
+    """Return the process that started this one; ``NO_PARENT`` if that has ended already, so that another process has
+    taken this one over.
+
+    A process is in the session of its parent, unless it is the first one of a session.
+    """
+    parent, session = os.getppid(), os.getsid(0)
+    with contextlib.suppress(OSError):  # it ends in this moment
+        if session != os.getpid() and os.getsid(parent) != session:
+            return NO_PARENT
+    return parent
+
+
+PARENT = own_parent()
+"""The engine's process that started this one. Taken early, because the engine may be killed while the app is imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +150,23 @@ def _name_by_pmi(descriptor: int) -> str:
     return answer.partition("kvsname=")[2].strip()
 
 
+def is_orphan() -> bool:
+    """Return whether the engine's process that started this task was killed. Nobody would end this task any more."""
+    return os.getppid() != PARENT
+
+
+@functools.cache
+def _end_with_parent() -> None:
+    """From now on, end this process as SIGTERM does if the engine is killed."""
+
+    def watch() -> None:
+        while not is_orphan():
+            time.sleep(LOOK_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="ddlf-parent", daemon=True).start()
+
+
 class Ranked(Leading):
     """The launcher for the workers of all tasks of one job: each task starts its own worker, which joins the master at
     rank 0.
@@ -160,7 +196,6 @@ class Ranked(Leading):
         self._file = (folder or Path.cwd()) / f".ddlf-{ranks.engine}-{name}.json"
         self._points: list[MeetingPoint] = [MeetingFile(self._file), *more]
         super().__init__(keys, workers)
-        self._parent = os.getppid()
         self._guard: Guard | None = None
 
     async def check(self) -> AsyncIterator[Check]:
@@ -170,6 +205,12 @@ class Ranked(Leading):
         async for each in super().check():
             yield each
         yield check_folder(self._file.parent)
+
+    def follower(self) -> Callable[[], int] | None:
+        follow = super().follower()
+        if follow is None:
+            _end_with_parent()
+        return follow
 
     def _follow(self) -> int:
         """Run the worker of a task that does not lead, until the master has ended. Return the exit code.
@@ -182,26 +223,12 @@ class Ranked(Leading):
             supervisor = Supervisor(WorkerStart(meeting.gates, self.ranks.rank, meeting.token, self.ranks.cores))
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_, mine=supervisor: mine.ask_to_stop())
-            code = supervisor.run(lambda point=point: point.is_over() or self._is_orphan())  # type: ignore[misc]
-            if self._is_orphan():
+            code = supervisor.run(lambda point=point: point.is_over() or is_orphan())  # type: ignore[misc]
+            if is_orphan():
                 return code
             # A file of an earlier run, whose master was killed, leads nowhere. The master has replaced it meanwhile.
             if not code or point.find() in (None, meeting):
                 return code
-
-    def _is_orphan(self) -> bool:
-        """Return whether the engine's process that started this task was killed. Nobody would end this task any more."""
-        return os.getppid() != self._parent
-
-    def _lead(self, own: Supervisor) -> None:
-        """Run the worker of the task that leads. If the engine was killed, end the run as its SIGTERM would."""
-
-        def is_over() -> bool:
-            if is_orphan := self._is_orphan():
-                os.kill(os.getpid(), signal.SIGTERM)
-            return is_orphan
-
-        own.run(is_over)
 
     def _wait_for_meeting(self) -> tuple[MeetingPoint, Meeting]:
         deadline = time.monotonic() + self._start_timeout_s
@@ -209,7 +236,7 @@ class Ranked(Leading):
             for point in self._points:
                 if (meeting := point.find()) is not None:
                     return point, meeting
-            if self._is_orphan():
+            if is_orphan():
                 raise ConnectError(f"rank {self.ranks.rank}: the process that started it was killed")
             time.sleep(LOOK_S)
         reasons = "; ".join(point.why() for point in self._points)

@@ -270,6 +270,45 @@ def test_tasks_end_when_the_process_that_started_them_is_killed(tmp_path):
     assert list(tmp_path.glob(".*")) == []
 
 
+def test_task_that_leads_ends_when_the_process_that_started_it_is_killed_during_the_import(tmp_path):
+    (tmp_path / "app.py").write_text("import time; print('imported', flush=True); time.sleep(1000)")
+    command = shlex.join([sys.executable, *BY_DDLF, *LAUNCHER])
+    with subprocess.Popen(
+        ["sh", "-c", f"{command} & wait"],
+        cwd=tmp_path,
+        env={**os.environ, **TASK, "SLURM_PROCID": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as engine:
+        while "imported" not in (line := engine.stdout.readline()):
+            assert line, "the task has ended"
+        family = psutil.Process(engine.pid).children(recursive=True)
+        engine.kill()
+        _, remain = psutil.wait_procs(family, PATIENCE_S)
+        for process in remain:
+            process.kill()
+        assert remain == []
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_process_whose_parent_has_ended_before_it_looks_knows_that(is_killed):
+    program = "from ddlf.cluster.launch import ranks; input(); print(ranks.own_parent() == ranks.NO_PARENT, flush=True)"
+    with subprocess.Popen(
+        ["sh", "-c", f"exec 3<&0; {shlex.join([sys.executable, '-c', program])} <&3 & wait"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as engine:
+        if is_killed:
+            engine.kill()
+            engine.wait()
+        engine.stdin.write("\n")
+        engine.stdin.flush()
+        assert engine.stdout.readline() == f"{is_killed}\n"
+
+
 def test_killed_worker_is_started_again_and_the_task_ends_with_the_run():
     started = []
 
