@@ -1,4 +1,4 @@
-"""Tests with real engines. They run only with ``scripts/test --engines``, which installs the engines first."""
+"""Tests with real engines. They run only with ``scripts/test --engines``."""
 
 import os
 
