@@ -8,10 +8,12 @@ import time
 
 import pytest
 
+from tests.engines.__main__ import run as run_tests
+from tests.engines.needs import NEEDS, Needs
 from tests.patience import PATIENCE_S
-from tests.trials.engines import series
+from tests.trials.engines import series, ways
 from tests.trials.engines.command import CommandRig
-from tests.trials.engines.rig import RIGS, End, Rig, Run, Victim
+from tests.trials.engines.rig import RIGS, ROOT, End, Rig, Run, Victim
 
 pytestmark = pytest.mark.timeout(6 * PATIENCE_S)
 
@@ -71,6 +73,8 @@ def test_slots_that_begin_again_are_found(run):
     starts = [(1, 1), (1, 2), (1, 1), (2, 1), (2, 2)]
     write(run, *(("SlotStarted", {"round": round_, "slot": slot, "worker": 1}) for round_, slot in starts))
     assert series.slots_again(run, 0) == 1
+    write(run, ("SlotBackedUp", {"round": 1, "slot": 1, "worker": 2}))
+    assert series.slots_again(run, 0) == 0, "it was only late"
 
 
 @pytest.mark.parametrize(
@@ -126,3 +130,43 @@ def test_engine_that_is_unknown_is_refused():
     )
     assert ended.returncode == 2
     assert "invalid choice: 'nothing'" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("needs", "sentence"),
+    [
+        (Needs("x", "apt-get install x", ("no-such-program",)), "no-such-program is not installed: apt-get install x"),
+        (
+            Needs("x", "pip install x", modules=("no_such_module",)),
+            "has no module no_such_module: pip install x; or name a Python that has it: DDLF_X_PYTHON=/path/to/python",
+        ),
+    ],
+)
+def test_engine_that_is_missing_fails_and_says_how_to_install_it(needs, sentence):
+    result = run_tests(needs, [])
+    assert result.startswith("missing: x: ")
+    assert result.endswith(sentence)
+
+
+def test_python_of_an_engine_can_be_named(monkeypatch):
+    monkeypatch.setenv("DDLF_X_PYTHON", "/no/such/python")
+    needs = Needs("x", "", modules=("sys",))
+    assert needs.missing() == "x: DDLF_X_PYTHON=/no/such/python does not start: No such file or directory"
+    monkeypatch.setenv("DDLF_X_PYTHON", sys.executable)
+    assert needs.missing() == ""
+
+
+def test_each_engine_with_tests_is_known():
+    tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests/engines").glob("test_*.py")}
+    assert tested == NEEDS.keys()
+
+
+def test_way_with_other_bits_or_with_a_missing_engine_is_counted(monkeypatch, capsys):
+    found = {"local": ("a", ""), "ssh": ("a", ""), "ray": ("b", ""), "spark": ("", "spark: java is not installed")}
+    monkeypatch.setattr(ways, "train", lambda way, rounds, places: found[way])
+    assert ways.main(list(found)) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[-1].strip() for line in lines] == ["exact, the same"] * 2 + [
+        "other bits",
+        found["spark"][1],
+    ]

@@ -1,7 +1,7 @@
 """Lose workers, warn them, and end runs at random moments on a real engine, and check what comes of it.
 
     python -m tests.trials.engines ENGINE [--losses 10] [--notices 20] [--ends 20] [--rounds 20] [--places 3] [--gone]
-        [--seed 0] [--light]
+        [--seed 0] [--light] [--alone]
 
 ENGINE is a name in ``rig.RIGS``. The engine is started on this machine, and ended afterwards. A small CNN with dropout
 and momentum is trained with four slots. These statements must be true:
@@ -16,10 +16,10 @@ and momentum is trained with four slots. These statements must be true:
 - ``--ends``: Ctrl-C, SIGTERM, ``kill -9`` of the master, and the engine's own command end runs at random moments of
   their start and training. After 35 s no process, job, actor, Secret, token file or forward remains.
 - ``--gone``: the engine's head, such as a scheduler or an API server, is killed in mid-run. The training goes on with
-  the same bits, and the master says what has happened.
+  the same bits, and the master says what has happened. Where the workers end with the head, the run ends within 120 s.
 
-With ``--light``, losses and ends disturb an app that only calls its workers, instead of training. Its workers start soon
-because they need no Keras, so a slow machine can do more of both.
+With ``--alone``, nothing is compared with ``--local 2``. With ``--light``, losses and ends disturb an app that only calls
+its workers, instead of training. Its workers start soon because they need no Keras, so a slow machine can do more of both.
 
 Each problem is printed as a sentence. The exit code is 1 if there is any.
 """
@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--gone", action="store_true")
     parser.add_argument("--light", action="store_true")
+    parser.add_argument("--alone", action="store_true")
     given = parser.parse_args(argv)
     chance, start, reports = random.Random(given.seed), time.monotonic(), dict[str, Report]()
 
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rig.places = given.places
         with rig:
             if given.rounds:
-                reports["same"] = series.same(rig, runs, given.rounds, say)
+                reports["same"] = series.same(rig, runs, given.rounds, say, not given.alone)
                 print(f"{given.engine} same: {reports['same'].line()}", flush=True)
             if given.gone:
                 reports["gone"] = gone(rig, runs, say)

@@ -20,6 +20,7 @@ class DaskRig(Rig):
 
     name = "dask"
     gone_says = "the Dask worker .* is gone|scheduler"
+    gone_ends = True
 
     def open(self) -> None:
         self._engine = Started(self)

@@ -1,18 +1,25 @@
-"""The series in which the engine itself goes away during a run. The training goes on, and the master says it."""
+"""The series in which the engine itself goes away during a run. The training goes on, or it ends soon because the workers
+end with the engine. The master says it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
+
+import psutil
 
 from tests.trials.engines.rig import Rig, Run
 from tests.trials.engines.series import BACK_S, Report, _finish, began, check_result
 
 ROUNDS = 20
 """Rounds that the run trains after that."""
+ENDS_S = 120.0
+"""A run whose workers end with the engine ends within this time."""
 
 
 @runtime_checkable
@@ -21,9 +28,11 @@ class HasHead(Protocol):
 
     Attributes:
         gone_says: Regular expression for what the master prints when the head is gone.
+        gone_ends: Whether the workers end with the head, so that the run ends, too.
     """
 
     gone_says: str
+    gone_ends: bool
 
     def lose_engine(self, run: Run) -> None:
         """Kill the head."""
@@ -42,12 +51,20 @@ def gone(rig: Rig, folder: Path, say: Callable[[str], None]) -> Report:
         said = len(run.text)
         rig.lose_engine(run)
         say("the engine's head is gone")
-        for _ in range(ROUNDS):
-            done = run.wait_for("Committed", since=since, within_s=BACK_S)
-            since = run.events.index(done) + 1
-        lost = [event["why"] for event in run.of("WorkerLost")]
-        report.figures["workers lost"] = len(lost)
-        report.problems += check_result(rig, run, "gone")
+        if rig.gone_ends:
+            began_at = time.monotonic()
+            with contextlib.suppress(psutil.TimeoutExpired):
+                run.process.wait(ENDS_S)
+            report.figures["ended with"] = run.process.poll()
+            report.seconds.append(time.monotonic() - began_at)
+            if not run.process.poll():
+                report.problems.append(f"gone: the run has not ended with an error within {ENDS_S:g} s")
+        else:
+            for _ in range(ROUNDS):
+                done = run.wait_for("Committed", since=since, within_s=BACK_S)
+                since = run.events.index(done) + 1
+            report.figures["workers lost"] = len(list(run.of("WorkerLost")))
+            report.problems += check_result(rig, run, "gone")
         if not re.search(rig.gone_says, run.text[said:]):
             report.problems.append(f"gone: nobody said it:\n{run.text[said:][-2000:]}")
     except (TimeoutError, ChildProcessError) as error:

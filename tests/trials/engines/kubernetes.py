@@ -15,6 +15,7 @@ class KubernetesRig(Rig):
 
     name = "k8s"
     gone_says = "the run continues, and asks again"
+    gone_ends = False
 
     def open(self) -> None:
         # The pods inherit these.

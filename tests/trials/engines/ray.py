@@ -26,6 +26,7 @@ class RayRig(Rig):
 
     name = "ray"
     gone_says = "Ray does not answer"
+    gone_ends = False
 
     def open(self) -> None:
         # The path of a socket has at most 107 bytes.
@@ -64,7 +65,7 @@ class RayRig(Rig):
             "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
             "daemon": Victim(lambda run, place: kill(run.daemon(place)), "."),
             "actor": Victim(lambda run, place: kill(run.daemon(place).parent()), died),
-            "raylet": Victim(self._lose_node, node, own_s=HEALTH_S),
+            "raylet": Victim(self._lose_node, "", own_s=HEALTH_S, prints=node),  # Ray finds it out after some seconds
         }
 
     def _node_of(self, run: Run, place: int) -> Any:

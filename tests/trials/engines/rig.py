@@ -28,17 +28,20 @@ MARK = "DDLF_SERIES"
 LOOK_S = 0.05
 T = TypeVar("T")
 RIGS = {
+    "local": "here:LocalRig",
+    "hosts": "here:HostsRig",
+    "join": "here:JoinRig",
     "command": "command:CommandRig",
+    "ssh": "ssh:SshRig",
+    "slurm-tasks": "slurm:TasksRig",
+    "slurm-steps": "slurm:StepsRig",
+    "slurm-array": "slurm:ArrayRig",
+    "ray": "ray:RayRig",
     "dask": "dask:DaskRig",
     "k8s": "kubernetes:KubernetesRig",
     "mpi": "mpi:OpenMpiRig",
     "mpich": "mpi:MpichRig",
-    "ray": "ray:RayRig",
-    "slurm-array": "slurm:ArrayRig",
-    "slurm-steps": "slurm:StepsRig",
-    "slurm-tasks": "slurm:TasksRig",
     "spark": "spark:SparkRig",
-    "ssh": "ssh:SshRig",
 }
 """Module in this folder and class of each engine's rig. It is imported only if it is used."""
 APP = '''

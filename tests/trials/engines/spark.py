@@ -25,6 +25,7 @@ class SparkRig(Rig):
 
     name = "spark"
     gone_says = "."
+    gone_ends = False
 
     def environment(self) -> dict[str, str]:
         import pyspark

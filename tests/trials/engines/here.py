@@ -1,0 +1,89 @@
+"""The rigs without an engine: local workers, workers that listen, and workers that join. All run on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from collections.abc import Sequence
+
+import psutil
+
+from tests.trials.engines.below import Started
+from tests.trials.engines.rig import Rig, Run, Victim, wait_for
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody uses."""
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+class LocalRig(Rig):
+    """Workers that the master starts: ``--local``."""
+
+    name = "local"
+
+    def launcher(self, run: Run) -> list[str]:
+        return ["--local", str(self.places)]
+
+    def victims(self) -> dict[str, Victim]:
+        return {}
+
+
+class HostsRig(LocalRig):
+    """Workers that run already and listen: ``--hosts``."""
+
+    name = "hosts"
+
+    def open(self) -> None:
+        self._engine = Started(self)
+        self._ports = [free_port() for _ in range(self.places)]
+        for port in self._ports:
+            self.worker("--host", HOST, "--port", str(port))
+        for port in self._ports:
+            wait_for(lambda port=port: self._answers(port), 120.0)  # type: ignore[misc]
+
+    def worker(self, *options: str) -> None:
+        """Start a worker that stays."""
+        self._engine.start(sys.executable, "-m", "ddlf.cli.worker", *options)
+
+    def _answers(self, port: int) -> bool | None:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1.0):
+            return True
+        return None
+
+    def close(self) -> None:
+        self._engine.end()
+
+    def is_engine(self, process: psutil.Process) -> bool:
+        own = {one.pid for one in self._engine.processes}
+        with contextlib.suppress(psutil.Error):
+            return any(one.pid in own for one in [process, *process.parents()])
+        return False
+
+    def launcher(self, run: Run) -> list[str]:
+        return ["--hosts", ",".join(f"{HOST}:{port}" for port in self._ports)]
+
+
+class JoinRig(HostsRig):
+    """Workers that run already and dial the master: ``--join`` and ``--listen``."""
+
+    name = "join"
+
+    def open(self) -> None:
+        self._engine = Started(self)
+        self._port = free_port()
+
+    def command(self, run: Run, options: Sequence[str]) -> list[str]:
+        if not self._engine.processes:
+            for place in range(self.places):
+                self.worker("--join", f"{HOST}:{self._port}", "--place", str(place))
+        return super().command(run, options)
+
+    def launcher(self, run: Run) -> list[str]:
+        return ["--listen", f"{HOST}:{self._port}", "--workers", str(self.places)]
