@@ -35,6 +35,8 @@ CONNECTED, TRIES = "running", ("connecting", "closing")
 """Status of Dask's client with a scheduler, and while it tries to find a lost one."""
 LOOK_AGAIN_S = 0.1
 """Seconds between two looks at that status."""
+NANNY_S = 3.0
+"""Seconds in which a worker hands its work over. The nanny of a Dask worker kills it 4 s after it has asked it to end."""
 CAUSES = {"KilledWorker": Cause.NODE, "FutureCancelledError": Cause.CANCELLED}
 """Causes by Dask's errors."""
 RUNNING = ("executing", "long-running")
@@ -298,8 +300,13 @@ def run_worker(worker: WorkerStart) -> tuple[int, str]:
     if worker.cores is None:
         worker = dataclasses.replace(worker, cores=dask.state.nthreads)
 
+    supervisor = Supervisor(worker)
+
     def is_over() -> bool:
         task = dask.state.tasks.get(key)
-        return task is None or task.state not in RUNNING or dask.status.name in ENDING
+        is_ending = dask.status.name in ENDING
+        if is_ending and dask.nanny:
+            supervisor.leave(NANNY_S)
+        return is_ending or task is None or task.state not in RUNNING
 
-    return Supervisor(worker).run(is_over), dask.address
+    return supervisor.run(is_over), dask.address

@@ -322,6 +322,7 @@ def test_worker_ends_with_its_task_and_its_dask_worker(monkeypatch, state, statu
         state=SimpleNamespace(tasks=tasks, nthreads=7),
         status=SimpleNamespace(name=status),
         address="tcp://a:1",
+        nanny=None,
     )
     monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: dask))
     started = []
@@ -334,3 +335,19 @@ def test_worker_ends_with_its_task_and_its_dask_worker(monkeypatch, state, statu
     assert run_worker(WorkerStart("h:1", 0, b"secret")) == (int(is_over), "tcp://a:1")
     assert run_worker(WorkerStart("h:1", 0, b"secret", cores=2)) == (int(is_over), "tcp://a:1")
     assert [worker.cores for worker in started] == [7, 2]
+
+
+def test_worker_hands_its_work_over_before_its_nanny_kills_it(monkeypatch):
+    dask = SimpleNamespace(
+        get_current_task=lambda: "key",
+        state=SimpleNamespace(tasks={"key": SimpleNamespace(state="executing")}, nthreads=1),
+        status=SimpleNamespace(name="closing"),
+        address="tcp://a:1",
+        nanny="tcp://a:2",
+    )
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: dask))
+    told = []
+    monkeypatch.setattr(Supervisor, "leave", lambda self, within_s: told.append(within_s))
+    monkeypatch.setattr(Supervisor, "run", lambda self, over: int(over()))
+    run_worker(WorkerStart("h:1", 0, b"secret"))
+    assert told == [3.0]
