@@ -1,6 +1,7 @@
 """Workers that announce their end at awkward moments: the run goes on with the same bits, or ends with a clear error."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -36,9 +37,10 @@ class Noticed(FakeWorker):
         times: How often it announces it.
         comes_back: Whether there is another worker at its place afterwards.
         hands_back: Whether its work can end in its time. Otherwise that is chance if it has none.
+        never_answers: Whether nobody refuses a connection to its place either.
     """
 
-    moment, within_s, times, comes_back, hands_back = "", 0.0, 1, True, True
+    moment, within_s, times, comes_back, hands_back, never_answers = "", 0.0, 1, True, True, False
 
     def announce(self):
         if not self.moment or self.notice is not None:
@@ -70,6 +72,8 @@ class Noticed(FakeWorker):
         return await super().rpc(request, timeout_s)
 
     async def reconnect(self):
+        if self.never_answers and self.notice is not None:
+            await asyncio.Event().wait()
         if not self.comes_back and self.notice is not None:
             raise ConnectError("nobody is there", worker=self.name)
         await super().reconnect()
@@ -167,3 +171,9 @@ async def test_workers_that_all_leave_for_good_hand_the_weights_to_the_master(wa
     (run,) = runs
     assert bits(run) == bits(plain)
     assert [record.round for record in run.history] == [1]
+
+
+async def test_error_of_a_run_whose_workers_have_all_left_says_why_the_last_one_left():
+    with pytest.raises(ClusterTooSmall) as caught:
+        await disturbed("star", "first", 3, within_s=60.0, comes_back=False, never_answers=True)
+    assert re.search(r"the last loss was: worker \d has left: SIGTERM$", caught.value.hint)

@@ -17,7 +17,7 @@ from weakref import WeakSet
 from ddlf import events
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import AppMissing, DDLFError, ExecutorCrashed, LeaseError
+from ddlf.errors import AppMissing, DDLFError, ExecutorCrashed, LeaseError, WorkerLost
 from ddlf.training.crew.recovery import LOSS, Recovery, end_all, first_line, too_small, why_nobody
 from ddlf.training.crew.schedule import (
     Ended,
@@ -412,6 +412,8 @@ class Crew:
                 return
             self._schedule.apply(Lost(worker.id))
             self._known_as[worker.id] = "back"
+            if worker.notice is not None:
+                self._last_loss = WorkerLost(f"{worker.name} has left: {worker.notice.why}")
             self.emit(events.WorkerLeft(round=self._round + 1, worker=worker.id))
             await worker.release()
         finally:
