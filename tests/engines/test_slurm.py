@@ -256,6 +256,16 @@ def test_killed_step_starts_again_and_steps_do_not_share_cpus(lab, run):
     assert one.ended(signal.SIGTERM)
 
 
+def test_place_works_again_after_the_daemon_of_its_step_was_killed(lab, run):
+    one = run("salloc", "-Q", "-N1", "-n2", *DDLF, "calls.py", "--launcher", "slurm")
+    one.works(2)
+    (worker,) = workers(lab, 1)
+    worker.parent().kill()  # slurmstepd
+    wait_for(lambda: "place 1: its worker has ended, and srun still waits for it" in one.output)
+    one.works(2)
+    assert one.ended(signal.SIGTERM)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("way", ["array", "steps"])
 def test_end_of_the_master_leaves_nothing(way, number, lab, run, tmp_path):

@@ -40,6 +40,8 @@ connection was cut off offers the next one sooner.
 """
 LAST_OFFERS_S = 2.0
 """Seconds at the end for workers that have no connection waiting, because they just dial."""
+LOOK_S = 0.5
+"""Seconds between two looks at the connections of a worker that may be gone."""
 START_TIMEOUT_S = 600.0
 ANY_HOST = "0.0.0.0"
 LOOPBACK_HOST = "127.0.0.1"
@@ -207,6 +209,18 @@ class Gate:
                 return absent
             await self.came.wait()
 
+    async def gone(self, place: int, after: int, for_s: float) -> None:
+        """Wait until a worker has joined at a place and has offered no connection for some seconds. Runs in the gate's loop.
+
+        Args:
+            place: The place.
+            after: The worker's incarnation is not this one.
+            for_s: So many seconds. A worker that has only lost its connection offers the next one in less than a second.
+        """
+        found = self._places[place]
+        while found.incarnation == after or not self._is_left(found, for_s):  # noqa: ASYNC110 - time alone
+            await asyncio.sleep(LOOK_S)
+
     async def absent(self) -> list[int]:
         """Return the places that no worker has joined yet. Runs in the gate's loop."""
         return await self.wait(0)
@@ -267,8 +281,8 @@ class Gate:
             return Verdict.REPLACED, number
         return Verdict.WELCOME, number
 
-    def _is_left(self, place: Place) -> bool:
-        return place.left_at is not None and self._loop.time() - place.left_at >= LEFT_AFTER_S
+    def _is_left(self, place: Place, for_s: float = LEFT_AFTER_S) -> bool:
+        return place.left_at is not None and self._loop.time() - place.left_at >= for_s
 
 
 class Joined(Launcher):

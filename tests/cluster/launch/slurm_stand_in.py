@@ -2,7 +2,7 @@
 
 A test writes this file under these names into a folder of PATH. Beside them, ``calls`` gets each command line. ``job-N-I``
 has the process id of element I of job N, and ``said-N-I`` what ``squeue`` tells of it instead of the truth. ``refusal``
-is what ``sbatch`` says instead of taking a job.
+is what ``sbatch`` says instead of taking a job. With ``silent``, ``srun`` does not end with its program.
 """
 
 import contextlib
@@ -63,7 +63,10 @@ def srun():
         words.pop(0)
     if (HERE / "refusal").exists():
         sys.exit((HERE / "refusal").read_text())
-    sys.exit(subprocess.call(words))
+    code = subprocess.call(words)
+    while (HERE / "silent").exists():  # as if slurmstepd were killed
+        signal.pause()
+    sys.exit(code)
 
 
 def scancel():

@@ -437,12 +437,36 @@ async def test_steps_of_a_job_start_again_and_end(slurm, tmp_path, descendants, 
         assert len(steps) == 2
         assert all("SLURM_NTASKS_PER_NODE" not in process.environ() for process in steps)
         for process in steps[1].children(recursive=True):
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may end with the one before
+                process.kill()
         await wait_until(lambda: launcher._lefts)
         (place,) = launcher._lefts
         assert launcher._lefts[place].cause is Cause.CRASH
         await back_again(cluster, place)
         assert await cluster.run_method(number) == [1, 2]
+
+
+async def test_step_whose_worker_is_gone_is_ended_and_starts_again(slurm, descendants, monkeypatch):
+    monkeypatch.setattr("ddlf.cluster.launch.slurm.steps.GONE_S", 0.1)
+    (slurm / "silent").touch()
+    launcher = Steps(SlurmKeys(), ALLOCATION)
+    async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
+        assert await cluster.run_method(number) == [1, 2]
+        step = next(process for process in psutil.Process().children() if str(slurm / "srun") in process.cmdline())
+        for process in step.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may end with the one before
+                process.kill()
+        await wait_until(lambda: launcher._lefts)
+        (slurm / "silent").unlink()
+        ((place, left),) = launcher._lefts.items()
+        assert left == Left(Cause.NODE, "its worker has ended, and srun still waits for it")
+        await back_again(cluster, place)
+        assert await cluster.run_method(number) == [1, 2]
+        assert not step.is_running()
+        again = [line for line in (slurm / "calls").read_text().splitlines() if "--overlap" in line]
+        assert len(again) == 1, "Slurm gives the CPUs of that step to no other one"
+        assert f"--job-name=ddlf-place-{place}" in again[0]
+    assert descendants() == []
 
 
 async def test_step_that_slurm_refuses_fails_with_its_words(slurm, monkeypatch):

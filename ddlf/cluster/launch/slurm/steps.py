@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import ClassVar
 from ddlf.cluster.launch.engine import PlaceEngine, first_line
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import Keys
-from ddlf.cluster.launch.launcher import Check, Left, Requeue, Workers
+from ddlf.cluster.launch.launcher import Cause, Check, Left, Requeue, Workers
 from ddlf.cluster.launch.processes import end
 from ddlf.cluster.launch.ranks import counts
 from ddlf.cluster.launch.slurm.commands import cause_in, environment_of_command, megabytes
@@ -22,6 +23,8 @@ from ddlf.errors import ConfigError, ConnectError
 
 SAID_BYTES = 4000
 """Bytes of a step's errors that the launcher keeps."""
+GONE_S = 10.0
+"""Seconds without a worker until its step is ended. If the ``slurmstepd`` of a step is killed, ``srun`` does not end."""
 NEVER = ("Invalid job id", "already completing or completed", "Expired or invalid job", "revoked")
 """Words of ``srun`` if the job has ended, so that it gets no step any more."""
 
@@ -29,7 +32,8 @@ NEVER = ("Invalid job id", "already completing or completed", "Expired or invali
 class Steps(PlaceEngine):
     """The launcher for workers in the job that this process belongs to. Each worker is a step with one task.
 
-    The steps do not share CPUs. With ``--overlap``, Slurm would give two steps on a node the same ones.
+    The steps do not share CPUs. With ``--overlap``, Slurm would give two steps on a node the same ones. Only a place whose
+    ``slurmstepd`` was killed needs this: Slurm believes that its step runs until the job ends.
 
     Args:
         keys: The keys of the launcher. The number of workers is by default that of the job's tasks or nodes.
@@ -59,6 +63,7 @@ class Steps(PlaceEngine):
         self._shares = ["--overlap"] if "SLURM_PTY_PORT" in environment else []  # this shell's step has the CPUs
         self._said: dict[int, bytes] = {}  # the end of the step's errors, by place
         self._without_node: set[int] = set()
+        self._occupied: set[int] = set()  # places whose CPUs Slurm still gives to a step that has ended
 
     def requeue(self) -> Requeue:
         return requeue()
@@ -85,6 +90,7 @@ class Steps(PlaceEngine):
             ConnectError: The job has ended.
         """
         self._said[place] = b""
+        before = self.gate.incarnation(place)
         process = await asyncio.create_subprocess_exec(
             *("srun", *self._options(place), self.keys.python, "-m", "ddlf.cli.worker", *worker.arguments()),
             "--exit-with-parent",
@@ -95,14 +101,22 @@ class Steps(PlaceEngine):
             start_new_session=True,
         )
         assert process.stdin is not None
-        assert process.stderr is not None
+        ending = asyncio.ensure_future(self._ends(place, process))
+        gone = asyncio.ensure_future(self.gate.gone(place, before, GONE_S))
         try:
             process.stdin.write(worker.token + b"\n")
-            while chunk := await process.stderr.read(4096):
-                self._said[place] = (self._said[place] + chunk)[-SAID_BYTES:]
-            code = await process.wait()
+            await asyncio.wait({ending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                self._occupied.add(place)
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()  # this ends its tasks, too, should one still run
+                return Left(Cause.NODE, "its worker has ended, and srun still waits for it")
+            code = ending.result()
         finally:
             await _end_step(process)
+            for task in (ending, gone):
+                task.cancel()
+            await asyncio.gather(ending, gone, return_exceptions=True)
         said = self._said[place].decode(errors="replace")
         words = _last_words(said)
         if any(never in said for never in NEVER):
@@ -111,10 +125,18 @@ class Steps(PlaceEngine):
             self._without_node.add(place)  # its node was taken out of the job, or is down
         return Left(cause_in(words), words or f"its step ended with exit code {code}", code)
 
+    async def _ends(self, place: int, process: asyncio.subprocess.Process) -> int:
+        """Keep the errors of a step, and return its exit code."""
+        assert process.stderr is not None
+        while chunk := await process.stderr.read(4096):
+            self._said[place] = (self._said[place] + chunk)[-SAID_BYTES:]
+        return await process.wait()
+
     def _options(self, place: int) -> list[str]:
         node, cores = self._seats[place]
+        shares = ["--overlap"] if place in self._occupied else self._shares
         return [
-            *("--nodes=1", "--ntasks=1", f"--cpus-per-task={cores}", "--exact", "--quit-on-interrupt", *self._shares),
+            *("--nodes=1", "--ntasks=1", f"--cpus-per-task={cores}", "--exact", "--quit-on-interrupt", *shares),
             *([] if place in self._without_node else [f"--relative={node}"]),
             f"--mem={megabytes(self.keys.memory)}",  # 0: steps share the memory of the job
             *([] if self._gpus is None else [f"--gres=gpu:{self._gpus}" if self._gpus else "--gres=none"]),
