@@ -279,7 +279,9 @@ class Rig(ABC):
     def left(self, run: Run) -> list[str]:
         """Return what remains of a run, as words. Engines add jobs, actors, Secrets and forwards."""
         found = [f"process {process.pid}: {_words(process)}" for process in self.of_runs()]
-        return found + [f"token file {path.name}" for path in run.folder.rglob(".ddlf-*")]
+        # A file of ranks that have all met has no token any more, and may outlive a kill of all processes at once.
+        files = [path for path in run.folder.rglob(".ddlf-*") if not (path.is_file() and path.read_bytes() == b"{}")]
+        return found + [f"token file {path.name}" for path in files]
 
     def is_engine(self, process: psutil.Process) -> bool:
         """Return whether a process with the mark belongs to the engine, although it was started during a run."""
