@@ -17,6 +17,7 @@ from tests.trials.engines.rig import MARK, End, Rig, Run, Victim, kill
 
 SPARE = 1
 """Nodes more than places, so that an actor need not wait until a new node runs."""
+STOP_S = 5.0
 HEALTH_S = 17.0
 """Ray needs this time until an actor of a lost node runs elsewhere."""
 
@@ -101,6 +102,7 @@ class RayRig(Rig):
         """Return the actors that Ray still has or will start."""
         from ray._private.state import GlobalState
         from ray._raylet import GcsClientOptions
+        from ray.exceptions import RaySystemError
 
         if not self._has_head():
             return []
@@ -109,7 +111,10 @@ class RayRig(Rig):
         state._initialize_global_state(
             GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
         )
-        table = state.actor_table(None)
+        try:
+            table = state.actor_table(None)
+        except RaySystemError:  # the head node is just ending
+            return ["the head node does not answer"]
         return [f"{name[:8]} is {actor['State']}" for name, actor in table.items() if actor["State"] != "DEAD"]
 
     def _has_head(self) -> bool:
@@ -120,11 +125,15 @@ class RayRig(Rig):
         return {**super().ends(), "ray stop": End(self._stop, ends_master=False)}
 
     def _stop(self, run: Run) -> None:
-        """End Ray as ``ray stop`` does. That command would also end the Ray of others on this machine."""
-        for process in self.processes():
-            if self.is_engine(process):
-                with contextlib.suppress(psutil.Error):
-                    process.terminate()
+        """End Ray as ``ray stop`` does: by SIGTERM, and by SIGKILL what does not end. That command would also end the Ray of
+        others on this machine.
+        """
+        found = [process for process in self.processes() if self.is_engine(process)]
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.terminate()
+        for process in psutil.wait_procs(found, STOP_S)[1]:
+            kill(process)
 
     def lose_engine(self, run: Run) -> None:
         """Kill the head node's server."""
