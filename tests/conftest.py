@@ -35,6 +35,7 @@ from ddlf.cluster.launch import local
 from ddlf.rpc import tokens
 from ddlf.rpc.tokens import new_token
 from tests import unasked
+from tests.cards import Cards
 from tests.daemons import RunningDaemon
 from tests.patience import PATIENCE_S
 from tests.templates import Standing
@@ -196,6 +197,17 @@ def own_folders() -> Iterator[Path]:
         patch.setenv("DDLF_RUN_DIR", "none")  # a run that a test makes leaves nothing where the tests were started
         yield root
     shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cards]:
+    """Two cards of this machine, by a stand-in for NVML. No other test has them."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    sys.modules.pop("pynvml", None)
+    yield Cards(tmp_path / "cards", monkeypatch)
+    sys.modules.pop("pynvml", None)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -21,12 +21,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.findings import FAST_MBS, Problem, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
+from ddlf.cli.findings import (
+    FAST_MBS,
+    LITTLE_CARD_MEMORY,
+    Problem,
+    joined,
+    of_clock,
+    of_error,
+    of_machine,
+    of_pair,
+    of_speeds,
+    of_versions,
+)
 from ddlf.cli.options import add_cluster_options, add_json, given, named_cluster, workers_range
 from ddlf.cli.parsing import Command, Parser
 from ddlf.cluster.config.addresses import DEFAULT_PORT, find_config
 from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, ProtocolError
 from ddlf.rpc.tokens import find_tokens
+from ddlf.worker.card_check import Checked, check_card
 from ddlf.worker.machine import TENSORFLOWS, about
 
 if TYPE_CHECKING:
@@ -43,6 +55,9 @@ LONG_S = 3.0
 """After which it is said for whom this waits."""
 START_S = 120.0
 """Longest time to wait for the workers of a launcher."""
+REPAIR_CARD = (
+    "try nvidia-smi and look into dmesg for lines with NVRM; reinstall the framework if the message names a library"
+)
 TRIES = 3
 ENOUGH_S = 0.2
 """How long a transfer takes at least, if it is not the longest: what is shorter says little."""
@@ -82,6 +97,7 @@ class Diagnosis:
         token: Location and fingerprint of the token; empty without a token.
         cluster: Description of the examined cluster; empty without one.
         launcher: Name of the launcher that starts workers for each run; empty if workers run permanently.
+        cards: The results of a matrix product on each card of this machine; None for a card that was not tried.
         checks: The facts that the launcher has found about its engine.
         answers: The results for each worker.
         findings: The problems and their repairs.
@@ -91,6 +107,7 @@ class Diagnosis:
     token: str = ""
     cluster: str = ""
     launcher: str = ""
+    cards: dict[str, Checked | None] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     findings: list[Problem] = field(default_factory=list)
@@ -133,7 +150,7 @@ async def examine(options: argparse.Namespace, say: Callable[[str], None] = lamb
     this_machine = about([Path.cwd(), Path(tempfile.gettempdir())])
     report = Diagnosis(this_machine)
     say(f"here      {versions(this_machine)}\n          {size(this_machine)}")
-    findings = list(of_machine(this_machine, HERE))
+    findings = [*of_machine(this_machine, HERE), *await _examine_cards(report, say)]
     try:
         cluster = _cluster(options, report)
         if not report.launcher:
@@ -160,6 +177,51 @@ async def examine(options: argparse.Namespace, say: Callable[[str], None] = lamb
     }
     report.findings = joined([*findings, *of_speeds(speeds)])
     return report
+
+
+async def _examine_cards(report: Diagnosis, say: Callable[[str], None]) -> list[Problem]:
+    """Compute a matrix product on each card of this machine that a worker could use, and return the problems."""
+    gpus, backend = report.machine["gpus"], report.machine["keras_backend"]
+    if gpus["cards"]:
+        say(f"cards     driver {gpus['driver']}, for CUDA up to {gpus['cuda']}")
+    if gpus["others"]:
+        say(f"cards     {gpus['others']}")
+    usable = [
+        card
+        for card in gpus["cards"]
+        if card["number"] in gpus["seen"] and card["free"] >= LITTLE_CARD_MEMORY and gpus["build_cuda"]
+    ]
+    checks = dict(zip((card["uuid"] for card in usable), await _checked(backend, usable), strict=True))
+    findings = []
+    for card in gpus["cards"]:
+        checked = report.cards[card["number"]] = checks.get(card["uuid"])
+        say(f"          {card_line(card, checked, backend, gpus)}")
+        if checked is not None and checked.problem:
+            name = f"the card {card['number']} ({card['name']})"
+            findings.append(Problem("warning", (HERE,), f"{name}: {checked.problem}", REPAIR_CARD))
+    return findings
+
+
+async def _checked(backend: str, cards: list[dict[str, Any]]) -> list[Checked]:
+    return await asyncio.gather(*(check_card(backend, card["uuid"]) for card in cards))
+
+
+def card_line(card: dict[str, Any], checked: Checked | None, backend: str, gpus: dict[str, Any]) -> str:
+    """Return a card, its memory and the result of its check, as one text to print."""
+    parts = [
+        f"{card['number']} ({card['name']})",
+        f"{card['free'] / 1e9:.1f} of {card['memory'] / 1e9:.1f} GB memory free",
+    ]
+    if card["processes"]:
+        parts.append(f"used by process {', '.join(map(str, card['processes']))}")
+    if checked is not None:
+        rate = f"{checked.teraflops:.1f} TFLOP/s in a matrix product with {backend}"
+        parts.append("fails, see below" if checked.problem else rate)
+    elif card["number"] not in gpus["seen"]:
+        parts.append(f"hidden by CUDA_VISIBLE_DEVICES={gpus['mask']}")
+    else:
+        parts.append("not tried, see below")
+    return ", ".join(parts)
 
 
 def _cluster(options: argparse.Namespace, report: Diagnosis) -> Cluster | None:
@@ -461,6 +523,7 @@ def _data(report: Diagnosis) -> dict[str, Any]:
         "token": report.token,
         "cluster": report.cluster,
         "launcher": report.launcher,
+        "cards": {number: checked and asdict(checked) for number, checked in report.cards.items()},
         "checks": [asdict(check) for check in report.checks],
         "workers": [asdict(answer) | {"error": answer.error and str(answer.error)} for answer in report.answers],
         "findings": [asdict(finding) for finding in report.findings],
@@ -493,12 +556,13 @@ def versions(machine: dict[str, Any]) -> str:
 
 
 def size(machine: dict[str, Any]) -> str:
-    """Return the cores, memory and disks of a machine as one text to print."""
+    """Return the cores, cards, memory and disks of a machine as one text to print."""
     cores = f"{machine['cores']} core{'s' * (machine['cores'] != 1)}"
     free, total = machine["memory_free"], machine["memory"]
     memory = [f"{free / 1e9:.1f} of {total / 1e9:.1f} GB memory free"] if free and total else []
     disks = [f"{disk['free'] / 1e9:,.0f} GB disk free in {disk['folder']}" for disk in machine["disks"]]
-    return ", ".join([cores, *memory, *disks])
+    cards = [f"card {card['number']} ({card['name']})" for card in machine.get("gpus", {}).get("cards", ())]
+    return ", ".join([cores, *cards, *memory, *disks])
 
 
 DOCTOR = Command(

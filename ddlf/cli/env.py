@@ -96,7 +96,7 @@ def _cluster(options: argparse.Namespace) -> str:
     if options.listen:
         return f"--listen ({options.workers} workers)"
     if options.local or not (path := find_config(options.config)):
-        return f"{options.local or 2} workers on this machine"
+        return _local_workers(options)
     from ddlf.cluster.config.cluster_file import load_config
 
     try:
@@ -105,6 +105,17 @@ def _cluster(options: argparse.Namespace) -> str:
         return f"{path} ({workers})"
     except ConfigError as error:
         return str(error)
+
+
+def _local_workers(options: argparse.Namespace) -> str:
+    from ddlf.cluster.launch.local import Local
+    from ddlf.worker.assignment import Wanted
+
+    try:
+        workers = Local(options.local, Wanted(options.gpus, options.gpu_memory))
+    except ConfigError as error:
+        return str(error)
+    return f"{len(workers.addresses)} workers on this machine"
 
 
 def _settings(options: argparse.Namespace) -> list[str]:

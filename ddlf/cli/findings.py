@@ -13,6 +13,8 @@ from ddlf.worker.machine import TENSORFLOWS
 LITTLE_MEMORY = 10**9
 """An executor with TensorFlow takes about as much."""
 LITTLE_DISK = 10**9
+LITTLE_CARD_MEMORY = 10**9
+"""CUDA and the kernels of a framework take about as much."""
 CLOCK_S = 2.0
 """What clocks may differ before times in logs and records mislead."""
 SLOW_MBS = 15.0
@@ -79,11 +81,13 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Problem]:
         yield warning(f"needed, and not there: {', '.join(unmet)}", f"python -m pip install {wanted}")
     installed = [name for name in TENSORFLOWS if name in packages]
     if len(installed) > 1:
+        extra = "tensorflow-gpu" if facts.get("gpus", {}).get("cards") else "tensorflow"
         yield warning(
             f"{' and '.join(f'{name} {packages[name]}' for name in installed)} are both installed; they are the same files, of which each "
             "has overwritten some",
-            f"python -m pip uninstall -y {' '.join(installed)} && python -m pip install 'ddlf[tensorflow]'",
+            f"python -m pip uninstall -y {' '.join(installed)} && python -m pip install 'ddlf[{extra}]'",
         )
+    yield from of_cards(facts.get("gpus", {}), where)
     if "keras" in packages and not facts["has_backend"]:
         yield warning(
             f"Keras would use {facts['keras_backend']}, which is not installed",
@@ -110,6 +114,46 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Problem]:
                 f"the disk of {disk['folder']} has {_gb(disk['free'])} of {_gb(disk['size'])} left",
                 f"free some space: du -xh {disk['folder']} | sort -h | tail",
             )
+
+
+def of_cards(gpus: dict[str, Any], where: str) -> Iterator[Problem]:
+    """Yield the problems that the facts about the cards of one machine show.
+
+    Args:
+        gpus: The result of ``ddlf.worker.cards.facts_of_cards``; empty for a worker of an earlier release.
+        where: Name of the machine, for people.
+    """
+
+    def warning(what: str, do: str) -> Problem:
+        return Problem("warning", (where,), what, do)
+
+    if gpus.get("problem"):
+        yield warning(gpus["problem"], gpus["do"])
+    if not gpus.get("cards"):
+        return
+    package, cuda, extra = gpus["package"], gpus["build_cuda"], gpus["extra"]
+    install = f"python -m pip install 'ddlf[{extra}]'" if extra else "choose another backend with KERAS_BACKEND"
+    if package and not cuda:
+        remove = f"python -m pip uninstall -y {package.partition(' ')[0]} && " * package.startswith("tensorflow-cpu")
+        yield warning(f"{package} computes on CPUs only, and the machine has cards", remove + install)
+    elif cuda and _major(cuda) > _major(gpus["cuda"]):
+        yield warning(
+            f"{package} is built for CUDA {cuda}, and the driver {gpus['driver']} supports CUDA up to {gpus['cuda']}",
+            f"install a newer driver, or a {package.partition(' ')[0]} for CUDA {_major(gpus['cuda'])}",
+        )
+    if gpus["wrong"]:
+        yield warning(gpus["wrong"], "change CUDA_VISIBLE_DEVICES, or unset it")
+    for card in gpus["cards"]:
+        if card["number"] in gpus["seen"] and card["free"] < LITTLE_CARD_MEMORY:
+            users = ", ".join(map(str, card["processes"])) or "that this machine does not show"
+            yield warning(
+                f"the card {card['number']} ({card['name']}) has {_gb(card['free'])} of {_gb(card['memory'])} memory free",
+                f"end what uses it (processes {users}), or choose another card with --gpus",
+            )
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
 
 
 def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str) -> Iterator[Problem]:

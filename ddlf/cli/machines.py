@@ -30,7 +30,7 @@ FAILED = 3
 """Exit code if a machine has failed."""
 BEGUN = "ddlf-runcmd-begins"
 """Each login shell prints this line before the command of ``ddlf runcmd``. It ends the login."""
-EXTRAS = ("tensorflow", "parquet", "tfrecord")
+EXTRAS = ("tensorflow", "tensorflow-gpu", "jax-gpu", "torch", "parquet", "tfrecord")
 """Extras that a worker may need. ``--install`` installs each extra that this machine has."""
 
 
@@ -127,6 +127,7 @@ async def up(options: argparse.Namespace) -> int:
         if options.install:
             await asyncio.shield(installing[worker.host])
         arguments = ["--advertise", worker.advertise] if worker.advertise else []
+        arguments += worker.wanted.arguments()
         arguments += ["--insecure-plaintext"] if security.insecure_plaintext else []
         given = {"port": worker.port, "token": token, "arguments": arguments, "systemd": options.systemd}
         answer = await call(worker.host, "up", given, worker.python, connecting)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.parsing import Command, Option, Parser, addresses, listening, number
+from ddlf.cli.parsing import Command, Option, Parser, addresses, cards, listening, memory, number
 from ddlf.errors import ConfigError
 from ddlf.settings.checks import OneOf, Whole
 from ddlf.settings.setting import Setting
@@ -31,7 +31,7 @@ OF_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.flag i
 """Options that set the app's attribute of the same name."""
 OF_AN_APP = (*(name for name in OF_SETTINGS if name != "ui"), "save")
 OF_A_CLUSTER = (
-    *("config", "local", "hosts", "launcher", "listen", "workers"),
+    *("config", "local", "gpus", "gpu_memory", "hosts", "launcher", "listen", "workers"),
     *("token_file", "insecure_plaintext", "takeover", "wait"),
     *("pickle_results", "dashboard"),
 )
@@ -129,6 +129,18 @@ def _add_cluster_options(parser: Parser, common: bool) -> None:
         help="start N workers on this machine",
         within=exclusive,
         common=common,
+    )
+    add(
+        "--gpus",
+        type=cards,
+        metavar="0,1",
+        help="with --local: the cards to use, by their numbers in nvidia-smi, or none (default: all without a worker)",
+    )
+    add(
+        "--gpu-memory",
+        type=memory,
+        metavar="SIZE",
+        help="with --local: limit of each worker's memory on its card, such as 8GiB",
     )
     add("--hosts", type=addresses, metavar="A:9000,B:9000", help="addresses of running workers", within=exclusive)
     add(
@@ -309,7 +321,13 @@ def check_cluster_options(options: argparse.Namespace) -> None:
                 f"{', '.join(unused)} has no effect without --hosts or a cluster file, which is not here",
                 hint="name it with --config PATH",
             )
-    elif options.insecure_plaintext and not (options.hosts or options.listen):
+        return
+    if unused := given(options, ("gpus", "gpu_memory")):
+        raise ConfigError(
+            f"{', '.join(unused)} has no effect without --local",
+            hint="in a cluster file it is a key of a worker; an engine has the key gpus, as in --launcher slurm:gpus=1",
+        )
+    if options.insecure_plaintext and not (options.hosts or options.listen):
         raise ConfigError(
             "--insecure-plaintext has no effect without --hosts or --listen",
             hint="in a cluster file it is insecure_plaintext under security",

@@ -21,7 +21,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
-from ddlf.settings.checks import with_names
+from ddlf.errors import ConfigError
+from ddlf.settings.checks import count_of_bytes, with_names
 from ddlf.settings.setting import SYNONYMS
 
 HELP_COLUMN = 24
@@ -474,6 +475,24 @@ def number(low: int, high: int | None = None) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def cards(text: str) -> tuple[str, ...]:
+    """Parse names of cards, such as ``"0,1"``, as an argparse type."""
+    from ddlf.worker.cards import read_names
+
+    try:
+        return read_names(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def memory(text: str) -> int | None:
+    """Parse a size such as ``8GiB``, as an argparse type."""
+    try:
+        return count_of_bytes("it", text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(error.message) from None
 
 
 def one_of(*choices: str) -> Callable[[str], str]:

@@ -10,6 +10,7 @@ import math
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -235,6 +236,8 @@ async def _run_app(
             await _connect(cluster, options.wait, display, app.run_context.emit, PRELOADED)
             try:
                 await check_needs(cluster, target, display.say, here=new_workers(options))
+                if described := cards_of(cluster):
+                    display.say(f"cards     {described}")
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
                 spec = spec_of(app)
                 steps, apart = spec.local.steps, spec.train.extra_workers
@@ -249,6 +252,15 @@ async def _run_app(
                 return await _train(app, options.save, path, stop)
             finally:
                 await cluster.close()
+
+
+def cards_of(cluster: Cluster) -> str:
+    """Return the cards of the workers for people; empty without cards."""
+    cards = Counter(", ".join(worker.facts.get("gpus", ())) or "none" for worker in cluster.workers)
+    if set(cards) <= {"none"}:
+        return ""
+    rows = [f"{card} for {_workers(count)}" for card, count in cards.items()]
+    return f"{'; '.join(rows)}. Two runs on cards may differ in bits"
 
 
 def requeue_of(app: IApp, cluster: Cluster) -> Requeue:
@@ -426,13 +438,15 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
         cluster = Cluster.from_config(options.config, token_file=options.token_file, **more)
         name = load_config(options.config).name
         return cluster, f"{f'{name}, ' if name else ''}{path} ({_workers(cluster.N)})"
-    count = options.local or 2
     reason = "" if options.local else "no cluster file: "
     from ddlf.worker.machine import cores
 
     own = cores()
+    cluster = Cluster.local(
+        options.local, gpus=options.gpus, gpu_memory=options.gpu_memory, pickle_results=options.pickle_results
+    )
+    count = cluster.N
     slow = f", which has only {own} cores: more than {own} workers are not faster" if count > own else ""
-    cluster = Cluster.local(count, pickle_results=options.pickle_results)
     return cluster, f"{reason}{_workers(count)} on this machine{slow}"
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ddlf.cli.parsing import Parser, number, reader_may_leave
+from ddlf.cli.parsing import Parser, cards, memory, number, reader_may_leave
 from ddlf.errors import AuthError, ConfigError, DDLFError
 from ddlf.worker.grace import SAME_SIGNAL_S, hand_over_s
 
@@ -62,6 +62,18 @@ def parser() -> Parser:
         type=number(1, 10**6),
         metavar="SECONDS",
         help="with --join: end after this time without a master (default: 600)",
+    )
+    result.add(
+        "--gpus",
+        type=cards,
+        metavar="0,1",
+        help="cards to compute on, by their numbers in nvidia-smi, or none (default: the first that has no worker)",
+    )
+    result.add(
+        "--gpu-memory",
+        type=memory,
+        metavar="SIZE",
+        help="limit of its memory on each card, such as 8GiB; workers with a limit may share a card",
     )
     result.add("--token-file", type=Path, metavar="PATH", help="file with the token that masters must have")
     result.add(
@@ -124,6 +136,7 @@ def _main(argv: list[str] | None) -> NoReturn:
 def _run(options: argparse.Namespace) -> int:
     from ddlf.rpc.tls import Security
     from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
+    from ddlf.worker.assignment import Wanted
     from ddlf.worker.options import Options
 
     def say(line: str) -> None:
@@ -165,6 +178,7 @@ def _run(options: argparse.Namespace) -> int:
         advertise=_advertised(options.advertise),
         template_fd=options.template_fd,
         join=join,
+        gpus=Wanted(options.gpus, options.gpu_memory),
     )
 
     def ready(daemon: Daemon) -> None:
@@ -175,6 +189,8 @@ def _run(options: argparse.Namespace) -> int:
                 say(f"ready on {daemon.host}:{daemon.port}, {how} (pid {os.getpid()})")
             if join is not None:
                 say(f"joining   {join} (pid {os.getpid()})")
+            if daemon.assignment.cards:
+                say(f"card      {', '.join(daemon.assignment.described())}")
             if os.geteuid() == 0 and not (by_parent or options.quiet):
                 print(
                     "ddlf-worker: WARNING: running as root, so anybody who holds the token is root here; use an account of its own",

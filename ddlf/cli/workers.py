@@ -74,6 +74,7 @@ def describe(answer: Any, label: str) -> str:
         *([f"{len(methods)} method{'s' * (len(methods) > 1)}"] if methods else []),
     ]
     restarts += f", holds {' and '.join(holds)}" if holds else ""
+    restarts += f", on card {', '.join(gpus)}" if (gpus := answer.get("gpus")) else ""
     plain = ", INSECURE PLAINTEXT" if answer["insecure_plaintext"] else ""
     return f"{state}; {answer['host']}, up {answer['uptime_s']:.0f} s, Python {answer['python']}{restarts}{plain}"
 

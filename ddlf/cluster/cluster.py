@@ -33,6 +33,7 @@ from ddlf.rpc.heartbeats import Timing
 from ddlf.rpc.iworker import checked_function, method_name
 from ddlf.rpc.messages import Request
 from ddlf.rpc.tls import Security, client_context
+from ddlf.worker.assignment import NO_WISH, Wanted
 
 if TYPE_CHECKING:
     from ddlf.monitor.dashboard.server import Dashboard
@@ -118,6 +119,7 @@ SHOWN = (
     "busy",
     "uptime_s",
     "cores",
+    "gpus",
     "memory",
     "lease",
     "python",
@@ -569,6 +571,7 @@ class Cluster(Group):
             master asks the worker.
         echo: Print the output of user code on the workers to standard error, with the worker's name. You can set this
             attribute at any time.
+        gpus: The cards that each worker must have been started with, as in cluster.yaml.
 
     Raises:
         ConfigError: The addresses or the certificates are invalid, or the times contradict each other.
@@ -601,6 +604,7 @@ class Cluster(Group):
         names: Sequence[str] = (),
         advertise: Sequence[str] = (),
         echo: bool = True,
+        gpus: Sequence[Wanted] = (),
     ) -> None:
         if isinstance(hosts, Launcher) and token_file is not None:
             raise ConfigError(
@@ -616,6 +620,7 @@ class Cluster(Group):
         for text in filter(None, advertise):
             parse_advertised(text)
         self._advertise = advertise or [""] * count
+        self._wanted = dict(zip(launcher.addresses, gpus, strict=False))
         if not is_number(connect_timeout_s) or not 0 < connect_timeout_s < math.inf:
             raise ConfigError(f"connect_timeout_s must be a number of seconds above 0, got {connect_timeout_s!r}")
         if min_workers is not None and not 1 <= min_workers <= count:
@@ -705,6 +710,7 @@ class Cluster(Group):
             "ports": [worker.port for worker in config.workers],
             "names": [worker.name or "" for worker in config.workers],
             "advertise": [worker.advertise or "" for worker in config.workers],
+            "gpus": [worker.wanted for worker in config.workers],
         }
         return cls(
             **(workers if config.launcher is None else {"hosts": config.new_launcher()}),
@@ -719,16 +725,29 @@ class Cluster(Group):
         )
 
     @classmethod
-    def local(cls, n: int = 2, **options: Any) -> Self:
+    def local(
+        cls,
+        n: int | None = None,
+        *,
+        gpus: Sequence[int | str] | str | None = None,
+        gpu_memory: int | str | None = None,
+        **options: Any,
+    ) -> Self:
         """Return a cluster of ``n`` new workers on this machine. ``connect`` starts them and ``close`` ends them.
 
         Args:
-            n: Number of workers, 1 to 1,024.
+            n: Number of workers, 1 to 1,024. By default, each card of this machine gets one worker. Without a card, there
+                are two.
+            gpus: The cards to use, by their numbers in ``nvidia-smi``, such as ``[0, 1]``, or ``"none"``. By default all
+                that have no worker. If there are more workers than cards, they share cards.
+            gpu_memory: Limit of each worker's memory on its card, such as ``"8GiB"``. Workers that share a card without
+                this limit get equal parts of it.
             options: Arguments of ``Cluster``, such as ``threads``, ``pickle_results`` and ``dead_after_s``.
         """
         from ddlf.cluster.launch.local import Local
+        from ddlf.worker.assignment import wish
 
-        return cls(Local(n), **options)
+        return cls(Local(n, wish(gpus, gpu_memory)), **options)
 
     @classmethod
     def on(cls, launcher: str, **keys: Any) -> Self:
@@ -783,7 +802,27 @@ class Cluster(Group):
             Connections from before stay open. All new ones are closed, also when the caller is cancelled.
         """
         await self._members.connect(modules)
+        try:
+            self._check_cards()
+        except ConfigError:
+            await self.close()
+            raise
         return self
+
+    def _check_cards(self) -> None:
+        """Compare the cards of the workers with cluster.yaml, because only ``ddlf-worker`` can set them.
+
+        Raises:
+            ConfigError: A worker was started with others.
+        """
+        for worker in self._members.present:
+            wanted = self._wanted.get((worker.host, worker.port), NO_WISH)
+            if wanted.differs(own := worker.facts.get("gpus", [])):
+                raise ConfigError(
+                    f"{worker.name} computes on {', '.join(own) or 'no card'}, and cluster.yaml says "
+                    f"{' '.join(wanted.arguments())}",
+                    hint="end it, and start it with these options, or with ddlf up",
+                )
 
     async def add(self, host: str, port: int = 9000) -> ProxyWorker:
         """Add a worker to the cluster. A training run gives it slots from its next round.
@@ -898,6 +937,8 @@ class Cluster(Group):
 
 
 def default_cluster() -> Cluster:
-    """Return the cluster of the configuration file if one exists, else two workers on this machine."""
+    """Return the cluster of the configuration file if one exists, else workers on this machine: one on each card, or two
+    without a card.
+    """
     path = find_config()
-    return Cluster.from_config(path) if path is not None else Cluster.local(2)
+    return Cluster.from_config(path) if path is not None else Cluster.local()

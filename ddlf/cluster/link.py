@@ -456,6 +456,7 @@ class WorkerEvents:
                 again=self._was_connected,
                 engine=self._present.engine,
                 incarnation=self._count,
+                gpus=tuple(map(str, facts.get("gpus", ()))),  # workers of earlier releases do not report it
             )
         )
         self._is_connected = self._was_connected = True

@@ -670,6 +670,7 @@ class WorkerConnected(ClusterEvent):
         again: Whether it was connected before.
         engine: The name of what runs it in its engine, such as ``"job 12_3"`` or ``"pod app-0"``; empty without one.
         incarnation: How many workers this run has had with this number, this one included; 0 if unknown.
+        gpus: Its cards, such as ``"0 (NVIDIA H100 80GB HBM3)"``; empty without a card.
     """
 
     address: str
@@ -680,6 +681,7 @@ class WorkerConnected(ClusterEvent):
     again: bool = False
     engine: str = ""
     incarnation: int = 0
+    gpus: tuple[str, ...] = ()
 
 
 class WorkerDisconnected(ClusterEvent):

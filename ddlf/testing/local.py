@@ -169,7 +169,7 @@ class ProcessWorkers(Local):
         # Without this option, a worker with a fixed port would keep its state in the user's folder.
         for pause_s in (*PORT_TAKEN_S, None):
             try:
-                started, _ = await self._start_one(self.port(number), "--state-dir", self._state.name)
+                started, _ = await self._start_one(number - 1, self.port(number), "--state-dir", self._state.name)
             except ConnectError:
                 if pause_s is None:
                     raise

@@ -7,9 +7,12 @@ import atexit
 import contextlib
 import gc
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable
+
+from ddlf.worker.assignment import GROWING
 
 PRELOADED = ("keras", "ddlf.training.slot.replica")
 """Modules of executors that train. A machine imports them once for all of its executors."""
@@ -57,9 +60,13 @@ def import_keras() -> None:
 
     Errors are suppressed: the code that needs Keras gets them when it imports Keras itself.
 
+    On a card, the backend then takes memory by need, because master and workers of one machine use the same card.
+
     The garbage collector is off meanwhile. It would spend a fifth of the time on hundreds of thousands of objects that
     stay.
     """
+    for name, value in GROWING.items():
+        os.environ.setdefault(name, value)
     collecting = gc.isenabled() and "keras" not in sys.modules
     if collecting:
         gc.disable()

@@ -41,6 +41,7 @@ from ddlf.rpc.listen import (
 from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, describe, dumps, loads, read_arguments
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import make_certificate, worker_tls
+from ddlf.worker.assignment import Assignment
 from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess, Questions
 from ddlf.worker.forwarding import LOOK_S
 from ddlf.worker.joining import Dialled, Join, Joining
@@ -380,6 +381,7 @@ class Daemon:
 
     Attributes:
         process: The executor's process.
+        assignment: The worker's cards.
         left: Why the worker ended by itself: no master that it could join. None otherwise.
     """
 
@@ -399,6 +401,7 @@ class Daemon:
         self._folder = DaemonFolder()
         remove_abandoned()
         try:
+            self.assignment = Assignment.take(options.gpus)
             state_dir = self._make_state_dir()
             self._certificate = own = self._make_certificate()
             self._encryption = worker_tls(own, options.security) if own and options.security else None
@@ -435,7 +438,15 @@ class Daemon:
         self.process.lines.log(f"ddlf-worker: {line}")
 
     def _make_process(self, state_dir: Path) -> ExecutorProcess:
-        return ExecutorProcess(self._options, self._folder.path, state_dir, self._announce, self.log, self._certificate)
+        return ExecutorProcess(
+            self._options,
+            self._folder.path,
+            state_dir,
+            self._announce,
+            self.log,
+            self._certificate,
+            self.assignment.environment(),
+        )
 
     def _make_state_dir(self) -> Path:
         """Create and return the folder of this worker's state. Its name contains the port, or the place of a worker that
@@ -493,6 +504,7 @@ class Daemon:
             for control in list(self._controls):
                 control.close()
             await self.process.end()
+            self.assignment.release()
             self._folder.remove()
 
     async def _end_stopped_executors(self) -> None:
@@ -697,6 +709,7 @@ class Daemon:
             "busy": None if running is None else {"id": running.id, "method": running.name, "seconds": running.seconds},
             "uptime_s": time.monotonic() - self._started,
             "cores": cores(),
+            "gpus": self.assignment.described(),
             "memory": footprint(os.getpid(), self.process.pid),
             "masters": sum(1 for control in self._controls if control.claimed),  # leave out the listening sockets
             "datasets": dict(zip(("count", "bytes"), self.process.activity.datasets, strict=True)),

@@ -17,7 +17,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -145,6 +145,7 @@ class ExecutorProcess:
         on_exit: Called with the facts whenever a process ended unexpectedly.
         log: Receives each line for the terminal.
         certificate: File with the worker's own certificate; None if the worker does not encrypt.
+        environment: More environment variables of the process, such as the mask of its cards.
 
     Attributes:
         name: Name of the process, for ``ps`` and ``top``.
@@ -163,13 +164,14 @@ class ExecutorProcess:
         on_exit: Callable[[dict[str, Any]], None],
         log: Callable[[str], None],
         certificate: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._options = options
         self.name = executor_name(state_dir.name.removeprefix("port-").replace("place-", "p")[:6])
         self._session_dir = session_dir
         self._certificate = certificate
         self._tmp_dir = session_dir / "tmp"
-        self._environment = {"TMPDIR": str(self._tmp_dir)}
+        self._environment = {"TMPDIR": str(self._tmp_dir), **(environment or {})}
         self._persist_dir = state_dir / "methods"
         self._log_path = state_dir / "executor.log"  # what native code writes, and Python before and after user code
         self._prints_path = state_dir / "prints.log"  # what user code writes

@@ -22,6 +22,7 @@ from typing import Any
 
 from ddlf.errors import ConfigError
 from ddlf.version import __version__
+from ddlf.worker.cards import MASK, facts_of_cards
 
 TENSORFLOWS = (
     *("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu", "intel-tensorflow", "tensorflow-rocm"),
@@ -48,8 +49,8 @@ def about(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> dict[str, 
         too old; ``keras_backend`` and ``has_backend``; ``without_bytecode``, packages that are compiled again at every
         import, and ``may_write_bytecode``.
 
-        ``cores``, the cores that this process may use; ``memory`` and ``memory_free``, in bytes, None if unknown;
-        ``disks``, a map with folder, size and free bytes for each disk.
+        ``gpus``, the facts of ``facts_of_cards``; ``cores``, the cores that this process may use; ``memory`` and
+        ``memory_free``, in bytes, None if unknown; ``disks``, a map with folder, size and free bytes for each disk.
     """
     return {
         "ddlf": __version__,
@@ -63,6 +64,7 @@ def about(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> dict[str, 
         "has_backend": has_module(backend),
         "without_bytecode": [name for name in LARGE if lacks_bytecode(name)],
         "may_write_bytecode": not os.environ.get("PYTHONDONTWRITEBYTECODE"),
+        "gpus": facts_of_cards(backend, os.environ.get(MASK)),
         "cores": cores(),
         "memory": memory()[0],
         "memory_free": memory()[1],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddlf.rpc.messages import MAX_BODY_BYTES
 from ddlf.rpc.tls import Security
+from ddlf.worker.assignment import NO_WISH, Wanted
 from ddlf.worker.joining import Join
 
 
@@ -31,6 +32,7 @@ class Options:
         template_fd: Socket of a template that workers share. With None this worker starts its own when a master wants a
             preload.
         join: How to join masters; None to wait for masters that dial.
+        gpus: The cards that the user wants for this worker.
     """
 
     host: str
@@ -44,6 +46,7 @@ class Options:
     advertise: tuple[str, int] | None = None
     template_fd: int | None = None
     join: Join | None = None
+    gpus: Wanted = NO_WISH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ import numpy as np
 from ddlf.data.array_cache import ArrayCache
 from ddlf.rpc.iworker import IWorker, awaited
 from ddlf.worker.activity import Shard
+from ddlf.worker.assignment import cards_of_executor
 from ddlf.worker.calls import Hosting, Method, Methods, once
 from ddlf.worker.machine import THREADS, cores, cores_of_engine
 from ddlf.worker.peers import Peers
@@ -78,7 +79,7 @@ class Worker(IWorker):
 
         Returns:
             Versions, process id and host name; ``cores``, the cores of this worker, which its environment may limit;
-            ``threads``, the threads of this process.
+            ``threads``, the threads of this process; ``gpus``, its cards.
         """
         if not session.get("guest"):
             self.id = session.get("id", 0)
@@ -93,6 +94,7 @@ class Worker(IWorker):
             "cores": min(cores(), self._own_threads or cores()),
             "has_own_cores": bool(cores_of_engine()),
             "threads": self._threads,
+            "gpus": cards_of_executor(),
         }
 
     def _set_threads(self, threads: int | None, share: int) -> int:

@@ -5,6 +5,43 @@ from typing import Any
 GB = 10**9
 
 
+NO_CARDS = {
+    "cards": [],
+    "driver": "",
+    "cuda": "",
+    "problem": "",
+    "do": "",
+    "package": "tensorflow-cpu 2.21.0",
+    "build_cuda": "",
+    "extra": "tensorflow-gpu",
+    "others": "",
+    "mask": None,
+    "seen": [],
+    "wrong": "",
+}
+
+
+def with_cards(*cards: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """As ``ddlf.worker.cards.facts_of_cards`` returns them where JAX can use the cards."""
+    return {
+        **NO_CARDS,
+        "cards": list(cards),
+        "driver": "580.159",
+        "cuda": "13.0",
+        "package": "jax 0.10.2",
+        "build_cuda": "12",
+        "extra": "jax-gpu",
+        "seen": [card["number"] for card in cards],
+        **changes,
+    }
+
+
+def card(number: int = 0, **changes: Any) -> dict[str, Any]:
+    """A card with free memory."""
+    known = {"number": str(number), "uuid": f"GPU-{number}", "name": "Test Card", "processes": []}
+    return {**known, "memory": 16 * GB, "free": 15 * GB, **changes}
+
+
 def machine(**changes: Any) -> dict[str, Any]:
     """As ``ddlf.worker.machine.about`` returns them."""
     return {
@@ -19,6 +56,7 @@ def machine(**changes: Any) -> dict[str, Any]:
         "has_backend": True,
         "without_bytecode": [],
         "may_write_bytecode": True,
+        "gpus": NO_CARDS,
         "cores": 4,
         "memory": 16 * GB,
         "memory_free": 8 * GB,

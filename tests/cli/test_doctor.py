@@ -21,7 +21,8 @@ from ddlf.rpc.tokens import Tokens, new_token
 from ddlf.testing.in_process import InProcessDaemon
 from ddlf.testing.network import Fault, FaultProxy
 from ddlf.worker import daemon as daemon_module
-from tests.cli.facts import GB, machine
+from ddlf.worker.card_check import Checked
+from tests.cli.facts import GB, card, machine, with_cards
 from tests.daemons import TOKEN, DaemonWithoutProcesses, connected
 from tests.patience import PATIENCE_S
 from tests.processes import command
@@ -111,6 +112,35 @@ async def test_doctor_checks_only_this_machine_without_a_cluster(capsys, monkeyp
     monkeypatch.setattr(module, "DEFAULT_PORT", free_port)
     assert await doctor(options()) == 0
     assert "cluster   none named, so no worker is asked\n\nnothing found\n" in capsys.readouterr().out
+
+
+async def test_doctor_computes_on_each_card_that_can_be_used(monkeypatch, capsys, free_port):
+    cards = [card(0), card(1, processes=[7]), card(2), card(3, free=GB // 2)]
+    gpus = with_cards(*cards, seen=["0", "1", "3"], mask="0,1,3")
+    monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=gpus, keras_backend="jax"))
+    results = {"GPU-0": Checked("Test Card", 51.2), "GPU-1": Checked(problem="jax cannot use it: no kernel image")}
+
+    async def check(backend, uuid):
+        assert backend == "jax"
+        return results[uuid]
+
+    monkeypatch.setattr(module, "check_card", check)
+    monkeypatch.setattr(module, "DEFAULT_PORT", free_port)
+    assert await doctor(options()) == 1
+    text = capsys.readouterr().out
+    assert "cards     driver 580.159, for CUDA up to 13.0" in text
+    assert "0 (Test Card), 15.0 of 16.0 GB memory free, 51.2 TFLOP/s in a matrix product with jax\n" in text
+    assert "1 (Test Card), 15.0 of 16.0 GB memory free, used by process 7, fails, see below\n" in text
+    assert "2 (Test Card), 15.0 of 16.0 GB memory free, hidden by CUDA_VISIBLE_DEVICES=0,1,3\n" in text
+    assert "3 (Test Card), 0.5 of 16.0 GB memory free, not tried, see below\n" in text
+    assert "this machine: the card 1 (Test Card): jax cannot use it: no kernel image" in text
+
+
+async def test_doctor_says_which_cards_it_does_not_hand_out(monkeypatch, capsys, free_port):
+    monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=with_cards(others="AMD's (ROCm)")))
+    monkeypatch.setattr(module, "DEFAULT_PORT", free_port)
+    assert await doctor(options()) == 0
+    assert "cards     AMD's (ROCm)\n" in capsys.readouterr().out
 
 
 async def test_doctor_json_has_all_facts(daemons, capsys, free_port):

@@ -4,7 +4,7 @@ import pytest
 
 from ddlf.cli.findings import Problem, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
 from ddlf.errors import AuthError, ConfigError
-from tests.cli.facts import machine
+from tests.cli.facts import card, machine, with_cards
 
 GB = 10**9
 
@@ -48,6 +48,31 @@ def test_healthy_machine_and_worker_have_no_findings():
             dict(without_bytecode=["tensorflow", "keras"], may_write_bytecode=False),
             "no bytecode of tensorflow and keras, and PYTHONDONTWRITEBYTECODE is set",
             "unset PYTHONDONTWRITEBYTECODE",
+        ),
+        (
+            dict(gpus=with_cards(problem="the driver of NVIDIA was updated", do="restart the machine")),
+            "the driver of NVIDIA was updated",
+            "restart the machine",
+        ),
+        (
+            dict(gpus=with_cards(card(), package="tensorflow-cpu 2.21.0", build_cuda="", extra="tensorflow-gpu")),
+            "tensorflow-cpu 2.21.0 computes on CPUs only, and the machine has cards",
+            "python -m pip uninstall -y tensorflow-cpu && python -m pip install 'ddlf[tensorflow-gpu]'",
+        ),
+        (
+            dict(gpus=with_cards(card(), cuda="11.4", driver="470.82")),
+            "jax 0.10.2 is built for CUDA 12, and the driver 470.82 supports CUDA up to 11.4",
+            "install a newer driver, or a jax for CUDA 11",
+        ),
+        (
+            dict(gpus=with_cards(card(), wrong="CUDA_VISIBLE_DEVICES=7 names the card 7", seen=[])),
+            "CUDA_VISIBLE_DEVICES=7 names the card 7",
+            "change CUDA_VISIBLE_DEVICES, or unset it",
+        ),
+        (
+            dict(gpus=with_cards(card(free=GB // 2, processes=[7, 8]), card(1))),
+            "the card 0 (Test Card) has 0.5 GB of 16.0 GB memory free",
+            "end what uses it (processes 7, 8), or choose another card with --gpus",
         ),
         (dict(memory_free=GB // 2), "0.5 GB of 16.0 GB memory is free", "fewer workers"),
         (

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddlf.cli.machines import EXTRAS, down, runcmd, up, wheel
+from ddlf.cli.machines import down, runcmd, up, wheel
 from ddlf.cli.main import main
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.launch import there
@@ -348,7 +348,7 @@ esac
     assert await machines.run(up, install=True) == 0
     lines = (machines.folder / "said").read_text().splitlines()
     assert len(lines) == 2, "once for each machine"
-    assert f"ddlf-{__version__}-py3-none-any.whl[{','.join(EXTRAS)}]" in lines[0]
+    assert f"ddlf-{__version__}-py3-none-any.whl[tensorflow,parquet,tfrecord]" in lines[0]
     assert "--force-reinstall --no-deps" in lines[1]
     assert list(venv.glob("*.whl")) == []
     assert capsys.readouterr().out.count("started (pid ") == 2

@@ -158,6 +158,8 @@ def test_token_cannot_be_turned_off():
             "--join",
             "--place",
             "--join-for",
+            "--gpus",
+            "--gpu-memory",
             "--token-file",
             "--insecure-plaintext",
             "--tls-ca",

@@ -48,9 +48,11 @@ from ddlf.cluster.launch.keys import PYTHON_PATH
 from ddlf.cluster.launch.launcher import Launcher, Workers, from_keys, installed
 from ddlf.errors import ConfigError
 from ddlf.rpc.heartbeats import Timing
-from ddlf.settings.checks import OneOf, RuleOf, Whole, with_names
+from ddlf.settings.checks import OneOf, RuleOf, Whole, count_of_bytes, with_names
 from ddlf.settings.declared import declared
 from ddlf.settings.setting import Setting, Use
+from ddlf.worker.assignment import Wanted
+from ddlf.worker.cards import read_names
 
 # A configuration is small. These limits keep a hostile or broken file from using much memory or time.
 MAX_FILE_BYTES = 1 << 20
@@ -267,10 +269,26 @@ def _checked_name(name: str) -> str:
     return name
 
 
+def _checked_cards(value: object) -> tuple[str, ...]:
+    try:
+        return read_names(value)
+    except ValueError as error:
+        raise ConfigError(f"gpus {error}") from None
+
+
+def _checked_memory(value: object) -> int | None:
+    return count_of_bytes("gpu_memory", value)
+
+
 Host = Annotated[str, AfterValidator(checked_host)]
 Name = Annotated[str, AfterValidator(_checked_name), Field(json_schema_extra={"minLength": 1, "maxLength": 64})]
 Python = Annotated[str, AfterValidator(_checked_python)]
 Advertised = Annotated[str, AfterValidator(_checked_advertised)]
+CARDS_SCHEMA = {
+    "anyOf": [{"type": "array", "items": {"type": ["integer", "string"]}, "minItems": 1}, {"type": "string"}]
+}
+CardNames = Annotated[Any, AfterValidator(_checked_cards), WithJsonSchema(CARDS_SCHEMA)]
+CardMemory = Annotated[Any, AfterValidator(_checked_memory), WithJsonSchema({"type": ["integer", "string"]})]
 Port = Annotated[int, AfterValidator(checked_port), Field(json_schema_extra={"minimum": 1, "maximum": 65535})]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -307,6 +325,15 @@ class WorkerAddress(_Section):
     python: Python | None = Field(
         default=None, description="Python on its machine, for ddlf up; ~ is the home folder there. By default python3."
     )
+    gpus: CardNames | None = Field(
+        default=None,
+        description="Cards that it computes on, such as [0], or none; by default one that has no worker. ddlf up starts it "
+        "with them, and a run refuses a worker with others.",
+    )
+    gpu_memory: CardMemory | None = Field(
+        default=None,
+        description="Limit of its memory on each card, such as 8GiB. Workers with a limit may share a card.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -315,6 +342,11 @@ class WorkerAddress(_Section):
             host, port = parse_address(data)
             return {"host": host, "port": port}
         return data
+
+    @property
+    def wanted(self) -> Wanted:
+        """The cards that it shall have."""
+        return Wanted(self.gpus, self.gpu_memory)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -84,6 +84,9 @@ refused.
 """
 Cores = Annotated[int, Field(ge=1, le=4096)]
 Gpus = Annotated[int, Field(ge=0, le=64)]
+"""Number of cards that an engine gives each worker. The engine chooses which, and sets the mask of each worker. Where no engine
+does, ``ddlf/worker/assignment.py`` gives each worker its cards.
+"""
 
 
 class WorkersKeys(BaseModel):

@@ -20,11 +20,14 @@ from ddlf.cluster.launch.launcher import Address, Cause, Incarnation, Launcher, 
 from ddlf.cluster.launch.processes import end
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.rpc.tokens import Tokens, new_token
+from ddlf.worker.assignment import GROWING, NO_WISH, Wanted, count_of_workers, spread
 from ddlf.worker.process import Template, can_fork, child_environment
 
 START_TIMEOUT_S = 30.0
 EXIT_NEWS_S = 0.1
 """Seconds to wait for the exit code of a process after its connections have ended."""
+USUAL_WORKERS = 2
+"""Number of workers on a machine without cards, if nobody names the number."""
 MAX_STARTS = 3
 """Maximum number of starts of a worker that a signal ends before it is ready. A worker that exits by itself is not
 started again, because it would exit again."""
@@ -36,17 +39,22 @@ class Local(Launcher):
     """The launcher that starts new workers on this machine. They share a throw-away token with this process.
 
     Args:
-        n: Number of workers, 1 to 1,024.
+        n: Number of workers, 1 to 1,024; None for one on each free card, or two without a card.
+        wanted: The cards for all of them, and the limit of memory for each.
     """
 
     revives = True
     when_lost = "its launcher starts another one"
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int | None = None, wanted: Wanted = NO_WISH) -> None:
+        if n is None:
+            n = count_of_workers(wanted, USUAL_WORKERS)
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
             raise ConfigError(f"the number of local workers must be 1-1024, got {n!r}")
         self.tokens = Tokens((new_token().encode(),), source="a throw-away token")
         self.addresses = [("127.0.0.1", 0)] * n
+        self._wanted = wanted
+        self._cards: list[Wanted] = []
         self._template: Template | None = None
         self._processes: list[asyncio.subprocess.Process] = []  # in the order of the workers
         self._started: list[asyncio.subprocess.Process] = []  # all processes that may still run
@@ -68,8 +76,10 @@ class Local(Launcher):
             return self.addresses
 
     async def _start_all(self, modules: tuple[str, ...]) -> list[tuple[asyncio.subprocess.Process, int]]:
+        self._cards = spread(len(self.addresses), self._wanted)
         self._template = self._template or start_template(modules)
-        outcomes = await asyncio.gather(*(self._start_one() for _ in self.addresses), return_exceptions=True)
+        starting = (self._start_one(index) for index in range(len(self.addresses)))
+        outcomes = await asyncio.gather(*starting, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -81,7 +91,7 @@ class Local(Launcher):
             raise ConnectError("the local workers were ended", hint="connect the cluster again")
         async with self._locks[index]:
             if await self.left(index) is not None:
-                process, port = await self._unless_stopped(self._start_one())
+                process, port = await self._unless_stopped(self._start_one(index))
                 self._processes[index], self.addresses[index] = process, ("127.0.0.1", port)
             return self.addresses[index]
 
@@ -99,7 +109,8 @@ class Local(Launcher):
         finally:
             self._starting.discard(task)
 
-    async def _start_one(self, port: int = 0, *options: str) -> tuple[asyncio.subprocess.Process, int]:
+    async def _start_one(self, index: int, port: int = 0, *options: str) -> tuple[asyncio.subprocess.Process, int]:
+        options = (*self._cards[index].arguments(), *options) if self._cards else options
         for attempt in range(1, MAX_STARTS + 1):
             process, facts = await self._try_to_start(port, *options)
             if facts or attempt == MAX_STARTS or await process.wait() >= 0:
@@ -191,9 +202,10 @@ SET_BY_IMPORTS = frozenset(
         *("TF2_BEHAVIOR", "TF_CPP_MIN_LOG_LEVEL", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH"),
         *("TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION", "TPU_SKIP_MDS_QUERY"),
         *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),
+        *GROWING,
     }
 )
-"""Environment variables that the backends and scikit-learn set when they are imported."""
+"""Environment variables that the backends and scikit-learn set when they are imported, or ``import_keras``."""
 
 
 def start_template_early(modules: tuple[str, ...]) -> None:

@@ -34,7 +34,7 @@ ELSEWHERE = (e.SlotMoved, e.PhaseMoved, e.WorkerWrote, e.WorkerLogged)
 files."""
 MOST_LOG_BYTES = 32 * 1024**2
 """Maximum size of a worker's log. Then a new file is begun, and only the previous one is kept."""
-OF_A_WORKER = ("host", "python", "cores", "threads")
+OF_A_WORKER = ("host", "python", "cores", "threads", "gpus")
 """Facts about a worker for the summary."""
 CLOSE_S = 20.0
 """Maximum seconds that the end of a run waits for a slow disk or server."""

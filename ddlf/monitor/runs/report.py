@@ -242,6 +242,8 @@ def _environment(past: Past) -> list[list[str]]:
         for name in ("platform", "cores", "folder", "model", "checkpoints")
         if summary.get(name)
     ]
+    cards = [f"{each['name']}: {', '.join(each['gpus'])}" for each in summary.get("workers", ()) if each.get("gpus")]
+    rows += [["cards", "; ".join(cards)]] if cards else []
     if command := summary.get("command"):
         rows.append(["command", " ".join(command)])
     if ledger := summary.get("ledger"):

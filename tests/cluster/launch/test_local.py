@@ -278,7 +278,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process():
     workers = Local(1)
     try:
         await workers.start()
-        starting = asyncio.ensure_future(workers._start_one())
+        starting = asyncio.ensure_future(workers._start_one(0))
         async with asyncio.timeout(PATIENCE_S):
             while len(workers._started) == 1:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0)

@@ -1,0 +1,390 @@
+"""Decides which cards a worker computes on, and keeps other workers away from them. Runs in daemons and on the master.
+
+A card has one worker, unless each of its workers has a memory limit. So a second worker gets a card only on request. A
+daemon has a lock on a file for each of its cards: alone, or shared with other daemons that have a limit. The system
+releases the lock at the daemon's death.
+
+The executor gets its cards through its environment, before it imports a framework. This also holds for a fork of the warm
+template, because importing a framework does not look at the cards.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ddlf.errors import ConfigError
+from ddlf.settings.checks import count_of_bytes
+from ddlf.worker.cards import (
+    MASK,
+    NONE,
+    Card,
+    build_of,
+    find_cards,
+    listed,
+    named_cards,
+    read_names,
+    seen_cards,
+)
+from ddlf.worker.machine import keras_backend
+
+CARDS = "DDLF_CARDS"
+"""Environment variable of an executor with its cards, for people: a list of texts in JSON."""
+MEMORY = "DDLF_GPU_MEMORY"
+"""Environment variable of an executor with the limit of its memory on each card, in bytes."""
+GROWING = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""Variables that let TensorFlow and JAX take memory by need. Otherwise TensorFlow takes nearly all memory of a card, and
+JAX three quarters. PyTorch always takes memory by need. A variable that the user has set keeps its value."""
+JAX_SHARE, JAX_SHARE_NEW = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
+SHARED = 0.9
+"""Part of a card's memory that workers get in all, if they share it without a limit from the user. CUDA itself needs about
+half a gigabyte for each process."""
+LEAST_MEMORY = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The cards that a user wants for one worker.
+
+    Args:
+        names: Names of cards, as ``read_names`` returns them; None for the default.
+        memory: Limit of the worker's memory on each card, in bytes; None without a limit.
+    """
+
+    names: tuple[str, ...] | None = None
+    memory: int | None = None
+
+    def arguments(self) -> list[str]:
+        """Return the options of ``ddlf-worker`` that say the same."""
+        gpus = [] if self.names is None else ["--gpus", ",".join(self.names)]
+        return [*gpus, *([] if self.memory is None else ["--gpu-memory", str(self.memory)])]
+
+    def differs(self, described: Sequence[str]) -> bool:
+        """Return whether a worker with these cards, as ``Assignment.described`` returns them, has not got these options."""
+        limits = [] if self.memory is None else [card for card in described if not card.endswith(_limit(self.memory))]
+        if self.names is None or any(name.startswith(("GPU-", "MIG-")) for name in self.names):
+            return bool(limits)
+        wanted = [] if self.names == (NONE,) else list(self.names)
+        return bool(limits) or [card.partition(" ")[0] for card in described] != wanted
+
+
+def _limit(memory: int | None) -> str:
+    return "" if memory is None else f", at most {memory / 1e9:.1f} GB"
+
+
+NO_WISH = Wanted()
+
+
+class Assignment:
+    """The cards of one worker, and its locks on them.
+
+    Args:
+        cards: The cards.
+        memory: Limit of its memory on each card, in bytes.
+        hides: Whether its executor may use no other card. Without this, the worker leaves the environment as it is.
+    """
+
+    def __init__(self, cards: Sequence[Card] = (), memory: int | None = None, *, hides: bool = False) -> None:
+        self.cards = tuple(cards)
+        self._memory = memory
+        self._hides = hides or bool(cards)
+        self._locks: list[int] = []
+
+    @classmethod
+    def take(cls, wanted: Wanted) -> Self:
+        """Find the cards of a worker and lock them.
+
+        Without names, a worker takes all cards that the mask of its environment leaves. Without a mask, it takes one card
+        that is free. Where Keras cannot use cards, it takes none.
+
+        Raises:
+            ConfigError: The cards do not exist, belong to another worker, or cannot be used.
+        """
+        names, memory = wanted.names, wanted.memory
+        mask = os.environ.get(MASK)
+        if names == (NONE,):
+            _refuse_memory(memory, "with --gpus none")
+            return cls(hides=True)
+        if names is None:
+            cards = usable_cards(mask)
+            if not cards:
+                _refuse_memory(memory, "without a card")
+                return cls()
+        else:
+            cards = named_cards(_cards_for(names), names, mask)
+        with one_at_a_time():
+            if names is None and mask is None:
+                cards = free_cards(cards, memory)[:1]
+            assigned = cls(cards, memory)
+            for card in cards:
+                check_memory(memory, card)
+                assigned._lock(card)
+        return assigned
+
+    def _lock(self, card: Card) -> None:
+        lock = _try_to_lock(card, shared=self._memory is not None)
+        if lock is None:
+            self.release()
+            raise ConfigError(
+                f"the card {card} has another worker of DDLF",
+                hint="name another card, or give each worker of this card a limit, such as --gpu-memory 8GiB",
+            )
+        self._locks.append(lock)
+
+    def release(self) -> None:
+        """Let other workers take the cards."""
+        for lock in self._locks:
+            os.close(lock)
+        self._locks.clear()
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that make the worker's executor compute on these cards only."""
+        if not self._hides:
+            return {}
+        variables = {MASK: ",".join(card.uuid for card in self.cards), CARDS: json.dumps(self.described())}
+        variables |= {name: value for name, value in GROWING.items() if name not in os.environ}
+        if self._memory is not None:
+            share = self._memory / min(card.memory for card in self.cards)
+            variables[MEMORY] = str(self._memory)
+            variables[JAX_SHARE_NEW if JAX_SHARE_NEW in os.environ else JAX_SHARE] = f"{share:.4f}"
+        return variables
+
+    def described(self) -> list[str]:
+        """Return the number and name of each card, and the limit, for people."""
+        return [f"{card}{_limit(self._memory)}" for card in self.cards]
+
+
+def usable_cards(mask: str | None) -> tuple[Card, ...]:
+    """Return the cards that the mask leaves, if Keras can compute on them."""
+    cards = find_cards().cards
+    return seen_cards(cards, mask) if cards and build_of(keras_backend()).cuda else ()
+
+
+def _cards_for(names: Sequence[str]) -> tuple[Card, ...]:
+    """Return the cards of this machine for a user who names some.
+
+    Raises:
+        ConfigError: There are none, or Keras cannot compute on them.
+    """
+    found, backend = find_cards(), keras_backend()
+    if not found.cards:
+        raise ConfigError(
+            f"no card is found for gpus={','.join(names)}" + (f": {found.problem}" if found.problem else ""),
+            hint=found.do or "ddlf doctor lists the cards of this machine",
+        )
+    build = build_of(backend)
+    if build.package and not build.cuda:
+        raise ConfigError(
+            f"gpus={','.join(names)} has no effect: {build.package}, which Keras would use, computes on CPUs only",
+            hint=f"python -m pip install 'ddlf[{build.extra}]'" if build.extra else "choose another with KERAS_BACKEND",
+        )
+    return found.cards
+
+
+def _refuse_memory(memory: int | None, reason: str) -> None:
+    if memory is not None:
+        raise ConfigError(f"--gpu-memory has no effect {reason}", hint="leave it out; ddlf doctor lists the cards")
+
+
+def check_memory(memory: int | None, card: Card, workers: int = 1) -> None:
+    """Check that a card has the memory for the limits of its workers.
+
+    Raises:
+        ConfigError: It has less, or the limit is too small to compute.
+    """
+    if memory is None:
+        return
+    if memory < LEAST_MEMORY:
+        raise ConfigError(f"gpu_memory must be at least 256MiB, got {memory} bytes", hint="as in --gpu-memory 8GiB")
+    if memory * workers > card.memory:
+        raise ConfigError(
+            f"gpu_memory is {memory / 1e9:.1f} GB for each of {workers} worker{'s' * (workers != 1)}, but the card {card} "
+            f"has {card.memory / 1e9:.1f} GB",
+            hint="name less, or use fewer workers on it",
+        )
+
+
+# -- locks ------------------------------------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"ddlf-cards-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Let no other process of this user look for free cards meanwhile. So workers that start together find different cards."""
+    lock = os.open(_folder(), os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def free_cards(cards: Sequence[Card], memory: int | None = None) -> tuple[Card, ...]:
+    """Return the cards that another worker of this user could take now. Call it within ``one_at_a_time``.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    free = []
+    for card in cards:
+        lock = _try_to_lock(card, shared=memory is not None)
+        if lock is not None:
+            os.close(lock)
+            free.append(card)
+    if not free:
+        raise ConfigError(
+            f"each card of this machine has a worker of DDLF already: {listed(cards)}",
+            hint="wait for it; or leave the cards alone with --gpus none; or give all workers of a card a limit, such as "
+            "--gpu-memory 8GiB",
+        )
+    return tuple(free)
+
+
+def _try_to_lock(card: Card, *, shared: bool) -> int | None:
+    """Return the descriptor of a lock on a card; None if another worker has the card."""
+    lock = os.open(_folder() / card.uuid.replace("/", "-"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+# -- several workers of one machine -------------------------------------------------------------------------------------
+
+
+def count_of_workers(wanted: Wanted, usual: int) -> int:
+    """Return the number of local workers if the user names none: one for each named or free card, or ``usual`` without a
+    card.
+
+    Raises:
+        ConfigError: Each card has a worker already.
+    """
+    if wanted.names is not None:
+        return usual if wanted.names == (NONE,) else len(wanted.names)
+    seen = usable_cards(os.environ.get(MASK))
+    if not seen:
+        return usual
+    with one_at_a_time():
+        return len(free_cards(seen, wanted.memory))
+
+
+def wish(gpus: object = None, gpu_memory: object = None) -> Wanted:
+    """Return the cards that a program wants for local workers.
+
+    Args:
+        gpus: Names of cards, such as ``[0, 1]`` or ``"none"``; None for the default.
+        gpu_memory: Limit of each worker's memory on its card, such as ``"8GiB"``.
+
+    Raises:
+        ConfigError: One of them cannot be read.
+    """
+    try:
+        names = None if gpus is None else read_names(gpus)
+    except ValueError as error:
+        raise ConfigError(f"gpus {error}") from None
+    return Wanted(names, count_of_bytes("gpu_memory", gpu_memory))
+
+
+def spread(workers: int, wanted: Wanted) -> list[Wanted]:
+    """Give each of the workers of one machine its card.
+
+    Workers beyond the number of cards share cards. If the user names no limit, each one gets an equal part of its card.
+
+    Args:
+        workers: Number of workers.
+        wanted: Cards of all of them, and the limit for each.
+
+    Returns:
+        The card of each worker, and its limit.
+
+    Raises:
+        ConfigError: The cards do not exist, belong to another worker, or cannot be used.
+    """
+    names, memory = wanted.names, wanted.memory
+    mask = os.environ.get(MASK)
+    if names == (NONE,):
+        _refuse_memory(memory, "with --gpus none")
+        return [wanted] * workers
+    if names is None:
+        seen = usable_cards(mask)
+        if not seen:
+            _refuse_memory(memory, "without a card")
+            return [NO_WISH] * workers
+        with one_at_a_time():
+            cards = free_cards(seen, memory)
+    else:
+        cards = named_cards(_cards_for(names), names, mask)
+        if len(cards) > workers:
+            raise ConfigError(
+                f"gpus names {len(cards)} cards for {workers} worker{'s' * (workers != 1)}, which compute on one card each",
+                hint=f"name {workers}, or start {len(cards)} workers",
+            )
+    count = Counter(cards[worker % len(cards)].uuid for worker in range(workers))
+    places = []
+    for worker in range(workers):
+        card = cards[worker % len(cards)]
+        check_memory(memory, card, count[card.uuid])
+        part = int(SHARED * card.memory / count[card.uuid]) if count[card.uuid] > 1 else None
+        places.append(Wanted((card.uuid,), memory or part))
+    return places
+
+
+# -- in the executor ----------------------------------------------------------------------------------------------------
+
+
+def cards_of_executor() -> list[str]:
+    """Return the cards of this executor, for people; empty if it has none, or outside of an executor."""
+    with suppress(ValueError, TypeError):
+        return [str(card) for card in json.loads(os.environ.get(CARDS, "[]"))]
+    return []
+
+
+def limit_memory() -> None:
+    """Let TensorFlow or PyTorch obey the memory limit of this executor. Call it after the import of Keras, and before the
+    first use of the framework. JAX reads its limit from the environment.
+
+    Raises:
+        ConfigError: TensorFlow has used a card already.
+    """
+    limit = int(os.environ.get(MEMORY) or 0)
+    backend = keras_backend()
+    if not limit or backend not in sys.modules:
+        return
+    framework = importlib.import_module(backend)
+    if backend == "tensorflow":
+        _limit_tensorflow(framework.config, limit // 2**20)
+    elif backend == "torch" and framework.cuda.is_available():
+        for number in range(framework.cuda.device_count()):
+            total = framework.cuda.get_device_properties(number).total_memory
+            framework.cuda.set_per_process_memory_fraction(min(1.0, limit / total), number)
+
+
+def _limit_tensorflow(config: Any, megabytes: int) -> None:
+    for device in config.list_physical_devices("GPU"):
+        before = config.get_logical_device_configuration(device)
+        if before and before[0].memory_limit == megabytes:
+            continue  # an earlier run of this executor has set it
+        try:
+            config.set_logical_device_configuration(device, [config.LogicalDeviceConfiguration(memory_limit=megabytes)])
+        except RuntimeError:
+            raise ConfigError(
+                "gpu_memory cannot limit TensorFlow, because it has used the card already",
+                hint="make tensors in create_model and load_dataset, not while the file of the app is imported",
+            ) from None

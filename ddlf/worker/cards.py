@@ -1,0 +1,342 @@
+"""Finds the cards of this machine: GPUs of NVIDIA, by their management library (NVML). Runs on both sides.
+
+This file imports no framework, so it neither takes memory of a card nor delays a start. ``nvidia-ml-py`` is the Python
+package of NVML. Without this package, or without a driver, a machine counts as one without cards, and ``Found.problem``
+says why if it has some. Cards of AMD and Apple are not found here: the framework alone uses them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ddlf.errors import ConfigError
+
+MASK = "CUDA_VISIBLE_DEVICES"
+"""Environment variable of CUDA with the cards that a process may use."""
+NONE = "none"
+"""The name that stands for no card at all."""
+HIDDEN = ("", "-1", NONE, "nodevfiles")
+"""Users and schedulers set the mask to one of these values to hide all cards."""
+PCI = Path("/sys/bus/pci/devices")
+DRIVER = Path("/proc/driver/nvidia/version")
+AMD = Path("/dev/kfd")
+NVIDIA, DISPLAY = "0x10de", "0x03"
+"""The vendor's number on the PCI bus, and the beginning of the class of graphics cards."""
+INSTALL = "python -m pip install nvidia-ml-py"
+NOT_FOUND, NOT_LOADED, MISMATCH = 12, 9, 18
+"""Errors of NVML: the library is missing, the driver does not run, or the two have different versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A card of this machine, or a part of one (a MIG instance).
+
+    Args:
+        number: Its number in ``nvidia-smi``, such as ``"0"``. The second instance of card 0 has ``"0:1"``.
+        uuid: Its unique name in CUDA.
+        name: The product, for people.
+        memory: Bytes of its memory.
+        free: Free bytes of its memory.
+        processes: Process ids of the programs that compute on it.
+    """
+
+    number: str
+    uuid: str
+    name: str
+    memory: int
+    free: int
+    processes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.number} ({self.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The cards of this machine.
+
+    Args:
+        cards: The cards, in the order of their numbers.
+        driver: Version of the driver; empty without one.
+        cuda: The latest CUDA version that this driver supports.
+        problem: Why this machine's cards were not found; empty if they were, or if it has none.
+        do: How to repair the problem.
+    """
+
+    cards: tuple[Card, ...] = ()
+    driver: str = ""
+    cuda: str = ""
+    problem: str = ""
+    do: str = ""
+
+
+def find_cards() -> Found:
+    """Ask NVML for the cards of this machine, whatever the mask of this process hides."""
+    if importlib.util.find_spec("pynvml") is None:
+        if not DRIVER.exists():
+            return Found()
+        return Found(problem="it has a driver of NVIDIA, but not the package that finds the cards", do=INSTALL)
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return _without_driver(error)
+    try:
+        version = int(pynvml.nvmlSystemGetCudaDriverVersion())
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        cards = tuple(card for index, handle in enumerate(handles) for card in _cards_of(pynvml, index, handle))
+        return Found(cards, _text(pynvml.nvmlSystemGetDriverVersion()), f"{version // 1000}.{version % 1000 // 10}")
+    except pynvml.NVMLError as error:
+        return Found(problem=f"NVML cannot read the cards: {error}", do="see dmesg for lines with NVRM, and restart it")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _cards_of(nvml: Any, index: int, handle: Any) -> Iterator[Card]:
+    """Yield a card, or its instances if it is divided."""
+    divided = False
+    with contextlib.suppress(nvml.NVMLError):  # older cards cannot be divided
+        divided = bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    if not divided:
+        yield _card(nvml, str(index), handle)
+        return
+    for instance in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with contextlib.suppress(nvml.NVMLError):  # there are fewer instances than the card could have
+            yield _card(nvml, f"{index}:{instance}", nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, instance))
+
+
+def _card(nvml: Any, number: str, handle: Any) -> Card:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    processes: tuple[int, ...] = ()
+    with contextlib.suppress(nvml.NVMLError):  # a container may not see them
+        processes = tuple(int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    uuid, name = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
+    return Card(number, uuid, name, int(memory.total), int(memory.free), processes)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _without_driver(error: Any) -> Found:
+    if error.value == MISMATCH:
+        return Found(problem="the driver of NVIDIA was updated, and the old one still runs", do="restart the machine")
+    if error.value not in (NOT_FOUND, NOT_LOADED):
+        return Found(problem=f"the driver of NVIDIA does not answer: {error}", do="see dmesg for lines with NVRM")
+    if not _has_card():
+        return Found()
+    return Found(
+        problem="it has a card of NVIDIA, but no driver that runs",
+        do="install the driver, as with: sudo ubuntu-drivers install; in a container: docker run --gpus all",
+    )
+
+
+def _has_card() -> bool:
+    for folder in PCI.glob("*"):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((folder / name).read_text() for name in ("vendor", "class"))
+            if vendor.startswith(NVIDIA) and kind.startswith(DISPLAY):
+                return True
+    return False
+
+
+def other_kind() -> str:
+    """Return a sentence about cards that DDLF does not hand out; empty if this machine has none of these."""
+    if AMD.exists():
+        return "AMD's (ROCm), which the framework takes by itself: DDLF neither finds nor hands them out"
+    if sys.platform == "darwin":
+        return "Apple's (Metal), which the framework takes by itself: DDLF neither finds nor hands it out"
+    return ""
+
+
+# -- names and masks --------------------------------------------------------------------------------------------------
+
+
+def read_names(value: object) -> tuple[str, ...]:
+    """Return the names of cards in a value of ``gpus``: a list such as ``[0, 1]``, a text such as ``"0,1"``, or
+    ``"none"``.
+
+    Raises:
+        ValueError: The value is another one, or a card is named twice.
+    """
+    parts = value.split(",") if isinstance(value, str) else value
+    example = "must name cards, such as [0] or [0, 1], or be none"
+    if not isinstance(parts, list | tuple) or not parts or any(isinstance(part, bool) for part in parts):
+        raise ValueError(f"{example}, got {value!r}")
+    names = tuple(str(part).strip() for part in parts)
+    for name in names:
+        if not re.fullmatch(r"\d{1,3}(:\d{1,2})?|(GPU|MIG)-[\w/-]{1,80}|none", name):
+            raise ValueError(f"{example}, got {value!r}")
+        if names.count(name) > 1:
+            raise ValueError(f"names the card {name} twice")
+    if NONE in names and len(names) > 1:
+        raise ValueError(f"is either none or names of cards, got {value!r}")
+    return names
+
+
+def seen_cards(cards: Sequence[Card], mask: str | None) -> tuple[Card, ...]:
+    """Return the cards that a mask leaves, in its order. It has the numbers of ``nvidia-smi``.
+
+    Args:
+        cards: All cards of this machine.
+        mask: The value of ``CUDA_VISIBLE_DEVICES``; None leaves all cards.
+
+    Raises:
+        ConfigError: The mask names a card that does not exist.
+    """
+    if mask is None:
+        return tuple(cards)
+    seen: list[Card] = []
+    for part in mask.split(","):
+        if part.strip().casefold() in HIDDEN:  # CUDA ignores all that follows
+            break
+        card = _named(cards, part.strip())
+        if card is None:
+            raise ConfigError(
+                f"{MASK}={mask} names the card {part.strip()}, which this machine does not have",
+                hint=f"it has: {listed(cards)}",
+            )
+        if card not in seen:
+            seen.append(card)
+    return tuple(seen)
+
+
+def named_cards(cards: Sequence[Card], names: Sequence[str], mask: str | None) -> tuple[Card, ...]:
+    """Return the cards with these names.
+
+    Raises:
+        ConfigError: A card does not exist, is hidden by the mask, or is named twice; or the cards cannot be used together.
+    """
+    seen = seen_cards(cards, mask)
+    chosen: list[Card] = []
+    for name in names:
+        instances = [card.number for card in cards if card.number.startswith(f"{name}:")]
+        if instances:
+            raise ConfigError(f"the card {name} is divided (MIG)", hint=f"name an instance: {', '.join(instances)}")
+        card = _named(cards, name)
+        if card is None:
+            raise ConfigError(f"this machine has no card {name}", hint=f"it has: {listed(cards) or 'none'}")
+        if card not in seen:
+            raise ConfigError(f"the card {card} is hidden by {MASK}={mask}", hint="change this variable, or unset it")
+        if card in chosen:
+            raise ConfigError(f"the card {card} is named twice", hint="name it once")
+        chosen.append(card)
+    if len(chosen) > 1 and any(":" in card.number for card in chosen):
+        raise ConfigError("a process can use only one instance of divided cards (MIG)", hint="name one")
+    return tuple(chosen)
+
+
+def _named(cards: Sequence[Card], name: str) -> Card | None:
+    """Return the card with a number or the beginning of a unique name. A divided card stands for its first instance."""
+    for card in cards:
+        if card.number == name or card.uuid == name:
+            return card
+    near = [card for card in cards if card.uuid.startswith(name) and name.startswith(("GPU-", "MIG-"))]
+    near += [card for card in cards if card.number.startswith(f"{name}:")]
+    return near[0] if near else None
+
+
+def listed(cards: Sequence[Card]) -> str:
+    """Return the cards as one text for people."""
+    return ", ".join(map(str, cards))
+
+
+# -- what the framework was built for ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The framework that computes on the cards, as it is installed.
+
+    Args:
+        package: Name and version of the installed package, for people; empty if it is missing.
+        cuda: The CUDA version that it was built for; empty if it computes on CPUs only.
+        extra: The extra of DDLF that installs the one for cards; empty if there is none.
+    """
+
+    package: str = ""
+    cuda: str = ""
+    extra: str = ""
+
+
+EXTRAS = {"tensorflow": "tensorflow-gpu", "jax": "jax-gpu", "torch": "torch"}
+BUILD_FILES = {
+    "tensorflow": ("python/platform/build_info.py", r"'cuda_version', '([\d.]+)'"),
+    "torch": ("version.py", r"^cuda\b.*= '([\d.]+)'"),
+}
+"""The file with the version of CUDA that a framework was built for, and the pattern to find it. Reading the file takes less
+than a millisecond, and importing the framework takes seconds."""
+JAX_PLUGINS = tuple(f"jax-cuda{version}-plugin" for version in (12, 13, 14))
+
+
+def build_of(backend: str) -> Build:
+    """Return how the framework of a Keras backend is installed, without importing it."""
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(backend)
+    if spec is None or spec.origin is None:
+        return Build(extra=EXTRAS.get(backend, ""))
+    cuda = ""
+    if backend == "jax":
+        installed = [name for name in JAX_PLUGINS if _version(name)]
+        cuda = "".join(filter(str.isdigit, installed[-1])) if installed else ""
+    elif backend in BUILD_FILES:
+        name, pattern = BUILD_FILES[backend]
+        with contextlib.suppress(OSError):
+            match = re.search(pattern, (Path(spec.origin).parent / name).read_text(), re.MULTILINE)
+            cuda = match[1] if match else ""
+    return Build(_package(backend), cuda, EXTRAS.get(backend, ""))
+
+
+def _package(backend: str) -> str:
+    for name in (backend, f"{backend}-cpu"):
+        if version := _version(name):
+            return f"{name} {version}"
+    return backend
+
+
+def _version(distribution: str) -> str:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(distribution)
+    return ""
+
+
+def facts_of_cards(backend: str, mask: str | None) -> dict[str, Any]:
+    """Return facts about the cards of this machine as data, for ``ddlf doctor``.
+
+    Args:
+        backend: Name of the framework, as Keras calls it.
+        mask: The value of ``CUDA_VISIBLE_DEVICES``; None without one.
+
+    Returns:
+        The fields of ``Found``; ``package``, ``build_cuda`` and ``extra``, the fields of ``Build``; ``others``, a sentence
+        about cards that DDLF does not hand out; ``mask``; ``seen``, the numbers of the cards that the mask leaves;
+        ``wrong``, what is wrong with the mask.
+    """
+    found = find_cards()
+    wrong = ""
+    seen: tuple[Card, ...] = ()
+    try:
+        seen = seen_cards(found.cards, mask) if found.cards else ()
+    except ConfigError as error:
+        wrong = f"{error.message}; {error.hint}"
+    build = build_of(backend)
+    return {
+        **asdict(found),
+        "package": build.package,
+        "build_cuda": build.cuda,
+        "extra": build.extra,
+        "others": other_kind(),
+        "mask": mask,
+        "wrong": wrong,
+        "seen": [card.number for card in seen],
+    }

@@ -1,0 +1,50 @@
+"""Cards for tests on a machine without any: a stand-in for NVML, and a JAX that counts as built for CUDA."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ddlf.worker.assignment import GROWING
+from tests import fake_nvml
+
+GIB = 2**30
+
+
+def card(number=0, **more):
+    """A card as ``fake_nvml`` reads it."""
+    return {"uuid": f"GPU-{number}0000000-0000", "name": "Test Card", "memory": 16 * GIB, **more}
+
+
+class Cards:
+    """The cards of this machine, for this process and for those that it starts.
+
+    Args:
+        folder: An empty folder.
+        monkeypatch: Sets the environment.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.site = folder / "site"
+        self.site.mkdir(parents=True)
+        self._file = folder / "cards.json"
+        shutil.copy(fake_nvml.__file__, self.site / "pynvml.py")
+        self.install("jax-cuda12-plugin", "0.10.2")
+        monkeypatch.setenv("FAKE_NVML", str(self._file))
+        monkeypatch.setenv("KERAS_BACKEND", "jax")
+        for name in ("CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION", *GROWING):  # importing Keras sets the last ones
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PYTHONPATH", str(self.site), prepend=":")
+        monkeypatch.syspath_prepend(str(self.site))
+        self.has(card(0), card(1))
+
+    def has(self, *cards, **more):
+        """Change the cards of the machine."""
+        self._file.write_text(json.dumps({"cards": cards, **more}))
+
+    def install(self, name, version):
+        """Let a distribution count as installed."""
+        folder = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir(exist_ok=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

@@ -1,0 +1,266 @@
+"""Which cards a worker gets, and what its executor finds in its environment. NVML is a stand-in."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.worker import assignment as module
+from ddlf.worker.assignment import (
+    NO_WISH,
+    Assignment,
+    Wanted,
+    cards_of_executor,
+    count_of_workers,
+    limit_memory,
+    spread,
+    wish,
+)
+from tests.cards import GIB, card
+
+
+def numbers(assigned):
+    return [each.number for each in assigned.cards]
+
+
+def test_worker_takes_the_first_card_that_has_no_worker(cards):
+    first, second = Assignment.take(NO_WISH), Assignment.take(NO_WISH)
+    assert (numbers(first), numbers(second)) == (["0"], ["1"])
+    with pytest.raises(
+        ConfigError, match=r"each card of this machine has a worker of DDLF already: 0 \(Test Card\), 1"
+    ):
+        Assignment.take(NO_WISH)
+    first.release()
+    assert numbers(Assignment.take(NO_WISH)) == ["0"]
+
+
+def test_worker_with_a_mask_takes_all_of_it(cards, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assigned = Assignment.take(NO_WISH)
+    assert assigned.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-10000000-0000,GPU-00000000-0000"
+
+
+def test_second_worker_gets_a_card_only_if_both_have_a_limit(cards):
+    alone = Assignment.take(Wanted(("0",)))
+    for wanted in (Wanted(("0",)), Wanted(("0",), GIB)):
+        with pytest.raises(
+            ConfigError, match=r"the card 0 \(Test Card\) has another worker of DDLF; name another card"
+        ):
+            Assignment.take(wanted)
+    alone.release()
+    both = [Assignment.take(Wanted(("0",), GIB)) for _ in range(2)]
+    assert [numbers(each) for each in both] == [["0"], ["0"]]
+    with pytest.raises(ConfigError, match="has another worker"):
+        Assignment.take(Wanted(("0",)))
+    assert numbers(Assignment.take(NO_WISH)) == ["1"]
+
+
+def test_failed_assignment_keeps_no_card(cards):
+    second = Assignment.take(Wanted(("1",)))
+    with pytest.raises(ConfigError, match=r"the card 1 \(Test Card\) has another worker"):
+        Assignment.take(Wanted(("0", "1")))
+    assert numbers(Assignment.take(Wanted(("0",)))) == ["0"]
+    second.release()
+
+
+def test_executor_gets_mask_limit_and_growing_memory(cards):
+    assigned = Assignment.take(Wanted(("1",), 4 * GIB))
+    assert assigned.environment() == {
+        "CUDA_VISIBLE_DEVICES": "GPU-10000000-0000",
+        "DDLF_CARDS": '["1 (Test Card), at most 4.3 GB"]',
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "DDLF_GPU_MEMORY": str(4 * GIB),
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2500",
+    }
+
+
+def test_variables_of_the_user_stay(cards, monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
+    variables = Assignment.take(Wanted(("0",), 4 * GIB)).environment()
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in variables
+    assert variables["XLA_CLIENT_MEM_FRACTION"] == "0.2500"
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in variables
+
+
+def test_worker_without_cards_changes_no_variable(cards, monkeypatch):
+    cards.has()
+    assert Assignment.take(NO_WISH).environment() == {}
+    cards.has(card(0))
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")  # the build for CPUs
+    assert Assignment.take(NO_WISH).environment() == {}
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert Assignment.take(NO_WISH).environment() == {}
+
+
+def test_none_hides_all_cards(cards):
+    assert Assignment.take(Wanted(("none",))).environment()["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "backend", "sentence"),
+    [
+        (Wanted(("7",)), "jax", "this machine has no card 7; it has: 0"),
+        (Wanted(("0",)), "tensorflow", r"gpus=0 has no effect: tensorflow-cpu .* computes on CPUs only; python -m pip"),
+        (Wanted(("0",)), "openvino", "gpus=0 has no effect: openvino.*choose another with KERAS_BACKEND"),
+        (
+            Wanted(("0",), 17 * GIB),
+            "jax",
+            r"gpu_memory is 18.3 GB for each of 1 worker, but the card 0 \(.*has 17.2 GB",
+        ),
+        (Wanted(("0",), 10**6), "jax", "gpu_memory must be at least 256MiB, got 1000000 bytes"),
+        (Wanted(("none",), GIB), "jax", "--gpu-memory has no effect with --gpus none"),
+        (Wanted(None, GIB), "tensorflow", "--gpu-memory has no effect without a card"),
+    ],
+)
+def test_wish_that_cannot_be_met_is_refused(cards, monkeypatch, wanted, backend, sentence):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    if backend == "openvino":
+        (cards.site / "openvino.py").write_text("")
+    with pytest.raises(ConfigError, match=sentence):
+        Assignment.take(wanted)
+
+
+def test_missing_cards_are_refused_with_the_reason(cards):
+    cards.has(error=18)
+    with pytest.raises(
+        ConfigError, match=r"no card is found for gpus=0: the driver of NVIDIA was updated.*; restart the m"
+    ):
+        Assignment.take(Wanted(("0",)))
+
+
+# -- local workers ----------------------------------------------------------------------------------------------------
+
+
+def test_local_workers_are_one_for_each_free_card(cards, monkeypatch):
+    assert count_of_workers(NO_WISH, 2) == 2
+    taken = Assignment.take(NO_WISH)
+    assert count_of_workers(NO_WISH, 2) == 1
+    assert [each.names for each in spread(1, NO_WISH)] == [("GPU-10000000-0000",)]
+    taken.release()
+    assert count_of_workers(Wanted(("0",)), 2) == 1
+    assert count_of_workers(Wanted(("none",)), 2) == 2
+    cards.has()
+    assert count_of_workers(NO_WISH, 2) == 2
+    assert spread(2, NO_WISH) == [NO_WISH, NO_WISH]
+
+
+def test_local_workers_that_share_a_card_get_equal_parts(cards):
+    cards.has(card(0), card(1, memory=8 * GIB))
+    places = spread(3, NO_WISH)
+    assert [each.names for each in places] == [("GPU-00000000-0000",), ("GPU-10000000-0000",), ("GPU-00000000-0000",)]
+    assert [each.memory for each in places] == [int(0.45 * 16 * GIB), None, int(0.45 * 16 * GIB)]
+    assert [each.memory for each in spread(2, Wanted(("1",), GIB))] == [GIB, GIB]
+
+
+@pytest.mark.parametrize(
+    ("workers", "wanted", "sentence"),
+    [
+        (1, Wanted(("0", "1")), "gpus names 2 cards for 1 worker, which compute on one card each; name 1, or start 2"),
+        (4, Wanted(("0",), 5 * GIB), "gpu_memory is 5.4 GB for each of 4 workers, but the card 0"),
+        (2, Wanted(("none",), GIB), "--gpu-memory has no effect with --gpus none"),
+    ],
+)
+def test_spread_that_cannot_work_is_refused(cards, workers, wanted, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        spread(workers, wanted)
+
+
+def test_wish_of_a_program_is_read():
+    assert wish([0, 1], "8GiB") == Wanted(("0", "1"), 8 * GIB)
+    assert wish() == NO_WISH
+    with pytest.raises(ConfigError, match="gpus names the card 0 twice"):
+        wish([0, 0])
+    with pytest.raises(ConfigError, match="gpu_memory must be a size"):
+        wish([0], "much")
+
+
+def test_options_of_a_worker_say_the_same():
+    assert Wanted(("0", "1"), GIB).arguments() == ["--gpus", "0,1", "--gpu-memory", str(GIB)]
+    assert NO_WISH.arguments() == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "described", "differs"),
+    [
+        (NO_WISH, ["0 (Test Card)"], False),
+        (Wanted(("0",)), ["0 (Test Card)"], False),
+        (Wanted(("1",)), ["0 (Test Card)"], True),
+        (Wanted(("0",)), [], True),
+        (Wanted(("none",)), [], False),
+        (Wanted(("none",)), ["0 (Test Card)"], True),
+        (Wanted(("0",), GIB), ["0 (Test Card), at most 1.1 GB"], False),
+        (Wanted(None, GIB), ["0 (Test Card)"], True),
+        (Wanted(("GPU-0",)), ["0 (Test Card)"], False),
+    ],
+)
+def test_cards_of_a_worker_are_compared_with_the_cluster_file(wanted, described, differs):
+    assert wanted.differs(described) is differs
+
+
+# -- in the executor ----------------------------------------------------------------------------------------------------
+
+
+def test_executor_knows_its_cards(monkeypatch):
+    assert cards_of_executor() == []
+    monkeypatch.setenv("DDLF_CARDS", '["0 (Test Card)"]')
+    assert cards_of_executor() == ["0 (Test Card)"]
+
+
+class Config:
+    """``tf.config`` with one card."""
+
+    def __init__(self, used=False):
+        self.used = used
+        self.limits = None
+
+    def list_physical_devices(self, kind):
+        return [kind]
+
+    def get_logical_device_configuration(self, device):
+        return self.limits
+
+    def set_logical_device_configuration(self, device, limits):
+        if self.used:
+            raise RuntimeError("Virtual devices cannot be modified after being initialized")
+        self.limits = limits
+
+    LogicalDeviceConfiguration = SimpleNamespace
+
+
+def test_limit_reaches_tensorflow_before_its_first_use(monkeypatch):
+    config = Config()
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    monkeypatch.setenv("DDLF_GPU_MEMORY", str(4 * GIB))
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
+    limit_memory()
+    assert config.limits[0].memory_limit == 4096
+    config.used = True
+    limit_memory()  # a second run of the same executor
+    config.limits = None
+    with pytest.raises(ConfigError, match="gpu_memory cannot limit TensorFlow, because it has used the card already"):
+        limit_memory()
+
+
+def test_limit_reaches_torch(monkeypatch):
+    fractions = []
+    cuda = SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: 1,
+        get_device_properties=lambda number: SimpleNamespace(total_memory=16 * GIB),
+        set_per_process_memory_fraction=lambda fraction, number: fractions.append((fraction, number)),
+    )
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    monkeypatch.setenv("DDLF_GPU_MEMORY", str(4 * GIB))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    limit_memory()
+    assert fractions == [(0.25, 0)]
+
+
+def test_no_limit_touches_no_framework(monkeypatch):
+    monkeypatch.delenv("DDLF_GPU_MEMORY", raising=False)
+    monkeypatch.setattr(module.importlib, "import_module", lambda name: pytest.fail(name))
+    limit_memory()
