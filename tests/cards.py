@@ -33,7 +33,12 @@ class Cards:
         self.install("jax-cuda12-plugin", "0.10.2")
         monkeypatch.setenv("FAKE_NVML", str(self._file))
         monkeypatch.setenv("KERAS_BACKEND", "jax")
-        for name in ("CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION", *GROWING):  # importing Keras sets the last ones
+        for name in (
+            "CUDA_VISIBLE_DEVICES",
+            "JAX_PLATFORMS",
+            "XLA_CLIENT_MEM_FRACTION",
+            *GROWING,
+        ):  # importing Keras sets the last ones
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("PYTHONPATH", str(self.site), prepend=":")
         monkeypatch.syspath_prepend(str(self.site))

@@ -45,6 +45,8 @@ MEMORY = "DDLF_GPU_MEMORY"
 GROWING = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Variables that let TensorFlow and JAX take memory by need. Otherwise TensorFlow takes nearly all memory of a card, and
 JAX three quarters. PyTorch always takes memory by need. A variable that the user has set keeps its value."""
+ON_CPU = {"JAX_PLATFORMS": "cpu"}
+"""JAX with CUDA prints a traceback if it finds no card, unless it is told to compute on the CPU."""
 JAX_SHARE, JAX_SHARE_NEW = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
 SHARED = 0.9
 """Part of a card's memory that workers get in all, if they share it without a limit from the user. CUDA itself needs about
@@ -151,6 +153,8 @@ class Assignment:
         """Return the environment variables that make the worker's executor compute on these cards only."""
         if not self._hides:
             return {}
+        if not self.cards:
+            return {MASK: "", CARDS: "[]"} | {name: value for name, value in ON_CPU.items() if name not in os.environ}
         variables = {MASK: ",".join(card.uuid for card in self.cards), CARDS: json.dumps(self.described())}
         variables |= {name: value for name, value in GROWING.items() if name not in os.environ}
         if self._memory is not None:

@@ -1,5 +1,6 @@
 """The master's own model: what test data it takes."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from ddlf.errors import AppError
 from ddlf.training.evaluation.master import check_test_data, evaluated
+from ddlf.training.evaluation.metrics import scalars
 
 
 def with_data(shape=(8,), **data):
@@ -74,3 +76,13 @@ async def test_test_data_the_model_refuses_is_named_after_training(monkeypatch):
         await evaluated(with_data(x_test=np.zeros((9, 7)), y_test=np.zeros(9)))
     with pytest.raises(ValueError, match="expected axis"):  # what is not known to be the data's fault stays what it is
         await evaluated(with_data(x_test=np.zeros((9, 8)), y_test=np.zeros(9)))
+
+
+def test_metrics_on_a_card_are_read_by_keras(monkeypatch):
+    class OnCard:
+        def __array__(self, *arguments, **more):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
+
+    ops = SimpleNamespace(is_tensor=lambda value: isinstance(value, OnCard), convert_to_numpy=lambda tensor: 0.5)
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(ops=ops))
+    assert scalars({"loss": OnCard(), "accuracy": 1}) == {"loss": 0.5, "accuracy": 1.0}

@@ -97,7 +97,8 @@ def test_worker_without_cards_changes_no_variable(cards, monkeypatch):
 
 
 def test_none_hides_all_cards(cards):
-    assert Assignment.take(Wanted(("none",))).environment()["CUDA_VISIBLE_DEVICES"] == ""
+    environment = Assignment.take(Wanted(("none",))).environment()
+    assert environment == {"CUDA_VISIBLE_DEVICES": "", "DDLF_CARDS": "[]", "JAX_PLATFORMS": "cpu"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def scalars(values: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in values.items():
         try:
-            array = np.asarray(value).astype(np.float64)
+            array = np.asarray(_here(value)).astype(np.float64)
         except (TypeError, ValueError):
             raise AppError(
                 f"the metric {name!r} is {value!r}, which is not a number", hint="leave it out, or give a number for it"
@@ -40,6 +41,14 @@ def scalars(values: Any) -> dict[str, float]:
         for place in np.ndindex(array.shape):
             found["_".join([str(name), *map(str, place)])] = float(array[place])
     return found
+
+
+def _here(value: Any) -> Any:
+    """Return a tensor as an array in this process's memory, and other values as they are. NumPy itself cannot read a
+    tensor of PyTorch on a card.
+    """
+    ops = getattr(sys.modules.get("keras"), "ops", None)
+    return ops.convert_to_numpy(value) if ops is not None and ops.is_tensor(value) else value
 
 
 def counted_names(model: Any, metrics: Mapping[str, float]) -> list[str | None]:
