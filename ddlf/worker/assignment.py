@@ -46,7 +46,7 @@ GROWING = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE":
 """Variables that let TensorFlow and JAX take memory by need. Otherwise TensorFlow takes nearly all memory of a card, and
 JAX three quarters. PyTorch always takes memory by need. A variable that the user has set keeps its value."""
 ON_CPU = {"JAX_PLATFORMS": "cpu"}
-"""JAX with CUDA prints a traceback if it finds no card, unless it is told to compute on the CPU."""
+"""JAX with CUDA prints a traceback if it finds no card, unless this variable says that it computes on the CPU."""
 JAX_SHARE, JAX_SHARE_NEW = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
 SHARED = 0.9
 """Part of a card's memory that workers get in all, if they share it without a limit from the user. CUDA itself needs about
@@ -360,21 +360,27 @@ def cards_of_executor() -> list[str]:
     return []
 
 
-def limit_memory() -> None:
-    """Let TensorFlow or PyTorch obey the memory limit of this executor. Call it after the import of Keras, and before the
-    first use of the framework. JAX reads its limit from the environment.
+def prepare_framework() -> None:
+    """Let a framework that is already imported obey the environment of this executor. Call it after the import of Keras,
+    and before the first use of the framework.
+
+    TensorFlow and PyTorch get their memory limit, which JAX reads from its environment. JAX learns that it computes on
+    the CPU, because the warm template has imported it before the executor got its environment.
 
     Raises:
         ConfigError: TensorFlow has used a card already.
     """
     limit = int(os.environ.get(MEMORY) or 0)
     backend = keras_backend()
-    if not limit or backend not in sys.modules:
+    if CARDS not in os.environ or backend not in sys.modules:
         return
     framework = importlib.import_module(backend)
-    if backend == "tensorflow":
+    if backend == "jax" and not cards_of_executor():
+        if framework.config.jax_platforms != (wanted := os.environ["JAX_PLATFORMS"]):
+            framework.config.update("jax_platforms", wanted)
+    elif backend == "tensorflow" and limit:
         _limit_tensorflow(framework.config, limit // 2**20)
-    elif backend == "torch" and framework.cuda.is_available():
+    elif backend == "torch" and limit and framework.cuda.is_available():
         for number in range(framework.cuda.device_count()):
             total = framework.cuda.get_device_properties(number).total_memory
             framework.cuda.set_per_process_memory_fraction(min(1.0, limit / total), number)

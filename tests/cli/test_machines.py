@@ -43,11 +43,11 @@ class Machines:
         self.token_file.chmod(0o600)
         self.ports = []
 
-    def list(self, *hosts, python=sys.executable, more="", names=()):
+    def list(self, *hosts, python=sys.executable, more="", names=(), keys=""):
         self.ports = [free_port() for _ in hosts]
         called = [f"name: {name}, " for name in names] or [""] * len(hosts)
         rows = [
-            f"  - {{{name}host: {host}, port: {port}, python: {python}}}\n"
+            f"  - {{{name}host: {host}, port: {port}, python: {python}{keys}}}\n"
             for name, host, port in zip(called, hosts, self.ports, strict=True)
         ]
         text = f"security: {{token_file: {self.token_file}}}\n{more}workers:\n{''.join(rows)}"
@@ -80,6 +80,13 @@ def runs(pid):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+async def test_worker_begins_with_the_cards_of_its_line(machines, capsys):
+    machines.list("127.0.0.1", keys=", gpus: none")
+    assert await machines.run(up) == 0
+    assert "--gpus none" in " ".join(psutil.Process(machines.pid(0)).cmdline())
+    assert await machines.run(down) == 0
 
 
 def number(self):

@@ -701,6 +701,10 @@ def test_options_without_effect_are_refused_by_name(app, refused, arguments, sen
         ),
         (["--token-file", "x"], "--token-file has no effect without --hosts or a cluster file"),
         (["--checkpoint-every", "3"], "--checkpoint-every has no effect without --checkpoint DIR; give it, too"),
+        (
+            ["--hosts", "a:9000", "--gpus", "0"],
+            "--gpus has no effect without --local; in a cluster file it is a key of",
+        ),
         (["--local", "1", "--takeover"], "--takeover has no effect here: the workers are new ones, and there are no"),
     ],
 )

@@ -319,6 +319,9 @@ MISTAKES = [
         "workers: [{host: a, advertise: 0.0.0.0}]\n",
         r"1:32: advertise: '0.0.0.0' is only an address to listen on: other",
     ),
+    ("workers: [{host: a, gpus: [0, 0]}]\n", "1:27: gpus names the card 0 twice"),
+    ("workers: [{host: a, gpus: 1}]\n", r"1:27: gpus must name cards, such as \[0\] or \[0, 1\], or be none, got 1"),
+    ("workers: [{host: a, gpu_memory: much}]\n", "1:33: gpu_memory must be a size such as `512MiB` or `2GB`"),
     ("workers: [{host: a, advertise: 'n:x'}]\n", r"1:32: advertise: port must be an integer, got 'x'"),
     (
         ONE + "run: {heartbeat_s: 5, dead_after_s: 2}\n",

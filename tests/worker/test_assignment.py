@@ -13,7 +13,7 @@ from ddlf.worker.assignment import (
     Wanted,
     cards_of_executor,
     count_of_workers,
-    limit_memory,
+    prepare_framework,
     spread,
     wish,
 )
@@ -236,14 +236,15 @@ def test_limit_reaches_tensorflow_before_its_first_use(monkeypatch):
     config = Config()
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     monkeypatch.setenv("DDLF_GPU_MEMORY", str(4 * GIB))
+    monkeypatch.setenv("DDLF_CARDS", '["0 (Test Card), at most 4.3 GB"]')
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
-    limit_memory()
+    prepare_framework()
     assert config.limits[0].memory_limit == 4096
     config.used = True
-    limit_memory()  # a second run of the same executor
+    prepare_framework()  # a second run of the same executor
     config.limits = None
     with pytest.raises(ConfigError, match="gpu_memory cannot limit TensorFlow, because it has used the card already"):
-        limit_memory()
+        prepare_framework()
 
 
 def test_limit_reaches_torch(monkeypatch):
@@ -256,12 +257,35 @@ def test_limit_reaches_torch(monkeypatch):
     )
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     monkeypatch.setenv("DDLF_GPU_MEMORY", str(4 * GIB))
+    monkeypatch.setenv("DDLF_CARDS", '["0 (Test Card), at most 4.3 GB"]')
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    limit_memory()
+    prepare_framework()
     assert fractions == [(0.25, 0)]
 
 
-def test_no_limit_touches_no_framework(monkeypatch):
-    monkeypatch.delenv("DDLF_GPU_MEMORY", raising=False)
+def test_jax_learns_that_it_has_no_card_after_its_import(monkeypatch):
+    changed = {}
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.setenv("DDLF_CARDS", "[]")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(config=Recorded(changed)))
+    prepare_framework()
+    assert changed == {"jax_platforms": "cpu"}
+
+
+class Recorded:
+    """``jax.config``"""
+
+    jax_platforms = None
+
+    def __init__(self, changed):
+        self._changed = changed
+
+    def update(self, name, value):
+        self._changed[name] = value
+
+
+def test_executor_without_an_assignment_touches_no_framework(monkeypatch):
+    monkeypatch.delenv("DDLF_CARDS", raising=False)
     monkeypatch.setattr(module.importlib, "import_module", lambda name: pytest.fail(name))
-    limit_memory()
+    prepare_framework()

@@ -285,10 +285,19 @@ Name = Annotated[str, AfterValidator(_checked_name), Field(json_schema_extra={"m
 Python = Annotated[str, AfterValidator(_checked_python)]
 Advertised = Annotated[str, AfterValidator(_checked_advertised)]
 CARDS_SCHEMA = {
-    "anyOf": [{"type": "array", "items": {"type": ["integer", "string"]}, "minItems": 1}, {"type": "string"}]
+    "anyOf": [
+        {"type": "array", "items": {"type": ["integer", "string"]}, "minItems": 1, "uniqueItems": True},
+        {"type": "string"},
+    ]
+}
+MEMORY_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1},
+        {"type": "string", "pattern": r"^ *[0-9]+(\.[0-9]+)? *([KMGTkmgt][Ii]?)?[Bb]? *$"},
+    ]
 }
 CardNames = Annotated[Any, AfterValidator(_checked_cards), WithJsonSchema(CARDS_SCHEMA)]
-CardMemory = Annotated[Any, AfterValidator(_checked_memory), WithJsonSchema({"type": ["integer", "string"]})]
+CardMemory = Annotated[Any, AfterValidator(_checked_memory), WithJsonSchema(MEMORY_SCHEMA)]
 Port = Annotated[int, AfterValidator(checked_port), Field(json_schema_extra={"minimum": 1, "maximum": 65535})]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

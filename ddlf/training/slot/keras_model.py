@@ -179,7 +179,7 @@ class KerasModel:
             callbacks: The user's callbacks.
             begin_epoch: Called with the number of each epoch.
             end_batch: Called with the numbers of epoch and batch, and Keras's metrics so far, after each call of the
-                compiled step; returns whether to stop.
+                compiled step; returns whether to stop. With JAX, other threads may call it, some batches later.
             begun: Called after ``on_train_begin`` of all callbacks.
 
         Returns:
@@ -190,14 +190,19 @@ class KerasModel:
         set_rates = self._set_rates
 
         class Round(keras.callbacks.Callback):  # type: ignore[misc]
+            # JAX computes in the background. Keras then need not wait after each batch for the metrics of this callback.
+            async_safe = keras.backend.backend() == "jax"
+
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                self.epoch = epoch
+                self.epoch, self.newest = epoch, -1
                 begin_epoch(epoch)
                 set_rates(epoch)
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                if end_batch(self.epoch, batch, logs):
-                    self.model.stop_training = True
+                if batch > self.newest:  # threads of JAX may be late with a batch
+                    self.newest = batch
+                    if end_batch(self.epoch, batch, logs):
+                        self.model.stop_training = True
 
         class Last(keras.callbacks.Callback):  # type: ignore[misc]
             def on_train_begin(self, logs: Any = None) -> None:

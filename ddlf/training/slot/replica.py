@@ -35,7 +35,7 @@ from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.parts import PARTS, SlotPart, SlotRound, read_weights, travelling
 from ddlf.training.slot.peer_files import PIECE_BYTES, PeerFiles
 from ddlf.training.slot.task import MOST_FILES, KeptStates, Reply, SlotState, Task
-from ddlf.worker.assignment import limit_memory
+from ddlf.worker.assignment import prepare_framework
 from ddlf.worker.calls import concurrent, offered
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Replica:
     def begin(self) -> None:
         """Import Keras, and set the number format for layers before any layer is made."""
         set_precision(self.app.precision)
-        limit_memory()
+        prepare_framework()
 
     def build(self) -> dict[str, Any]:
         """Create the app's model, and return facts about it, which the master compares."""
