@@ -128,7 +128,7 @@ class RayRig(Rig):
         """End Ray as ``ray stop`` does: by SIGTERM, and by SIGKILL what does not end. That command would also end the Ray of
         others on this machine.
         """
-        found = [process for process in self.processes() if self.is_engine(process)]
+        found = [process for process in self.processes() if self.is_engine(process) or is_actor(process)]
         for process in found:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
@@ -144,3 +144,10 @@ class RayRig(Rig):
         if not self._has_head():
             self.close()
             self.open()
+
+
+def is_actor(process: psutil.Process) -> bool:
+    """Return whether a process is that of an actor, which ``ray stop`` ends, too."""
+    with contextlib.suppress(psutil.Error):
+        return process.name().startswith("ray::")
+    return False
