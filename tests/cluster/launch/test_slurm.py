@@ -407,6 +407,27 @@ async def test_job_that_its_partition_never_starts_ends_the_start(slurm, tmp_pat
             await connecting
 
 
+async def test_run_that_ends_before_its_guard_runs_leaves_no_token(slurm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    started = asyncio.Event()
+
+    async def never(*_, **__):
+        loop.call_soon_threadsafe(started.set)
+        await asyncio.Event().wait()
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr("asyncio.create_subprocess_exec", never)
+    launcher = Array(SlurmKeys(workers=Workers(1, 1), folder=tmp_path))
+    connecting = asyncio.create_task(Cluster(launcher).connect())
+    async with asyncio.timeout(PATIENCE_S):
+        await started.wait()
+        assert list(tmp_path.glob(".ddlf-slurm-*"))
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await launcher.stop()
+    assert not list(tmp_path.glob(".ddlf-slurm-*"))
+
+
 async def test_sbatch_that_does_not_end_is_killed(slurm, tmp_path, descendants, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.slurm.array.SUBMIT_S", 0.1)
     (slurm / "sbatch").write_text(f"#!/bin/sh\ntouch {slurm}/begins\nexec sleep 1000\n")

@@ -365,6 +365,8 @@ class Array(PlaceEngine):
             await asyncio.gather(*submitting, return_exceptions=True)
         guard, self._guard = self._guard, None
         self._jobs.clear()
+        if guard is None and self._folder is not None:  # ``prepare`` was cancelled
+            shutil.rmtree(self._folder, ignore_errors=True)
         if guard is not None and guard.stdin is not None:
             guard.stdin.close()
             with contextlib.suppress(TimeoutError):
