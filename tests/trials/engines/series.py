@@ -211,9 +211,10 @@ def _lose(run: Run, victim: Victim, place: int, start_s: float) -> tuple[list[st
             continue
         took = back["at"] - at
         seconds.append(took)
-        if gone["event"] == ("WorkerLost" if victim.is_notice else "WorkerLeaving"):
+        knows = run.rig.app is not CALLS or not victim.is_notice  # the light app hears of no notice
+        if knows and gone["event"] == ("WorkerLost" if victim.is_notice else "WorkerLeaving"):
             problems.append(f"worker {worker}: the event is {gone['event']} ({gone['why']})")
-        if not re.search(victim.says, gone["why"]):
+        if knows and not re.search(victim.says, gone["why"]):
             problems.append(f"worker {worker}: the reason is {gone['why']!r}, which does not match {victim.says!r}")
         if not re.search(victim.prints, run.text):
             problems.append(f"the master has not printed {victim.prints!r}")
