@@ -295,12 +295,13 @@ def test_task_that_leads_ends_when_the_process_that_started_it_is_killed_during_
 def test_process_whose_parent_has_ended_before_it_looks_knows_that(is_killed):
     program = "from ddlf.cluster.launch import ranks; input(); print(ranks.own_parent() == ranks.NO_PARENT, flush=True)"
     with subprocess.Popen(
-        ["sh", "-c", f"exec 3<&0; {shlex.join([sys.executable, '-c', program])} <&3 & wait"],
+        ["sh", "-c", f"exec 3<&0; {shlex.join([sys.executable, '-c', program])} <&3 & echo begun; wait"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     ) as engine:
+        assert engine.stdout.readline() == "begun\n"
         if is_killed:
             engine.kill()
             engine.wait()
