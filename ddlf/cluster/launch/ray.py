@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -157,8 +157,7 @@ class Rayed(PlaceEngine):
             self._places.pop(place, None)
             self._notices.pop(place, None)
             if actor is not None:
-                with contextlib.suppress(Exception):  # Ray is gone, and the actor with it
-                    ray.kill(actor)
+                await end_actor(partial(ray.kill, actor))
 
     def _new_actor(self) -> Any:
         import ray
@@ -277,6 +276,14 @@ class WorkerActor:
                 self._supervisor.ask_to_stop()
             else:
                 self._supervisor.leave(within_s)
+
+
+async def end_actor(kill: Callable[[], object]) -> None:
+    """End an actor. If Ray is gone, so is the actor. Then the call fails, or never ends."""
+    killing = asyncio.ensure_future(in_thread(kill))
+    await asyncio.wait({killing}, timeout=ANSWER_S)
+    killing.cancel()
+    await asyncio.gather(killing, return_exceptions=True)
 
 
 def _group_of_caller() -> Any:

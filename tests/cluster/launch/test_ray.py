@@ -6,10 +6,12 @@ import threading
 
 import pytest
 
+from ddlf.cluster.launch import ray
 from ddlf.cluster.launch.launcher import Cause, Left, Workers, from_keys, installed
 from ddlf.cluster.launch.ray import drained, in_group, left_by, pending
 from ddlf.cluster.launch.threads import in_thread
 from ddlf.errors import ConfigError
+from tests.patience import PATIENCE_S
 
 GIB = 2.0**30
 
@@ -139,6 +141,16 @@ def test_group_without_room_is_shown_with_its_bundles():
     assert in_group({"CPU": 1}, [{"CPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}]) == (
         "pending: no bundle of the placement group has {CPU: 1} free; its bundles are {CPU: 1}, {CPU: 2, GPU: 1}"
     )
+
+
+async def test_end_of_an_actor_does_not_block_the_gate_if_ray_is_gone(monkeypatch):
+    monkeypatch.setattr(ray, "ANSWER_S", 0.05)
+    answer, ended = threading.Event(), asyncio.Event()
+    asyncio.get_running_loop().call_soon(ended.set)
+    await ray.end_actor(lambda: answer.wait(PATIENCE_S))
+    assert ended.is_set()
+    assert not answer.is_set(), "nobody has answered"
+    answer.set()
 
 
 async def test_call_of_ray_that_never_ends_does_not_keep_the_process():
