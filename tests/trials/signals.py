@@ -94,7 +94,8 @@ class App(FakeRun):
 class NoCluster:
     """Stands in for the cluster of a run whose workers are fake."""
 
-    N = 2
+    N = places = 2
+    workers = ()
 
     def subscribe(self, sink: object) -> Callable[[], None]:
         """Tell nothing."""

@@ -50,7 +50,7 @@ def write(run, *events):
 def test_losses_notices_and_ends_change_no_bit_and_leave_nothing(rig, tmp_path, monkeypatch):
     for limit in ("MARGIN_S", "END_S"):
         monkeypatch.setattr(series, limit, float(PATIENCE_S))
-    for kind, count in {"losses": 2, "notices": 1, "ends": 3}.items():
+    for kind, count in {"losses": 1, "notices": 1, "ends": 2}.items():
         report = getattr(series, kind)(rig, tmp_path, count, random.Random(1), silent)
         assert report.problems == []
         assert (report.done, report.good) == (count, count)
