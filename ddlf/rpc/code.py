@@ -24,7 +24,6 @@ import sysconfig
 import types
 from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -408,12 +407,13 @@ def own_modules() -> list[Any]:
     """
     global _scan
     count, last, own = _scan
-    more = len(sys.modules) - count
-    names = list(islice(reversed(sys.modules), max(0, more) + 1))
+    known = list(sys.modules)  # in one step: another thread may import
+    more = len(known) - count
+    names = known[::-1][: max(0, more) + 1]
     if more >= 0 and names[-1] == last:
         names.pop()
     else:  # some modules may have been removed, too
-        names, count, own = list(reversed(sys.modules)), 0, []
+        names, count, own = known[::-1], 0, []
     if names:
         own = [*own, *(module for name in reversed(names) if _is_own(module := sys.modules.get(name)))]
         _scan = count + len(names), names[0], own

@@ -480,3 +480,27 @@ def test_pickling_leaves_no_module_registered():
     with pytest.raises(NotPicklable):
         pickle_object(LOCK)
     assert cloudpickle.list_registry_pickle_by_value() == before
+
+
+def test_modules_are_listed_while_another_thread_imports(monkeypatch):
+    over = threading.Event()
+
+    def imports():
+        while not over.is_set():
+            for number in range(50):
+                sys.modules[f"of_another_thread_{number}"] = sys
+            for number in range(50):
+                del sys.modules[f"of_another_thread_{number}"]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=imports)
+    thread.start()
+    try:
+        for _ in range(300):
+            monkeypatch.setattr(code, "_scan", (0, "", []))
+            code.own_modules()
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(before)

@@ -14,6 +14,7 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.training.exchanges.gradient.step import Step, check_model
 from ddlf.training.slot.gradients import Gradients
 from ddlf.training.slot.optimizers import final_weights, read_optimizer
+from ddlf.training.strategies.lbfgs.replica import check_loss
 from tests.training.models import Blobs, blobs, distance
 
 X, Y = (array.astype("f8") for array in blobs(203))
@@ -191,6 +192,21 @@ def test_a_loss_that_is_no_mean_over_samples_is_refused(reduction, weights, fits
         else pytest.raises(ConfigError, match="takes the mean over samples, but the loss 'mine' has reduction=")
     ):
         check_model(app)
+
+
+def test_a_loss_that_combines_the_samples_of_a_batch_is_refused():
+    import keras
+
+    app = Blobs()
+    app.x_train, app.y_train = X, Y
+    app.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    app.model.compile("sgd", keras.losses.Dice(name="mine"))
+    for check in (check_model, lambda app: check_loss(app.model)):
+        with pytest.raises(ConfigError, match="but the loss 'mine' combines samples of a batch"):
+            check(app)
+    app.model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    with pytest.raises(ConfigError, match="has reduction='mean_with_sample_weight'"):
+        check_loss(app.model)
 
 
 @pytest.mark.parametrize("scaled", [True, False])

@@ -103,6 +103,7 @@ def bad_models():
         "does not support masks": masked,
         "activity_regularizer of the layer 'd0'": model_of(*dense(4, activity_regularizer="l2")),
         "has reduction='sum'": model_of(*dense(4), loss=keras.losses.MeanSquaredError(reduction="sum")),
+        "combines samples of a batch": model_of(*dense(4), loss=keras.losses.Dice()),
         "does not support LossScaleOptimizer": model_of(
             *dense(4), optimizer=optimizers.LossScaleOptimizer(optimizers.SGD(0.1))
         ),

@@ -50,6 +50,11 @@ def check_model(app: App) -> None:
                 f"exchange='gradient' takes the mean over samples, but the loss {loss.name!r} has reduction={how!r}",
                 hint="use Keras's default, reduction='sum_over_batch_size'",
             )
+        if getattr(loss, "axis", 0) is None:
+            raise ConfigError(
+                f"exchange='gradient' takes the mean over samples, but the loss {loss.name!r} combines samples of a batch",
+                hint="give the loss axes without the first one, such as axis=(1, 2, 3)",
+            )
 
 
 class Step:

@@ -218,6 +218,11 @@ def _check_loss(model: Any) -> None:
                 f"split adds up means over micro-batches, and the loss {one.name!r} has reduction={one.reduction!r}",
                 hint="use reduction='sum_over_batch_size', or leave out split",
             )
+        if getattr(one, "axis", 0) is None:
+            raise ConfigError(
+                f"split adds up means over micro-batches, and the loss {one.name!r} combines samples of a batch",
+                hint="give the loss axes without the first one, such as axis=(1, 2, 3), or leave out split",
+            )
 
 
 def _check_optimizer(optimizer: Any) -> None:

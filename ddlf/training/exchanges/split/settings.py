@@ -182,7 +182,7 @@ class Split(Exchange):
             yield Refusal(
                 True,
                 f"{setting.name}={str(value)!r} wraps the optimizer, and with split each part has only its own gradients",
-                f"leave out {setting.name}, or use clipnorm or clipvalue of the optimizer",
+                f"leave out {setting.name}" + (", or use clipnorm of the optimizer" if setting.name == "clip" else ""),
             )
 
 

@@ -289,8 +289,13 @@ def check_loss(model: Any) -> None:
         )
     for _, loss in leaves(getattr(model, "loss", None)):
         how = getattr(loss, "reduction", "mean")
-        if how in ("sum", "none", None):
+        if how in ("sum", "none", None, "mean_with_sample_weight"):
             raise ConfigError(
                 f"mode='lbfgs' takes the mean over samples, but the loss {loss.name!r} has reduction={how!r}",
                 hint="use Keras's default, reduction='sum_over_batch_size'",
+            )
+        if getattr(loss, "axis", 0) is None:
+            raise ConfigError(
+                f"mode='lbfgs' takes the mean over samples, but the loss {loss.name!r} combines samples of a batch",
+                hint="give the loss axes without the first one, such as axis=(1, 2, 3)",
             )
