@@ -389,9 +389,15 @@ def _check_models(app: App, opened: dict[int, dict[str, Any]]) -> None:
                 f"worker {number} reads another model text from {text.file} than the master",
                 hint="run it again: if the file was changed meanwhile, both now read the same text",
             )
-        if [tuple(row[1:]) for row in theirs] != mine:
+        if (others := [tuple(row[1:]) for row in theirs]) != mine:
+            differing = next((pair for pair in zip(others, mine, strict=False) if pair[0] != pair[1]), None)
+            there, here = (
+                (f"{len(others)} weights", f"{len(mine)}")
+                if differing is None
+                else (f"a weight of shape {tuple(shape)}, {kind}" for shape, kind in differing)
+            )
             raise AppError(
-                f"create_model makes another model on worker {number} ({len(theirs)} weights) than on the master ({len(mine)})",
+                f"create_model makes another model on worker {number} ({there}) than on the master ({here})",
                 hint="it must not depend on the machine it runs on",
             )
 
