@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights, difference
 from ddlf.data.trees import tree_map
-from ddlf.errors import AppError
+from ddlf.errors import AppError, ConfigError
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.slot.build import describe_optimizer
@@ -147,3 +147,37 @@ class GradientModel(KerasModel):
         """Return the gradient of a batch as an update, and Keras's metrics; both from ``Gradients.of``."""
         update, self._told = self._gradients.of(batch, weights)
         return update, dict(self._told)
+
+
+WHOLE_BATCH = ("dice", "tversky")
+"""Keras's loss functions that combine the samples of a batch by default."""
+
+
+def check_mean_losses(losses: Any, user: str, *, weighted: bool) -> None:
+    """Raise an error for a loss of Keras that is not a mean over samples, so that the means of parts of a batch do not
+    add up to it. A function of the user cannot be checked.
+
+    Args:
+        losses: The losses of ``compile``: a loss or its name, or several of them nested.
+        user: The setting that needs a mean, for the message.
+        weighted: Whether samples may have weights.
+
+    Raises:
+        ConfigError: There is such a loss.
+    """
+    import keras
+
+    for one in keras.tree.flatten(losses):
+        loss = keras.losses.get(one) if isinstance(one, str) else one
+        name, how = getattr(loss, "name", getattr(loss, "__name__", "")), getattr(loss, "reduction", "mean")
+        if how in ("sum", "none", None) or (how == "mean_with_sample_weight" and weighted):
+            raise ConfigError(
+                f"{user} takes the mean over samples, but the loss {name!r} has reduction={how!r}",
+                hint="use Keras's default, reduction='sum_over_batch_size'",
+            )
+        is_keras = str(getattr(loss, "__module__", "")).startswith("keras.")
+        if getattr(loss, "axis", 0) is None or (is_keras and name in WHOLE_BATCH and not hasattr(loss, "axis")):
+            raise ConfigError(
+                f"{user} takes the mean over samples, but the loss {name!r} combines samples of a batch",
+                hint="give the loss axes without the first one, such as keras.losses.Dice(axis=(1, 2, 3))",
+            )

@@ -200,10 +200,11 @@ def test_a_loss_that_combines_the_samples_of_a_batch_is_refused():
     app = Blobs()
     app.x_train, app.y_train = X, Y
     app.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    app.model.compile("sgd", keras.losses.Dice(name="mine"))
-    for check in (check_model, lambda app: check_loss(app.model)):
-        with pytest.raises(ConfigError, match="but the loss 'mine' combines samples of a batch"):
-            check(app)
+    for loss in (keras.losses.Dice(), "dice", keras.losses.dice):
+        app.model.compile("sgd", loss)
+        for check in (check_model, lambda app: check_loss(app.model)):
+            with pytest.raises(ConfigError, match="but the loss 'dice' combines samples of a batch"):
+                check(app)
     app.model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
     with pytest.raises(ConfigError, match="has reduction='mean_with_sample_weight'"):
         check_loss(app.model)

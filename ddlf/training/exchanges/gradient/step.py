@@ -20,6 +20,7 @@ from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
 from ddlf.training.slot.build import first_rows
+from ddlf.training.slot.gradients import check_mean_losses
 from ddlf.training.slot.optimizers import chain, followers, read_optimizer, write_optimizer
 
 AT_FIRST = "_ddlf_at_first"
@@ -43,18 +44,7 @@ def check_model(app: App) -> None:
             hint="compile the model without LossScaleOptimizer and loss_scale_factor",
         )
     weighted = len(first_rows(app, "train")) == 3
-    for loss in keras.tree.flatten(app.model.loss):
-        how = getattr(loss, "reduction", "mean")
-        if how in ("sum", "none", None) or (how == "mean_with_sample_weight" and weighted):
-            raise ConfigError(
-                f"exchange='gradient' takes the mean over samples, but the loss {loss.name!r} has reduction={how!r}",
-                hint="use Keras's default, reduction='sum_over_batch_size'",
-            )
-        if getattr(loss, "axis", 0) is None:
-            raise ConfigError(
-                f"exchange='gradient' takes the mean over samples, but the loss {loss.name!r} combines samples of a batch",
-                hint="give the loss axes without the first one, such as axis=(1, 2, 3)",
-            )
+    check_mean_losses(app.model.loss, "exchange='gradient'", weighted=weighted)
 
 
 class Step:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.errors import AppError, ConfigError
+from ddlf.training.slot.gradients import check_mean_losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,20 +210,7 @@ def _check_loss(model: Any) -> None:
             "split needs a loss in compile",
             hint='give it a loss, such as "categorical_crossentropy", or leave out split',
         )
-    import keras
-
-    found = [one for one in keras.tree.flatten(compiled._user_loss) if getattr(one, "reduction", None) is not None]
-    for one in found:
-        if one.reduction not in ("sum_over_batch_size", "mean"):
-            raise ConfigError(
-                f"split adds up means over micro-batches, and the loss {one.name!r} has reduction={one.reduction!r}",
-                hint="use reduction='sum_over_batch_size', or leave out split",
-            )
-        if getattr(one, "axis", 0) is None:
-            raise ConfigError(
-                f"split adds up means over micro-batches, and the loss {one.name!r} combines samples of a batch",
-                hint="give the loss axes without the first one, such as axis=(1, 2, 3), or leave out split",
-            )
+    check_mean_losses(compiled._user_loss, "split", weighted=True)
 
 
 def _check_optimizer(optimizer: Any) -> None:

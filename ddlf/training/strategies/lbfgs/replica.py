@@ -17,13 +17,12 @@ import numpy as np
 from ddlf.algorithms.flat_weights import Rows
 from ddlf.algorithms.lbfgs import Array, FixedPoint
 from ddlf.algorithms.weights import Weights, is_float
-from ddlf.data.trees import leaves
 from ddlf.errors import AppError, AppMissing, ConfigError
 from ddlf.training.context import App
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA
 from ddlf.training.slot.feed import Samples
-from ddlf.training.slot.gradients import GradientModel
+from ddlf.training.slot.gradients import GradientModel, check_mean_losses
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.optimizers import chain, keeps_averages
@@ -287,15 +286,4 @@ def check_loss(model: Any) -> None:
             "mode='lbfgs' does not support averages of the weights (use_ema): the compiled optimizer does not step",
             hint="compile the model without use_ema, or train in mode 'sync'",
         )
-    for _, loss in leaves(getattr(model, "loss", None)):
-        how = getattr(loss, "reduction", "mean")
-        if how in ("sum", "none", None, "mean_with_sample_weight"):
-            raise ConfigError(
-                f"mode='lbfgs' takes the mean over samples, but the loss {loss.name!r} has reduction={how!r}",
-                hint="use Keras's default, reduction='sum_over_batch_size'",
-            )
-        if getattr(loss, "axis", 0) is None:
-            raise ConfigError(
-                f"mode='lbfgs' takes the mean over samples, but the loss {loss.name!r} combines samples of a batch",
-                hint="give the loss axes without the first one, such as axis=(1, 2, 3)",
-            )
+    check_mean_losses(getattr(model, "loss", None), "mode='lbfgs'", weighted=True)
