@@ -54,6 +54,10 @@ class DaskRig(Rig):
     def launcher(self, run: Run) -> list[str]:
         return ["--workers", str(self.places), "--launcher", f"dask:scheduler={self._address}"]
 
+    def empty(self) -> list[str]:
+        program = f"from distributed import Client; client = Client({self._address!r}); "
+        return [sys.executable, "-c", program + f"client.gather(client.map(abs, range({self.places})))"]
+
     def is_engine(self, process: psutil.Process) -> bool:
         return is_below(process, self._engine.processes)
 

@@ -41,6 +41,9 @@ class OpenMpiRig(Rig):
     def command(self, run: Run, options: Sequence[str]) -> list[str]:
         return [self.mpirun(), *self.options, "-n", str(self.places), *DDLF, *self.launcher(run), *options]
 
+    def empty(self) -> list[str]:
+        return [self.mpirun(), *self.options, "-n", str(self.places), "true"]
+
     def victims(self) -> dict[str, Victim]:
         return {
             "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -52,6 +53,11 @@ class RayRig(Rig):
 
     def launcher(self, run: Run) -> list[str]:
         return ["--workers", str(self.places), "--launcher", "ray"]
+
+    def empty(self) -> list[str]:
+        count, actor = self.places, "ray.remote(num_cpus=1, scheduling_strategy='SPREAD')(dict)"
+        program = f"import ray; ray.init(); actors = [{actor}.remote() for _ in range({count})]; "
+        return [sys.executable, "-c", program + "ray.get([actor.__len__.remote() for actor in actors])"]
 
     def is_engine(self, process: psutil.Process) -> bool:
         with contextlib.suppress(psutil.Error):

@@ -305,6 +305,10 @@ class Rig(ABC):
                     found.append(process)
         return found
 
+    def empty(self) -> list[str]:
+        """Return the engine's own command that runs an empty program at all places and waits; an empty list if it has none."""
+        return []
+
     def clean(self, run: Run) -> None:
         """Remove what remains of a run after its check."""
         for process in self.of_runs():

@@ -72,6 +72,9 @@ class TasksRig(SlurmRig):
         count = str(self.places)
         return ["srun", "-N", count, "-n", count, *DDLF, *self.launcher(run), *options]
 
+    def empty(self) -> list[str]:
+        return ["srun", "-N", str(self.places), "-n", str(self.places), "true"]
+
     def ends(self) -> dict[str, End]:
         return {
             "Ctrl-C twice": End(interrupt_twice),
@@ -100,6 +103,10 @@ class StepsRig(SlurmRig):
     def command(self, run: Run, options: Sequence[str]) -> list[str]:
         count = str(self.places)
         return ["salloc", "-Q", "-N", count, "-n", count, *DDLF, *self.launcher(run), *options]
+
+    def empty(self) -> list[str]:
+        count = str(self.places)
+        return ["salloc", "-Q", "-N", count, "-n", count, "srun", "true"]
 
     def victims(self) -> dict[str, Victim]:
         return {
@@ -165,6 +172,10 @@ class ArrayRig(SlurmRig):
         """Queue the element again: SIGTERM, and SIGKILL after KillWait."""
         job, _ = self.element(run, place)
         self.lab.call("scontrol", "requeue", f"{job}_{place}")
+
+    def empty(self) -> list[str]:
+        elements = f"--array=0-{self.places - 1}"
+        return ["sbatch", "--wait", elements, "-c", "2", "-o", "/dev/null", "--wrap", "true"]
 
     def ends(self) -> dict[str, End]:
         return {**super().ends(), "scancel": End(lambda run: self.cancel(), ends_master=False)}

@@ -65,6 +65,14 @@ class SparkRig(Rig):
         keys = f"master=spark://127.0.0.1:{self._port},conf.spark.executor.memory=512m,conf.spark.driver.memory=512m"
         return ["--workers", str(self.places), "--launcher", f"spark:{keys}"]
 
+    def empty(self) -> list[str]:
+        keys = {"executor.memory": "512m", "driver.memory": "512m"}
+        start = f"SparkSession.builder.master('spark://127.0.0.1:{self._port}')" + "".join(
+            f".config('spark.{key}', '{value}')" for key, value in keys.items()
+        )
+        run = f"{start}.getOrCreate().sparkContext.parallelize(range({self.places}), {self.places}).foreach(abs)"
+        return [sys.executable, "-c", f"from pyspark.sql import SparkSession; {run}"]
+
     def is_engine(self, process: psutil.Process) -> bool:
         with contextlib.suppress(psutil.Error):
             return any(word.startswith((f"{DAEMON}.master.", f"{DAEMON}.worker.")) for word in process.cmdline())

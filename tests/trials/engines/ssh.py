@@ -33,6 +33,9 @@ class SshRig(Rig):
         hosts = ",".join(f"pc{place:02}" for place in range(self.places))
         return ["--launcher", f"ssh:hosts={hosts},python={sys.executable}"]
 
+    def empty(self) -> list[str]:
+        return ["sh", "-c", "".join(f"ssh pc{place:02} true & " for place in range(self.places)) + "wait"]
+
     def victims(self) -> dict[str, Victim]:
         return {
             "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
