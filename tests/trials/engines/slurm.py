@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import threading
 import time
 from collections.abc import Sequence
 
@@ -116,9 +117,13 @@ class StepsRig(SlurmRig):
         }
 
     def notice(self, run: Run, place: int) -> None:
-        """Cancel the step: SIGTERM, and SIGKILL after KillWait."""
+        """Send SIGTERM to the step, and cancel it at the end of the notice. ``scancel`` alone kills a step at once."""
         environment = run.daemon(place).environ()
-        self.lab.call("scancel", f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}")
+        step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+        self.lab.call("scancel", "--signal=TERM", step)
+        timer = threading.Timer(self.notice_s, self.lab.call, ("scancel", step), {"check": False})
+        timer.daemon = True
+        timer.start()
 
     def ends(self) -> dict[str, End]:
         # After a kill -9 of salloc, Slurm keeps the job, so the run rightly continues in it.
