@@ -21,7 +21,8 @@ exec ${LOGIN_SHELL:-sh} -c "$SSH_ORIGINAL_COMMAND"
 
 
 class Sshd:
-    """An sshd, and an ssh whose configuration knows the hosts ``pc...`` and some that cannot be used.
+    """An sshd, and an ssh whose configuration knows the hosts ``pc...`` and some that cannot be used. ``dead`` does not
+    answer at all.
 
     Args:
         folder: An empty folder.
@@ -39,6 +40,11 @@ class Sshd:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             port = sock.getsockname()[1]
+        self.silent = socket.create_server(("127.0.0.1", 0), backlog=0)
+        self._unanswered = [socket.socket() for _ in range(2)]  # with these its queue is full, and it answers no more
+        for sock in self._unanswered:
+            sock.setblocking(False)
+            sock.connect_ex(self.silent.getsockname())
         more = "".join(f" {name}={value}" for name, value in (environment or {}).items())
         there = f"PYTHONPATH={ROOT} XDG_STATE_HOME={self.state} XDG_DATA_HOME={folder}/there/data{more}"
         config = f"""
@@ -66,6 +72,8 @@ class Sshd:
                 UserKnownHostsFile {folder}/known_other
             Host refused
                 Port 1
+            Host dead
+                Port {self.silent.getsockname()[1]}
             Host behind
                 ProxyJump pc09
             Host nokey
@@ -102,6 +110,8 @@ class Sshd:
         return found
 
     def end(self):
+        for sock in (self.silent, *self._unanswered):
+            sock.close()
         processes = self.process.children(recursive=True)
         self.process.terminate()
         for process in processes:

@@ -11,7 +11,7 @@ import pytest
 from tests.engines.__main__ import run as run_tests
 from tests.engines.needs import NEEDS, Needs
 from tests.patience import PATIENCE_S
-from tests.trials.engines import series, ways
+from tests.trials.engines import series, stuck, ways
 from tests.trials.engines.command import CommandRig
 from tests.trials.engines.rig import RIGS, ROOT, End, Rig, Run, Victim
 
@@ -54,6 +54,24 @@ def test_losses_notices_and_ends_change_no_bit_and_leave_nothing(rig, tmp_path, 
         report = getattr(series, kind)(rig, tmp_path, count, random.Random(1), silent)
         assert report.problems == []
         assert (report.done, report.good) == (count, count)
+
+
+@pytest.mark.slow
+def test_run_that_never_gets_workers_says_why_and_ends(rig, tmp_path, monkeypatch):
+    monkeypatch.setattr(stuck, "SAY_S", float(PATIENCE_S))
+    report = stuck.stuck(rig, tmp_path, silent)
+    assert report.problems == []
+    assert report.good == 2
+
+
+def test_run_that_is_stuck_without_a_word_is_found(rig, tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "text", property(lambda self: "begun\nerror  the cat has it\n"))
+    monkeypatch.setattr(stuck, "DDLF", ["false"])
+    case = stuck.Stuck([], "no such queue")
+    problems, said_s, _ = stuck._try(rig, case, tmp_path / "run")
+    assert said_s is None
+    assert problems[0] == "exit code 1"
+    assert problems[1].startswith("it has not said 'no such queue'")
 
 
 def test_each_rig_has_a_name_of_its_own():

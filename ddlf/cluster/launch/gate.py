@@ -47,7 +47,7 @@ ANY_HOST = "0.0.0.0"
 LOOPBACK_HOST = "127.0.0.1"
 ASK_S = 3.0
 """Longest time to ask an engine why a worker has not come, in seconds."""
-SAY_AFTER_S = 5.0
+SAY_AFTER_S = 3.0
 """Seconds until the first line about places whose workers have not joined."""
 
 T = TypeVar("T")
@@ -379,12 +379,15 @@ class Joined(Launcher):
             absent = dict(zip(places, await asyncio.gather(*map(self._why, places)), strict=True))
             if len(absent) == count:
                 reasons = "; ".join(dict.fromkeys(filter(None, absent.values())))
+                hint = "look at the output of its job"
+                if not self.ends_workers:
+                    hint = f"start one with: ddlf-worker --join HOST:{gate.port}"
+                elif reasons:
+                    hint = "correct that, or wait longer: start_timeout=SECONDS"
                 raise ConnectError(
                     f"no worker joined at port {gate.port} within {self._start_timeout_s:g} s"
                     + (f": {reasons}" if reasons else ""),
-                    hint="look at the output of its job"
-                    if self.ends_workers
-                    else f"start one with: ddlf-worker --join HOST:{gate.port}",
+                    hint=hint,
                 )
         finally:
             for task in tasks:

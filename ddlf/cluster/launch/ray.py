@@ -46,6 +46,7 @@ run could not save its model.
 """
 SHOWN_BYTES = 2000
 """Bytes of a worker's last output in the error."""
+STARTS = "its actor starts"
 NOT_SHOWN = ("node:", "object_store_memory")
 """Beginnings of the names of resources that no worker asks for."""
 
@@ -203,7 +204,8 @@ class Rayed(PlaceEngine):
                 async with asyncio.timeout(ANSWER_S):
                     self._reason = await in_thread(self._waits_for_resources)
             self._asked_at = time.monotonic()
-        return self._reason
+        left = self._left(index) if self._reason == STARTS else None
+        return left.words if left is not None else self._reason
 
     def _asked_resources(self) -> dict[str, float]:
         """Return the resources that Ray reserves for each worker."""
@@ -224,7 +226,7 @@ class Rayed(PlaceEngine):
                 return pending(asked, nodes, ray.cluster_resources(), ray.available_resources())
             if group is not None and any(f"bundle_group_{group.id.hex()}" in bundle for bundle in queued):
                 return in_group(asked, group.bundle_specs)
-            return "its actor starts"
+            return STARTS
         except Exception as error:  # Ray is gone: that is the reason
             return f"Ray does not answer: {error}"
 

@@ -409,6 +409,23 @@ async def test_start_without_any_worker_says_how_to_start_one(token):
     assert f"ddlf-worker --join HOST:{port}" in caught.value.hint
 
 
+class Waiting(Joined):
+    """Workers of an engine that says why they have not come."""
+
+    ends_workers = True
+
+    async def waits(self, index):
+        return "infeasible: no node has {CPU: 64}"
+
+
+async def test_start_without_any_worker_ends_with_the_words_of_the_engine(token):
+    launcher = Waiting(1, "127.0.0.1", 0, token_file=token, start_timeout_s=0.1)
+    with pytest.raises(ConnectError, match=r"within 0.1 s: infeasible: no node has \{CPU: 64\}; ") as caught:
+        await Cluster(launcher).connect()
+    assert caught.value.exit_code == 3
+    assert caught.value.hint == "correct that, or wait longer: start_timeout=SECONDS"
+
+
 async def test_workers_that_listen_nowhere_cannot_call_each_other_and_say_what_to_do(fleet, token):
     launcher = joined(2, token)
     fleet.port = launcher.gate.port

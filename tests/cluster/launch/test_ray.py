@@ -143,6 +143,18 @@ def test_group_without_room_is_shown_with_its_bundles():
     )
 
 
+async def test_place_whose_worker_has_ended_waits_for_that_reason(with_ray, monkeypatch):
+    launcher = installed("ray", Workers(2, 2))
+    launcher.has_left(1, Left(Cause.CRASH, "its worker ended with exit code 1", 1))
+    for said, waits in {
+        "its actor starts": ["its actor starts", "its worker ended with exit code 1"],
+        "infeasible: no node has {CPU: 64}": ["infeasible: no node has {CPU: 64}"] * 2,
+    }.items():
+        launcher._asked_at = -ray.ASK_AGAIN_S
+        monkeypatch.setattr(launcher, "_waits_for_resources", lambda said=said: said)
+        assert [await launcher.waits(place) for place in (0, 1)] == waits
+
+
 async def test_end_of_an_actor_does_not_block_the_gate_if_ray_is_gone(monkeypatch):
     monkeypatch.setattr(ray, "ANSWER_S", 0.05)
     answer, ended = threading.Event(), asyncio.Event()

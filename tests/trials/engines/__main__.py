@@ -1,7 +1,7 @@
 """Lose workers, warn them, and end runs at random moments on a real engine, and check what comes of it.
 
     python -m tests.trials.engines ENGINE [--losses 10] [--notices 20] [--ends 20] [--rounds 20] [--places 3] [--gone]
-        [--seed 0] [--light] [--alone]
+        [--stuck] [--seed 0] [--light] [--alone]
 
 ENGINE is a name in ``rig.RIGS``. The engine is started on this machine, and ended afterwards. A small CNN with dropout
 and momentum is trained with four slots. These statements must be true:
@@ -17,6 +17,8 @@ and momentum is trained with four slots. These statements must be true:
   their start and training. After 35 s no process, job, actor, Secret, token file or forward remains.
 - ``--gone``: the engine's head, such as a scheduler or an API server, is killed in mid-run. The training goes on with
   the same bits, and the master says what has happened. Where the workers end with the head, the run ends within 120 s.
+- ``--stuck``: runs that the engine cannot start now, or never. After 5 s, each says why in the engine's words. It ends with
+  exit code 3 at its ``start_timeout`` or before.
 
 With ``--alone``, nothing is compared with ``--local 2``. With ``--light``, losses and ends disturb an app that only calls
 its workers, instead of training. Its workers start soon because they need no Keras, so a slow machine can do more of both.
@@ -38,6 +40,7 @@ from tests.trials.engines import series
 from tests.trials.engines.gone import gone
 from tests.trials.engines.rig import APP, CALLS, RIGS, load
 from tests.trials.engines.series import Report
+from tests.trials.engines.stuck import stuck
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, count in {"losses": 10, "notices": 20, "ends": 20, "rounds": 20, "places": 3, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--gone", action="store_true")
+    parser.add_argument("--stuck", action="store_true")
     parser.add_argument("--light", action="store_true")
     parser.add_argument("--alone", action="store_true")
     given = parser.parse_args(argv)
@@ -69,6 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if given.gone:
                 reports["gone"] = gone(rig, runs, say)
                 print(f"{given.engine} gone: {reports['gone'].line()}", flush=True)
+            if given.stuck:
+                rig.app = CALLS
+                reports["stuck"] = stuck(rig, runs, say)
+                print(f"{given.engine} stuck: {reports['stuck'].line()}", flush=True)
             for kind in ("losses", "notices", "ends"):
                 if count := getattr(given, kind):
                     rig.app = CALLS if given.light and kind != "notices" else APP

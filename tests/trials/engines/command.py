@@ -7,6 +7,7 @@ import contextlib
 import psutil
 
 from tests.trials.engines.rig import Rig, Run, Victim, kill, wait_for
+from tests.trials.engines.stuck import Stuck
 
 
 class CommandRig(Rig):
@@ -22,6 +23,15 @@ class CommandRig(Rig):
             "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
             "daemon": Victim(lambda run, place: kill(run.daemon(place)), "command ended with exit code 137"),
             "command": Victim(lambda run, place: kill(shell(run, place)), "SIGTERM", is_notice=True),
+        }
+
+    def stuck(self) -> dict[str, Stuck]:
+        def command(text: str) -> list[str]:
+            return ["--workers", "1", "--launcher", f"command:{text}"]
+
+        return {
+            "no such program": Stuck(command("/nowhere/program {worker}"), "/nowhere/program"),
+            "program that fails": Stuck(command("sh -c 'echo no such queue >&2; exit 1' {worker}"), "no such queue"),
         }
 
 

@@ -10,6 +10,7 @@ import psutil
 
 from tests.trials.engines.below import Started, is_below
 from tests.trials.engines.rig import End, Rig, Run, Victim, kill, wait_for, warn
+from tests.trials.engines.stuck import TIMEOUT, Stuck
 
 SPARE = 1
 """Dask workers more than places, so that a task need not wait until a new one runs."""
@@ -86,6 +87,20 @@ class DaskRig(Rig):
         warn(self._engine.above(worker), self.notice_s)
 
     def ends(self) -> dict[str, End]:
+    def stuck(self) -> dict[str, Stuck]:
+        def dask(workers: int, *keys: str) -> list[str]:
+            return ["--workers", str(workers), "--launcher", ",".join((f"dask:scheduler={self._address}", *keys))]
+
+        return {
+            "no resources": Stuck(
+                dask(1, TIMEOUT),
+                "its task is at the Dask worker .* which has . tasks",
+                before=dask(self.places + SPARE),
+            ),
+            "infeasible": Stuck(dask(1, TIMEOUT, "resources.GPU=1"), "its task is unrunnable, because none of the"),
+            "wrong Python": Stuck(dask(1, TIMEOUT, "env.PYTHONHOME=/nowhere"), "its worker ended with exit code 1"),
+        }
+
         return {**super().ends(), "scheduler stopped": End(lambda run: self._scheduler.terminate(), ends_master=False)}
 
     def lose_engine(self, run: Run) -> None:

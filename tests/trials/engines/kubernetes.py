@@ -8,6 +8,7 @@ import subprocess
 
 from tests.engines.kubernetes_cluster import BACK_OFF_S, Cluster
 from tests.trials.engines.rig import MARK, ROOT, End, Rig, Run, Victim, kill
+from tests.trials.engines.stuck import TIMEOUT, Stuck
 
 
 class KubernetesRig(Rig):
@@ -60,6 +61,16 @@ class KubernetesRig(Rig):
         self._kubectl("delete", f"pod/{pod}", f"--grace-period={self.notice_s:g}", "--wait=false")
 
     def left(self, run: Run) -> list[str]:
+    def stuck(self) -> dict[str, Stuck]:
+        def k8s(*keys: str, image: str = "image") -> list[str]:
+            return ["--workers", "2", "--launcher", ",".join((f"k8s:image={image}", TIMEOUT, *keys))]
+
+        return {
+            "no resources": Stuck(k8s("cores=65"), r"Unschedulable: 0/1 nodes are available: 1 Insufficient cpu\."),
+            "no service account": Stuck(k8s("service_account=missing"), "FailedCreate: Error creating: pods "),
+            "ImagePullBackOff": Stuck(k8s(image="missing:1"), 'ImagePullBackOff: Back-off pulling image "missing:1"'),
+        }
+
         named = self._cluster.named
         kinds = ("jobs", "pods", "secrets")
         return super().left(run) + [f"{kind} {name}" for kind in kinds for name in named(kind) if not self._is_gone]

@@ -15,6 +15,7 @@ import psutil
 
 from tests.engines.ray_nodes import Nodes
 from tests.trials.engines.rig import MARK, End, Rig, Run, Victim, kill
+from tests.trials.engines.stuck import TIMEOUT, Stuck
 
 SPARE = 1
 """Nodes more than places, so that an actor need not wait until a new node runs."""
@@ -128,6 +129,20 @@ class RayRig(Rig):
         return bool(found) and found[0].process.poll() is None
 
     def ends(self) -> dict[str, End]:
+    def stuck(self) -> dict[str, Stuck]:
+        all_places = ["--workers", str(self.places + SPARE)]
+
+        def ray(*keys: str) -> list[str]:
+            return ["--launcher", ",".join(("ray:" + TIMEOUT, *keys))]
+
+        return {
+            "no resources": Stuck(
+                [*all_places, *ray()], r"pending: \{CPU: 1\} is not free", before=[*all_places, "--launcher", "ray"]
+            ),
+            "infeasible": Stuck(["--workers", "2", *ray("cores=64")], r"infeasible: no node has \{CPU: 64\}"),
+            "wrong Python": Stuck(["--workers", "1", *ray("env.PYTHONHOME=/nowhere")], "No module named 'encodings'"),
+        }
+
         return {**super().ends(), "ray stop": End(self._stop, ends_master=False)}
 
     def _stop(self, run: Run) -> None:

@@ -11,6 +11,7 @@ import psutil
 
 from tests.engines.slurm_cluster import Lab, wait_for
 from tests.trials.engines.rig import DDLF, MARK, End, Rig, Run, Victim, kill, terminate
+from tests.trials.engines.stuck import TIMEOUT, Stuck
 
 ENGINE = {"slurmctld", "slurmd", "munged"}
 NODE_LOST_S = 45.0
@@ -181,6 +182,18 @@ class ArrayRig(SlurmRig):
     def empty(self) -> list[str]:
         elements = f"--array=0-{self.places - 1}"
         return ["sbatch", "--wait", elements, "-c", "2", "-o", "/dev/null", "--wrap", "true"]
+
+    def stuck(self) -> dict[str, Stuck]:
+        def slurm(*keys: str, workers: int = 2) -> list[str]:
+            return ["--workers", str(workers), "--launcher", ",".join(("slurm:cores=2", TIMEOUT, *keys))]
+
+        reason = r"is PENDING, reason (Resources|Priority)"
+        return {
+            "no resources": Stuck(slurm(), reason, before=slurm(workers=4)),
+            "wrong partition": Stuck(slurm("partition=nope"), "invalid partition specified: nope", ends_with="."),
+            "infeasible": Stuck(slurm("memory=500GiB"), "Memory specification can not be satisfied", ends_with="."),
+            "wrong Python": Stuck(slurm("python=/nowhere/python"), "/nowhere/python"),
+        }
 
     def ends(self) -> dict[str, End]:
         return {**super().ends(), "scancel": End(lambda run: self.cancel(), ends_master=False)}

@@ -9,6 +9,7 @@ import psutil
 
 from tests.engines.sshd import Sshd
 from tests.trials.engines.rig import MARK, Rig, Run, Victim, kill, wait_for
+from tests.trials.engines.stuck import TIMEOUT, Stuck
 
 
 class SshRig(Rig):
@@ -44,6 +45,16 @@ class SshRig(Rig):
             "sshd session": Victim(
                 lambda run, place: kill(session(run, place)), "(?i)ssh|connection|closed|disconnect"
             ),
+        }
+
+    def stuck(self) -> dict[str, Stuck]:
+        def ssh(host: str, python: str = sys.executable) -> list[str]:
+            return ["--launcher", f"ssh:hosts={host},python={python},{TIMEOUT}"]
+
+        return {
+            "dead host": Stuck(ssh("dead"), "ssh connects to dead", ends_with="(?i)timed out"),
+            "host that refuses": Stuck(ssh("refused"), "refused: ssh: connect to host .*: Connection refused"),
+            "wrong Python": Stuck(ssh("pc01", "/nowhere/python"), "pc01: /nowhere/python cannot run there"),
         }
 
     def left(self, run: Run) -> list[str]:
