@@ -253,11 +253,16 @@ async def _serve(
         # A thread, because stdin may be a file or a terminal, which the event loop cannot watch everywhere. It reads the bare
         # descriptor: a buffered one is locked while a read waits, and Python would wait for that lock at its end.
         def watch() -> None:
+            stays = False
             with contextlib.suppress(RuntimeError):  # the loop has ended already
-                while line := os.read(0, 4096):
-                    for seconds in re.findall(rb"^leave ([0-9.]{1,10})$", line, re.MULTILINE):
-                        loop.call_soon_threadsafe(daemon.leave, "a notice of its engine", float(seconds))
-                loop.call_soon_threadsafe(daemon.stop)
+                while lines := os.read(0, 4096):
+                    for word, number in re.findall(rb"^(leave|stay) ([0-9.]{1,10})$", lines, re.MULTILINE):
+                        if word == b"stay":
+                            stays = number == b"1"
+                        else:
+                            loop.call_soon_threadsafe(daemon.leave, "a notice of its engine", float(number))
+                if not stays:
+                    loop.call_soon_threadsafe(daemon.stop)
 
         threading.Thread(target=watch, daemon=True).start()
     tasks = []

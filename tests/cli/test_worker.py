@@ -273,6 +273,24 @@ def test_worker_of_program_ends_with_it_and_needs_token(tmp_path):
     assert (code, "no token came on stdin" in text) == (4, True)
 
 
+def test_worker_that_stays_outlives_its_parent_until_it_has_no_master(tmp_path):
+    arguments = [
+        sys.executable,
+        "-m",
+        "ddlf.cli.worker",
+        "--join",
+        "127.0.0.1:1",
+        "--join-for",
+        "1",
+        "--exit-with-parent",
+    ]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdin.write(f"{new_token()}\nstay 1\n".encode())
+        process.stdin.close()
+        assert process.wait(PATIENCE_S) == 3
+        assert b"no master at 127.0.0.1:1 for 1 s" in process.stderr.read()
+
+
 def test_help_shows_the_way_to_other_machines():
     ended = command("ddlf.cli.worker", "--help")
     assert ended.returncode == 0

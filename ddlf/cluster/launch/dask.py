@@ -1,7 +1,8 @@
 """Workers that Dask starts: ``ddlf run app.py --launcher dask --workers 4``. Runs on the master, and in Dask's workers.
 
 Each place is one long task. If the Dask worker around it ends, Dask runs the task elsewhere. The worker inside ends when
-the master's gate says that the run is over, because Dask cannot stop a task that runs.
+the master's gate says that the run is over, because Dask cannot stop a task that runs. If the scheduler is lost, the Dask
+workers end themselves; the workers inside continue without them.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ CAUSES = {"KilledWorker": Cause.NODE, "FutureCancelledError": Cause.CANCELLED}
 """Causes by Dask's errors."""
 RUNNING = ("executing", "long-running")
 """States of a task in a Dask worker."""
+SCHEDULER_LOST = "worker-handle-scheduler-connection-broken"
+"""Dask's reason for the end of a Dask worker that has lost its scheduler."""
+GONE_S = 5.0
+"""Seconds without a worker until its place is empty, if its Dask worker has ended before it."""
 ENDING = ("closing", "closed", "failed")
 """States of a Dask worker that runs no task any more."""
 
@@ -71,6 +76,7 @@ class Dask(PlaceEngine):
         self._client: Any = None
         self._address, self._security = "", dict[str, Any]()
         self._connecting = asyncio.Lock()  # a lost scheduler is dialled once for all places
+        self._says_gone = False  # whether it is known to people that the scheduler is gone
         self._tasks: dict[str, int] = {}  # place by the key of its task
         self._before: dict[int, int] = {}  # incarnation of a place when its task began to wait
 
@@ -160,6 +166,7 @@ class Dask(PlaceEngine):
                     self._client.subscribe_topic("all", self._hear)
             except (OSError, ValueError):
                 return False
+            self._says_gone = False
             return True
 
     async def _close(self) -> None:
@@ -187,8 +194,14 @@ class Dask(PlaceEngine):
     async def run(self, place: int, worker: WorkerStart) -> Left | None:
         if not await self._is_connected():
             return Left(Cause.NODE, f"no Dask scheduler answers at {self._address}")
+        before = self.gate.incarnation(place)
         while (left := await self._run_task(place, worker)) is None:
             log.info("place %d: its task waited behind another one; it is submitted again", place)
+        if left == self._scheduler_gone() and self.gate.incarnation(place) != before:
+            if self.gate.has_begun and not self._says_gone:
+                log.warning("%s; the training continues with the workers that still run", left.words)
+            self._says_gone = True
+            await self.gate.gone(place, before, GONE_S)
         return left
 
     async def _run_task(self, place: int, worker: WorkerStart) -> Left | None:
@@ -215,7 +228,7 @@ class Dask(PlaceEngine):
             raise
         except Exception as error:  # whatever the task has raised in the Dask worker, or Dask here
             if self._client.status != CONNECTED:
-                return Left(Cause.NODE, f"the Dask scheduler {self._address} is gone")
+                return self._scheduler_gone()
             kind = type(error).__name__
             return Left(CAUSES.get(kind, Cause.CRASH), f"Dask has given its task up: {kind}: {error}")
         finally:
@@ -223,6 +236,9 @@ class Dask(PlaceEngine):
         if code == 0:
             return Left(Cause.CANCELLED, f"its worker in the Dask worker {where} was stopped", 0)
         return Left(Cause.CRASH, f"its worker ended with exit code {code}: see the output of {where}", code)
+
+    def _scheduler_gone(self) -> Left:
+        return Left(Cause.NODE, f"the Dask scheduler {self._address} is gone")
 
     async def _cancel(self, task: Any) -> None:
         with contextlib.suppress(Exception):  # the scheduler may be gone
@@ -301,12 +317,31 @@ def run_worker(worker: WorkerStart) -> tuple[int, str]:
         worker = dataclasses.replace(worker, cores=dask.state.nthreads)
 
     supervisor = Supervisor(worker)
+    reasons = _reasons_to_close(dask)
 
     def is_over() -> bool:
         task = dask.state.tasks.get(key)
         is_ending = dask.status.name in ENDING
-        if is_ending and dask.nanny:
+        if is_ending and SCHEDULER_LOST in reasons:
+            supervisor.stay()
+        elif is_ending and dask.nanny:
             supervisor.leave(NANNY_S)
         return is_ending or task is None or task.state not in RUNNING
 
     return supervisor.run(is_over), dask.address
+
+
+def _reasons_to_close(dask: Any) -> list[str]:
+    """Return a list that gets the reason when a Dask worker begins to close. Dask tells it to nobody else than its
+    scheduler, which may be gone.
+    """
+    reasons: list[str] = []
+    log_event = dask.log_event
+
+    def hear(topic: Any, message: Any) -> None:
+        if isinstance(message, dict) and message.get("action") == "closing-worker":
+            reasons.append(str(message.get("reason")))
+        log_event(topic, message)
+
+    dask.log_event = hear
+    return reasons

@@ -66,7 +66,7 @@ class WorkerStart:
 
 class Supervisor:
     """Keeps the worker of one place running. A worker that is killed, or that alone got SIGTERM, is started again. The worker
-    ends with this process.
+    ends with this process, unless ``stay`` says otherwise.
 
     Args:
         worker: How to start it.
@@ -81,6 +81,7 @@ class Supervisor:
         self._environment = worker.environment()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
+        self._stays = False
         self._grace_s: float | None = None  # the seconds of an engine's notice
         self._starting = threading.Lock()  # no process starts after ``stop``
 
@@ -101,6 +102,15 @@ class Supervisor:
             with contextlib.suppress(BrokenPipeError):  # it was killed at once; ``run`` starts it again
                 self._process.stdin.write(self._token + b"\n")
                 self._process.stdin.flush()
+            if self._stays:
+                self._say("stay 1")
+
+    def _say(self, line: str) -> None:
+        """Write a line to the worker, if it runs."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended, and its stdin may be closed
+                self._process.stdin.write(f"{line}\n".encode())
+                self._process.stdin.flush()
 
     def _inherited(self) -> dict[str, str]:
         """Return this process's environment for the worker. An engine that gives cores may have set one thread for its own
@@ -113,8 +123,8 @@ class Supervisor:
         return environment
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> int:
-        """Keep the worker of this task running until the run is over: start it again if it is killed. Return the exit
-        code for the task.
+        """Keep the worker of this task running until the run is over: start it again if it is killed. Then end it, unless
+        it stays. Return the exit code for the task.
         """
         self.start()
         code, pause, began = 0, LOOK_S, time.monotonic()
@@ -134,8 +144,17 @@ class Supervisor:
                 self.start()
                 began = time.monotonic()
             time.sleep(LOOK_S)
-        self.stop()
+        if self._is_stopped or not self._stays:
+            self.stop()
         return code
+
+    def stay(self, stays: bool = True) -> None:
+        """Say whether the worker continues after the end of this process, because the head of the engine is gone. Then the
+        master ends it with the run, or it ends itself after ``join_for_s`` without a master.
+        """
+        with self._starting:
+            self._stays = stays
+            self._say(f"stay {stays:d}")
 
     def ask_to_stop(self) -> None:
         """Let ``run`` end soon. A signal handler may call this."""
@@ -156,10 +175,8 @@ class Supervisor:
         if self._grace_s is None:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
-        elif process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(f"leave {self._grace_s:.1f}\n".encode())
-                process.stdin.flush()
+        else:
+            self._say(f"leave {self._grace_s:.1f}")
         try:
             process.wait((grace_s() if self._grace_s is None else self._grace_s) + STOP_S)
         except subprocess.TimeoutExpired:

@@ -204,6 +204,40 @@ async def test_scheduler_that_is_gone_is_said_once_and_dialled_again(engine, cap
     assert engine.is_closed
 
 
+async def test_place_whose_worker_outlives_the_scheduler_gets_no_second_worker(engine, caplog, monkeypatch):
+    lost = asyncio.Event()
+
+    async def end(key):
+        await lost.wait()
+        raise FutureCancelledError("scheduler-connection-lost")
+
+    engine.end = end
+    launcher = dasked(2, start_timeout=PATIENCE_S)
+    connecting = asyncio.create_task(Cluster(launcher).connect())
+    async with asyncio.timeout(PATIENCE_S):
+        while len(engine.submitted) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        gate, waits, ends = launcher.gate, [], asyncio.Event()
+
+        async def gone(place, after, for_s):
+            waits.append((place, after))
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ends.wait(), asyncio_loop))
+
+        asyncio_loop = asyncio.get_running_loop()
+        monkeypatch.setattr(gate, "gone", gone)
+        gate.has_begun = True
+        gate._places[0].incarnation = 7
+        engine.refuses, engine.clients[-1].status = True, "closed"
+        gate._loop.call_soon_threadsafe(lost.set)
+        while (0, 0) not in waits or len(engine.dialled) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert waits == [(0, 0)], "place 1 has no worker that could stay"
+    assert caplog.text.count("is gone; the training continues with the workers that still run") == 1
+    connecting.cancel()
+    await asyncio.gather(connecting, return_exceptions=True)
+    await launcher.stop()
+
+
 HAS = {"resources": {"GPU": 1}, "nthreads": 1}
 
 
@@ -323,6 +357,7 @@ def test_worker_ends_with_its_task_and_its_dask_worker(monkeypatch, state, statu
         status=SimpleNamespace(name=status),
         address="tcp://a:1",
         nanny=None,
+        log_event=None,
     )
     monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: dask))
     started = []
@@ -344,6 +379,7 @@ def test_worker_hands_its_work_over_before_its_nanny_kills_it(monkeypatch):
         status=SimpleNamespace(name="closing"),
         address="tcp://a:1",
         nanny="tcp://a:2",
+        log_event=None,
     )
     monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: dask))
     told = []
@@ -351,3 +387,35 @@ def test_worker_hands_its_work_over_before_its_nanny_kills_it(monkeypatch):
     monkeypatch.setattr(Supervisor, "run", lambda self, over: int(over()))
     run_worker(WorkerStart("h:1", 0, b"secret"))
     assert told == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("worker-handle-scheduler-connection-broken", "stays"), ("scheduler-close", "leaves within 3.0 s")],
+)
+def test_worker_stays_if_its_dask_worker_ends_because_the_scheduler_is_lost(monkeypatch, reason, told):
+    logged, said = [], []
+    dask = SimpleNamespace(
+        get_current_task=lambda: "key",
+        state=SimpleNamespace(tasks={"key": SimpleNamespace(state="executing")}, nthreads=1),
+        status=SimpleNamespace(name="running"),
+        address="tcp://a:1",
+        nanny="tcp://a:2",
+        log_event=lambda topic, message: logged.append(topic),
+    )
+
+    def run(self, over):
+        assert not over()
+        dask.log_event("another topic", "a text")
+        dask.log_event("tcp://a:1", {"action": "closing-worker", "reason": reason})
+        dask.status.name = "closing"
+        assert over()
+        return 0
+
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: dask))
+    monkeypatch.setattr(Supervisor, "run", run)
+    monkeypatch.setattr(Supervisor, "stay", lambda self: said.append("stays"))
+    monkeypatch.setattr(Supervisor, "leave", lambda self, within_s: said.append(f"leaves within {within_s} s"))
+    run_worker(WorkerStart("h:1", 0, b"secret"))
+    assert said == [told]
+    assert logged == ["another topic", "tcp://a:1"]

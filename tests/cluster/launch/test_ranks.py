@@ -355,6 +355,27 @@ def test_worker_that_ends_by_itself_ends_its_task_with_its_code():
 
 def test_worker_that_alone_got_sigterm_is_started_again(tmp_path):
     file = tmp_path / "began"
+@pytest.mark.parametrize("ends", ["at once", "after it was asked to stop"])
+def test_worker_that_stays_is_not_ended_unless_it_is_asked_to(ends):
+    supervisor = Supervisor(WorkerStart("127.0.0.1:1", 0, b"token"))
+    supervisor._command = [sys.executable, "-c", "import sys; print(*sys.stdin.readlines(), file=sys.stderr)"]
+    supervisor.stay()
+    if ends == "after it was asked to stop":
+        supervisor.ask_to_stop()
+        assert supervisor.run() == 0
+        assert supervisor._process is None
+        return
+    reader, writer = os.pipe()
+    supervisor._output = writer
+    assert supervisor.run(lambda: True) == 0
+    assert supervisor._process.poll() is None
+    os.close(writer)
+    supervisor._close_stdin()
+    assert supervisor._process.wait(PATIENCE_S) == 0
+    with open(reader) as said:
+        assert said.read().split() == ["token", "stay", "1"]
+
+
     program = f"import sys, pathlib; file = pathlib.Path({str(file)!r})\nif file.exists(): sys.exit(3)\nfile.touch(); sys.exit(143)"
     supervisor = Supervisor(WorkerStart("127.0.0.1:1", 0, b"token"))
     supervisor._command = [sys.executable, "-c", program]

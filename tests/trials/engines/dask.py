@@ -20,8 +20,9 @@ class DaskRig(Rig):
     """A scheduler, and a Dask worker with its nanny for each place and one more."""
 
     name = "dask"
-    gone_says = "the Dask worker .* is gone|scheduler"
-    gone_ends = True
+    gone_says = "the Dask scheduler .* is gone; the training continues"
+    gone_ends = False
+    gone_s = 5.0
 
     def open(self) -> None:
         self._engine = Started(self)
@@ -86,7 +87,6 @@ class DaskRig(Rig):
         self._add()
         warn(self._engine.above(worker), self.notice_s)
 
-    def ends(self) -> dict[str, End]:
     def stuck(self) -> dict[str, Stuck]:
         def dask(workers: int, *keys: str) -> list[str]:
             return ["--workers", str(workers), "--launcher", ",".join((f"dask:scheduler={self._address}", *keys))]
@@ -101,6 +101,7 @@ class DaskRig(Rig):
             "wrong Python": Stuck(dask(1, TIMEOUT, "env.PYTHONHOME=/nowhere"), "its worker ended with exit code 1"),
         }
 
+    def ends(self) -> dict[str, End]:
         return {**super().ends(), "scheduler stopped": End(lambda run: self._scheduler.terminate(), ends_master=False)}
 
     def lose_engine(self, run: Run) -> None:

@@ -14,10 +14,10 @@ from typing import Protocol, runtime_checkable
 import psutil
 
 from tests.trials.engines.rig import Rig, Run
-from tests.trials.engines.series import BACK_S, Report, _finish, began, check_result
+from tests.trials.engines.series import BACK_S, Report, _finish, _left_after, began, check_result
 
 ROUNDS = 20
-"""Rounds that the run trains after that."""
+"""Rounds that the run trains after that, or more."""
 ENDS_S = 120.0
 """A run whose workers end with the engine ends within this time."""
 
@@ -29,10 +29,12 @@ class HasHead(Protocol):
     Attributes:
         gone_says: Regular expression for what the master prints when the head is gone.
         gone_ends: Whether the workers end with the head, so that the run ends, too.
+        gone_s: Seconds until all that the engine has on its nodes has ended, too.
     """
 
     gone_says: str
     gone_ends: bool
+    gone_s: float
 
     def lose_engine(self, run: Run) -> None:
         """Kill the head."""
@@ -60,11 +62,13 @@ def gone(rig: Rig, folder: Path, say: Callable[[str], None]) -> Report:
             if not run.process.poll():
                 report.problems.append(f"gone: the run has not ended with an error within {ENDS_S:g} s")
         else:
-            for _ in range(ROUNDS):
+            trained, began_at = 0, time.monotonic()
+            while trained < ROUNDS or time.monotonic() - began_at < rig.gone_s:
                 done = run.wait_for("Committed", since=since, within_s=BACK_S)
-                since = run.events.index(done) + 1
-            report.figures["workers lost"] = len(list(run.of("WorkerLost")))
+                trained, since = trained + 1, run.events.index(done) + 1
+            report.figures |= {"rounds": trained, "workers lost": len(list(run.of("WorkerLost")))}
             report.problems += check_result(rig, run, "gone")
+            report.problems += [f"gone: left: {words}" for words in _left_after(rig, run)[0]]
         if not re.search(rig.gone_says, run.text[said:]):
             report.problems.append(f"gone: nobody said it:\n{run.text[said:][-2000:]}")
     except (TimeoutError, ChildProcessError) as error:

@@ -17,6 +17,7 @@ class KubernetesRig(Rig):
     name = "k8s"
     gone_says = "the run continues, and asks again"
     gone_ends = False
+    gone_s = 0.0
 
     def open(self) -> None:
         # The pods inherit these.
@@ -60,7 +61,6 @@ class KubernetesRig(Rig):
         pod = self._cluster.wait(lambda cluster: cluster.pod(place), 120.0)
         self._kubectl("delete", f"pod/{pod}", f"--grace-period={self.notice_s:g}", "--wait=false")
 
-    def left(self, run: Run) -> list[str]:
     def stuck(self) -> dict[str, Stuck]:
         def k8s(*keys: str, image: str = "image") -> list[str]:
             return ["--workers", "2", "--launcher", ",".join((f"k8s:image={image}", TIMEOUT, *keys))]
@@ -71,6 +71,7 @@ class KubernetesRig(Rig):
             "ImagePullBackOff": Stuck(k8s(image="missing:1"), 'ImagePullBackOff: Back-off pulling image "missing:1"'),
         }
 
+    def left(self, run: Run) -> list[str]:
         named = self._cluster.named
         kinds = ("jobs", "pods", "secrets")
         return super().left(run) + [f"{kind} {name}" for kind in kinds for name in named(kind) if not self._is_gone]

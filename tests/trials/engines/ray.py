@@ -30,6 +30,7 @@ class RayRig(Rig):
     name = "ray"
     gone_says = "Ray does not answer"
     gone_ends = False
+    gone_s = 75.0  # a raylet ends 60 s after its head node
 
     def open(self) -> None:
         # The path of a socket has at most 107 bytes.
@@ -128,7 +129,6 @@ class RayRig(Rig):
         found = self._nodes.ray.head_node.all_processes.get("gcs_server")
         return bool(found) and found[0].process.poll() is None
 
-    def ends(self) -> dict[str, End]:
     def stuck(self) -> dict[str, Stuck]:
         all_places = ["--workers", str(self.places + SPARE)]
 
@@ -143,6 +143,7 @@ class RayRig(Rig):
             "wrong Python": Stuck(["--workers", "1", *ray("env.PYTHONHOME=/nowhere")], "No module named 'encodings'"),
         }
 
+    def ends(self) -> dict[str, End]:
         return {**super().ends(), "ray stop": End(self._stop, ends_master=False)}
 
     def _stop(self, run: Run) -> None:

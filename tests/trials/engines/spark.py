@@ -25,6 +25,7 @@ class SparkRig(Rig):
 
     name = "spark"
     gone_says = "."
+    gone_s = 0.0
     gone_ends = False
 
     def environment(self) -> dict[str, str]:
