@@ -161,13 +161,13 @@ def follower(options: argparse.Namespace) -> Callable[[], int] | None:
 
         config = load_config(options.config)
         launcher = None if config.launcher is None else config.new_launcher()
-    if launcher is not None:
-        follow = launcher.follower()
-        return (lambda: 0) if follow is not None and options.dry_run else follow
-    if is_task:
+    if is_task and not (launcher is not None and launcher.uses_tasks):
         from ddlf.cluster.launch.ranks import check_one_task
 
         check_one_task()
+    if launcher is not None:
+        follow = launcher.follower()
+        return (lambda: 0) if follow is not None and options.dry_run else follow
     return None
 
 

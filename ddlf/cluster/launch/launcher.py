@@ -159,6 +159,7 @@ class Launcher(ABC):
         revives: Whether the launcher starts workers, and restarts them after they have ended.
         fixed_places: Whether each worker has a number before it comes, its place + 1. A run then has a slot for each
             place, also if its worker comes later.
+        uses_tasks: Whether the workers are in the tasks in which an engine has started this command several times.
         least: How many workers are enough to begin; None if all are needed.
         when_lost: What to do about a lost worker, for messages.
     """
@@ -168,6 +169,7 @@ class Launcher(ABC):
     names: Sequence[str] = ()
     revives = False
     fixed_places = False
+    uses_tasks = False
     least: int | None = None
     when_lost = "check the worker's terminal, or run: ddlf status"
 

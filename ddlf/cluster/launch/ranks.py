@@ -181,6 +181,7 @@ class Ranked(Leading):
         ConfigError: ``workers`` is not the number of tasks.
     """
 
+    uses_tasks = True
     called = ("task", "rank")
     meeting_hint = "begin all tasks in a folder that they share"
 
@@ -290,7 +291,7 @@ def check_one_task(environment: Mapping[str, str] = os.environ) -> None:
         if ranks.size > 1:
             raise ConfigError(
                 f"this is task {ranks.rank} of {ranks.size}, and each would train alone",
-                hint=f"add --launcher {engine}, or start one task",
+                hint=f"use --launcher {engine}, or start one task",
             )
 
 

@@ -29,6 +29,8 @@ def _hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     if not hosts:
         raise ValueError("must name at least one host")
     for host in hosts:
+        if {"[", "]"} & set(host) and ":" not in host:  # no address of IPv6
+            raise ValueError(f"must be single names, because ssh expands no lists, got {host!r}")
         if not is_host(host):
             raise ValueError(f"must be names that ssh knows, got {host!r}")
     twice = [host for host, count in Counter(hosts).items() if count > 1]

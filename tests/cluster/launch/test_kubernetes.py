@@ -309,6 +309,16 @@ async def test_job_that_cannot_be_deleted_is_named_with_what_happens_to_its_pods
         assert f"the Job {launcher.job} was not deleted: kubectl delete: (Forbidden): no; {words}" in caplog.text
 
 
+async def test_job_that_kubernetes_has_never_taken_is_not_named_after_the_error(caplog):
+    launcher = scripted()
+    launcher._kubectl.fails = "Job"
+    with pytest.raises(ConnectError, match="kubectl create"):
+        await asyncio.wait_for(launcher.start(), PATIENCE_S)
+    launcher._kubectl.fails = "delete"
+    await launcher.stop()
+    assert "was not deleted" not in [record.message for record in caplog.records if record.levelname == "WARNING"]
+
+
 async def test_second_connect_does_not_see_the_pods_of_the_first():
     launcher = scripted(("ADDED", pod("Failed", terminated(3), index=0)))
     names = []

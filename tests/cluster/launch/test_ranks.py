@@ -165,13 +165,15 @@ def test_file_of_a_killed_run_is_left_for_the_one_that_replaces_it(tmp_path, mon
     assert seen == [stale, "127.0.0.1:1"]
 
 
-def test_several_tasks_without_a_launcher_are_refused(tmp_path):
+def test_several_tasks_without_their_launcher_are_refused(tmp_path):
     (tmp_path / "app.py").write_text(APP)
     environment = {**os.environ, **TASK, "SLURM_PROCID": "1"}
-    command = [sys.executable, "-m", "ddlf", "run", "app.py", "--local", "1"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
-    assert ended.returncode == 2
-    assert "this is task 1 of 3, and each would train alone; add --launcher slurm, or start one task" in ended.stderr
+    for chosen in ("--local 1", "--launcher command:{worker} --workers 2"):
+        command = [sys.executable, "-m", "ddlf", "run", "app.py", *chosen.split()]
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
+        assert ended.returncode == 2
+        said = "this is task 1 of 3, and each would train alone; use --launcher slurm, or start one task"
+        assert said in ended.stderr
     check_one_task({**TASK, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"})
     check_one_task({})
 
@@ -353,8 +355,6 @@ def test_worker_that_ends_by_itself_ends_its_task_with_its_code():
     assert supervisor._process.poll() == 3, "no worker starts after the end"
 
 
-def test_worker_that_alone_got_sigterm_is_started_again(tmp_path):
-    file = tmp_path / "began"
 @pytest.mark.parametrize("ends", ["at once", "after it was asked to stop"])
 def test_worker_that_stays_is_not_ended_unless_it_is_asked_to(ends):
     supervisor = Supervisor(WorkerStart("127.0.0.1:1", 0, b"token"))
@@ -376,6 +376,8 @@ def test_worker_that_stays_is_not_ended_unless_it_is_asked_to(ends):
         assert said.read().split() == ["token", "stay", "1"]
 
 
+def test_worker_that_alone_got_sigterm_is_started_again(tmp_path):
+    file = tmp_path / "began"
     program = f"import sys, pathlib; file = pathlib.Path({str(file)!r})\nif file.exists(): sys.exit(3)\nfile.touch(); sys.exit(143)"
     supervisor = Supervisor(WorkerStart("127.0.0.1:1", 0, b"token"))
     supervisor._command = [sys.executable, "-c", program]

@@ -67,6 +67,8 @@ def test_number_of_workers_is_that_of_hosts_by_default():
         ("hosts=", "hosts must name at least one host"),
         ("hosts=pc01,pc01", "hosts names pc01 twice; for more workers than hosts give their number"),
         ("hosts=-oProxyCommand=x", "hosts must be names that ssh knows, got '-oProxyCommand=x'"),
+        ("hosts=r[0-1]n[3,5-7]", "hosts must be single names, because ssh expands no lists, got 'r[0-1]n[3'"),
+        ("hosts=pc[01-04]", "hosts must be single names, because ssh expands no lists, got 'pc[01-04]'"),
         ("hosts=a b", "hosts must be names that ssh knows, got 'a b'"),
         ("hosts=pc01,python=$(x)", "python must be the path of a Python there"),
         ("hosts=pc01,network=ib0", "launcher ssh has no key 'network'"),

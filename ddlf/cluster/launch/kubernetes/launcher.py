@@ -81,6 +81,7 @@ class Kubernetes(PlaceEngine):
         self._ends: dict[int, asyncio.Queue[Left | None]] = {}
         self._watching: asyncio.Task[None] | None = None
         self._is_created = False  # whether the Job may exist
+        self._is_known = False  # whether it exists, because Kubernetes has said so
         self._is_resumed = False  # whether it may have pods
         self._began_at = 0.0
         self._warnings: list[Object] = []
@@ -151,12 +152,13 @@ class Kubernetes(PlaceEngine):
         self._counted.clear()
         job = workers(self.keys, self.job, len(self.addresses), start.arguments())
         # Kubernetes may create the Job although its answer does not arrive here.
-        self._is_created, self._is_resumed = True, False
+        self._is_created, self._is_known, self._is_resumed = True, False, False
         try:
             owner = await self._kubectl.read("create", "--validate=false", "--filename=-", stdin=job)
         except ConfigError:  # no command ran
             self._is_created = False
             raise
+        self._is_known = True
         token = secret(self.job, self.tokens.primary, owner)
         await self._kubectl("create", "--validate=false", "--filename=-", stdin=token)
         loop = asyncio.get_running_loop()
@@ -270,4 +272,6 @@ class Kubernetes(PlaceEngine):
         try:
             await self._kubectl("delete", f"job/{self.job}", f"secret/{self.job}", "--ignore-not-found", "--wait=false")
         except DDLFError as error:
-            log.warning("the Job %s was not deleted: %s; %s", self.job, error.message, then)
+            # Without Kubernetes' answer, the error about the Job's start says enough.
+            level = logging.WARNING if self._is_known else logging.INFO
+            log.log(level, "the Job %s was not deleted: %s; %s", self.job, error.message, then)
