@@ -246,6 +246,10 @@ class TensorFlowPart(ModelPart):
     _stepping: Any = None
     _adding: Any = None
 
+    def __init__(self, plan: Plan, number: int) -> None:
+        super().__init__(plan, number)
+        self._totals: list[Any] = [None] * len(self._sources)  # the memory of the sums, which every step uses again
+
     def forward(
         self, taken: Sequence[Any], data: tuple[Any, ...], samples: int, seed: tuple[int, ...]
     ) -> tuple[list[Any], Any]:
@@ -290,20 +294,33 @@ class TensorFlowPart(ModelPart):
         import tensorflow as tf
 
         if self._sums is None:
-            self._sums = gradients
+            self._sums = [None] * len(gradients)
+            for place, gradient in enumerate(gradients):
+                if gradient is not None:
+                    if self._totals[place] is None:
+                        self._totals[place] = tf.Variable(gradient, trainable=False)
+                    else:
+                        self._totals[place].assign(gradient, read_value=False)
+                    self._sums[place] = self._totals[place]
             return
         if self._adding is None:
-            self._adding = tf.function(lambda one, other: [a + b for a, b in zip(one, other, strict=True)])
+
+            @tf.function  # type: ignore[untyped-decorator]
+            def adding(sums: list[Any], gradients: list[Any]) -> None:
+                for total, gradient in zip(sums, gradients, strict=True):
+                    total.assign_add(gradient, read_value=False)
+
+            self._adding = adding
         places = [place for place, gradient in enumerate(gradients) if gradient is not None]
-        added = self._adding([self._sums[place] for place in places], [gradients[place] for place in places])
-        for place, gradient in zip(places, added, strict=True):
-            self._sums[place] = gradient
+        # In place: a new tensor for each sum would cost more time, and the memory of all gradients once more.
+        self._adding([self._sums[place] for place in places], [gradients[place] for place in places])
 
     def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
         import tensorflow as tf
 
         if self._stepping is None:
-            self._stepping = tf.function(lambda gradients: self._model.optimizer.apply(gradients, variables))
+            apply = self._model.optimizer.apply
+            self._stepping = tf.function(lambda sums: apply([tf.convert_to_tensor(one) for one in sums], variables))
         self._stepping(gradients)
 
 
