@@ -382,9 +382,15 @@ def _advertised(text: str | None) -> tuple[str, int] | None:
 
 
 def _state_dir() -> Path:
-    import platformdirs
+    from ddlf.rpc.tokens import state_folder
 
-    return Path(platformdirs.user_state_dir("ddlf"))
+    try:
+        return state_folder()
+    except AuthError:
+        raise ConfigError(
+            "this user has no home folder for the state of the worker",
+            hint="set HOME, or name a folder: --state-dir DIR",
+        ) from None
 
 
 if __name__ == "__main__":

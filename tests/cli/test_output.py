@@ -1,10 +1,11 @@
 """What a command says when it fails: to people in rows, to files in one sentence."""
 
+import os
 import sys
 
 import pytest
 
-from ddlf.cli.output import show_error
+from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.errors import ConfigError, ConnectError, ExecutorCrashed, RemoteError, WorkerLost
 
 LIBRARY = '  File "/v/lib/python3.11/site-packages/keras/model.py", line 9, in fit\n    return call(x)\n'
@@ -108,3 +109,14 @@ def test_notes_of_a_user_error_are_printed(capsys):
     assert capsys.readouterr().err.startswith(
         "error  worker 2 (pc02:9000): ValueError: no labels\nin file 3\n\nTraceback"
     )
+
+
+def test_output_of_native_code_stays_on_the_terminal_of_a_user_without_a_home_folder(tmp_path, monkeypatch):
+    for name in ("XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does if the user id has no home
+    before = sys.stderr
+    with native_output_to_log():
+        assert sys.stderr is before
+    assert os.listdir(tmp_path) == []

@@ -11,6 +11,7 @@ import sys
 import psutil
 import pytest
 
+from ddlf.cli.worker import main
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import WorkerLost
 from ddlf.events import WorkerWrote
@@ -289,6 +290,16 @@ def test_worker_that_stays_outlives_its_parent_until_it_has_no_master(tmp_path):
         process.stdin.close()
         assert process.wait(PATIENCE_S) == 3
         assert b"no master at 127.0.0.1:1 for 1 s" in process.stderr.read()
+
+
+def test_worker_without_a_home_folder_says_what_to_do(monkeypatch, capsys):
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does if the user id has no home
+    with pytest.raises(SystemExit) as ended:
+        main(["--join", "127.0.0.1:1", "--place", "0"])
+    said = "ddlf-worker: this user has no home folder for the state of the worker; set HOME, or name a folder: --state-dir DIR\n"
+    assert (ended.value.code, capsys.readouterr().err) == (2, said)
 
 
 def test_help_shows_the_way_to_other_machines():
