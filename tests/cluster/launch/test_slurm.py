@@ -20,7 +20,7 @@ from ddlf.cluster.launch.launcher import Cause, Left, Workers, from_keys, instal
 from ddlf.cluster.launch.ranks import Ranks, counts
 from ddlf.cluster.launch.ranks import slurm as task
 from ddlf.cluster.launch.slurm.array import Array
-from ddlf.cluster.launch.slurm.commands import clock
+from ddlf.cluster.launch.slurm.commands import cause_in, clock
 from ddlf.cluster.launch.slurm.keys import SlurmKeys
 from ddlf.cluster.launch.slurm.launcher import choose
 from ddlf.cluster.launch.slurm.render import array_script, job_options
@@ -554,3 +554,15 @@ async def test_last_lines_of_the_output_are_in_the_error(slurm, tmp_path):
     keys = {"workers": 1, "folder": str(tmp_path), "python": "/no/python"}
     with pytest.raises(ConnectError, match=r"(?s)place 0: Slurm ended job 9_0 with COMPLETED:\n.*raise .*/no/python"):
         await asyncio.wait_for(Cluster(from_keys("slurm", keys)).connect(), PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("n2: task 0: Exited with exit code 143", Cause.NOTICE),
+        ("n2: task 0: Exited with exit code 1", Cause.CRASH),
+        ("STEP 7.1 ON n2 CANCELLED AT 2026-11-26T14:00:00 DUE TO PREEMPTION", Cause.PREEMPTED),
+    ],
+)
+def test_cause_is_read_from_the_words_of_slurm(words, cause):
+    assert cause_in(words) is cause

@@ -20,6 +20,7 @@ CAUSES = {
     **dict.fromkeys(("OUT_OF_MEMORY", "OOM", "OUT OF MEMORY"), Cause.MEMORY),
     **dict.fromkeys(("NODE_FAIL", "NODE FAIL", "BOOT_FAIL"), Cause.NODE),
     **dict.fromkeys(("REQUEUE", "CANCELLED"), Cause.CANCELLED),
+    "EXIT CODE 143": Cause.NOTICE,  # a worker that has handed its work over after SIGTERM
 }
 """Words of Slurm about the end of a job or a step, the most precise first."""
 
