@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
+import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -95,7 +98,7 @@ def interrupt_twice(run: Run) -> None:
 
 
 class StepsRig(SlurmRig):
-    """Each place is a step of a job of ``salloc``."""
+    """Each place is a step of a job of ``salloc``. Slurm 22.05 gives no notice to a step: ``scancel`` kills it at once."""
 
     name = "slurm-steps"
 
@@ -129,11 +132,23 @@ class StepsRig(SlurmRig):
     def ends(self) -> dict[str, End]:
         # After a kill -9 of salloc, Slurm keeps the job, so the run rightly continues in it.
         return {
-            "Ctrl-C": End(lambda run: run.interrupt()),
+            "Ctrl-C": End(interrupt_command),
             "SIGTERM of the master": End(terminate_master),
             "kill -9 of the master": End(lambda run: run.kill()),
             "scancel": End(lambda run: self.cancel(), ends_master=False),
         }
+
+
+def interrupt_command(run: Run) -> None:
+    """Press Ctrl-C in a terminal, where the command of ``salloc`` is the foreground group; or ``salloc``, if it has not
+    started it yet.
+    """
+    master = run.master()
+    if master is None:
+        run.interrupt()
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(os.getpgid(master.pid), signal.SIGINT)
 
 
 def terminate_master(run: Run) -> None:
