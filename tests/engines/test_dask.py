@@ -64,6 +64,7 @@ async def test_workers_get_the_cores_of_their_dask_worker_and_not_its_threads(da
     assert not any(map(is_alive, found))
 
 
+@pytest.mark.short
 async def test_worker_of_a_dead_dask_worker_runs_on_another_one(dasked):
     async with asyncio.timeout(PATIENCE_S), Cluster(dasked(2)) as cluster:
         assert await cluster.run_method(number) == [1, 2]
@@ -187,6 +188,7 @@ async def test_current_client_names_the_scheduler(dasked, engine):
             assert await cluster.run_method(number) == [1]
 
 
+@pytest.mark.short
 def test_same_weights_as_on_this_machine(engine, tmp_path):
     options = ["--launcher", f"dask:scheduler={engine.scheduler_address}", "--workers", "2"]
     assert weights_after(tmp_path, *options) == weights_after(tmp_path, "--local", "2")

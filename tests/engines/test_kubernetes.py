@@ -365,6 +365,7 @@ def test_run_that_fails_ends_all_its_pods(cluster, tmp_path):
     assert not [pod for pod in (0, 1) if cluster.pod(pod)]
 
 
+@pytest.mark.short
 def test_lost_worker_of_a_training_changes_no_bit(cluster, tmp_path):
     app = TRAINED.replace("32, 3, 3, 4, 1", "32, 12, 3, 4, 1")
     with launched(tmp_path, "2", ",start_timeout=100 --save pods.safetensors", app=app) as process:

@@ -1,30 +1,50 @@
-"""Workers in the ranks of a real ``mpirun`` of Open MPI."""
+"""Workers in the ranks of a real ``mpirun``, of Open MPI and of MPICH."""
+
+import random
 
 import pytest
 
-from tests.engines.mpi_jobs import assert_good, assert_same_bits
 from tests.patience import PATIENCE_S
-from tests.trials.engines.mpi import OpenMpiRig
+from tests.trials.engines import series
+from tests.trials.engines.mpi import MpichRig, OpenMpiRig
+from tests.trials.engines.rig import CALLS
 
 pytestmark = pytest.mark.timeout(6 * PATIENCE_S)
 
 
+BOTH = [pytest.param(OpenMpiRig, id="Open MPI", marks=pytest.mark.short), pytest.param(MpichRig, id="MPICH")]
+"""The one is in the short form, in which both are alike."""
+
+
 @pytest.fixture
-def rig(tmp_path):
+def rig(request, tmp_path):
     (tmp_path / "engine").mkdir()
-    rig = OpenMpiRig(tmp_path / "engine")
+    rig = request.param(tmp_path / "engine")
     rig.places = 2
     with rig:
         yield rig
 
 
+@pytest.mark.parametrize("rig", BOTH, indirect=True)
 def test_same_bits_as_on_this_machine(rig, tmp_path):
-    assert_same_bits(rig, tmp_path)
+    assert series.same(rig, tmp_path, 3, lambda text: None).problems == []
 
 
+@pytest.mark.parametrize("rig", BOTH, indirect=True)
 def test_lost_workers_come_back(rig, tmp_path, monkeypatch):
     assert_good(rig, tmp_path, monkeypatch, "losses", 2)
 
 
+@pytest.mark.parametrize("rig", [OpenMpiRig, MpichRig], indirect=True)
 def test_nothing_remains_whatever_ends_a_run(rig, tmp_path, monkeypatch):
     assert_good(rig, tmp_path, monkeypatch, "ends", 4)
+
+
+def assert_good(rig, folder, monkeypatch, kind, count):
+    """Lose ``count`` workers at random moments of a run, or end so many runs, and fail if something is wrong."""
+    for limit in ("MARGIN_S", "END_S"):
+        monkeypatch.setattr(series, limit, float(PATIENCE_S))
+    rig.app = CALLS
+    report = getattr(series, kind)(rig, folder, count, random.Random(1), lambda text: None)
+    assert report.problems == []
+    assert report.good == count

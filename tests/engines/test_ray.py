@@ -102,6 +102,7 @@ async def test_killed_worker_is_replaced_in_its_actor(nodes):
         await numbers(cluster, [1, 2])
 
 
+@pytest.mark.short
 async def test_killed_actor_is_replaced(nodes):
     async with asyncio.timeout(PATIENCE_S), Cluster(rayed(2)) as cluster:
         assert await cluster.run_method(number) == [1, 2]
@@ -232,6 +233,7 @@ def test_page_about_tune_does_what_it_says(nodes, tmp_path, monkeypatch):
     assert "'round': 3" in ended.stdout
 
 
+@pytest.mark.short
 def test_same_weights_as_on_this_machine(nodes, tmp_path):
     assert weights_after(tmp_path, "--launcher", "ray", "--workers", "2") == weights_after(tmp_path, "--local", "2")
 

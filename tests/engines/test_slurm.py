@@ -156,16 +156,18 @@ def run(lab, tmp_path):
 ARRAY = (*DDLF, "calls.py", "--workers", "3", "--launcher", "slurm:cores=2")
 
 
-def test_same_bits_in_all_ways(lab, run, tmp_path):
+@pytest.mark.parametrize("ways", [pytest.param(["tasks"], marks=pytest.mark.short), ["steps", "array"]], ids=" ".join)
+def test_same_bits_as_on_this_machine(ways, lab, run, tmp_path):
     train = (*DDLF, "app.py", "--no-dashboard", "--quiet")
-    ways = {
+    commands = {
         "local": (*train, "--local", "2"),
         "tasks": ("srun", "-N4", "-n4", *train, "--launcher", "slurm"),
         "steps": ("salloc", "-Q", "-N2", "-n3", *train, "--launcher", "slurm"),
         "array": (*train, "--launcher", "slurm", "--workers", "4"),
     }
     hashes = {}
-    for name, command in ways.items():
+    for name in ("local", *ways):
+        command = commands[name]
         one = run(*command, "--save", f"{name}.safetensors")
         assert one.ended() == 0, one.output
         hashes[name] = hashlib.sha256((tmp_path / f"{name}.safetensors").read_bytes()).hexdigest()
@@ -241,6 +243,7 @@ def test_elements_that_are_lost_come_again_with_slurms_reason(lab, run):
     assert one.ended(signal.SIGINT) == 130
 
 
+@pytest.mark.short
 def test_killed_step_starts_again_and_steps_do_not_share_cpus(lab, run):
     one = run("salloc", "-Q", "-N1", "-n2", *DDLF, "calls.py", "--launcher", "slurm")
     said = one.works(2)

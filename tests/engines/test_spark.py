@@ -93,6 +93,7 @@ async def test_workers_get_the_cores_of_their_task(context):
     assert context.parallelize([1, 2]).sum() == 3  # the user's session goes on
 
 
+@pytest.mark.short
 async def test_worker_of_a_dead_executor_runs_on_another_one(context):
     async with asyncio.timeout(PATIENCE_S), Cluster(sparked(2)) as cluster:
         assert await cluster.run_method(number) == [1, 2]
@@ -176,6 +177,7 @@ async def test_session_has_its_own_settings(context):
         await Cluster(sparked(1, conf={"spark.task.cpus": "2"})).connect()
 
 
+@pytest.mark.short
 def test_same_weights_as_on_this_machine(tmp_path):
     options = ["--launcher", OWN, "--workers", "2"]
     assert weights_after(tmp_path, *options) == weights_after(tmp_path, "--local", "2")

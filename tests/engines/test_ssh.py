@@ -79,6 +79,7 @@ async def gone(sshd):
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.short
 def test_weights_are_those_of_local_workers(sshd, tmp_path):
     (tmp_path / "app.py").write_text(APP)
     sums = []
@@ -97,6 +98,7 @@ async def test_noise_of_login_scripts_is_skipped(sshd, shell):
     await gone(sshd)
 
 
+@pytest.mark.short
 async def test_killed_ssh_and_killed_worker_come_again(sshd):
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher("pc01", "pc02")) as cluster:
         assert await cluster.run_method(number) == [1, 2]

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from tests.engines.needs import NEEDS, PATH
 from tests.trials.engines.rig import RIGS, ROOT
 
-ENGINES = {"k8s": "kubernetes", **{f"slurm-{way}": "slurm" for way in ("array", "steps", "tasks")}}
+ENGINES = {"k8s": "kubernetes", "mpich": "mpi", **{f"slurm-{way}": "slurm" for way in ("array", "steps", "tasks")}}
 """Name in ``NEEDS`` where it is not that of the rig."""
 NONE = "nothing".ljust(16)
 
