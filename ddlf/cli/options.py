@@ -393,7 +393,7 @@ def named_cluster(options: argparse.Namespace, **more: Any) -> Cluster:
         if (launcher := load_config(options.config).launcher_name) is not None:
             raise ConfigError(
                 f"the cluster file has each run start its workers with launcher {launcher!r}: none can be asked",
-                hint="name workers that run with --hosts",
+                hint="name workers that run with --hosts, or show the last run with: ddlf status --run",
             )
         return Cluster.from_config(options.config, token_file=options.token_file, **more)
     hosts, ports = zip(*(parse_address(part) for part in options.hosts.split(",") if part), strict=True)

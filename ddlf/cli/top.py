@@ -135,6 +135,11 @@ def draw(known: dict[str, Any], columns: int, rows: int) -> RenderableType:
     left = rows - len(parts) - 2  # the table's head, and a row for the cursor
     workers = len({row["worker"] for row in (*known["lanes"], *known["workers"])})
     parts += _workers(known, columns, left)
+    planned = run.get("parts", ()) if run else ()  # a master of 0.1 sends none
+    if planned and left > workers + len(planned):
+        names = {lane["worker"]: lane["name"] for lane in known["lanes"]}
+        parts += [_part(number, one, names, columns) for number, one in enumerate(planned, 1)]
+        left -= len(planned)
     lines = known["log"][-min(LINES, max(left - workers, 0)) :] if left > workers else []
     return Group(*parts, *(_line(row, columns) for row in lines))
 
@@ -210,6 +215,15 @@ def _workers(known: dict[str, Any], columns: int, rows: int) -> list[RenderableT
     return [table, *([Text(f"and {len(numbers) - len(fits)} more", style="dim")] if len(fits) < len(numbers) else [])]
 
 
+def _part(number: int, part: dict[str, Any], names: dict[int, str], columns: int) -> Text:
+    """Draw a part of a model that spans workers."""
+    facts = [f"part {number}", " ".join(part["layers"]), f"on {names[part['worker']]}" if part["worker"] else ""]
+    facts += [size(part["nbytes"]), "" if part["idle"] is None else f"{part['idle']:.0%} idle"]
+    result = Text("  ".join(filter(None, facts)), "dim")
+    result.truncate(columns, overflow="ellipsis")
+    return result
+
+
 def doing(lane: dict[str, Any], worker: dict[str, Any], known: dict[str, Any]) -> tuple[str, str]:
     """Return the state of a worker (busy, idle, suspect, lost or gone) and its current work, in words."""
     if lane.get("state") == "gone":
@@ -221,7 +235,8 @@ def doing(lane: dict[str, Any], worker: dict[str, Any], known: dict[str, Any]) -
         return "suspect", f"silent for {worker['silent_s']:.0f} s"
     if lane.get("slot") and (known["run"] or {}).get("phase") == "training":
         loss = "" if lane["loss"] is None else f", loss {number(lane['loss'])}"
-        return "busy", f"slot {lane['slot']}, round {lane['round']}, {lane['done']:.0%}{loss}"
+        what = "part" if known["run"].get("parts") else "slot"
+        return "busy", f"{what} {lane['slot']}, round {lane['round']}, {lane['done']:.0%}{loss}"
     if lane.get("doing"):
         return "busy", lane["doing"]
     if busy := worker.get("busy"):

@@ -8,12 +8,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.options import add_cluster_options, add_json, named_cluster
 from ddlf.cli.parsing import Command, Parser
+from ddlf.cli.runs import add_out, runs_folder
 from ddlf.cluster.link import master_name
-from ddlf.errors import ConnectError, DDLFError, LeaseError, RequestTimeout
+from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, RequestTimeout
+from ddlf.events.facts import to_data
+from ddlf.monitor.runs import folder, table
+from ddlf.monitor.runs.past import UNUSED, read
 from ddlf.rpc.messages import Request
 
 if TYPE_CHECKING:
@@ -23,12 +28,27 @@ if TYPE_CHECKING:
 def _status_options(parser: Parser) -> None:
     add_cluster_options(parser)
     add_json(parser)
+    parser.add(
+        "--run",
+        nargs="?",
+        const="last",
+        metavar="RUN",
+        help="show a run from its folder instead: where each worker is, parts of the model, portions (default: last)",
+    )
+    add_out(parser)
 
 
 async def status(options: argparse.Namespace) -> int:
     """Run ``ddlf status``: ask the daemon of each worker for its state, and print it. A worker with a busy executor
-    answers, too.
+    answers, too. With ``--run``, print the state of a run.
     """
+    if options.run is not None:
+        if options.hosts or options.config:
+            raise ConfigError(
+                f"--run and --{'hosts' if options.hosts else 'config'} exclude each other",
+                hint="leave one of them out: a run is read from its folder, and no worker is asked",
+            )
+        return _status_of_run(folder.find(runs_folder(options), options.run), options)
     workers = named_cluster(options, guest=True).workers
     answers = await asyncio.gather(*(ask(worker, "status", options.timeout) for worker in workers))
     if options.json:
@@ -49,6 +69,33 @@ async def status(options: argparse.Namespace) -> int:
         if not options.hosts and any(isinstance(answer, ConnectError) for answer in answers):
             print("ddlf up starts the workers of the cluster file that do not run")
     return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
+
+
+def _status_of_run(path: Path, options: argparse.Namespace) -> int:
+    past = read(path, UNUSED)
+    state = past.board.state
+    if options.json:
+        facts = {
+            "run": path.name,
+            "state": past.status.state,
+            "round": state.round,
+            "rounds": state.rounds,
+            "workers": [to_data(lane) for _, lane in sorted(state.lanes.items())],
+            "parts": [to_data(part) for part in state.parts],
+            "pass": None if state.passed is None else to_data(state.passed),
+        }
+        print(json.dumps(facts))
+        return 0
+    how = f", round {state.round} of {state.rounds}" if state.round else ""
+    print(f"{path.name}: {past.status.state}{how}")
+    if (passed := state.passed) is not None:
+        step = f"step {passed.step:.4g}, loss {passed.loss:.6g}"
+        gradient = f", gradient {state.metrics['gradient']:.4g}" if "gradient" in state.metrics else ""
+        print(f"pass {passed.number} of iteration {passed.round}: {step}{gradient}")
+    for rows in (table.of_places(state), table.of_parts(state), table.of_portions(state)):
+        if len(rows) > 1:
+            print(f"\n{table.as_text(rows)}")
+    return 0
 
 
 def describe(answer: Any, label: str) -> str:
@@ -110,8 +157,12 @@ async def ask(worker: ProxyWorker, command: str, timeout_s: float, **arguments: 
 
 
 STATUS = Command(
-    description="Show what the workers are doing.",
-    examples=("ddlf status", "ddlf status -c cluster.yaml --json"),
+    description="Show what the workers are doing. With --run, show the state of a run.",
+    examples=(
+        "ddlf status",
+        "ddlf status -c cluster.yaml --json",
+        "ddlf status --run             # the last run here: hosts and jobs of its workers, parts, portions",
+    ),
     options=_status_options,
     run=status,
 )

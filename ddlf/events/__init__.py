@@ -200,6 +200,36 @@ class ExchangeChosen(Event):
     why: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedPart:
+    """A part of a model that spans workers, as planned.
+
+    Args:
+        layers: Names of its layers, in the order of their calls.
+        weights: Bytes of its weights.
+        optimizer: Bytes of its optimizer's state.
+        activations: Largest number of bytes of its activations.
+    """
+
+    layers: tuple[str, ...]
+    weights: int
+    optimizer: int
+    activations: int
+
+
+class ModelCut(Event):
+    """The model was cut into parts for several workers.
+
+    Args:
+        parts: For each part the names of its ``layers``, and the bytes of its ``weights``, its ``optimizer`` and at
+            most its ``activations``.
+        micro_batches: Number of micro-batches in a batch.
+    """
+
+    parts: tuple[PlannedPart, ...]
+    micro_batches: int
+
+
 class NothingToTrain(Event):
     """A resumed run is already complete.
 
@@ -421,6 +451,56 @@ class UpdateArrived(SlotEvent):
 
 class SlotBackedUp(SlotEvent):
     """A slot is late, so a second worker computes it, too."""
+
+
+class PartTrained(SlotEvent):
+    """A part of a model that spans workers was trained for one round. Its slot is the number of the part.
+
+    Args:
+        seconds: Seconds of the part's training, including the idle ones.
+        idle_s: Seconds of waiting for other parts.
+    """
+
+    seconds: float
+    idle_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortionCounts:
+    """The work of one worker in a pass of L-BFGS.
+
+    Args:
+        worker: Number of the worker.
+        done: Number of portions with a result that counts.
+        backup: Number of portions that another worker had, too, when this worker got them.
+        dropped: Number of results that do not count, because another worker was faster.
+    """
+
+    worker: int
+    done: int
+    backup: int
+    dropped: int
+
+
+class PassEnded(Event):
+    """L-BFGS has computed the loss and its gradient over all samples, at one step of a line search.
+
+    Args:
+        round: The iteration.
+        number: Number of the pass in the iteration.
+        step: Length of the step along the direction; 0 at the first weights.
+        loss: Loss there; infinite if it or its gradient is not finite.
+        seconds: Seconds that the pass took.
+        portions: For each ``worker`` the numbers of its portions that count (``done``), that another worker had, too
+            (``backup``), and whose results do not count (``dropped``).
+    """
+
+    round: int
+    number: int
+    step: float
+    loss: float
+    seconds: float
+    portions: tuple[PortionCounts, ...]
 
 
 class UpdateRejected(SlotEvent):

@@ -43,6 +43,32 @@ class RunningPhase:
 
 
 @dataclass(slots=True)
+class Portions:
+    """The work of one worker in all passes of a run of L-BFGS. ``ddlf.events.PortionCounts`` describes the numbers."""
+
+    done: int = 0
+    backup: int = 0
+    dropped: int = 0
+
+
+@dataclass(slots=True)
+class PartLane:
+    """The state of one part of a model that spans workers, for displays.
+
+    Args:
+        layers: Names of its layers.
+        nbytes: Bytes of its weights, their gradients, its optimizer and its activations.
+        worker: Number of the worker that has it; 0 before the first round.
+        idle: Share of the last round that it has waited for other parts; None before the end of the first round.
+    """
+
+    layers: tuple[str, ...]
+    nbytes: int
+    worker: int = 0
+    idle: float | None = None
+
+
+@dataclass(slots=True)
 class WorkerLane:
     """The state of one worker in a run, for displays.
 
@@ -63,6 +89,11 @@ class WorkerLane:
         loss: Training loss so far in this epoch; None if unknown.
         refused: Error and number of failed attempts to reach it; empty if it is connected, or not tried.
         address: Host and port of its daemon; empty before it was connected to.
+        host: Its machine's own host name; empty before it was connected to.
+        engine: The name of what runs it in its engine, such as ``"job 12_3"``; empty without one.
+        incarnation: Which of the run's workers with this number it is, from 1; 0 if unknown.
+        left: Why the worker before it with this number left, in the words of its engine if it knew them.
+        portions: Its work in passes of L-BFGS.
     """
 
     worker: int
@@ -81,6 +112,11 @@ class WorkerLane:
     loss: float | None = None
     refused: str = ""
     address: str = ""
+    host: str = ""
+    engine: str = ""
+    incarnation: int = 0
+    left: str = ""
+    portions: Portions = field(default_factory=Portions)
 
     def quiet_s(self, now: float) -> float:
         """Return the seconds since its last event or change of state."""
@@ -111,6 +147,9 @@ class State:
         lanes: The workers by number.
         phases: The running phases by number, the oldest first.
         waiting_until: Time when the run ends if no worker returns; None while there is a worker.
+        parts: The parts of a model that spans workers; empty for a whole model.
+        micro_batches: Number of micro-batches of a batch of such a model.
+        passed: The last pass of L-BFGS; None without one.
     """
 
     app: str = ""
@@ -126,6 +165,9 @@ class State:
     lanes: dict[int, WorkerLane] = field(default_factory=dict)
     phases: dict[int, RunningPhase] = field(default_factory=dict)
     waiting_until: float | None = None
+    parts: list[PartLane] = field(default_factory=list)
+    micro_batches: int = 0
+    passed: e.PassEnded | None = None
     _base: float = 0.0  # rounds that each slot had completed when training began
     _reached: dict[int, float] = field(
         default_factory=dict
@@ -192,6 +234,13 @@ class State:
                 self._marks.append((now, self.done))
             case e.SlotsChanged():
                 self.slots = event.slots
+            case e.ModelCut():
+                self.micro_batches = event.micro_batches
+                self.parts = [
+                    PartLane(one.layers, 2 * one.weights + one.optimizer + one.activations) for one in event.parts
+                ]
+            case e.PassEnded():
+                self._pass(event, now)
             case e.Committed():
                 self._commit(event.record, now)
             case e.Evaluated():
@@ -205,10 +254,11 @@ class State:
         self.app, self.in_rounds, self.began = event.app, ends_rounds_together(event), now
         self.rounds = 0 if event.worker_steps or event.round_samples else math.ceil(event.epochs / event.worker_epochs)
         self.slots, self.how, self.why, self.record, self._base, self._compiled = 0, "", "", None, 0.0, False
-        for known in (self.metrics, self._reached, self._marks):
+        self.micro_batches, self.passed = 0, None
+        for known in (self.metrics, self._reached, self._marks, self.parts):
             known.clear()
         for lane in self.lanes.values():
-            lane.is_gone, lane.round, lane.loss = False, 0, None
+            lane.is_gone, lane.round, lane.loss, lane.portions = False, 0, None, Portions()
 
     def _commit(self, record: RoundRecord, now: float) -> None:
         self.record, self.rounds, self.slots = record, record.rounds, record.slots or self.slots
@@ -223,6 +273,16 @@ class State:
             self._compiled = True
             self._marks.clear()
         self._marks.append((now, self.done))
+
+    def _pass(self, event: e.PassEnded, now: float) -> None:
+        self.passed = event
+        for one in event.portions:
+            sums = self._lane(one.worker, now).portions
+            sums.done, sums.backup, sums.dropped = (
+                sums.done + one.done,
+                sums.backup + one.backup,
+                sums.dropped + one.dropped,
+            )
 
     def _phase(self, event: e.PhaseEvent, now: float) -> None:
         if event.worker:
@@ -250,8 +310,13 @@ class State:
 
     def _slot(self, event: e.SlotEvent, now: float) -> None:
         lane = self._lane(event.worker, now)
+        part = self.parts[event.slot - 1] if event.slot <= len(self.parts) else None
         match event:
+            case e.PartTrained() if part is not None:
+                part.worker, part.idle = event.worker, event.idle_s / max(event.seconds, 1e-9)
             case e.SlotStarted():
+                if part is not None:
+                    part.worker = event.worker
                 lane.became(now)
                 lane.slot, lane.round = event.slot, event.round
                 self._reach(event, 0.0)
@@ -284,6 +349,7 @@ class State:
         match event:
             case e.WorkerConnected():
                 lane.heard, lane.address = now, event.address
+                lane.host, lane.engine, lane.incarnation = event.host, event.engine, event.incarnation
                 if not lane.is_there:
                     lane.became(now)
             case e.WorkerNotReached():
@@ -292,6 +358,7 @@ class State:
                 tries = f"{event.tries} {'try' if event.tries == 1 else 'tries'}"
                 lane.refused = f"{event.why.partition(chr(10))[0]} ({tries})"
             case e.WorkerDisconnected() | e.ExecutorEnded():
+                lane.left = event.why or lane.left
                 if event.why and not lane.is_gone:
                     lane.became(now, is_there=False, why=event.why)
             case _:

@@ -12,6 +12,7 @@ from ddlf.cli.target import overrides
 from ddlf.errors import ConfigError
 from ddlf.monitor.runs import folder
 from ddlf.testing import FakeRun
+from tests.monitor.dashboard.made_up import in_parts, in_portions
 from tests.monitor.runs.made import events_of, run
 
 
@@ -177,3 +178,48 @@ def test_run_has_folder_unless_disabled(monkeypatch):
     assert out_of(FakeRun, "--out", "none") == [("none", "--out")]
     named = {name: value for name, value, _ in overrides(FakeRun, options("--name", "a", "--log", "tensorboard"))}
     assert (named["run_name"], named["trackers"]) == ("a", "tensorboard")
+
+
+def columns(line):
+    return [cell for cell in line.split("  ") if cell.strip()]
+
+
+def test_status_of_a_run_shows_places_and_parts(tmp_path, capsys):
+    run(tmp_path, "speech", list(in_parts(at=1_700_000_000.0)), "finished")
+    code, text, _ = ddlf(capsys, "status", "--run", "--out", str(tmp_path))
+    head, places, parts = text.split("\n\n")
+    assert (code, head.partition("-speech: ")[2]) == (0, "finished, round 3 of 4")
+    assert [[cell.strip() for cell in columns(line)] for line in places.splitlines()] == [
+        ["worker", "host", "in its engine", "incarnation", "does"],
+        ["pc01", "pc01", "job 4711_0", "1", "part 1, round 3"],
+        ["pc02", "pc09", "job 4711_1", "2", "idle"],
+        ["pc03", "pc03", "job 4711_2", "1", "part 2, round 3"],
+    ]
+    assert [[cell.strip() for cell in columns(line)] for line in parts.splitlines()] == [
+        ["part", "layers", "worker", "memory", "idle"],
+        ["1", "dense dense_1 dense_2 dense_3", "pc01", "169 MB", "15%"],
+        ["2", "dense_4", "pc03", "167 MB", "21%"],
+    ]
+    code, text, _ = ddlf(capsys, "status", "--run", "last", "--json", "--out", str(tmp_path))
+    facts = json.loads(text)
+    assert [lane["left"] for lane in facts["workers"]] == ["", "Slurm preempted its job", ""]
+    assert [part["worker"] for part in facts["parts"]] == [1, 3]
+
+
+def test_status_of_a_run_shows_the_last_pass_and_portions(tmp_path, capsys):
+    path = run(tmp_path, "regression", list(in_portions(at=1_700_000_000.0)), "finished")
+    _, text, _ = ddlf(capsys, "status", "--run", str(path))
+    head, _, portions = text.split("\n\n")
+    assert head.splitlines()[1] == "pass 2 of iteration 3: step 0.5, loss 0.666667, gradient 0.03333"
+    assert [line.split() for line in portions.splitlines()] == [
+        ["worker", "portions", "backup", "dropped"],
+        ["pc01", "27", "3", "0"],
+        ["pc02", "30", "3", "0"],
+        ["pc03", "15", "0", "6"],
+    ]
+
+
+def test_status_refuses_a_run_beside_workers(capsys):
+    code, _, text = ddlf(capsys, "status", "--run", "--hosts", "127.0.0.1:9000")
+    assert code != 0
+    assert "--run and --hosts exclude each other" in text

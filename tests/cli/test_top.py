@@ -11,7 +11,7 @@ from ddlf import events as e
 from ddlf.cli.top import draw, spark, top
 from ddlf.monitor.dashboard.board import Board, Seen
 from ddlf.monitor.dashboard.viewer import take
-from tests.monitor.dashboard.made_up import NAMES, answers, beginning, one_round
+from tests.monitor.dashboard.made_up import NAMES, answers, beginning, in_parts, one_round
 
 
 def shown(*, workers=4, columns=80, rows=24, run=True, rounds=2, more=(), app="MnistCNN"):
@@ -83,6 +83,15 @@ def test_top_shows_workers_without_a_run():
     assert lines[1].split() == ["worker", "does", "memory", "cores", "sent", "received"]
     assert "busy with 'train' for 0.4 s" in lines[2]
     assert "1.17 GB" in lines[2]
+
+
+def test_top_shows_the_parts_of_a_model():
+    lines = shown(run=False, columns=100, more=[event for _, event in in_parts()])
+    assert any("part 2, round 3, 50%" in line for line in lines)
+    assert [line.rstrip() for line in lines if " idle" in line and line.startswith("part")] == [
+        "part 1  dense dense_1 dense_2 dense_3  on pc01  169 MB  15% idle",
+        "part 2  dense_4  on pc03  167 MB  21% idle",
+    ]
 
 
 def test_sparkline_has_highest_and_lowest_value():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddlf import events as e
@@ -269,8 +269,13 @@ class Board:
             case e.TrainingBegan():
                 header.samples, header.first = event.samples, event.version
                 self._pace.append((at, 0))
+            case e.PartTrained():
+                times = (round(at - event.seconds, 3), round(event.seconds - event.idle_s, 4), 0.0)
+                self.spans.append([event.worker, event.slot, event.round, *times])
             case e.UpdateArrived():
                 self._count(event)
+                if self.state.parts:  # the update of all parts: each part has its own span
+                    return
                 times = (round(at - event.compute_s - event.transfer_s, 3), event.compute_s, event.transfer_s)
                 self.spans.append([event.worker, event.slot, event.round, *(round(value, 4) for value in times)])
             case e.Committed():
@@ -360,7 +365,14 @@ class Board:
             "rate": (self._newest_rate or state.rate) if state.is_training else 0.0,
             "metrics": finite(state.metrics),
             "waiting_until": state.waiting_until,
+            "parts": [asdict(part) for part in state.parts],
+            "micro_batches": state.micro_batches,
+            "pass": None if state.passed is None else self._pass(state.passed),
         }
+
+    @staticmethod
+    def _pass(event: e.PassEnded) -> dict[str, Any]:
+        return {"round": event.round, "number": event.number, "step": event.step, "loss": finite_or_none(event.loss)}
 
     def _lane(self, lane: WorkerLane) -> dict[str, Any]:
         phases = [doing(phase) for phase in self.state.phases.values() if phase.worker == lane.worker]
@@ -370,10 +382,14 @@ class Board:
         own = vars(self.sums.get(lane.worker, NOTHING))
         facts["name"] = lane.name.partition(" (")[0]  # leave out the address of the worker
         facts["why"] = lane.refused.removeprefix(f"{lane.address}: ") or lane.why
+        facts["portions"] = asdict(lane.portions)
         return {**facts, **own, "state": how, "doing": phases[-1] if phases else "", "loss": finite_or_none(lane.loss)}
 
 
-LANE = ("worker", "name", "heard", "since", "why", "slot", "round", "epoch", "rate")
+LANE = (
+    *("worker", "name", "heard", "since", "why", "slot", "round", "epoch", "rate"),
+    *("host", "engine", "incarnation", "left"),
+)
 NOTHING = Sums()
 
 

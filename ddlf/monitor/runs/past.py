@@ -19,8 +19,10 @@ from ddlf.monitor.runs import folder
 from ddlf.monitor.state import Sums
 from ddlf.monitor.terminal.lines import training_event
 
-SKIPPED = ('"event":"SlotStarted"', '"event":"SlotFinished"', '"event":"Phase', '"event":"WorkerWrote"')
-"""Beginnings of most lines of a long run. This module does not need these lines, and does not parse them."""
+UNUSED = ('"event":"Phase', '"event":"WorkerWrote"')
+"""Texts in lines that nothing here needs. They are not parsed."""
+SKIPPED = ('"event":"SlotStarted"', '"event":"SlotFinished"', *UNUSED)
+"""Texts in most lines of a long run. They only show what workers do at the moment."""
 RESTARTED = "the command was started again, and the run continues"
 
 
@@ -133,8 +135,12 @@ class Past:
         return self.summary.get("settings", {}).get(name, {}).get("value")
 
 
-def read(path: Path) -> Past:
+def read(path: Path, skipped: tuple[str, ...] = SKIPPED) -> Past:
     """Read a run from its folder. Damaged parts are left out.
+
+    Args:
+        path: The folder.
+        skipped: Texts of lines that are left out. With ``UNUSED``, the board shows what workers do at the moment.
 
     Raises:
         ConfigError: The folder is not that of a run.
@@ -144,8 +150,8 @@ def read(path: Path) -> Past:
     past = Past(path=path, status=folder.read_state(path), summary=folder.read_json(path / folder.SUMMARY))
     for worker in past.summary.get("workers", ()):
         _share(past, worker["worker"]).name = worker["name"]
-    replaced = _replaced(path / folder.EVENTS) if past.status.restarts else set[int]()
-    for number, data in enumerate(lines(path / folder.EVENTS)):
+    replaced = _replaced(path / folder.EVENTS, skipped) if past.status.restarts else set[int]()
+    for number, data in enumerate(lines(path / folder.EVENTS, skipped)):
         try:
             if number not in replaced:
                 _take(past, data)
@@ -158,7 +164,7 @@ def read(path: Path) -> Past:
     return past
 
 
-def _replaced(path: Path) -> set[int]:
+def _replaced(path: Path, skipped: tuple[str, ...]) -> set[int]:
     """Return the numbers of the events that do not count, because the command was started again: the ends of the earlier
     parts of the run, the beginnings of the later parts, and rounds that were computed again.
     """
@@ -166,7 +172,7 @@ def _replaced(path: Path) -> set[int]:
     rounds: dict[int, int] = {}  # number of the event -> version after the round
     ends: list[int] = []
     has_begun = False
-    for number, data in enumerate(lines(path)):
+    for number, data in enumerate(lines(path, skipped)):
         kind = data.get("event")
         if kind == "RunBegan":
             replaced.update([number] * has_begun, ends)

@@ -12,6 +12,7 @@ from math import isfinite
 
 from ddlf.events.record import size
 from ddlf.monitor.runs.past import Past
+from ddlf.monitor.state import Portions, State, WorkerLane
 
 Rows = list[list[str]]
 """Rows of cells. The first row has the names of the columns."""
@@ -165,6 +166,57 @@ def of_stays(past: Past) -> Rows:
         for stay in past.stays
     ]
     return [head, *rows]
+
+
+def of_places(state: State) -> Rows:
+    """Return a table with a row for each worker of a run: with its present place and work."""
+    rows = [
+        [
+            lane.name,
+            lane.host,
+            lane.engine,
+            f"{lane.incarnation or ''}",
+            _doing(state, lane),
+        ]
+        for _, lane in sorted(state.lanes.items())
+    ]
+    return [["worker", "host", "in its engine", "incarnation", "does"], *rows]
+
+
+def _doing(state: State, lane: WorkerLane) -> str:
+    if not lane.is_there or lane.is_gone:
+        how = "excluded" if lane.is_gone else "lost"
+        return f"{how}: {(lane.refused or lane.why).partition(chr(10))[0]}"
+    if not lane.slot or not state.is_training:
+        return "idle"
+    what = "part" if state.parts else "slot"
+    return f"{what} {lane.slot}, round {lane.round}"
+
+
+def of_parts(state: State) -> Rows:
+    """Return a table with a row for each part of a model that spans workers."""
+    names = {lane.worker: lane.name for lane in state.lanes.values()}
+    rows = [
+        [
+            f"{number}",
+            " ".join(part.layers),
+            names.get(part.worker, ""),
+            size(part.nbytes),
+            "" if part.idle is None else f"{part.idle:.0%}",
+        ]
+        for number, part in enumerate(state.parts, 1)
+    ]
+    return [["part", "layers", "worker", "memory", "idle"], *rows]
+
+
+def of_portions(state: State) -> Rows:
+    """Return a table with a row for each worker, and its work in all passes of L-BFGS."""
+    rows = [
+        [lane.name, f"{lane.portions.done:,}", f"{lane.portions.backup:,}", f"{lane.portions.dropped:,}"]
+        for _, lane in sorted(state.lanes.items())
+        if lane.portions != Portions()
+    ]
+    return [["worker", "portions", "backup", "dropped"], *rows]
 
 
 def _clock(when: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ddlf import events as e
@@ -116,3 +117,59 @@ def answers(workers: int = 4, *, busy: str | None = "train") -> list[dict[str, A
         facts["memory"] = {"used": 1_100_000_000 + worker * 70_000_000, "free": 9_000_000_000, "total": 16_600_000_000}
         result.append(facts)
     return result
+
+
+def in_parts(*, at: float = 0.0, workers: int = 3, rounds: int = 4) -> Iterator[tuple[float, e.Event]]:
+    """A run of Slurm whose model spans two of three workers. In round 3 part 2 moves to the third worker."""
+    for when, event in beginning(at=at - 4, workers=workers, rounds=rounds, app="SpeechModel"):
+        if isinstance(event, e.WorkerConnected):
+            yield when, replace(event, engine=f"job 4711_{event.worker - 1}", incarnation=1)
+        else:
+            yield when, event
+        if isinstance(event, e.DataLoaded):
+            sizes = dict(weights=83_200_000, optimizer=12)
+            first = e.PlannedPart(layers=("dense", "dense_1", "dense_2", "dense_3"), **sizes, activations=2_600_000)
+            second = e.PlannedPart(layers=("dense_4",), **sizes, activations=1_000_000)
+            yield when, e.ModelCut(parts=(first, second), micro_batches=8)
+    for number in range(1, rounds):
+        begin, holders = at + 2 * number - 2, (1, 2) if number < 3 else (1, 3)
+        if number == 3:
+            why = "Slurm preempted its job"
+            yield begin, e.WorkerLost(round=3, worker=2, slot=2, why=f"worker 2 ({name(2)}): {why}")
+            yield begin, e.WorkerDisconnected(worker=2, name=name(2), why=why, cause="preempted")
+        for part, worker in enumerate(holders, 1):
+            yield begin, e.SlotStarted(round=number, slot=part, worker=worker)
+        for part, worker in enumerate(holders, 1):
+            moved = dict(round=number, slot=part, worker=worker, epoch=number, done=30_000, total=60_000)
+            yield begin + 1, e.SlotMoved(**moved, loss=2.0 / number if part == 2 else None)
+        if number == rounds - 1:
+            break  # this round continues
+        for part, worker in enumerate(holders, 1):
+            of = dict(round=number, slot=part, worker=worker)
+            yield begin + 2, e.SlotFinished(**of)
+            yield begin + 2, e.PartTrained(**of, seconds=1.9, idle_s=0.19 + 0.1 * part)
+        spent = [(1.7, 0.2)] * 2
+        yield begin + 2, e.Committed(record=record(number, rounds, 1, spent, 2.0 / number, 2.0, test=False))
+    address = "10.0.0.12:9000"
+    facts = dict(worker=2, name=name(2), address=address, host="pc09", python="3.11.9", cores=8, threads=4)
+    yield at + 2 * rounds - 1, e.WorkerConnected(**facts, again=True, engine="job 4711_1", incarnation=2)
+
+
+def in_portions(*, at: float = 0.0, workers: int = 3, rounds: int = 4) -> Iterator[tuple[float, e.Event]]:
+    """A run of L-BFGS. Worker 3 is slow, so the others compute some of its portions again."""
+    for when, event in beginning(at=at - 4, workers=workers, rounds=rounds, mode="lbfgs", app="Regression"):
+        yield when, replace(event, in_rounds=True) if isinstance(event, e.RunBegan | e.TrainingBegan) else event
+    for number in range(1, rounds):
+        begin = at + number - 1
+        for worker in range(1, workers + 1):
+            yield begin, e.SlotStarted(round=number, slot=worker, worker=worker)
+        counts = [(9, 1, 0), (10, 1, 0), (5, 0, 2)]
+        portions = tuple(
+            e.PortionCounts(worker=worker, done=done, backup=backup, dropped=dropped)
+            for worker, (done, backup, dropped) in enumerate(counts, 1)
+        )
+        told = dict(round=number, number=2, step=0.5, loss=2.0 / number, seconds=0.9, portions=portions)
+        yield begin + 0.9, e.PassEnded(**told)
+        made = record(number, rounds, workers, [(0.8, 0.1)] * workers, 2.0 / number, 1.0, test=False)
+        shown = {"loss": 2.0 / number, "gradient": 0.1 / number, "step": 0.5, "passes": 2, "left_out": 0}
+        yield begin + 1, e.Committed(record=replace(made, metrics=shown))

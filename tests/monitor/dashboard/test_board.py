@@ -6,7 +6,7 @@ import pytest
 
 from ddlf import events as e
 from ddlf.monitor.dashboard.board import MOST_LINES, MOST_POINTS, MOST_SPANS, Board, Seen, Series
-from tests.monitor.dashboard.made_up import beginning, one_round
+from tests.monitor.dashboard.made_up import beginning, in_parts, in_portions, one_round
 
 
 def trained(rounds, *, workers=4, **how):
@@ -157,3 +157,52 @@ def test_why_a_worker_is_not_reached_is_said_without_the_address_that_stands_bes
     board.tell(e.WorkerNotReached(worker=1, name="pc01", tries=2, why=refused), 4.0)
     (lane,) = board.since(Seen(), 5.0)["lanes"]
     assert (lane["state"], lane["why"]) == ("lost", "connection refused, nothing listens there (2 tries)")
+
+
+def shown(events):
+    board = Board()
+    for at, event in events:
+        board.tell(event, at)
+    message = json.loads(json.dumps(board.since(Seen(), 100.0), allow_nan=False))
+    return message["run"], {lane["worker"]: lane for lane in message["lanes"]}, message["spans"]["new"]
+
+
+def test_parts_of_a_model_are_shown_with_their_workers_memory_and_idle_shares():
+    run, lanes, spans = shown(in_parts())
+    assert run["micro_batches"] == 8
+    assert [(one["worker"], one["layers"][0], one["nbytes"]) for one in run["parts"]] == [
+        (1, "dense", 169_000_012),
+        (3, "dense_4", 167_400_012),
+    ]
+    assert [round(one["idle"], 3) for one in run["parts"]] == [0.153, 0.205]
+    assert (lanes[1]["slot"], lanes[2]["slot"], lanes[3]["slot"]) == (1, 0, 2)
+    assert [(worker, part, number) for worker, part, number, *_ in spans] == [
+        (1, 1, 1),
+        (2, 2, 1),
+        (1, 1, 2),
+        (2, 2, 2),
+    ]
+
+
+def test_workers_are_shown_at_their_places_with_the_reason_of_a_replacement():
+    _, lanes, _ = shown(in_parts())
+    assert [(lane["host"], lane["engine"], lane["incarnation"], lane["left"]) for lane in lanes.values()] == [
+        ("pc01", "job 4711_0", 1, ""),
+        ("pc09", "job 4711_1", 2, "Slurm preempted its job"),
+        ("pc03", "job 4711_2", 1, ""),
+    ]
+
+
+def test_portions_are_counted_over_all_passes_of_a_run():
+    run, lanes, _ = shown(in_portions())
+    assert [lane["portions"] for lane in lanes.values()] == [
+        {"done": 27, "backup": 3, "dropped": 0},
+        {"done": 30, "backup": 3, "dropped": 0},
+        {"done": 15, "backup": 0, "dropped": 6},
+    ]
+    assert run["pass"] == {"round": 3, "number": 2, "step": 0.5, "loss": 2 / 3}
+
+
+def test_the_next_run_has_no_parts_and_no_portions_of_the_one_before():
+    run, lanes, _ = shown([*in_parts(), *in_portions(at=20.0), *beginning(at=40.0)])
+    assert (run["parts"], run["pass"], lanes[1]["portions"]["done"]) == ([], None, 0)

@@ -8,7 +8,7 @@ import pytest
 from ddlf import events as e
 from ddlf.monitor.dashboard.server import Dashboard
 from tests.monitor.dashboard.browser import chromium, opened
-from tests.monitor.dashboard.made_up import answers, beginning, one_round, record
+from tests.monitor.dashboard.made_up import answers, beginning, in_parts, in_portions, one_round, record
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -180,4 +180,32 @@ async def test_ten_thousand_rounds_stay_fluid_and_take_no_memory(browser):
             print(f"\n{len(gaps)} frames, {usual:.0f} ms usually, {worst:.0f} ms at the 95th percentile; heap {heaps}")
             assert usual < 50, "half of the frames come later than a film's"
             assert heaps[1] < heaps[0] * 1.2 + 500_000
+            assert page.wrong == []
+
+
+async def test_parts_places_and_portions_are_shown(browser):
+    async with Dashboard(look, port=0) as dashboard:
+        tell(dashboard, in_parts(at=time.time() - 10))
+        async with opened(browser, dashboard.url, width=390) as page:
+            await page.wait_for_selector("#parts-card:not([hidden])", timeout=PATIENCE_MS)
+            rows = await page.evaluate(
+                "[...document.querySelectorAll('#parts tr')].map(r => [...r.children].slice(0, 5).map(c => c.textContent))"
+            )
+            assert rows == [
+                ["1", "dense dense_1 dense_2 dense_3", "pc01", "169 MB", "15 %"],
+                ["2", "dense_4", "pc03", "167 MB", "21 %"],
+            ]
+            places = await page.evaluate("[...document.querySelectorAll('.place')].map(p => p.textContent)")
+            assert places[1] == "on pc09, job 4711_1, 2nd worker here: Slurm preempted its job"
+            assert places[0] == "on pc01, job 4711_0"
+            assert "part 2, round 3" in await page.inner_text(".worker >> nth=2")
+            sizes = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+            assert sizes[0] <= sizes[1], "it is wider than the screen"
+            tell(dashboard, in_portions(at=time.time() - 10))
+            await page.wait_for_selector("#parts-card", state="hidden", timeout=PATIENCE_MS)
+            await page.wait_for_function(
+                "() => document.querySelector('#workers').textContent.includes('15 portions')", timeout=PATIENCE_MS
+            )
+            assert "6 dropped" in await page.inner_text(".worker >> nth=2")
+            assert "last pass: step 0.5000" in await page.inner_text("#doing")
             assert page.wrong == []

@@ -148,7 +148,7 @@ function drawRun(run, now) {
   $("stop").hidden = ended || !about("can_stop") || !socket;
   $("stop").disabled = run.stopping || !training;
   set("where", training || ended ? (run.in_rounds ? `Round ${run.round} of ${run.rounds}` : `Update ${run.version}, round ${run.round} of ${run.rounds}`) : "Getting ready");
-  set("doing", run.why.split("\n")[0] || (run.waiting_until ? `no workers left: the run ends in ${duration(run.waiting_until - now)} unless one returns` : run.doing.join(", ")));
+  set("doing", run.why.split("\n")[0] || (run.waiting_until ? `no workers left: the run ends in ${duration(run.waiting_until - now)} unless one returns` : [...run.doing, training && run.pass && `last pass: step ${metric(run.pass.step)}, loss ${metric(run.pass.loss)}`].filter(Boolean).join(", ")));
   const left = run.left_s === null ? "" : `, ${duration(run.left_s)} left`;
   set("times", `${Math.floor(run.done * 100)} %, ${duration((run.ended ?? now) - run.began)} ${ended ? "in all" : "so far"}${left}`);
   $("done").style.width = `${run.done * 100}%`;
@@ -177,11 +177,30 @@ function drawRun(run, now) {
     tile.classList.toggle("bad", value === "NaN");
     text(tile.querySelector("small"), more);
   });
+  drawParts(run);
   const some = known.series.x.length > 0;
   $("charts").hidden = !some;
   if (some) charts.show(known.series, run.in_rounds, run.metrics, record?.marks);
   $("timeline-card").hidden = !known.lanes.length || !(training || known.spans.length);
   if (!$("timeline-card").hidden) timeline.show(known.spans, known.lanes, now, training);
+}
+
+function drawParts({ parts, micro_batches: pieces }) {
+  $("parts-card").hidden = !parts.length;
+  set("parts-of", `${whole(pieces)} micro-batches of each batch`);
+  const names = new Map(known.lanes.map((lane) => [lane.worker, lane.name]));
+  fill($("parts"), parts.length, () => {
+    const row = document.createElement("tr");
+    row.innerHTML = "<td></td><td></td><td></td><td class='number'></td><td class='number'></td><td><div class='track'><div class='bar'></div></div></td>";
+    return row;
+  }, (row, index) => {
+    const { layers, worker, nbytes, idle } = parts[index], cells = row.children;
+    const shown = layers.length > 4 ? [...layers.slice(0, 2), "..", layers.at(-1)] : layers;
+    [index + 1, shown.join(" "), names.get(worker) ?? "", bytes(nbytes), idle === null ? "" : `${Math.round(100 * idle)} %`].forEach((value, n) => text(cells[n], String(value)));
+    cells[1].title = layers.join(" ");
+    row.lastChild.title = idle === null ? "" : "computing in the last round";
+    row.querySelector(".bar").style.width = idle === null ? "0" : `${100 * (1 - idle)}%`;
+  });
 }
 
 const about = (name) => known.about[name];
@@ -202,14 +221,17 @@ function drawWorkers(run, now) {
     const lane = lanes.get(number) ?? {}, worker = asked.get(number) ?? {};
     return { number, lane, worker, ...doing(lane, worker, run, now) };
   });
+  const severalHosts = new Set(known.lanes.map((lane) => lane.host).filter(Boolean)).size > 1;
   const tally = (how) => rows.filter((row) => row.how === how).length;
   set("counts", rows.length ? ["busy", "idle", "suspect", "lost", "gone"].map((how) => [tally(how), how]).filter(([n]) => n).map((pair) => pair.join(" ")).join(", ") : "no worker yet");
   fill($("workers"), rows.length, makeWorker, (card, index) => {
     const { number, lane, worker, how, words, share, since } = rows[index];
     card.className = `worker ${how}`;
-    const [name, address, does, bar, facts] = card.parts;
+    const [name, address, where, does, bar, facts] = card.parts;
     text(name, worker.name && worker.name !== worker.address ? worker.name : lane.name || `worker ${number}`);
     text(address, worker.address ?? "");
+    text(where, place(lane, severalHosts));
+    where.hidden = !where.textContent;
     text(does.firstChild, since === undefined ? "" : seconds(since));
     text(does.lastChild, words);
     does.title = words;
@@ -220,6 +242,10 @@ function drawWorkers(run, now) {
     if (worker.cores) list.push([whole(worker.cores), worker.cores === 1 ? "core" : "cores"]);
     if (memory?.used) list.push([bytes(memory.used), "memory"]);
     if (worker.sent !== undefined) list.push([bytes(worker.sent), "sent"], [bytes(worker.received), "received"]);
+    const { done, backup, dropped } = lane.portions ?? {};
+    if (done) list.push([whole(done), done === 1 ? "portion" : "portions"]);
+    if (backup) list.push([whole(backup), "backup"]);
+    if (dropped) list.push([whole(dropped), "dropped"]);
     if (worker.restarts) list.push([whole(worker.restarts), worker.restarts === 1 ? "restart" : "restarts"]);
     if (lane.lost) list.push([whole(lane.lost), lane.lost === 1 ? "time lost" : "times lost"]);
     card.title = memory?.total ? `${worker.host}: ${bytes(memory.free)} of ${bytes(memory.total)} memory free, Python ${worker.python}` : "";
@@ -233,9 +259,16 @@ function drawWorkers(run, now) {
 
 function makeWorker() {
   const card = document.createElement("div");
-  card.innerHTML = "<div class='top'><b></b><span class='quiet'></span></div><p class='does'><span class='quiet'></span><i></i></p><div class='track'><div class='bar'></div></div><div class='facts'></div>";
-  card.parts = ["b", ".quiet", ".does", ".bar", ".facts"].map((part) => card.querySelector(part));
+  card.innerHTML = "<div class='top'><b></b><span class='quiet'></span></div><p class='place quiet'></p><p class='does'><span class='quiet'></span><i></i></p><div class='track'><div class='bar'></div></div><div class='facts'></div>";
+  card.parts = ["b", ".top .quiet", ".place", ".does", ".bar", ".facts"].map((part) => card.querySelector(part));
   return card;
+}
+
+// Where an engine runs a worker, and what became of the one before it.
+function place({ host, engine, incarnation, left }, severalHosts) {
+  const which = incarnation > 1 && `${incarnation}${["nd", "rd"][incarnation - 2] ?? "th"} worker here`;
+  const parts = [engine, which && (left ? `${which}: ${reason(left)}` : which)].filter(Boolean);
+  return parts.length || severalHosts ? [host && `on ${host}`, ...parts].filter(Boolean).join(", ") : "";
 }
 
 // The first line of a reason, without the worker's name: the card has it.
@@ -249,7 +282,7 @@ function doing(lane, worker, run, now) {
   }
   if (worker.state === "suspect") return { how: "suspect", words: `silent for ${seconds(worker.silent_s)}`, share: lane.done ?? 0 };
   if (lane.slot && run?.phase === "training") {
-    const facts = [lane.slot !== lane.worker && `slot ${lane.slot}`, `round ${lane.round}`, (run.worker_epochs > 1 || run.worker_steps) && lane.epoch && `epoch ${lane.epoch}`, lane.loss !== null && `loss ${metric(lane.loss)}`];
+    const facts = [run.parts.length ? `part ${lane.slot}` : lane.slot !== lane.worker && `slot ${lane.slot}`, `round ${lane.round}`, (run.worker_epochs > 1 || run.worker_steps) && lane.epoch && `epoch ${lane.epoch}`, lane.loss !== null && `loss ${metric(lane.loss)}`];
     return { how: "busy", words: facts.filter(Boolean).join(", "), since: now - lane.since, share: lane.done ?? 0 };
   }
   if (lane.doing) return { how: "busy", words: lane.doing, share: 0 };

@@ -26,7 +26,7 @@ import numpy as np
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, ProtocolError
-from ddlf.events import SlotMoved, Warned
+from ddlf.events import PartTrained, SlotMoved, Warned
 from ddlf.training.crew.recovery import end_all
 from ddlf.training.exchanges.members import NOTICED_S, Members
 from ddlf.training.exchanges.split.plan import Plan
@@ -122,6 +122,10 @@ class Group:
         ]
         found: list[dict[str, Any]] = await asyncio.gather(*works)
         self._version += 1
+        for part, result in enumerate(found):
+            seconds, idle_s = float(result["compute_s"]), float(result["idle_s"])
+            of = dict(round=task.round + 1, slot=part + 1, worker=result["worker"])
+            run.crew.emit(PartTrained(**of, seconds=seconds, idle_s=idle_s))
         idle = sum(result["idle_s"] / max(result["compute_s"], 1e-9) for result in found) / len(found)
         return self._together(found), self._reply(task, found, begin), idle
 
@@ -189,7 +193,7 @@ class Group:
             "state": None if holds else self._state(part, optimizer),
         }
         result: dict[str, Any] = await worker.call(
-            self._members.role, "step", order, hear=partial(self._moved, task, worker.id)
+            self._members.role, "step", order, hear=partial(self._moved, task, attempt)
         )
         if "peer" in result:
             return result
@@ -246,20 +250,16 @@ class Group:
             hint="check the network between the two workers, or set the address of that worker: ddlf-worker --advertise HOST:PORT",
         )
 
-    def _moved(self, task: Task, worker: int, facts: dict[str, Any]) -> None:
-        if facts["what"] == "training":
-            loss = facts["loss"]
-            self._run.crew.emit(
-                SlotMoved(
-                    round=task.round + 1,
-                    slot=task.slot + 1,
-                    worker=worker,
-                    done=int(facts["done"]),
-                    total=int(facts["total"]),
-                    epoch=int(facts["epoch"]),
-                    loss=None if loss is None else float(loss),
-                )
-            )
+    def _moved(self, task: Task, attempt: _Attempt, facts: dict[str, Any]) -> None:
+        """Tell the progress that the last part reports. All parts are as far."""
+        if facts["what"] != "training":
+            return
+        loss = None if facts["loss"] is None else float(facts["loss"])
+        done = {name: int(facts[name]) for name in ("done", "total", "epoch")}
+        for part, worker in sorted(attempt.workers.items()):
+            of = dict(round=task.round + 1, slot=part + 1, worker=worker.id)
+            is_last = part == len(self._plan.parts) - 1
+            self._run.crew.emit(SlotMoved(**of, **done, loss=loss if is_last else None))
 
     # -- state --------------------------------------------------------------------------------------------------------
 

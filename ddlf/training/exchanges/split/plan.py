@@ -15,6 +15,7 @@ import numpy as np
 
 from ddlf.algorithms.pipeline import balanced, sizes
 from ddlf.errors import ConfigError
+from ddlf.events import ModelCut, PlannedPart
 from ddlf.training.exchanges.split.cut import Cut
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.variables import deferred
@@ -222,6 +223,19 @@ class Plan:
             return ""
         samples = max(sizes(self.batch_size, self.micro_batches))
         return f"the layer {names[0]!r} normalizes over micro-batches of {samples} samples, not over batches of {self.batch_size}"
+
+    def event(self) -> ModelCut:
+        """Return the parts and their memory as an event, for displays."""
+        parts = (
+            PlannedPart(
+                layers=tuple(call.name for call in self.graph.calls[part.begin : part.end]),
+                weights=self.bytes_of_weights(part),
+                optimizer=self.bytes_of_optimizer(part),
+                activations=self.bytes_of_activations(part),
+            )
+            for part in self.parts
+        )
+        return ModelCut(parts=tuple(parts), micro_batches=self.micro_batches)
 
     def told(self) -> str:
         """Return the number of parts and micro-batches, and the table, for people."""

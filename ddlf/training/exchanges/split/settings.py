@@ -103,6 +103,7 @@ class Split(Exchange):
         assert self.parts is not None
         plan = self._plan(app.model, spec)
         check_workers(self.parts, len(plan.parts), crew.size)
+        app.run_context.emit(plan.event())
         if why := plan.warning():
             app.run_context.emit(Warned(about="model", why=why))
         return Planned(**{one.field: getattr(self, one.field) for one in self.settings()}, plan=plan), plan.told()

@@ -18,8 +18,8 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any, TypeVar
@@ -39,7 +39,7 @@ from ddlf.errors import (
     ExecutorCrashed,
     WorkerLost,
 )
-from ddlf.events import Warned
+from ddlf.events import PassEnded, PortionCounts, Warned
 from ddlf.training.checkpoints.slices import WEIGHTS, Slices
 from ddlf.training.checkpoints.stored import KEPT
 from ddlf.training.context import App
@@ -50,7 +50,7 @@ from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.progress import WeightsRef, local, shapes, slices_of
 from ddlf.training.run import Round, Run, arrived
 from ddlf.training.slot.task import Reply
-from ddlf.training.strategies.lbfgs.portions import Pool, Portion, portions_of
+from ddlf.training.strategies.lbfgs.portions import Pool, Portion, Tally, portions_of
 from ddlf.training.strategies.lbfgs.shards import VECTORS, shard_parts
 
 AHEAD = 2
@@ -506,6 +506,7 @@ class Coordinator:
         while True:
             self._passes += 1
             format = FixedPoint.fitting(self._peak if math.isfinite(self._peak) else 0.0, len(self._portions))
+            begin = time.perf_counter()
             await self._begin(step, format)
             pool = Pool[tuple[dict[str, Any], Reply]](self._portions, time.perf_counter)
             carry, number = self._run.crew.carry, self._run.progress.round
@@ -524,7 +525,9 @@ class Coordinator:
             facts, replies = zip(*(pool.results[portion.number] for portion in self._portions), strict=True)
             loss = exact_mean((one.metrics.get("loss", math.nan), one.samples) for one in replies)
             peak = max((one["peak"] for one in facts), key=lambda one: (math.isnan(one), one))
-            if not math.isfinite(loss) or not math.isfinite(peak):
+            is_finite = math.isfinite(loss) and math.isfinite(peak)
+            self._tell_pass(step, loss if is_finite else math.inf, time.perf_counter() - begin, pool.tallies)
+            if not is_finite:
                 return Tried(Point(step, loss if loss == -math.inf else math.inf, math.nan), replies)
             self._peak = peak
             if peak <= format.limit:
@@ -536,6 +539,12 @@ class Coordinator:
             if one["slope"] is not None:
                 slopes.append(unpacked(one["slope"]))
         return Tried(Point(step, loss, float(sum(slopes)) if slopes else 0.0), replies)
+
+    def _tell_pass(self, step: float, loss: float, seconds: float, tallies: Mapping[int, Tally]) -> None:
+        """Tell displays about a pass that has ended."""
+        portions = tuple(PortionCounts(worker=worker, **asdict(one)) for worker, one in sorted(tallies.items()))
+        of = dict(round=self._made + 1, number=self._passes)
+        self._run.crew.emit(PassEnded(**of, step=step, loss=loss, seconds=seconds, portions=portions))
 
     async def _begin(self, step: float, format: FixedPoint) -> None:
         self._number += 1
@@ -584,6 +593,7 @@ class Coordinator:
                 if len(calls) == (pushing is not None):
                     portion, wait_s = pool.second(slot)
                     if portion is not None:
+                        pool.tally(worker.id).backup += 1
                         ask("portion", portion)
                 ready = len(pool.unpushed(slot))
                 is_idle = len(calls) == (pushing is not None) or pool.is_counted
@@ -601,8 +611,10 @@ class Coordinator:
                         result = told, self._reply(portion, worker.id, told)
                         counted = pool.done(portion, slot, result)
                         if counted:
+                            pool.tally(worker.id).done += 1
                             self._run.crew.emit(arrived(result[1]))
                         else:
+                            pool.tally(worker.id).dropped += 1
                             dropped.append(portion.number)
         finally:
             if pushing is not None:

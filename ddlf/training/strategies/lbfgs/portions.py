@@ -52,6 +52,21 @@ def portions_of(samples: int, slots: int, size: int) -> list[Portion]:
 
 
 @dataclass(slots=True)
+class Tally:
+    """The work of one worker in a pass.
+
+    Args:
+        done: Number of portions with a result that counts.
+        backup: Number of portions that another slot had, too, when this worker got them.
+        dropped: Number of results that do not count.
+    """
+
+    done: int = 0
+    backup: int = 0
+    dropped: int = 0
+
+
+@dataclass(slots=True)
 class Pool(Generic[Result]):
     """The portions of one pass that are waiting, being computed, counted, or pushed.
 
@@ -61,6 +76,7 @@ class Pool(Generic[Result]):
 
     Attributes:
         results: The result of each portion that counts, by number.
+        tallies: The work of each worker, by its number.
         failure: Why the pass must begin again; None if it need not.
         news: An event that is set at the next change, and then replaced.
     """
@@ -68,6 +84,7 @@ class Pool(Generic[Result]):
     portions: Sequence[Portion]
     clock: Callable[[], float]
     results: dict[int, Result] = field(default_factory=dict)
+    tallies: dict[int, Tally] = field(default_factory=dict)
     failure: Exception | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
     _waiting: list[list[Portion]] = field(default_factory=list)
@@ -91,6 +108,10 @@ class Pool(Generic[Result]):
     def is_counted(self) -> bool:
         """Whether every portion has a result that counts."""
         return len(self.results) == len(self.portions)
+
+    def tally(self, worker: int) -> Tally:
+        """Return the counts of a worker, to change them."""
+        return self.tallies.setdefault(worker, Tally())
 
     @property
     def waits(self) -> bool:
