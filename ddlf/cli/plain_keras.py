@@ -34,7 +34,7 @@ from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.refusals import check_app, check_backend, check_spec
 from ddlf.training.registry import spec_of
 from ddlf.training.roles import have_keras
-from ddlf.training.slot.build import describe_optimizer, describe_weights, set_precision
+from ddlf.training.slot.build import describe_optimizer, describe_weights, number_format, set_precision
 from ddlf.training.slot.keras_model import KerasModel, keeps_a_seed
 from ddlf.training.slot.optimizers import no_final_averages
 from ddlf.training.slot.task import Reply, Task
@@ -120,7 +120,7 @@ async def compare(app: App, batches: int) -> Compared:
             hint="compare with exchange='star' (-p exchange=star), which has the same model, data and seeds",
         )
     await have_keras()
-    set_precision(app.precision)
+    set_precision(app.precision, number_format())
     with ThreadPoolExecutor(1) as thread:  # one thread, since Keras keeps some state per thread
         async with crew_of(app, spec.seed, backups=False) as (crew, samples):
             both = Both(app, crew, samples, spec, thread)

@@ -32,7 +32,7 @@ from ddlf.training.crew.threads import chosen_threads, given_threads, unused_cor
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.run import hooked
 from ddlf.training.samples.files import check_all_there, files_of, held
-from ddlf.training.slot.build import describe_weights, fresh_names, ready_model
+from ddlf.training.slot.build import NumberFormat, describe_weights, fresh_names, number_format, ready_model
 from ddlf.training.slot.replica import Replica, no_exit
 
 ASKED_S = 10.0
@@ -72,6 +72,8 @@ class Opening:
         self.run = run
         self._replica = replica
         self._role = (run, REPLICA)
+        format = number_format()
+        self._format = None if format in (None, NumberFormat("float32")) else format
         self.content: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.wanted: dict[str, str] = {}
         self.watches: list[AbstractContextManager[None]] = []
@@ -156,7 +158,8 @@ class Opening:
             if facts["what"] in TOLD:
                 phases.begin(facts["what"])
 
-        return await worker.call(self._role, "load", wanted, hear=hear)
+        more = [] if self._format is None else [list(self._format)]  # earlier releases know no other argument
+        return await worker.call(self._role, "load", wanted, *more, hear=hear)
 
     async def here(self, seed: int) -> None:
         """Load the data and build the model on the master, in parallel with the workers."""

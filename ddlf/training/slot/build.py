@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,10 +30,14 @@ def fresh_names() -> Iterator[None]:
     """Let Keras number its automatic names (``dense_1``, ``auc_2``) from the beginning, as in a new process.
 
     Afterwards the numbers continue where they were. Without this, the metrics of a second run, or of a worker that
-    joined later, would have other names.
+    joined later, would have other names. Also as in a new process, ``set_floatx`` decides the type of the layers: Keras
+    itself ignores it once a layer was made.
     """
     from keras.src.backend.common import global_state
 
+    is_chosen = _chosen_policy() != ""
+    if not is_chosen:
+        global_state.set_global_attribute("dtype_policy", None)
     before = global_state.get_global_attribute("object_name_uids")
     global_state.set_global_attribute("object_name_uids", None)
     try:
@@ -42,6 +48,8 @@ def fresh_names() -> Iterator[None]:
             for prefix, count in made.items():  # so that later objects get other names
                 before[prefix] = max(before[prefix], count)
             global_state.set_global_attribute("object_name_uids", before)
+        if not is_chosen and _chosen_policy() == "":
+            global_state.set_global_attribute("dtype_policy", None)
 
 
 def ready_model(app: App) -> Any:
@@ -281,16 +289,60 @@ MOST = 32.0
 beside CUDA's). A ratio above twice that is a measurement error."""
 
 
-def set_precision(name: str) -> None:
-    """Set the number format (Keras's dtype policy) of layers that this thread makes later. Weights stay float32.
+class NumberFormat(NamedTuple):
+    """The settings of Keras that decide the types of weights and of computation.
 
-    ``mixed_bfloat16`` and ``mixed_float16`` are policies of Keras. ``auto`` keeps float32, and ``gain_of_bfloat16``
-    measures how much faster bfloat16 would be: many processors have matrix units for it.
+    Args:
+        floatx: The type of weights, such as ``"float32"``.
+        policy: Name of the dtype policy; "" for that of ``floatx``.
+    """
+
+    floatx: str
+    policy: str = ""
+
+
+def number_format() -> NumberFormat | None:
+    """Return the number format of this thread; None if Keras is not imported yet."""
+    config = getattr(sys.modules.get("keras"), "config", None)
+    return None if config is None else NumberFormat(config.floatx(), _chosen_policy())
+
+
+def _chosen_policy() -> str:
+    """Return the dtype policy that someone has set on this thread; "" for the one that Keras sets by itself."""
+    import keras
+    from keras.src.backend.common import global_state
+
+    policy = global_state.get_global_attribute("dtype_policy")
+    return "" if policy is None or policy.name == keras.config.floatx() else str(policy.name)
+
+
+@cache
+def _first_format() -> NumberFormat:
+    """Return the number format of this process before any app has changed it."""
+    import keras
+
+    return NumberFormat(keras.config.floatx())
+
+
+def set_precision(name: str, format: NumberFormat | None = None) -> None:
+    """Set the number format of layers that this thread makes later. An app's ``create_model`` may change it again.
+
+    Args:
+        name: The setting ``precision``. ``mixed_bfloat16`` and ``mixed_float16`` are policies of Keras, with weights in
+            float32. ``auto`` also measures how much faster bfloat16 would be: many processors have matrix units for it.
+        format: The format that layers have otherwise, as on the master; None for the first one of this process.
     """
     import_keras()
     import keras
+    from keras.src.backend.common import global_state
 
-    keras.config.set_dtype_policy("float32" if name == "auto" else name)
+    first = _first_format()
+    floatx, policy = format or first
+    keras.config.set_floatx(floatx)  # an earlier app may have changed it, and it is one for all threads
+    policy = name if name.startswith("mixed_") else policy
+    global_state.set_global_attribute("dtype_policy", None)
+    if policy:
+        keras.config.set_dtype_policy(policy)
 
 
 def gain_of_bfloat16() -> float:

@@ -28,7 +28,7 @@ from ddlf.rpc.iworker import awaited
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.evaluation.model import beside, counts
-from ddlf.training.slot.build import fresh_names, gain_of_bfloat16, ready_model, set_precision
+from ddlf.training.slot.build import NumberFormat, fresh_names, gain_of_bfloat16, ready_model, set_precision
 from ddlf.training.slot.feed import Samples, TrainingSamples, in_order
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
@@ -85,13 +85,16 @@ class Replica:
 
     # -- verbs --------------------------------------------------------------------------------------------------------
 
-    async def load(self, wanted: dict[str, str] | None = None) -> dict[str, Any] | None:
+    async def load(
+        self, wanted: dict[str, str] | None = None, format: Sequence[str] | None = None
+    ) -> dict[str, Any] | None:
         """Load the app's data, then build its model.
 
         The master does this in the same order, because ``create_model`` may use the data.
 
         Args:
             wanted: The fingerprints for ``load_data``; None if the master does not know them yet.
+            format: The ``NumberFormat`` of the master before it builds its model; None for Keras's default.
 
         Returns:
             Facts about data and model; None if this worker holds data of earlier runs and must know the fingerprints
@@ -99,7 +102,7 @@ class Replica:
         """
         compute, held = self._worker.compute, self._worker.datasets
         self._worker.tell(what="importing")
-        await compute(self.begin)
+        await compute(partial(self.begin, format))
         if wanted is None and held:
             return None
         self._worker.tell(what="loading")
@@ -202,9 +205,9 @@ class Replica:
 
     # -- methods for the compute thread -----------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, format: Sequence[str] | None = None) -> None:
         """Import Keras, and set the number format for layers before any layer is made."""
-        set_precision(self.app.precision)
+        set_precision(self.app.precision, None if format is None else NumberFormat(*format))
         prepare_framework()
 
     def build(self) -> dict[str, Any]:

@@ -1,0 +1,69 @@
+"""Tests of the type of weights: every node makes layers of the same type, whatever earlier apps have set. Needs Keras."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import keras
+import pytest
+
+from ddlf.training.slot.build import NumberFormat, fresh_names, number_format, set_precision
+
+
+@pytest.fixture
+def run():
+    """Run functions on one new thread, as a worker does, since Keras has one dtype policy for each thread."""
+    floatx = keras.config.floatx()
+    with ThreadPoolExecutor(1) as thread:
+        yield lambda work, *arguments: thread.submit(work, *arguments).result()
+    keras.config.set_floatx(floatx)
+
+
+def made(floatx=None, policy=None):
+    """The type of the weights and of the computation of a layer that ``create_model`` makes after these settings."""
+    with fresh_names():
+        if floatx:
+            keras.config.set_floatx(floatx)
+        if policy:
+            keras.config.set_dtype_policy(policy)
+        layer = keras.layers.Dense(1)
+        layer.build((None, 2))
+    return str(layer.kernel.dtype), layer.compute_dtype
+
+
+def test_floatx_alone_decides_the_type_and_does_not_reach_the_next_app(run):
+    run(set_precision, "auto")
+    assert run(made) == ("float32", "float32")
+    assert run(made, "float64") == ("float64", "float64"), "although this thread has made a layer before"
+    assert run(made, "float32") == ("float32", "float32"), "as on the master, where nothing is set in between"
+    run(made, "float64")
+    run(set_precision, "auto")
+    assert run(made) == ("float32", "float32")
+
+
+def test_policy_of_an_app_does_not_reach_the_next_app(run):
+    run(set_precision, "auto")
+    assert run(made, None, "mixed_bfloat16") == ("float32", "bfloat16")
+    run(set_precision, "float32")
+    assert run(made) == ("float32", "float32")
+    run(set_precision, "mixed_bfloat16")
+    assert run(made) == ("float32", "bfloat16")
+
+
+@pytest.mark.parametrize("format", [NumberFormat("float64"), NumberFormat("float32", "mixed_bfloat16")])
+def test_workers_begin_with_the_format_that_the_program_of_the_master_has_set(run, format):
+    def program():
+        keras.config.set_floatx(format.floatx)
+        if format.policy:
+            keras.config.set_dtype_policy(format.policy)
+        return number_format(), made()
+
+    sent, here = run(program)
+    assert sent == format
+    with ThreadPoolExecutor(1) as worker:
+        worker.submit(set_precision, "auto", sent).result()
+        assert worker.submit(made).result() == here
+
+
+def test_layers_that_were_made_before_do_not_count_as_a_chosen_format(run):
+    run(set_precision, "auto")
+    run(made)
+    assert run(number_format) == NumberFormat("float32")
