@@ -21,6 +21,7 @@ from ddlf.training.context import RunContext
 from ddlf.training.progress import local
 from ddlf.training.registry import DEFAULTS, GROUPS, SETTINGS, View, group_of, spread
 from ddlf.training.roles import PRELOADED
+from ddlf.training.slot.variables import set_weights
 from ddlf.training.spec import Data, Evaluation, Local, Output
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class IApp:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'model'", name="model", obj=self)
         if self.run_context.weights is not None:  # set only on access: a run that never reads the model saves the cost
             weights, self.run_context.weights = self.run_context.weights, None
-            model.set_weights(local(weights))
+            set_weights(model, local(weights))
         return model
 
     @model.setter

@@ -43,6 +43,7 @@ class RunContext:
         is_training: Whether a run is in progress.
         progress: The final state of the last run.
         weights: New weights that the model has not received yet.
+        first: The first weights of a model that has no memory for them; None if its initializers make them.
         stop: Whether to end after this round; None while no run is in progress.
         content: Fingerprint of the training data.
         optimizer: Description of the optimizer of the workers' models.
@@ -65,6 +66,7 @@ class RunContext:
     is_training: bool = False
     progress: Progress | None = None
     weights: Weights | WeightsRef | None = None
+    first: Weights | None = None
     stop: bool | None = None
     content: str = ""
     optimizer: Mapping[str, Any] = field(default_factory=dict)

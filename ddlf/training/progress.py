@@ -270,6 +270,7 @@ class WeightsRef:
         like: Arrays with the shapes and types of the group. They may have no memory.
         group: Name of the group in checkpoints.
         slices: The slices of the checkpoint that has the arrays; None if only workers have them.
+        first: Function that makes the first weights of a model, which nobody has made; None for other arrays.
         from_workers: Function that fetches the arrays from the workers; None if only the checkpoint has them.
         evaluate: Function that evaluates the weights on the workers; returns None if the master must do it.
         unread: The reason why code that cannot await does not get the arrays, and a hint.
@@ -278,6 +279,7 @@ class WeightsRef:
     like: Weights
     group: str
     slices: Slices | None = None
+    first: Callable[[], Weights] | None = None
     from_workers: Callable[[], Awaitable[Weights]] | None = None
     evaluate: Callable[..., Awaitable[dict[str, float] | None]] = no_evaluation
     unread: tuple[str, str] = ("the weights of this round are on the workers", "")
@@ -293,6 +295,8 @@ class WeightsRef:
         Raises:
             ConfigError: Only workers have the arrays.
         """
+        if self._read is None and self.first is not None:
+            self._read = self.first()
         if self._read is None:
             if self.slices is None:
                 reason, hint = self.unread
@@ -313,6 +317,11 @@ def local(weights: Weights | WeightsRef) -> Weights:
 def slices_of(weights: Weights | WeightsRef) -> Slices | None:
     """Return the slices of the checkpoint that has the weights; None if the weights are not in a checkpoint."""
     return weights.slices if isinstance(weights, WeightsRef) else None
+
+
+def is_unmade(weights: Weights | WeightsRef) -> bool:
+    """Return whether the weights are first weights that nobody has made."""
+    return isinstance(weights, WeightsRef) and weights.first is not None
 
 
 def shapes(weights: Weights | WeightsRef) -> Weights:
@@ -608,7 +617,8 @@ class Progress:
         """Restore the state of a snapshot, with its weights in this process."""
         for one in fields(self):
             setattr(self, one.name, getattr(then, one.name))
-        self.fetch()
+        if not is_unmade(self.weights):
+            self.fetch()
 
     def fetch(self) -> None:
         """Read the weights and the loop's state into this process if they are only in a checkpoint."""

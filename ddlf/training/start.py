@@ -35,7 +35,7 @@ from ddlf.training.evaluation.metrics import MetricMerge
 from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.exchanges.recalibration import norms_of
-from ddlf.training.progress import local
+from ddlf.training.progress import is_unmade, local
 from ddlf.training.refusals import (
     check_app,
     check_averages,
@@ -58,6 +58,7 @@ from ddlf.training.slot.build import left_behind
 from ddlf.training.slot.optimizers import final_weights, followers, keeps_averages, restarts
 from ddlf.training.slot.parts import SlotPlan, kept_parts
 from ddlf.training.slot.task import HELD
+from ddlf.training.slot.variables import set_weights, shapes_of
 from ddlf.training.spec import RunSpec
 from ddlf.training.strategy import Loop, Place, parts_of
 
@@ -181,7 +182,11 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
                 if keeps_averages(app.model):  # the averages may be on the workers
                     await to_its_end(_bring_states(run))
                 stepped = progress.optimizers if step is None else [progress.state.get("outer")]
-                app.model.set_weights(final or final_weights(app.model, local(progress.weights), stepped))
+                if is_unmade(progress.weights):  # the run has ended before its first round
+                    del app.model
+                else:
+                    set_weights(app.model, final or final_weights(app.model, local(progress.weights), stepped))
+                app.run_context.first = None
                 await to_its_end(run.keep_last(again=final is not None))
 
 
@@ -287,7 +292,7 @@ async def _run(
     norms = norms_of(app, spec.batchnorm)
     apart = norms.get("apart", ())
     trainable = [id(weight) in trained and place not in apart for place, weight in enumerate(app.model.weights)]
-    if why := check_effect(spec, app.model.get_weights(), trainable):
+    if why := check_effect(spec, shapes_of(app.model.weights), trainable):
         app.run_context.emit(Warned(about="codec", why=why))
     exact = [not flag for flag in trainable]
     place = Place(app.run_context.name, crew, app.cluster, exact, spec, isinstance(spec.outer, Streaming))

@@ -40,6 +40,7 @@ from ddlf.training.slot.optimizers import (
     write_rates,
 )
 from ddlf.training.slot.task import OPTIMIZER
+from ddlf.training.slot.variables import is_made, set_weights
 from ddlf.training.spec import RunSpec
 
 
@@ -164,7 +165,9 @@ class Callbacks:
         import keras
 
         model, progress, app = self._model, self._progress, self._app
-        if model.optimizer is not None and not model.optimizer.built:
+        if not isinstance(progress.weights, WeightsRef):
+            set_weights(model, progress.weights)
+        if model.optimizer is not None and not model.optimizer.built and self._has_weights:
             model.optimizer.build(model.trainable_variables)
         if progress.rates:
             write_rates(model, progress.rates[-1])
@@ -222,7 +225,7 @@ class Callbacks:
     def _show(self) -> None:
         model, progress = self._model, self._progress
         if not isinstance(progress.weights, WeightsRef):
-            model.set_weights(progress.weights)
+            set_weights(model, progress.weights)
         shapes = [] if model.optimizer is None else [tuple(variable.shape) for variable in model.optimizer.variables]
         state = next((state for state in self._optimizers if state), None)
         # With mixed_float16, the workers' optimizer scales the loss and has more variables than this one.
@@ -255,7 +258,7 @@ class Callbacks:
         model, progress = self._model, self._progress
         self._show()
         before = final_weights(model, local(progress.weights), self._optimizers)
-        model.set_weights(before)
+        set_weights(model, before)
         for callback in self._list.callbacks:
             if not whole and isinstance(callback, keras.callbacks.BackupAndRestore):
                 callback.delete_checkpoint = False  # a stopped training continues from it
@@ -267,11 +270,16 @@ class Callbacks:
         progress.compiled = describe_optimizer(model.optimizer)
 
     @property
+    def _has_weights(self) -> bool:
+        """Whether the master's model has memory for its weights. With ``split`` it has none unless a callback reads it."""
+        return all(map(is_made, self._model.weights))
+
+    @property
     def _optimizers(self) -> Sequence[Weights | None]:
         return [self._progress.state.get("outer")] if self._steps else self._progress.optimizers
 
     def _now(self) -> tuple[Weights, list[float]]:
-        return self._model.get_weights(), read_rates(self._model)
+        return self._model.get_weights() if self._has_weights else [], read_rates(self._model)
 
     def _take(self, before: tuple[Weights, list[float]], rates: Sequence[list[float]] = ()) -> None:
         """Copy what the callbacks have changed into the progress, and store the callbacks' states for a checkpoint."""

@@ -17,7 +17,7 @@ from ddlf.training.checkpoints.contents import Checkpoint
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.checkpoints.stored import with_states
 from ddlf.training.exchanges.states import SlotStates
-from ddlf.training.progress import Progress
+from ddlf.training.progress import Progress, is_unmade
 from ddlf.training.slot.task import SlotState
 
 RECENT = 256
@@ -143,6 +143,8 @@ class Keeper:
         self.drop()
         try:
             await self.finish()
+            if is_unmade(progress.weights):  # the run has ended before its first round
+                return
             if again or self._saved != (progress.version, progress.converged) or self._changed(progress.records):
                 await self._keep(progress)
                 await self.finish()

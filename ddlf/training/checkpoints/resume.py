@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.algorithms.named import Named
+from ddlf.algorithms.weights import Weights
 from ddlf.data.parts import place_of
 from ddlf.errors import CheckpointCorrupt, CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged, Warned
@@ -25,14 +26,16 @@ from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint, is_checkpoint
 from ddlf.training.checkpoints.keeper import Keeper
 from ddlf.training.checkpoints.restoring import Restoring, names_of
+from ddlf.training.checkpoints.slices import WEIGHTS
 from ddlf.training.context import App
-from ddlf.training.progress import FileLedger, Ledger, Progress, shapes
+from ddlf.training.progress import FileLedger, Ledger, Progress, WeightsRef, shapes
 from ddlf.training.refusals import check_slots
 from ddlf.training.registry import DEFAULTS, EXCHANGE, MODE, SETTINGS, flat
 from ddlf.training.samples.files import files_of
 from ddlf.training.samples.parts import owners_of
 from ddlf.training.slot.build import describe, describe_optimizer, describe_weights, without_numbers
 from ddlf.training.slot.parts import PARTS
+from ddlf.training.slot.variables import is_made, shapes_of
 from ddlf.training.spec import RunSpec
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
@@ -188,7 +191,7 @@ async def begin(
         if slots > samples:  # raise the error before any state is made for each slot
             owners_of(app, partition, samples, slots, spec.seed)
         progress = Progress(
-            weights=app.model.get_weights(),
+            weights=_weights_of(app),
             ledger=Ledger(samples) if data is None else FileLedger(samples),
             versions_from=[] if data is None else [(0, data.manifest.version)],
             states=[{} for _ in range(slots)],
@@ -206,6 +209,14 @@ async def begin(
     here = target is not None and (source is None or _same(target, source) or _same(target, source.absolute().parent))
     keeper = None if target is None else await _open(app, target, progress, found if here else None, known)
     return progress, keeper, None if found is None else source or target
+
+
+def _weights_of(app: App) -> Weights | WeightsRef:
+    """Return the current weights of the app's model. If it has no memory for them, these are its first weights."""
+    model, first = app.model, app.run_context.first
+    if all(map(is_made, model.weights)):
+        return model.get_weights()  # type: ignore[no-any-return]
+    return first or WeightsRef(like=shapes_of(model.weights), group=WEIGHTS, first=model.get_weights)
 
 
 async def _found(
@@ -275,7 +286,7 @@ def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
     gone = [part.name for part in PARTS if not part.goes_on(before.settings, now, same)]
     return dataclasses.replace(
         before,
-        weights=app.model.get_weights(),  # the user may have changed them
+        weights=_weights_of(app),  # the user may have changed them
         converged=False,
         reason="",
         state=before.local_state() if same else {},

@@ -32,7 +32,7 @@ from ddlf.training.crew.threads import chosen_threads, given_threads, unused_cor
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.run import hooked
 from ddlf.training.samples.files import check_all_there, files_of, held
-from ddlf.training.slot.build import NumberFormat, describe_weights, fresh_names, number_format, ready_model
+from ddlf.training.slot.build import NumberFormat, describe_weights, number_format, ready_model
 from ddlf.training.slot.replica import Replica, no_exit
 
 ASKED_S = 10.0
@@ -180,13 +180,11 @@ class Opening:
         all_found = all(name in found for name in parts.NAMES if getattr(app, name, None) is not None)
         self.wanted = found if app.run_context.arrays_only and all_found else {}
         self.content.set_result(parts.content(found) if found else "")
-        if not hasattr(app, "model"):
-            import keras
-
-            keras.utils.set_random_seed(seed)
-            with Phase(app.run_context.emit, "building"), fresh_names():
-                await _make(app, app.create_model)
-        ready_model(app)
+        if hasattr(app, "model"):
+            ready_model(app)
+        else:
+            with Phase(app.run_context.emit, "building"):
+                await self._replica.build_on_master(app, seed, partial(_make, app, app.create_model))
         self.watches = [await watch(app) for watch in hooks("watch_run")]
 
     async def _have_asked(self, workers: list[ProxyWorker]) -> None:

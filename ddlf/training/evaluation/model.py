@@ -17,6 +17,7 @@ from ddlf.errors import ConfigError
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.slot.feed import Feed, FileFeed, make_feed, memory_of
+from ddlf.training.slot.variables import set_weights
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
@@ -51,7 +52,7 @@ def evaluate(
         callbacks: Keras's ``CallbackList`` of ``fit``, which is called instead of ``moved`` if given.
     """
     if weights is not None:
-        app.model.set_weights(weights)
+        set_weights(app.model, weights)
     batch_size = fitting(app, part, batch_size)
     telling = [] if moved is None else [_telling(moved, batch_size)]
     with _reading(app, _feed(app, part, batch_size)) as dataset:

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -83,6 +83,22 @@ class Replica:
         self._all_parts: list[SlotPart] = []
         self._needed: dict[tuple[frozenset[str], tuple[str, ...], str], list[SlotPart]] = {}
 
+    @classmethod
+    async def build_on_master(cls, app: App, seed: int, create: Callable[[], Awaitable[None]]) -> None:
+        """Build the app's model on the master, from ``create_model``.
+
+        Args:
+            app: The user's ``IApp``.
+            seed: Seed of the first weights.
+            create: Calls ``create_model``.
+        """
+        import keras
+
+        keras.utils.set_random_seed(seed)
+        with fresh_names():
+            await create()
+        ready_model(app)
+
     # -- verbs --------------------------------------------------------------------------------------------------------
 
     async def load(
@@ -124,12 +140,15 @@ class Replica:
         return found
 
     async def _computed(self, work: Callable[[Task], Any], task: Task) -> Any:
+        return await self._on_thread(lambda: work(task))
+
+    async def _on_thread(self, work: Callable[[], Any]) -> Any:
         """Run a function on the thread that trains, and return its result.
 
         If the call is cancelled, the work ends at the next batch.
         """
         gone: list[bool] = []
-        computing = asyncio.ensure_future(self._worker.compute(lambda: None if gone else work(task)))
+        computing = asyncio.ensure_future(self._worker.compute(lambda: None if gone else work()))
         try:
             return await asyncio.shield(computing)
         except asyncio.CancelledError:

@@ -9,12 +9,15 @@ from ddlf.errors import ClusterTooSmall
 from ddlf.events import Warned
 from ddlf.training.exchanges.members import Members
 from ddlf.training.exchanges.split.master import Group
+from ddlf.training.exchanges.split.states import SplitStates
 
 
 def group(workers, parts=2, wait_s=0.01):
-    crew = SimpleNamespace(size=workers, wait_s=wait_s, told=[])
+    crew = SimpleNamespace(size=workers, wait_s=wait_s, told=[], hand_back=[])
     crew.emit = crew.told.append
-    run = SimpleNamespace(crew=crew, exchange=SimpleNamespace(weights_out=object.__new__(Members)))
+    exchange = SimpleNamespace(weights_out=object.__new__(Members), states=object.__new__(SplitStates))
+    facts, progress = SimpleNamespace(names=[], seed=0), SimpleNamespace(weights=[], snapshot=lambda: None)
+    run = SimpleNamespace(crew=crew, exchange=exchange, facts=facts, progress=progress)
     return Group(run, SimpleNamespace(parts=range(parts))), crew
 
 

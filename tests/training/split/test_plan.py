@@ -9,7 +9,8 @@ from ddlf.training.exchanges.split.cut import CUT
 from ddlf.training.exchanges.split.graph import Graph, check_graph
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.replica import check_backend
-from ddlf.training.exchanges.split.variables import deferred, is_made, put, unmade
+from ddlf.training.exchanges.split.variables import deferred, unmade
+from ddlf.training.slot.variables import is_made, put
 
 
 def model_of(*layers, optimizer="sgd", loss="mse", kind=None, **options):

@@ -13,8 +13,9 @@ from ddlf.training.exchanges.split.inbox import Inbox, Stopped
 from ddlf.training.exchanges.split.part import KINDS
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.stage import Stage, expected
-from ddlf.training.exchanges.split.variables import put, unmade
+from ddlf.training.exchanges.split.variables import unmade
 from ddlf.training.slot.build import fresh_names
+from ddlf.training.slot.variables import put
 
 
 def made(build, seed=3):

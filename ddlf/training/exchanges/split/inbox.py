@@ -25,6 +25,8 @@ VALUE = "shared weight"
 """Kind of a shared weight after the step of its owner."""
 SQUARES = "squares"
 """Kind of the sums of the squared gradients of each weight of a part."""
+READY = "request for the next batch"
+"""Kind of the empty array by which a part asks for the next batch of an evaluation."""
 
 
 class Key(NamedTuple):

@@ -4,11 +4,11 @@ A round of s parts::
 
     the crew finds a worker for each part, and replaces a lost one
     when all s workers are there: introduce them, and send each its task, with the part's state if it lacks it
-    the workers train the round together
-    the run gets the weights and the optimizers of all parts
+    the workers train the round together; each keeps the state of its part, and another worker keeps a copy
 
 If a worker is lost, all others stop, and the round begins again from its first weights. The samples, the seeds and the
-cut are the same, so the result has the same bits.
+cut are the same, so the result has the same bits. The master has no weights until the end, unless a callback or a hook
+reads them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Fault, Weights
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, ProtocolError
+from ddlf.data.parts import content_of, place_of, samples_of
+from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, DDLFError, ProtocolError
 from ddlf.events import PartTrained, SlotMoved, Warned
-from ddlf.training.crew.recovery import end_all
-from ddlf.training.exchanges.members import NOTICED_S, Members
+from ddlf.training.checkpoints.slices import WEIGHTS
+from ddlf.training.context import App
+from ddlf.training.crew.recovery import end_all, first_line
+from ddlf.training.evaluation.master import to_its_end
+from ddlf.training.evaluation.model import EVALUATION_BATCH
+from ddlf.training.exchanges.members import NOTICED_S, Member, Members
+from ddlf.training.exchanges.split.places import Places, Source
 from ddlf.training.exchanges.split.plan import Plan
-from ddlf.training.run import Ended, Run
+from ddlf.training.exchanges.split.states import SplitStates
+from ddlf.training.progress import WeightsRef, shapes
+from ddlf.training.run import Ended, Run, unfit
 from ddlf.training.slot.task import OPTIMIZER, Reply, Task
+
+UNREAD = (
+    "the weights of this round are on the workers: with split the master has them after a checkpoint and the last round",
+    "read self.model in on_round itself, not in a function that it calls; or set checkpoint_every",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +51,61 @@ class Pipeline:
 
     Args:
         plan: How the model is cut.
+        reads: Whether a hook of the app reads the model after each round.
     """
 
     plan: Plan
+    reads: bool
 
     def begin(self, run: Run) -> None:
         """Do nothing before training: each part has its optimizer."""
 
     async def train(self, run: Run) -> None:
-        """Train until all rounds are done or the run has to end."""
+        """Train until all rounds are done or the run has to end. Then fetch the parts to the master."""
         group = Group(run, self.plan)
-        with contextlib.suppress(Ended):
-            async for round in run.rounds():
-                carrying = asyncio.ensure_future(group.carry(round.tasks[0]))
-                try:
-                    await run.meanwhile()
-                    weights, reply, idle = await carrying
-                finally:
-                    await end_all([carrying])
-                run.arrived = time.perf_counter()
-                await run.commit(weights, [reply], **({"idle": idle} if len(self.plan.parts) > 1 else {}))
-                group.committed(weights)
+        try:
+            with contextlib.suppress(Ended):
+                async for round in run.rounds():
+                    if run.reporter.is_testing and await run.reported():  # the parts evaluate the round before first
+                        break
+                    carrying = asyncio.ensure_future(group.carry(round.tasks[0]))
+                    try:
+                        await run.meanwhile()
+                        reply, idle = await carrying
+                    finally:
+                        await end_all([carrying])
+                    run.arrived = time.perf_counter()
+                    shown = round.last or self.reads or (run.reporter.shows and run.progress.ends_epoch(round.number))
+                    more = {"idle": idle} if len(self.plan.parts) > 1 else {}
+                    await group.commit(reply, more, shown=shown)
+        finally:
+            await to_its_end(group.settle())
+
+
+@dataclass(slots=True)
+class _Job:
+    """Something that all parts do together.
+
+    Args:
+        verb: The verb of the replica.
+        round: The round that it belongs to, from 0.
+        order: The entries that the orders of all parts share.
+        hear: Receives reports of the progress from a worker, by its number; None for nobody.
+        check: Raises an error if a result does not fit.
+        other: Why a worker cannot take part, if its data differs.
+    """
+
+    verb: str
+    round: int
+    order: dict[str, Any]
+    hear: Callable[[int, dict[str, Any]], None] | None = None
+    check: Callable[[int, dict[str, Any], ProxyWorker], None] | None = None
+    other: str = ""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt of a group at a round.
+    """One attempt of a group at a job.
 
     Args:
         number: Its number in the run.
@@ -94,66 +134,157 @@ class Group:
         assert isinstance(members, Members)
         self._run, self._plan, self._members = run, plan, members
         self._attempt = _Attempt(1)
-        self._held: dict[int, tuple[Any, int]] = {}  # part -> its worker, and the version of the weights there
-        self._version = 0
-        self._weights: Any = None  # the weights that the workers hold
         self._reached = asyncio.Lock()
+        self._at: dict[int, list[Member]] = {}  # part -> workers with its state after the round that was trained last
+        source = Source(run.progress.weights, None)
+        self._places = Places(plan, members, run.facts.names, run.facts.seed, source)
+        states = run.exchange.states
+        assert isinstance(states, SplitStates)
+        self._states = states
+        states.bring = self._optimizer
+        self._home = run.progress.snapshot()
+        self._told_copies = False
+        run.crew.hand_back.append(self._hand_back)
 
-    def committed(self, weights: Weights) -> None:
-        """Note that the weights that the parts hold are the weights of the run now."""
-        self._weights = weights
-
-    async def carry(self, task: Task) -> tuple[Weights, Reply, float]:
+    async def carry(self, task: Task) -> tuple[Reply, float]:
         """Train a round.
 
         Returns:
-            The weights after it; the reply of the group; and the mean share of the time that parts have waited for
-            each other.
+            The reply of the group; and the mean share of the time that parts have waited for each other.
         """
         run, begin = self._run, time.perf_counter()
-        if run.progress.weights is not self._weights:  # the first round, or a callback has set weights
-            self._held.clear()
+        if (source := self._places.source) is not None and source.optimizer is None:
+            optimizer = run.progress.states[0].get(OPTIMIZER)
+            self._places.source = Source(source.weights, optimizer)
         task = run.exchange.completed(task)
-        state, _ = await run.exchange.states.given(task, self._members.proxies()[0], False)
-        optimizer = (state or {}).get(OPTIMIZER)
-        parts = range(len(self._plan.parts))
-        works = [
-            run.crew.carry(part, task.round, partial(self._work, part, task, optimizer), leaves=False) for part in parts
-        ]
-        found: list[dict[str, Any]] = await asyncio.gather(*works)
-        self._version += 1
+        message = replace(task, weights=None, state=None).to_message()
+        job = _Job("step", task.round, {"task": message}, partial(self._moved, task), partial(self._check, task))
+        found = await self._done(job)
         for part, result in enumerate(found):
             seconds, idle_s = float(result["compute_s"]), float(result["idle_s"])
             of = dict(round=task.round + 1, slot=part + 1, worker=result["worker"])
             run.crew.emit(PartTrained(**of, seconds=seconds, idle_s=idle_s))
         idle = sum(result["idle_s"] / max(result["compute_s"], 1e-9) for result in found) / len(found)
-        return self._together(found), self._reply(task, found, begin), idle
+        return self._reply(task, found, begin), idle
+
+    async def commit(self, reply: Reply, more: dict[str, float], *, shown: bool) -> None:
+        """Make the weights after a round, which are on the workers, the weights of the run.
+
+        Args:
+            reply: The reply of the group.
+            more: Numbers for the record of the round.
+            shown: Whether the master needs the weights.
+        """
+        run, places, at = self._run, self._places, self._at
+        keeper, slices = run.keeper, None
+        due = keeper is not None and keeper.is_due(run.version + 1)
+        if keeper is not None and due and not shown:
+            slices = await keeper.sliced(run.progress, partial(places.write, at, places.version + 1))
+        places.moved(at)
+        self._states.changed()
+        weights: Weights | WeightsRef
+        if shown or (due and slices is None):
+            weights = (await places.bring()).weights
+        else:
+            weights = WeightsRef(
+                like=shapes(run.progress.weights),
+                group=WEIGHTS,
+                slices=slices,
+                from_workers=partial(self._weights, places.version),
+                evaluate=partial(self._evaluated, places.version),
+                unread=UNREAD,
+            )
+        await run.commit(weights, [reply], **more)
+        changed = run.progress.weights
+        if changed is not weights:  # a callback has changed them: the workers receive them from the master
+            places.begin_with(Source(changed, await self._optimizer()))
+        if shown or due:
+            self._home = run.progress.snapshot()
+
+    async def settle(self) -> None:
+        """Fetch the final state to the master. If it is lost, restore the last state that the master can read."""
+        progress = self._run.progress
+        try:
+            source = await self._places.bring()
+            if self._places.source is None:
+                progress.weights = source.weights
+                self._states.give(source.optimizer)
+        except DDLFError as error:
+            reached = progress.round
+            progress.set_back(self._home)
+            self._states.set_back(progress.states)
+            why = f"the weights after round {reached} are unavailable ({first_line(error)}): the run returns to round {progress.round}"
+            self._run.crew.emit(Warned(about="model", why=why))
+        if isinstance(progress.weights, WeightsRef) and progress.weights.first is None:
+            progress.fetch()
+
+    async def _hand_back(self, number: int) -> None:
+        crew = self._run.crew
+        with contextlib.suppress(DDLFError):  # the worker has ended before; later errors tell that
+            await self._places.hand_back(lambda worker: worker == number or crew.is_leaving(worker))
+
+    async def _weights(self, version: int) -> Weights:
+        """Return the weights of a version.
+
+        Raises:
+            ConfigError: The workers have later weights.
+        """
+        if version != self._places.version:
+            raise ConfigError(UNREAD[0], hint=UNREAD[1])
+        weights = (await self._places.bring()).weights
+        return await weights.fetch() if isinstance(weights, WeightsRef) else weights
+
+    async def _optimizer(self) -> Weights | None:
+        """Return the variables of the optimizer."""
+        return (await self._places.bring()).optimizer
+
+    async def _evaluated(
+        self, version: int, app: App, part: str, batch_size: int = EVALUATION_BATCH
+    ) -> dict[str, float] | None:
+        """Have the parts evaluate the weights of a version. Return None if the master must do it."""
+        if version != self._places.version or place_of(app, part) is not None:
+            return None
+        samples = samples_of(app, part)
+        content = await asyncio.to_thread(content_of, app, part)
+        order = {"data": part, "size": batch_size, "samples": samples, "content": content}
+        job = _Job("evaluate", self._run.progress.round, order)
+        found = await self._done(job)
+        if job.other:
+            self._run.crew.emit(Warned(about="data", why=f"the master evaluates: {job.other}"))
+            return None
+        metrics = dict(found[-1]["metrics"])
+        if "loss" in metrics:
+            metrics["loss"] += sum(result["losses"] for result in found) / samples
+        return metrics
 
     # -- one part -----------------------------------------------------------------------------------------------------
 
-    async def _work(
-        self, part: int, task: Task, optimizer: Weights | None, worker: ProxyWorker, holds: bool
-    ) -> dict[str, Any]:
-        """Have a worker train a part, as often as the other parts need it. Return the result."""
+    async def _done(self, job: _Job) -> list[dict[str, Any]]:
+        """Have the workers of all parts do a job. Return the results, in the order of the parts."""
+        parts = range(len(self._plan.parts))
+        works = [self._run.crew.carry(part, job.round, partial(self._work, part, job), leaves=False) for part in parts]
+        return list(await asyncio.gather(*works))
+
+    async def _work(self, part: int, job: _Job, worker: ProxyWorker, holds: bool) -> dict[str, Any]:
+        """Have a worker do its part of a job, as often as the other parts need it. Return the result."""
         try:
-            while True:
+            while not job.other:
                 attempt = self._attempt
                 attempt.workers[part] = worker
                 if len(attempt.workers) == len(self._plan.parts):
                     attempt.together.set()
-                result = await self._try(attempt, part, task, optimizer, worker)
+                result = await self._try(attempt, part, job, worker)
                 if result is not None:
                     return result
+            return {}
         except BaseException:
             self._fail(part)
             raise
 
-    async def _try(
-        self, attempt: _Attempt, part: int, task: Task, optimizer: Weights | None, worker: ProxyWorker
-    ) -> dict[str, Any] | None:
+    async def _try(self, attempt: _Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any] | None:
         """Take part in an attempt. Return the result; None if the attempt has failed because of another part."""
         over = asyncio.ensure_future(attempt.over.wait())
-        doing = asyncio.ensure_future(self._one(attempt, part, task, optimizer, worker))
+        doing = asyncio.ensure_future(self._one(attempt, part, job, worker))
         try:
             await asyncio.wait([over, doing], return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
@@ -161,49 +292,68 @@ class Group:
                 if "peer" in result:
                     await self._unreached(attempt, worker, result)
                     return None
+                if "other" in result:
+                    job.other = result["other"]
+                    self._again(attempt)
+                    return None
                 attempt.results[part] = result
                 if len(attempt.results) == len(self._plan.parts):
-                    self._attempt = _Attempt(attempt.number + 1)
-                    attempt.over.set()
+                    if job.verb == "step":
+                        self._at = {number: found["at"] for number, found in attempt.results.items()}
+                    self._again(attempt)
                 await over
             return attempt.results.get(part) if len(attempt.results) == len(self._plan.parts) else None
         finally:
             await end_all([over, doing])
 
-    async def _one(
-        self, attempt: _Attempt, part: int, task: Task, optimizer: Weights | None, worker: ProxyWorker
-    ) -> dict[str, Any]:
-        """Wait for the workers of all parts, have this one train its part, and return its checked result."""
+    def _again(self, attempt: _Attempt) -> None:
+        """End an attempt, and begin the next one."""
+        self._attempt = _Attempt(attempt.number + 1)
+        attempt.over.set()
+
+    async def _one(self, attempt: _Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any]:
+        """Wait for the workers of all parts, have this one do its part, and return its checked result."""
         import keras
 
         await self._all_there(attempt, part)
         async with self._reached:
             await self._members.reach(worker)
-        member = self._members.member(worker.id)
-        holds = self._held.pop(part, None) == (member, self._version)
-        order = {
-            "task": replace(task, weights=None, state=None).to_message(),
+        copy = self._copy_of(attempt, part)
+        order = job.order | {
             "part": part,
             "ends": self._plan.ends,
             "micro_batches": self._plan.micro_batches,
+            "batch_size": self._plan.batch_size,
             "workers": [attempt.workers[one].id for one in range(len(self._plan.parts))],
             "attempt": attempt.number,
             "backend": keras.backend.backend(),
-            "version": self._version,
-            "state": None if holds else self._state(part, optimizer),
+            "version": self._places.version,
+            "copy": None if copy is None else copy.id,
+            "state": await self._places.state_for(part, worker),
         }
-        result: dict[str, Any] = await worker.call(
-            self._members.role, "step", order, hear=partial(self._moved, task, attempt)
-        )
+        hear = None if job.hear is None else partial(job.hear, worker.id)
+        result: dict[str, Any] = await worker.call(self._members.role, job.verb, order, hear=hear)
         if "peer" in result:
             return result
         if "fault" in result:
             raise BadUpdate(result["fault"], hint=result["hint"])
+        if "unfit" in result:
+            raise unfit(Fault(**result["unfit"]), job.round)
         if result.get("stopped"):
             raise ConnectError("its training was stopped", worker=worker.name)
-        self._check(part, task, result, worker)
-        self._held[part] = member, self._version + 1
-        return result | {"worker": worker.id}
+        if job.check is not None:
+            job.check(part, result, worker)
+        at = [self._members.member(one.id) for one in (worker, copy) if one is not None]
+        return result | {"worker": worker.id, "at": [one for one in at if one is not None]}
+
+    def _copy_of(self, attempt: _Attempt, part: int) -> ProxyWorker | None:
+        """Return the worker that keeps a copy of a part's state after a round; None if there is no other worker."""
+        following = attempt.workers[(part + 1) % len(self._plan.parts)]
+        if following is not attempt.workers[part]:
+            return following
+        crew = self._run.crew
+        others = [one for (number, _), one in sorted(self._members.members().items()) if number != following.id]
+        return next((one for one in others if not crew.is_leaving(one.id)), None)
 
     async def _all_there(self, attempt: _Attempt, part: int) -> None:
         """Wait until each part has a worker.
@@ -231,9 +381,7 @@ class Group:
         attempt = self._attempt
         if part not in attempt.workers:
             return
-        self._held.clear()
-        self._attempt = _Attempt(attempt.number + 1)
-        attempt.over.set()
+        self._again(attempt)
 
     async def _unreached(self, attempt: _Attempt, worker: ProxyWorker, result: dict[str, Any]) -> None:
         """Wait until the crew notices the loss of a worker that another one has not reached.
@@ -250,54 +398,29 @@ class Group:
             hint="check the network between the two workers, or set the address of that worker: ddlf-worker --advertise HOST:PORT",
         )
 
-    def _moved(self, task: Task, attempt: _Attempt, facts: dict[str, Any]) -> None:
+    def _moved(self, task: Task, worker: int, facts: dict[str, Any]) -> None:
         """Tell the progress that the last part reports. All parts are as far."""
         if facts["what"] != "training":
             return
         loss = None if facts["loss"] is None else float(facts["loss"])
         done = {name: int(facts[name]) for name in ("done", "total", "epoch")}
-        for part, worker in sorted(attempt.workers.items()):
-            of = dict(round=task.round + 1, slot=part + 1, worker=worker.id)
+        for part, member in sorted(self._attempt.workers.items()):
+            of = dict(round=task.round + 1, slot=part + 1, worker=member.id)
             is_last = part == len(self._plan.parts) - 1
             self._run.crew.emit(SlotMoved(**of, **done, loss=loss if is_last else None))
 
-    # -- state --------------------------------------------------------------------------------------------------------
-
-    def _state(self, part: int, optimizer: Weights | None) -> dict[str, Any]:
-        """Return the weights and the optimizer that a part begins the round with."""
-        weights, layout = self._run.weights, self._plan.optimizer
-        known = None if not optimizer else dict(zip(layout.paths, optimizer, strict=True))
-        mine = {*self._plan.parts[part].weights, None}
-        of = dict(zip(layout.paths, layout.of, strict=True))
-        return {
-            "weights": [weights[place] for place in self._plan.parts[part].all_weights],
-            "optimizer": None if known is None else {path: value for path, value in known.items() if of[path] in mine},
-        }
-
-    def _check(self, part: int, task: Task, result: dict[str, Any], worker: ProxyWorker) -> None:
+    def _check(self, task: Task, part: int, result: dict[str, Any], worker: ProxyWorker) -> None:
         """Check a part's result, since it comes from another machine.
 
         Raises:
             ProtocolError: It does not fit the part.
         """
-        if result["digest"] != task.digest():
+        if result.get("digest") != task.digest():
             raise ProtocolError("trained on other samples than it was given", worker=worker.name)
-        places, like = self._plan.parts[part].weights, task.weights
-        got = [(array.shape, array.dtype) for array in result["weights"]]
-        if got != [(like[place].shape, like[place].dtype) for place in places]:
-            raise ProtocolError(f"returned weights that do not fit part {part + 1}", worker=worker.name)
-
-    def _together(self, results: Sequence[dict[str, Any]]) -> Weights:
-        """Return the weights of the whole model from the weights of its parts."""
-        found: dict[int, np.ndarray[Any, Any]] = {}
-        for part, result in zip(self._plan.parts, results, strict=True):
-            found.update(zip(part.weights, result["weights"], strict=True))
-        return [found[place] for place in range(len(found))]
 
     def _reply(self, task: Task, results: Sequence[dict[str, Any]], begin: float) -> Reply:
         """Return the reply of the whole group to a task."""
         last, samples = results[-1], len(task.indices)
-        variables = {path: value for result in reversed(results) for path, value in result["optimizer"].items()}
         metrics = dict(last["metrics"])
         if "loss" in metrics:
             metrics["loss"] += sum(result["losses"] for result in results) / samples
@@ -313,9 +436,7 @@ class Group:
             wait_data_s=max(result["wait_data_s"] for result in results),
             files=(),
             stopped=False,
-            state={OPTIMIZER: [variables[path] for path in self._plan.optimizer.paths]}
-            if OPTIMIZER in task.keep
-            else {},
+            state={},
             worker=last["worker"],
             elapsed_s=time.perf_counter() - begin,
         )

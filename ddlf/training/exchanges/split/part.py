@@ -102,7 +102,9 @@ class ModelPart:
             found.append((sequence.generate_state(2) >> np.uint32(1)).astype(str(state.dtype)))
         return found
 
-    def _run(self, taken: Sequence[Any], data: tuple[Any, ...], words: Sequence[Any]) -> tuple[list[Any], Any]:
+    def _run(
+        self, taken: Sequence[Any], data: tuple[Any, ...], words: Sequence[Any], training: bool = True
+    ) -> tuple[list[Any], Any]:
         """Compute a micro-batch. Return the tensors to send, and the loss; 0 without one."""
         import keras
         from keras.src.models.functional import operation_fn, unpack_singleton
@@ -111,12 +113,13 @@ class ModelPart:
         if self._inputs:
             values = self._function._standardize_inputs(data[0])
             found.update((id(one), value) for one, value in zip(self._function.inputs, values, strict=True))
-        seeds = [(number, state, one) for (number, _, _, state), one in zip(self._seeds, words, strict=True)]
+        known = self._seeds if training else []
+        seeds = [(number, state, one) for (number, _, _, state), one in zip(known, words, strict=True)]
         for place, call in enumerate(self._calls):
             for _, state, one in (seed for seed in seeds if seed[0] == place):
                 state.assign(one)
             args, options = call.node.arguments.fill_in(found)
-            outputs = operation_fn(call.operation, training=True)(*args, **options)
+            outputs = operation_fn(call.operation, training=training)(*args, **options)
             found.update(
                 (id(one), value) for one, value in zip(call.node.outputs, keras.tree.flatten(outputs), strict=True)
             )
@@ -167,6 +170,24 @@ class ModelPart:
         Returns:
             The gradients of the received tensors, in the order of ``back``.
         """
+        raise NotImplementedError
+
+    def evaluate(self, taken: Sequence[Any], data: tuple[Any, ...], samples: int) -> list[Any]:
+        """Compute a batch as ``Model.evaluate`` does, and count its losses and metrics.
+
+        Args:
+            taken, data, samples: Arguments of ``forward``.
+
+        Returns:
+            The tensors to send, in the order of ``gives``.
+        """
+        outputs, loss = self._evaluated(taken, data)
+        if self._has_loss and not self.is_last:
+            self.losses += float(loss) * samples
+        return outputs
+
+    def _evaluated(self, taken: Sequence[Any], data: tuple[Any, ...]) -> tuple[list[Any], Any]:
+        """Return the outputs of the part and its loss in an evaluation."""
         raise NotImplementedError
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -243,6 +264,7 @@ class TensorFlowPart(ModelPart):
     """A part of a model in TensorFlow. A tape keeps the activations of a micro-batch until its backward pass."""
 
     _compiled: Any = None
+    _evaluating: Any = None
     _stepping: Any = None
     _adding: Any = None
 
@@ -259,10 +281,8 @@ class TensorFlowPart(ModelPart):
         values = [tf.convert_to_tensor(one) for one in taken]
         data, words = tree_map(tf.convert_to_tensor, data), list(map(tf.convert_to_tensor, self._words(seed)))
         if self._compiled is None:
-            # Compile for any number of samples: the bits of a result must not depend on earlier work.
-            spec = tree_map(lambda one: tf.TensorSpec((None, *one.shape[1:]), one.dtype), (values, data))
             seeds = [tf.TensorSpec(one.shape, one.dtype) for one in words]
-            self._compiled = tf.function(self._run, input_signature=(*spec, seeds))
+            self._compiled = tf.function(self._run, input_signature=(*_any_number((values, data)), seeds))
         sources = [value for number, value in zip(self.takes, values, strict=True) if number in self.back]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([one.value for one in self._sources])
@@ -289,6 +309,16 @@ class TensorFlowPart(ModelPart):
         self._add(mine)
         back = zip(found[len(variables) :], sources, strict=True)
         return [tf.zeros_like(one) if g is None else tf.convert_to_tensor(g) for g, one in back]
+
+    def _evaluated(self, taken: Sequence[Any], data: tuple[Any, ...]) -> tuple[list[Any], Any]:
+        import tensorflow as tf
+
+        values, data = [tf.convert_to_tensor(one) for one in taken], tree_map(tf.convert_to_tensor, data)
+        if self._evaluating is None:
+            run = lambda taken, data: self._run(taken, data, (), training=False)  # noqa: E731
+            self._evaluating = tf.function(run, input_signature=_any_number((values, data)))
+        outputs, loss = self._evaluating(values, data)
+        return list(outputs), loss
 
     def _add(self, gradients: list[Any]) -> None:
         import tensorflow as tf
@@ -329,6 +359,7 @@ class JaxPart(ModelPart):
 
     _forward: Any = None
     _backward: Any = None
+    _evaluating: Any = None
     _adding: Any = None
     _stepping: Any = None
 
@@ -383,6 +414,25 @@ class JaxPart(ModelPart):
         self._add(list(mine))
         return list(back)
 
+    def _evaluated(self, taken: Sequence[Any], data: tuple[Any, ...]) -> tuple[list[Any], Any]:
+        import jax
+        import keras
+
+        states = [*self._sources, *self._states()]
+        if self._evaluating is None:
+
+            def run(before: Any, taken: Any, data: Any) -> Any:
+                with keras.StatelessScope(state_mapping=list(zip(states, before, strict=True))) as scope:
+                    result = self._run(taken, data, (), training=False)
+                after = [scope.get_current_value(one) for one in states]
+                return result, [old if new is None else new for old, new in zip(before, after, strict=True)]
+
+            self._evaluating = jax.jit(run)
+        (outputs, loss), after = self._evaluating([one.value for one in states], list(taken), data)
+        for state, value in zip(states, after, strict=True):
+            state.assign(value)
+        return list(outputs), loss
+
     def _add(self, gradients: list[Any]) -> None:
         import jax
 
@@ -403,6 +453,16 @@ class JaxPart(ModelPart):
         values, after = self._stepping([one.value for one in states], gradients, [one.value for one in variables])
         for variable, value in zip([*variables, *states], [*values, *after], strict=True):
             variable.assign(value)
+
+
+def _any_number(tensors: Any) -> Any:
+    """Return the signature of TensorFlow's tensors with any number of samples.
+
+    The bits of a result must not depend on the number of samples in earlier work.
+    """
+    import tensorflow as tf
+
+    return tree_map(lambda one: tf.TensorSpec((None, *one.shape[1:]), one.dtype), tensors)
 
 
 def _seeds(plan: Plan, begin: int, end: int) -> list[tuple[int, int, int, Any]]:

@@ -9,30 +9,39 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ddlf.algorithms.weights import Fault, fault
+from ddlf.data.parts import batches
 from ddlf.errors import AppMissing, BadUpdate, ConfigError, LeaseError
+from ddlf.events import Warned
+from ddlf.training.checkpoints.restored import Restored
+from ddlf.training.checkpoints.slices import write_if_seen
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.inbox import Inbox, Key, Stopped
+from ddlf.training.exchanges.split.kept import KeptStates, State, fetched, in_slice, optimizer_name, weight_name
 from ddlf.training.exchanges.split.part import KINDS, ModelPart
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.stage import Stage, expected
-from ddlf.training.exchanges.split.variables import free, put, unmade
+from ddlf.training.exchanges.split.variables import unmade
 from ddlf.training.roles import REPLICA
-from ddlf.training.slot.build import describe_optimizer, describe_weights, fresh_names, gain_of_bfloat16, ready_model
+from ddlf.training.slot.build import describe_optimizer, describe_weights, fresh_names, ready_model
+from ddlf.training.slot.feed import gathered
 from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import RunPosition, write_rates
 from ddlf.training.slot.parts import SlotPart
 from ddlf.training.slot.replica import MOVED_EVERY_S, Replica, call
 from ddlf.training.slot.task import Task
-from ddlf.worker.calls import offered
+from ddlf.training.slot.variables import alone, free, is_made, make, put
+from ddlf.worker.calls import concurrent, offered
 from ddlf.worker.peers import Unreached, calls_of
 
 if TYPE_CHECKING:
@@ -42,7 +51,7 @@ UNANSWERED = 8
 """Maximum number of sent tensors that the other worker has not confirmed. It confirms them while it computes."""
 
 
-class SplitReplica(Replica):
+class SplitReplica(Replica, Restored):
     """One worker's part of an app's model. The whole model exists without memory.
 
     Args:
@@ -54,7 +63,9 @@ class SplitReplica(Replica):
     PARTS: ClassVar[Sequence[type[SlotPart]]] = ()
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
-        super().__init__(worker, app, run)
+        Replica.__init__(self, worker, app, run)
+        Restored.__init__(self)
+        self._me = worker.id
         self._loop = asyncio.get_running_loop()
         self._ask = calls_of(worker.id, worker.peers, worker.roles.call, run)
         self._inbox = Inbox()
@@ -62,11 +73,41 @@ class SplitReplica(Replica):
         self._plan: Plan
         self._position: Any = None
         self._at: int | None = None  # the version of the weights that the part has
+        self._kept = KeptStates()
+        self._seed: int | None = None  # of the first weights that the model's initializers make; None if some were made
+        self._known: Mapping[str, Any] = {}  # the optimizer that ``create_model`` has loaded, by path
         self._unanswered: deque[Future[Any]] = deque()
         self._attempt = 0
         self._clip: float | None = None  # global_clipnorm of the compiled optimizer
         self._workers: Sequence[int] = ()
         self._stage: Stage
+
+    @classmethod
+    async def build_on_master(cls, app: App, seed: int, create: Callable[[], Awaitable[None]]) -> None:
+        """Build the app's model on the master without memory for its weights.
+
+        If ``create_model`` needs the values of weights, the model is made whole, and its weights go into a file.
+        """
+        why = "create_model reads or changes weights"
+        try:
+            with unmade():
+                await super().build_on_master(app, seed, create)
+            if all(not is_made(one) and alone(one) for one in app.model.weights):
+                return
+            if not any(map(is_made, app.model.weights)):
+                why = "an initializer of create_model is not one of Keras's with its own seed"
+        except Exception:  # the next attempt raises the app's own errors
+            vars(app).pop("model", None)
+        await super().build_on_master(app, seed, create)
+        weights = app.model.weights
+        state = State([(weight_name(i), np.dtype(one.dtype).name, tuple(one.shape)) for i, one in enumerate(weights)])
+        for place, value in enumerate(weights):
+            state.put(weight_name(place), _value(value))
+        app.run_context.first = list(state.views().values())
+        free(weights)
+        app.run_context.emit(
+            Warned(about="model", why=f"{why}, so each machine makes the whole model once before it keeps its part")
+        )
 
     # -- verbs --------------------------------------------------------------------------------------------------------
 
@@ -85,118 +126,303 @@ class SplitReplica(Replica):
         """Train a part of the model for one round.
 
         Args:
-            order: ``task``: the message of a ``Task``, without weights. ``part``: the number of the part. ``ends`` and
-                ``micro_batches``: how the model is cut. ``workers``: the worker of each part. ``attempt``: the number
-                of the attempt. ``backend``: the backend of Keras. ``version``: the version of the weights. ``state``:
-                None if the worker has the part's weights; else its ``weights``, and its ``optimizer``, the variables
-                of the optimizer by path.
+            order: ``task``: the message of a ``Task``, without weights. ``part``: the number of the part. ``ends``,
+                ``micro_batches`` and ``batch_size``: how the model is cut. ``workers``: the worker of each part. ``attempt``: the number
+                of the attempt. ``backend``: the backend of Keras. ``version``: the version of the weights. ``copy``:
+                the worker that keeps a copy of the state after the round; None for no copy. ``state``: None if this
+                worker has the state of the part. Else one of these: ``seed``: the seed of the first weights. ``from``:
+                another worker that has the state. ``arrays``: the state. ``slices``: for each name in the state, its
+                name in the slices that this worker has received.
 
         Returns:
-            The result of ``train_part``.
+            Facts about the round. Or ``peer`` and ``why``, if a worker was not reached; or ``fault`` and ``hint``, if a
+            tensor has NaN; or ``unfit``, if the weights have; or ``stopped``.
         """
-        found: dict[str, Any] = await self._computed(lambda _: self.train_part(order), Task.from_message(order["task"]))
+        found: dict[str, Any] = await self._with_state(order, self.train_part)
+        if order["copy"] is None or "digest" not in found:
+            return found
+        try:
+            await self._ask(order["copy"], REPLICA, "copy", order["part"], order["version"] + 1, self._me)
+        except (AppMissing, LeaseError) as error:
+            return {"peer": order["copy"], "why": error.message}
+        except Unreached as error:
+            return {"peer": error.worker, "why": error.why}
         return found
+
+    async def evaluate(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Evaluate a part of the model, together with the other parts.
+
+        Args:
+            order: The order of ``step`` without ``task`` and ``copy``; and ``data``: ``"val"`` or ``"test"``. ``size``: samples
+                in a batch. ``samples``: their number. ``content``: the fingerprints that the data must have.
+
+        Returns:
+            ``metrics`` and ``losses``; or ``other``, if the data here is different; or the failures of ``step``.
+        """
+        return await self._with_state(order, self.evaluate_part)
+
+    @offered
+    async def layout(self, part: int, version: int) -> list[list[Any]]:
+        """Return the names, types and shapes of the state of a part."""
+        return [[name, kind, list(shape)] for name, kind, shape in self._kept.of(part, version).layout]
+
+    @offered
+    async def piece(self, part: int, version: int, begin: int, nbytes: int) -> np.ndarray[Any, Any]:
+        """Return some bytes of the state of a part."""
+        return await asyncio.to_thread(self._kept.of(part, version).read, begin, nbytes)
+
+    @offered
+    async def copy(self, part: int, version: int, worker: int) -> None:
+        """Keep a copy of the state of a part, fetched from the worker that has trained it."""
+        self._kept.drop_before(version - 1)
+        if (part, version) not in self._kept:
+            self._kept.put(part, version, await fetched(partial(self._ask, worker, REPLICA), part, version))
+
+    @concurrent
+    async def write(self, part: int, version: int, place: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+        """Write the state of a part into a checkpoint.
+
+        Args:
+            part, version: The state.
+            place: Where to write, as in ``write_if_seen``.
+            names: The name in the slice of each array to write.
+
+        Returns:
+            The answer of ``write_if_seen``.
+        """
+        state = self._kept.of(part, version)
+        return await asyncio.to_thread(lambda: write_if_seen(place, in_slice(state.views(), names)))
 
     def _stop(self) -> None:
         super()._stop()
         self._inbox.stop()
 
+    async def close(self) -> None:
+        """End local training at the next batch, since the run is over, and free the states of parts."""
+        await super().close()
+        self._kept.close()
+
+    async def _with_state(
+        self, order: dict[str, Any], work: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Fetch the state that an order needs, and carry the order out on the compute thread."""
+        which, state = (order["part"], order["version"]), order["state"]
+        self._kept.drop_before(order["version"])
+        if state is not None and "from" in state and which not in self._kept:
+            try:
+                self._kept.put(*which, await fetched(partial(self._ask, state["from"], REPLICA), *which))
+            except Unreached as error:
+                return {"peer": error.worker, "why": error.why}
+            except (AppMissing, LeaseError) as error:
+                return {"peer": state["from"], "why": error.message}
+        found: dict[str, Any] = await self._on_thread(lambda: work(order))
+        return found
+
     # -- methods for the compute thread -------------------------------------------------------------------------------
 
-    def build(self) -> dict[str, Any]:
-        """Build the app's model without memory for its weights, and return facts about it, which the master compares."""
+    def build(self, seed: int | None = None) -> dict[str, Any]:
+        """Build the app's model without memory for its weights, and return facts about it, which the master compares.
+
+        Args:
+            seed: Seed of the first weights; None for the app's.
+        """
         import keras
 
         app = self.app
-        with fresh_names(), unmade():
-            call(app.create_model)
-            ready_model(app)
+        self._seed = app.seed if seed is None else seed
+        try:
+            with unmade():
+                self._create(self._seed)
+        except Exception:  # create_model needs the values of weights, or has an error, which the next line raises
+            self._create(self._seed)
+        model, self._known = app.model, {}
+        if any(map(is_made, model.weights)) and model.optimizer is not None and model.optimizer.built:
+            self._known = {one.path: _value(one) for one in model.optimizer.variables}
+            model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
         self._part, self._at = None, None
         return {
-            "weights": describe_weights(app.model),
-            "optimizer": describe_optimizer(app.model.optimizer),
+            "weights": describe_weights(model),
+            "optimizer": describe_optimizer(model.optimizer),
             "keras": keras.__version__,
             "backend": keras.backend.backend(),
-            "text": getattr(getattr(app.model, "notation", None), "digest", ""),
-            "gain": gain_of_bfloat16() if app.precision == "auto" and app.worker.id == 1 else 0.0,
+            "text": getattr(getattr(model, "notation", None), "digest", ""),
+            "gain": 0.0,  # split computes in float32
         }
 
-    def train_part(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Train a part of the model for one round. ``step`` describes the argument.
+    def _create(self, seed: int) -> None:
+        import keras
 
-        Returns:
-            ``weights`` and ``optimizer`` after the round, and facts about the round. Or ``peer`` and ``why``, if a
-            worker was not reached; or ``fault`` and ``hint``, if a tensor has NaN; or ``stopped``.
-        """
+        vars(self.app).pop("model", None)
+        keras.utils.set_random_seed(seed)
+        with fresh_names():
+            call(self.app.create_model)
+            ready_model(self.app)
+
+    def train_part(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Train a part of the model for one round. ``step`` describes the argument and the result."""
         begin = time.perf_counter()
         check_backend(order["backend"])
         task = self._task = Task.from_message(order["task"])
-        self.stopping, self._fed, self._told = False, [], time.monotonic()
-        self._workers, self._attempt = order["workers"], order["attempt"]
+        self._fed, self._told = [], time.monotonic()
         part = self._become(order)
         self._at = None
-        try:
-            found = self._samples.during(lambda: self._rounds(part, task))
-            self._all_answered()
-        except Stopped:
-            return {"stopped": True}
-        except Unreached as error:
-            return {"peer": error.worker, "why": error.why}
-        except BadUpdate as error:
-            return {"fault": error.message, "hint": error.hint}
-        finally:
-            self._unanswered.clear()
+        metrics, failure = self._caught(lambda: self._samples.during(lambda: self._rounds(part, task, order)))
+        if failure:
+            return failure
+        if (wrong := self._keep(part, order["version"] + 1)) is not None:
+            return {"unfit": asdict(wrong)}
         self._at = order["version"] + 1
         wait_data_s, _ = self._samples.told()
         return {
-            **self._results(part, found),
+            **self._results(part, metrics),
             "digest": task.digest(),
             "compute_s": time.perf_counter() - begin,
             "idle_s": self._stage.idle_s,
             "wait_data_s": wait_data_s,
         }
 
+    def evaluate_part(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Evaluate a part of the model. ``evaluate`` describes the argument and the result."""
+        check_backend(order["backend"])
+        part = self._become(order)
+        if part.reads and not self._has(order["content"]):
+            return {"other": f"worker {self._me} has other data there"}
+
+        def work() -> dict[str, float]:
+            self._stage = stage = self._begin(part, order)
+            part.begin_epoch()
+            size, samples = order["size"], order["samples"]
+            data = batches(self.app, order["data"]) if part.reads else ()
+            for begin in range(0, samples, size):
+                if self.stopping:
+                    raise Stopped
+                end = min(begin + size, samples)
+                batch = gathered(data, np.arange(begin, end)) if part.reads else ()
+                if not begin:
+                    part.prepare(batch)
+                stage.evaluate(batch, end - begin, last=end == samples)
+            return scalars(self.app.model.get_metrics_result()) if part.is_last else {}
+
+        metrics, failure = self._caught(work)
+        return failure or {"metrics": metrics, "losses": part.losses}
+
+    def _caught(self, work: Callable[[], dict[str, float]]) -> tuple[dict[str, float], dict[str, Any]]:
+        """Do some work of the group. Return its metrics; and why it has failed, as ``step`` returns it."""
+        self.stopping = False
+        try:
+            found = work()
+            while self._unanswered:
+                self._unanswered.popleft().result()
+            return found, {}
+        except Stopped:
+            return {}, {"stopped": True}
+        except Unreached as error:
+            return {}, {"peer": error.worker, "why": error.why}
+        except BadUpdate as error:
+            return {}, {"fault": error.message, "hint": error.hint}
+        finally:
+            self._unanswered.clear()
+
+    def _begin(self, part: ModelPart, order: dict[str, Any]) -> Stage:
+        """Begin an attempt of the group."""
+        self._workers, self._attempt = order["workers"], order["attempt"]
+        self._inbox.begin(self._attempt, expected(self._plan, part.number))
+        return Stage(self._plan, part, self._inbox, self._send, self._clip)
+
     def _become(self, order: dict[str, Any]) -> ModelPart:
         """Make this worker's part, unless it has it already, and set its weights and optimizer.
 
         Raises:
-            AppMissing: The worker should have the part's weights, but does not.
+            AppMissing: The worker should have the part's state, but does not.
         """
-        import keras
-
-        number, state, part = order["part"], order["state"], self._part
-        if state is None:
-            if part is None or (part.number, self._at) != (number, order["version"]):
-                raise AppMissing("this worker does not have the weights of its part")
+        number, version, state = order["part"], order["version"], order["state"]
+        if state is None and self._part is not None and (self._part.number, self._at) == (number, version):
+            return self._part
+        self._at = None
+        if state is not None and "seed" in state:
+            if self._part is not None or self._seed != state["seed"]:
+                self._rebuild(state["seed"])
+            part = self._made(number, order, lambda place: make(self.app.model.weights[place]))
+            self._optimizer_is(self._known)
             return part
-        known = state["optimizer"]
-        if part is not None and (part.number != number or known is None):
-            free(self.app.model.weights)
-            self.build()
-            part = None
-        model = self.app.model
-        if part is None:
-            self._plan = Plan.at(Graph.of(model), order["ends"], self._task.batch_size, order["micro_batches"])
-        for place, value in zip(self._plan.parts[number].all_weights, state["weights"], strict=True):
-            put(model.weights[place], value)
-        if part is None:
-            part = self._part = KINDS[keras.backend.backend()](self._plan, number)
-            model.optimizer.build(part.trained)
-            self._clip, model.optimizer.global_clipnorm = model.optimizer.global_clipnorm, None
-            self._position = RunPosition.of(model.optimizer)
-        for variable in model.optimizer.variables if known is not None else ():
-            variable.assign(known[variable.path])
+        read = self._reader(number, version, state)
+        paths = self._plan.optimizer.paths if self._part is not None else ()
+        if self._part is not None and (self._part.number != number or read(optimizer_name(0)) is None):
+            self._rebuild(self._seed)
+        weights = self.app.model.weights
+
+        def fill(place: int) -> None:
+            if (value := read(weight_name(place))) is None:
+                raise AppMissing(f"weight {place + 1} is not in the state of part {number + 1}")
+            put(weights[place], value.reshape(tuple(weights[place].shape)))
+
+        part = self._made(number, order, fill)
+        paths = self._plan.optimizer.paths
+        self._optimizer_is(
+            {path: value for i, path in enumerate(paths) if (value := read(optimizer_name(i))) is not None}
+            or self._known
+        )
         return part
 
-    def _rounds(self, part: ModelPart, task: Task) -> dict[str, float]:
+    def _reader(self, number: int, version: int, state: Mapping[str, Any] | None) -> Callable[[str], Any]:
+        """Return the function that returns an array of a part's state by its name; None if the state does not have it."""
+        if state is None or "from" in state:
+            kept = self._kept.of(number, version)
+            return lambda name: kept.get(name) if name in kept else None
+        if "arrays" in state:
+            return dict(state["arrays"]).get
+        slices = {name: array for arrays in self.taken().values() for name, array in arrays.items()}
+        return {name: slices[stored] for name, stored in state["slices"].items()}.get
+
+    def _rebuild(self, seed: int | None) -> None:
+        free(self.app.model.weights)
+        self.build(seed)
+
+    def _made(self, number: int, order: dict[str, Any], fill: Callable[[int], None]) -> ModelPart:
+        """Return the part with its weights, which ``fill`` sets by their numbers. All other weights have no memory."""
+        import keras
+
+        model = self.app.model
+        if self._part is None:
+            self._plan = Plan.at(Graph.of(model), order["ends"], order["batch_size"], order["micro_batches"])
+        mine = self._plan.parts[number].all_weights
+        for place in mine:
+            fill(place)
+        free(one for place, one in enumerate(model.weights) if place not in {*mine})
+        if self._part is None:
+            self._part = KINDS[keras.backend.backend()](self._plan, number)
+            model.optimizer.build(self._part.trained)
+            self._clip, model.optimizer.global_clipnorm = model.optimizer.global_clipnorm, None
+            self._position = RunPosition.of(model.optimizer)
+        return self._part
+
+    def _optimizer_is(self, known: Mapping[str, Any]) -> None:
+        """Set the variables of the optimizer by their paths, if they are known."""
+        for variable in self.app.model.optimizer.variables if known else ():
+            variable.assign(known[variable.path])
+
+    def _keep(self, part: ModelPart, version: int) -> Fault | None:
+        """Keep the state of the part in a file. Return why the weights cannot be used, if they cannot."""
+        model, paths = self.app.model, self._plan.optimizer.paths
+        found = [(weight_name(place), model.weights[place]) for place in self._plan.parts[part.number].all_weights]
+        found += [(optimizer_name(paths.index(one.path)), one) for one in model.optimizer.variables]
+        state = State([(name, np.dtype(one.dtype).name, tuple(one.shape)) for name, one in found])
+        for name, variable in found:
+            value = _value(variable)
+            if name.startswith("weight") and (wrong := fault([value], 1, [value], [variable.path])) is not None:
+                return wrong
+            state.put(name, value)
+        self._kept.put(part.number, version, state)
+        return None
+
+    def _rounds(self, part: ModelPart, task: Task, order: dict[str, Any]) -> dict[str, float]:
         """Train the local epochs of a round. Return the metrics of the last one, if this part has the loss."""
         model, size = self.app.model, task.batch_size
         reseed(model, (task.seed, task.round, task.slot, part.number))
         if self._position is not None and (steps := task.place) is not None:
             self._position.set(steps, task.epochs * -(-len(task.indices) // size))
         part.begin_round()
-        self._inbox.begin(self._attempt, expected(self._plan, part.number))
-        stage = self._stage = Stage(self._plan, part, self._inbox, self._send, self._clip)
+        stage = self._stage = self._begin(part, order)
         begun = False
         for epoch in range(task.epochs):
             if task.rates:
@@ -241,23 +467,21 @@ class SplitReplica(Replica):
         while len(self._unanswered) > UNANSWERED or (self._unanswered and self._unanswered[0].done()):
             self._unanswered.popleft().result()
 
-    def _all_answered(self) -> None:
-        while self._unanswered:
-            self._unanswered.popleft().result()
-
     def _results(self, part: ModelPart, metrics: dict[str, float]) -> dict[str, Any]:
-        """Return the part's state after a round, and its metrics."""
-        import keras
-
+        """Return the metrics of a round."""
         model = self.app.model
         names = counted_names(model, metrics) if metrics else []
         return {
-            "weights": part.read(),
-            "optimizer": {one.path: keras.ops.convert_to_numpy(one) for one in model.optimizer.variables},
             "metrics": metrics,
             "counted": read_state(model, names) if metrics else NOTHING_COUNTED,
             "losses": part.losses,
         }
+
+
+def _value(variable: Any) -> np.ndarray[Any, Any]:
+    import keras
+
+    return np.asarray(keras.ops.convert_to_numpy(variable))
 
 
 def check_backend(wanted: str) -> None:

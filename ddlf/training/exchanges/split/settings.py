@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlf.errors import AppError, ConfigError
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from ddlf.training.crew.crew import Crew
     from ddlf.training.exchanges.carrier import WeightSource
     from ddlf.training.exchanges.split.plan import Plan
+    from ddlf.training.exchanges.states import SlotStates
+    from ddlf.training.slot.parts import Kept
+    from ddlf.training.slot.task import SlotState
 
 USUAL_MICRO_BATCHES = 8
 """Micro-batches of a batch, if the user sets no number. Two stages are then idle for a ninth of the time."""
@@ -106,7 +110,8 @@ class Split(Exchange):
         app.run_context.emit(plan.event())
         if why := plan.warning():
             app.run_context.emit(Warned(about="model", why=why))
-        return Planned(**{one.field: getattr(self, one.field) for one in self.settings()}, plan=plan), plan.told()
+        values = {one.field: getattr(self, one.field) for one in self.settings()}
+        return Planned(**values, plan=plan, reads=reads_model(app)), plan.told()
 
     async def preview(self, app: App, spec: RunSpec) -> str:
         """Return the plan of a run that does not begin. It loads the data, and builds the model without memory.
@@ -143,9 +148,15 @@ class Split(Exchange):
         from ddlf.training.exchanges.members import Members
         from ddlf.training.roles import REPLICA
 
-        found = Members(place.run, place.crew, place.cluster, place.lossless, REPLICA)
-        found.restoring = None
-        return found
+        return Members(place.run, place.crew, place.cluster, place.lossless, REPLICA)
+
+    def states(
+        self, place: Place, source: WeightSource, known: list[SlotState], parts: Mapping[str, Kept]
+    ) -> SlotStates:
+        """Return the object that manages the optimizer, which stays with the parts."""
+        from ddlf.training.exchanges.split.states import SplitStates
+
+        return SplitStates(place.run, place.crew, known, parts, place.spec.exchange.codec.name, source.restoring)
 
     def worker_refusals(self, workers: int, one_at_a_time: bool) -> Iterator[Refusal]:
         """Yield an error if the workers are too few, or cannot answer while they compute."""
@@ -189,16 +200,33 @@ class Split(Exchange):
 
 @dataclass(frozen=True)
 class Planned(Split):
-    """The exchange of a run whose model has been planned."""
+    """The exchange of a run whose model has been planned.
+
+    Args:
+        plan: How the model is cut.
+        reads: Whether a hook of the app reads the model after each round.
+    """
 
     plan: Plan | None = None
+    reads: bool = False
 
     def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop:
         """Return the master's training loop, in which a group of workers trains one copy of the model."""
         from ddlf.training.exchanges.split.master import Pipeline
 
         assert self.plan is not None
-        return Pipeline(self.plan)
+        return Pipeline(self.plan, self.reads)
+
+
+def reads_model(app: App) -> bool:
+    """Return whether a hook of an app reads ``self.model``, so that the master needs the weights after each round."""
+    hooks = (getattr(type(app), name) for name in ("on_round", "on_event", "is_convergent"))
+    return any("model" in names_in(hook.__code__) for hook in hooks if hasattr(hook, "__code__"))
+
+
+def names_in(code: CodeType) -> set[str]:
+    """Return the names of attributes and variables in the code of a function and of the functions in it."""
+    return {*code.co_names}.union(*(names_in(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 def check_workers(cut: Cut, parts: int, workers: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlf.algorithms.pipeline import passes, sizes
 from ddlf.data.trees import tree_map
-from ddlf.training.exchanges.split.inbox import ACTIVATION, GRADIENT, SHARED, SQUARES, VALUE, Inbox, Key
+from ddlf.training.exchanges.split.inbox import ACTIVATION, GRADIENT, READY, SHARED, SQUARES, VALUE, Inbox, Key
 from ddlf.training.exchanges.split.part import ModelPart
 from ddlf.training.exchanges.split.plan import Plan
 
@@ -73,6 +73,28 @@ class Stage:
         self._make_step()
         self._step += 1
         self._inbox.stepped()
+
+    def evaluate(self, batch: tuple[Any, ...], samples: int, *, last: bool) -> None:
+        """Make the forward pass of the part over a batch of an evaluation.
+
+        Args:
+            batch: The batch as ``evaluate`` takes it; empty if the part reads no data.
+            samples: Number of samples in it.
+            last: Whether it is the last batch.
+        """
+        part, me, step = self._part, self._plan.parts[self._part.number], self._step
+        taken = [self._take(Key(ACTIVATION, step, 0, one, sender), samples) for one, sender in me.takes]
+        outputs = part.evaluate(taken, part.data(batch) if part.reads else (), samples)
+        for (tensor, receivers), value in zip(me.gives, outputs, strict=True):
+            for receiver in receivers:
+                self._send(receiver, Key(ACTIVATION, step, 0, tensor, part.number), value)
+        for receiver in sorted({one for _, receivers in me.gives for one in receivers}) if step else ():
+            # Wait until it has finished the batch before this one, so that it never has more than two.
+            self._inbox.take(Key(READY, step, 0, 0, receiver), (0,), "uint8", "the model")
+        self._step += 1
+        self._inbox.stepped()
+        for sender in sorted({sender for _, sender in me.takes}) if not last else ():
+            self._send(sender, Key(READY, step + 1, 0, 0, part.number), np.zeros(0, np.uint8))
 
     def _make_step(self) -> None:
         """Make one step of the optimizer, with the gradients of other parts where these count, too."""
@@ -143,6 +165,7 @@ def expected(plan: Plan, number: int) -> Callable[[Key], bool]:
             SHARED: lends.get(key.number, ()),
             VALUE: {borrows.get(key.number)},
             SQUARES: {*range(len(plan.parts))} - {number},
+            READY: {*range(len(plan.parts))} - {number},
         }
         return key.sender in senders.get(key.kind, ())
 

@@ -6,10 +6,8 @@ Runs in the executor.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 
 @contextlib.contextmanager
@@ -49,26 +47,3 @@ def deferred() -> Iterator[None]:
             yield
     finally:
         global_state.set_global_attribute(listed, before)
-
-
-def is_made(variable: Any) -> bool:
-    """Return whether a Keras variable has a value."""
-    return variable._value is not None
-
-
-def put(variable: Any, value: np.ndarray[Any, Any]) -> None:
-    """Set a variable, and make it first if it has no memory."""
-    if is_made(variable):
-        variable.assign(value)
-    else:
-        variable._initialize(variable._convert_to_tensor(value, dtype=variable._dtype))
-        variable._initializer = None
-
-
-def free(variables: Iterable[Any]) -> None:
-    """Free the memory of variables. ``put`` makes them again."""
-    import keras
-
-    for variable in variables:
-        if is_made(variable):
-            variable._value, variable._initializer = None, keras.initializers.Zeros()

@@ -1,0 +1,70 @@
+"""Keras variables that have no value yet, only a shape. Runs on master and workers.
+
+Keras gives a variable no value while a ``StatelessScope`` is open that does not initialize. Its initializer makes the
+same value later. A model that spans workers is built so: each worker makes the variables of its part only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.weights import Weights
+
+
+def is_made(variable: Any) -> bool:
+    """Return whether a Keras variable has a value."""
+    return variable._value is not None
+
+
+def put(variable: Any, value: np.ndarray[Any, Any]) -> None:
+    """Set a variable, and make it first if it has no memory."""
+    if is_made(variable):
+        variable.assign(value)
+    else:
+        variable._initialize(variable._convert_to_tensor(value, dtype=variable._dtype))
+        variable._initializer = None
+
+
+def make(variable: Any) -> None:
+    """Give a variable the first value that its initializer makes, unless it has a value."""
+    if not is_made(variable):
+        variable._deferred_initialize()
+
+
+def free(variables: Iterable[Any]) -> None:
+    """Free the memory of variables. ``put`` makes them again."""
+    import keras
+
+    for variable in variables:
+        if is_made(variable):
+            variable._value, variable._initializer = None, keras.initializers.Zeros()
+
+
+def set_weights(model: Any, weights: Weights) -> None:
+    """Set the weights of a model. Weights without memory are made, one after another."""
+    if all(is_made(variable) for variable in model.weights):
+        model.set_weights(weights)
+        return
+    for variable, value in zip(model.weights, weights, strict=True):
+        put(variable, value)
+
+
+def shapes_of(variables: Sequence[Any]) -> Weights:
+    """Return arrays with the shapes and types of variables. The arrays take no memory."""
+    return [np.broadcast_to(np.zeros((), np.dtype(one.dtype)), tuple(one.shape)) for one in variables]
+
+
+def alone(variable: Any) -> bool:
+    """Return whether a variable's initializer makes the same value if no other variable is made before.
+
+    This holds for Keras's initializers, each with its own seed, but not for one that shares a generator.
+    """
+    import keras
+
+    initializer = variable._initializer
+    where = getattr(initializer, "__module__", "") or ""
+    shares = isinstance(getattr(initializer, "seed", None), keras.random.SeedGenerator)
+    return where.startswith("keras.") and not shares
