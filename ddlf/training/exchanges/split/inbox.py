@@ -56,7 +56,7 @@ class Stopped(Exception):
 
 
 AHEAD = 2
-"""Number of steps from the current one on whose tensors are accepted. A part steps only after all its gradients are
+"""Tensors of this number of steps are accepted, from the current step on. A part steps only after all its gradients are
 there, so the part before it can be at most one step ahead."""
 
 

@@ -219,9 +219,13 @@ class Planned(Split):
 
 
 def reads_model(app: App) -> bool:
-    """Return whether a hook of an app reads ``self.model``, so that the master needs the weights after each round."""
-    hooks = (getattr(type(app), name) for name in ("on_round", "on_event", "is_convergent"))
-    return any("model" in names_in(hook.__code__) for hook in hooks if hasattr(hook, "__code__"))
+    """Return whether a hook of an app reads ``self.model``, so that the master needs the weights after each round.
+
+    A hook without Python code may do so, too.
+    """
+    hooks = (getattr(app, name) for name in ("on_round", "on_event", "is_convergent"))
+    own = [getattr(hook, "__func__", hook) for hook in hooks if getattr(hook, "__module__", "") != "ddlf.app"]
+    return any("model" in names_in(hook.__code__) if hasattr(hook, "__code__") else True for hook in own)
 
 
 def names_in(code: CodeType) -> set[str]:
