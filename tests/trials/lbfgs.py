@@ -16,19 +16,12 @@ The exit code is 1 if a bar is missed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import json
-import os
-import random
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,12 +29,10 @@ import numpy as np
 import ddlf
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.slot.numpy_model import NumpyModel
+from tests.trials.killed import kills
 from tests.trials.options import read_options
-from tests.trials.workers import Workers
 
-LOOK_S = 0.02
-PAUSE_S = 0.5
-"""Pause after a kill, in which the other processes learn of it."""
+APP = "tests.trials.lbfgs:Points"
 
 
 class Points(ddlf.IApp):
@@ -115,110 +106,6 @@ def L2() -> Any:
     import keras
 
     return keras.regularizers.L2(PENALTY / 2)
-
-
-def digest(model: Any) -> str:
-    """Return the SHA-256 of a model's weights."""
-    return hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
-
-
-# -- kills -------------------------------------------------------------------------------------------------------------
-
-
-async def master(facts: dict[str, Any]) -> None:
-    """Train, or go on, and kill some workers meanwhile; print what the run has come to."""
-    log, chance = Path(facts["log"]), random.Random(facts["seed"])
-
-    def note(what: str) -> None:
-        with log.open("a") as file:
-            file.write(f"{what}\n")
-
-    hosts = ["127.0.0.1"] * len(facts["ports"])
-    cluster = ddlf.Cluster(hosts, facts["ports"], token_file=facts["token_file"], takeover=True, connect_timeout_s=30)
-    async with cluster:
-        app = Points(cluster)
-        app.slots, app.master_epochs, app.takeover = len(hosts), facts["iterations"], True
-        app.checkpoint, app.resume = facts["folder"], "auto" if facts["folder"] else None
-
-        async def on_round(record: Any) -> None:
-            note("commit")
-            await asyncio.sleep(facts["pause_s"])
-
-        app.on_round = on_round  # type: ignore[method-assign]
-
-        async def kill() -> None:
-            killed = 0
-            while killed < facts["kills"]:
-                await asyncio.sleep(chance.uniform(0.2, 2) * PAUSE_S)
-                if not app.history or not all(worker.connected for worker in cluster.workers):
-                    continue
-                with contextlib.suppress(ddlf.DDLFError, ProcessLookupError):
-                    pid = (await chance.choice(cluster.workers).status())["executor_pid"]
-                    if pid:
-                        os.kill(pid, signal.SIGKILL)
-                        note("kill")
-                        killed += 1
-
-        training, killing = asyncio.ensure_future(app.train_model()), asyncio.ensure_future(kill())
-        try:
-            await training
-        finally:
-            killing.cancel()
-            await asyncio.gather(killing, return_exceptions=True)
-        result = {"sha256": digest(app.model), "ledger": app.ledger.is_exact(facts["iterations"])}
-        print(json.dumps({**result, "loss": app.history[-1].loss, "rounds": len(app.history)}))
-
-
-def kills(kills: int, masters: int, workers: int, seed: int, iterations: int, pause_s: float) -> dict[str, Any]:
-    """Kill so many executors of workers, and the master so often between them; what came of it."""
-    chance, begin = random.Random(seed), time.monotonic()
-    share = -(-kills // (masters + 1)) if kills else 0  # in each life of the master
-    with Workers() as started:
-        facts: dict[str, Any] = {
-            "ports": [started.start()[1] for _ in range(workers)],
-            "token_file": str(started.token_file),
-            "log": str(started.folder / "noted"),
-            "iterations": iterations,
-        }
-        log = Path(facts["log"])
-        log.touch()
-
-        def begun(**more: Any) -> subprocess.Popen[str]:
-            how = json.dumps({**facts, "seed": chance.randrange(2**32), **more})
-            command = [sys.executable, "-m", "tests.trials.lbfgs", "--master", how]
-            return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-        def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
-            out, _ = process.communicate()
-            assert process.returncode == 0, f"the run failed:\n{started.log.read_text()[-2000:]}"
-            return dict(json.loads(out.splitlines()[-1]))
-
-        undisturbed = ended(begun(folder=None, kills=0, pause_s=0))
-        log.write_text("")
-        killed, folder = 0, str(started.folder / "checkpoints")
-        while True:
-            lines = log.read_text().splitlines()
-            left = min(share, kills - lines.count("kill")) if killed < masters else kills - lines.count("kill")
-            process = begun(folder=folder, kills=max(left, 0), pause_s=pause_s)
-            if killed == masters:
-                break
-            commits, wanted = lines.count("commit") + chance.randrange(2, 5), lines.count("kill") + left
-            while process.poll() is None:
-                now = log.read_text().splitlines()
-                if now.count("kill") >= wanted and now.count("commit") >= commits:
-                    break
-                time.sleep(LOOK_S)
-            time.sleep(chance.random() * pause_s)
-            if process.poll() is not None:
-                break
-            process.kill()
-            process.communicate()
-            killed += 1
-        result = ended(process)
-        done = log.read_text().splitlines().count("kill")
-    same = result["sha256"] == undisturbed["sha256"]
-    seconds = round(time.monotonic() - begin, 1)
-    return {"kills": done, "masters": killed, "same": same, **result, "seconds": seconds}
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
@@ -344,11 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         iterations=120,
         pause=0.3,
         seed=0,
-        master=json.loads,
     )
-    if options.master is not None:
-        asyncio.run(master(options.master))
-        return 0
     well = []
 
     def told(name: str, result: Any, is_well: bool) -> None:
@@ -369,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             told("scipy", result, result["ratio"] is not None and result["ratio"] <= 1.15)
     if "kills" in options.only:
         how = options.workers, options.seed, options.iterations, options.pause
-        result = kills(options.kills, options.masters, *how)
+        result = kills(APP, options.kills, options.masters, *how)
         told("kills", result, result["same"] and result["ledger"])
     return 0 if all(well) else 1
 

@@ -200,7 +200,7 @@ def read_files(folder: Path, *, apart: bool = False) -> tuple[Manifest, dict[str
             try:
                 contents[file.name] = _checked(path, file)
             except CheckpointCorrupt as error:
-                other = of_another(path, manifest.of) if isinstance(file, SliceFile) else None
+                other = of_another(path, file.model_dump(), manifest.of) if isinstance(file, SliceFile) else None
                 raise other or error from error
         return manifest, contents
 

@@ -27,7 +27,7 @@ def place_of(slices: Slices, number: int) -> dict[str, Any]:
         "session": slices.session,
         "manifest": slices.manifest,
         "in": [str(slices.folder), str(slices.final)],  # it may be completed meanwhile
-        "file": {name: file[name] for name in ("name", "bytes", "sha256")},
+        "file": {name: file[name] for name in ("name", "bytes", "sha256", "arrays")},
         "of": slices.of,
     }
 

@@ -98,17 +98,22 @@ def write_if_seen(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array])
         return {"why": error.message, "seen": True}
 
 
-def of_another(path: Path, of: Mapping[str, Any]) -> CheckpointCorrupt | None:
-    """Return the error for a slice that belongs to another run or round; None if it belongs to this one."""
+def of_another(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> CheckpointCorrupt | None:
+    """Return the error for a slice that belongs to another run, round or cut; None if it belongs to this one."""
     try:
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            found = json.loads(file.read(min(length, tensors.MAX_HEADER_BYTES)))["__metadata__"]
-        run, number = found["run"], found["round"]
+        with open(path, "rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            found = json.loads(opened.read(min(length, tensors.MAX_HEADER_BYTES)))
+        facts = found.pop("__metadata__")
+        run, number = facts["run"], facts["round"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if (run, number) == (str(of["run"]), str(of["round"])):
-        return None
+        if sorted(found) == sorted(file.get("arrays", found)):
+            return None
+        listed, there = f"{len(file['arrays'])} arrays that the manifest names", f"{len(found)} arrays"
+        text = f"{path} has other arrays than the manifest names: it is a slice of another worker or of another cut"
+        return damaged(path, listed, there, text=text)
     which = f"round {number} of this run" if run == str(of["run"]) else f"round {number} of another run, {run!s:.32}"
     return damaged(
         path,
@@ -340,5 +345,5 @@ def _compare(path: Path, file: Mapping[str, Any], of: Mapping[str, Any], size: i
     if digest == file["sha256"]:
         return
     if size != file.get("bytes", size):
-        raise of_another(path, of) or damaged(path, f"{file['bytes']:,} bytes", f"{size:,} bytes")
-    raise of_another(path, of) or damaged(path, f"SHA-256 {file['sha256']}", f"SHA-256 {digest}")
+        raise of_another(path, file, of) or damaged(path, f"{file['bytes']:,} bytes", f"{size:,} bytes")
+    raise of_another(path, file, of) or damaged(path, f"SHA-256 {file['sha256']}", f"SHA-256 {digest}")

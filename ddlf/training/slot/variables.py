@@ -15,8 +15,8 @@ from ddlf.algorithms.weights import Weights
 
 
 def is_made(variable: Any) -> bool:
-    """Return whether a Keras variable has a value."""
-    return variable._value is not None
+    """Return whether a Keras variable has a value. Variables of other models always have one."""
+    return getattr(variable, "_value", variable) is not None
 
 
 def put(variable: Any, value: np.ndarray[Any, Any]) -> None:

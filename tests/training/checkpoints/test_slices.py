@@ -93,8 +93,12 @@ def flip(path):
             lambda path, other: shutil.copy(path.parents[1] / "round-000001" / path.name, path),
             r"slice_0002\.safetensors is a slice of round 1 of this run, and not of round 2 of run abc",
         ),
+        (
+            lambda path, other: shutil.copy(path.parent / "slice_0003.safetensors", path),
+            r"slice_0002\.safetensors has other arrays than the manifest names: it is a slice of another worker",
+        ),
     ],
-    ids=["missing", "damaged", "cut short", "of another run", "of another round"],
+    ids=["missing", "damaged", "cut short", "of another run", "of another round", "of another cut"],
 )
 def test_wrong_slice_is_named_and_the_previous_checkpoint_used(folder, tmp_path, harm, sentence):
     other = CheckpointFolder(tmp_path / "another")

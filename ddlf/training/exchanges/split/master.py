@@ -90,7 +90,7 @@ class _Job:
         verb: The verb of the replica.
         round: The round that it belongs to, from 0.
         order: The entries that the orders of all parts share.
-        hear: Receives reports of the progress from a worker, by its number; None for nobody.
+        hear: Receives reports of the progress from the workers; None for nobody.
         check: Raises an error if a result does not fit.
         other: Why a worker cannot take part, if its data differs.
     """
@@ -98,7 +98,7 @@ class _Job:
     verb: str
     round: int
     order: dict[str, Any]
-    hear: Callable[[int, dict[str, Any]], None] | None = None
+    hear: Callable[[dict[str, Any]], None] | None = None
     check: Callable[[int, dict[str, Any], ProxyWorker], None] | None = None
     other: str = ""
 
@@ -331,8 +331,7 @@ class Group:
             "copy": None if copy is None else copy.id,
             "state": await self._places.state_for(part, worker),
         }
-        hear = None if job.hear is None else partial(job.hear, worker.id)
-        result: dict[str, Any] = await worker.call(self._members.role, job.verb, order, hear=hear)
+        result: dict[str, Any] = await worker.call(self._members.role, job.verb, order, hear=job.hear)
         if "peer" in result:
             return result
         if "fault" in result:
@@ -398,7 +397,7 @@ class Group:
             hint="check the network between the two workers, or set the address of that worker: ddlf-worker --advertise HOST:PORT",
         )
 
-    def _moved(self, task: Task, worker: int, facts: dict[str, Any]) -> None:
+    def _moved(self, task: Task, facts: dict[str, Any]) -> None:
         """Tell the progress that the last part reports. All parts are as far."""
         if facts["what"] != "training":
             return

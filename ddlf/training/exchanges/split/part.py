@@ -22,6 +22,9 @@ from ddlf.errors import AppError
 from ddlf.training.exchanges.split.graph import functional
 from ddlf.training.exchanges.split.plan import Plan
 
+LARGE = 1 << 20
+"""Tensors with more values are added one by one."""
+
 
 class ModelPart:
     """A part of a model on a worker. Each backend has a subclass.
@@ -305,10 +308,14 @@ class TensorFlowPart(ModelPart):
         variables = [one.value for one in self._sources]
         ends, factors = (list(one) for one in zip(*targets, strict=True))
         found = tape.gradient(ends, [*variables, *sources], output_gradients=factors)
+        back = [
+            tf.zeros_like(one) if g is None else tf.convert_to_tensor(g)
+            for g, one in zip(found[len(variables) :], sources, strict=True)
+        ]
         mine = [None if g is None else tf.convert_to_tensor(g) for g in found[: len(variables)]]
+        del found  # so that ``_add`` has the only references to the gradients
         self._add(mine)
-        back = zip(found[len(variables) :], sources, strict=True)
-        return [tf.zeros_like(one) if g is None else tf.convert_to_tensor(g) for g, one in back]
+        return back
 
     def _evaluated(self, taken: Sequence[Any], data: tuple[Any, ...]) -> tuple[list[Any], Any]:
         import tensorflow as tf
@@ -331,7 +338,7 @@ class TensorFlowPart(ModelPart):
                         self._totals[place] = tf.Variable(gradient, trainable=False)
                     else:
                         self._totals[place].assign(gradient, read_value=False)
-                    self._sums[place] = self._totals[place]
+                    self._sums[place], gradients[place] = self._totals[place], None
             return
         if self._adding is None:
 
@@ -341,9 +348,14 @@ class TensorFlowPart(ModelPart):
                     total.assign_add(gradient, read_value=False)
 
             self._adding = adding
-        places = [place for place, gradient in enumerate(gradients) if gradient is not None]
-        # In place: a new tensor for each sum would cost more time, and the memory of all gradients once more.
-        self._adding([self._sums[place] for place in places], [gradients[place] for place in places])
+        there = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        large = [place for place in there if gradients[place].shape.num_elements() > LARGE]
+        for places in ([place for place in there if place not in large], *([place] for place in large)):
+            # In place: a new tensor for each sum would cost more time and memory. One large gradient at a time, so that each
+            # is freed before the next one is added.
+            self._adding([self._sums[place] for place in places], [gradients[place] for place in places])
+            for place in places:
+                gradients[place] = None
 
     def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
         import tensorflow as tf
@@ -440,7 +452,9 @@ class JaxPart(ModelPart):
             self._sums = gradients
             return
         if self._adding is None:
-            self._adding = jax.jit(lambda one, other: [a + b for a, b in zip(one, other, strict=True)])
+            self._adding = jax.jit(
+                lambda one, other: [a + b for a, b in zip(one, other, strict=True)], donate_argnums=0
+            )
         self._sums = list(self._adding(self._sums, gradients))
 
     def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
@@ -448,7 +462,7 @@ class JaxPart(ModelPart):
 
         optimizer = self._model.optimizer
         if self._stepping is None:
-            self._stepping = jax.jit(optimizer.stateless_apply)
+            self._stepping = jax.jit(optimizer.stateless_apply, donate_argnums=(0, 2))
         states = optimizer.variables
         values, after = self._stepping([one.value for one in states], gradients, [one.value for one in variables])
         for variable, value in zip([*variables, *states], [*values, *after], strict=True):

@@ -1,0 +1,49 @@
+"""Variables without values have the first values of a whole model later."""
+
+import numpy as np
+import pytest
+
+from ddlf.training.exchanges.split.variables import unmade
+from ddlf.training.slot.variables import alone, free, is_made, make, set_weights, shapes_of
+from tests.training.models import small_model
+from tests.training.split.together import made
+
+
+def without_values():
+    with unmade():
+        return made(small_model)
+
+
+def test_each_weight_alone_has_the_value_that_it_has_in_the_whole_model():
+    whole, model = made(small_model), without_values()
+    assert not any(map(is_made, model.weights))
+    assert all(map(alone, model.weights))
+    make(model.weights[2])
+    assert [is_made(one) for one in model.weights] == [False, False, True, False]
+    assert np.array_equal(model.weights[2], whole.weights[2])
+    assert [one.shape for one in shapes_of(model.weights)] == [one.shape for one in whole.get_weights()]
+
+
+def test_weights_are_set_whether_they_have_values_or_not():
+    model, values = without_values(), made(small_model).get_weights()
+    set_weights(model, values)
+    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), values, strict=True))
+    free(model.weights[:1])
+    assert not is_made(model.weights[0])
+    set_weights(model, values)
+    assert np.array_equal(model.weights[0], values[0])
+
+
+@pytest.mark.parametrize("kind", ["shares", "own"])
+def test_initializers_that_depend_on_others_are_found(kind):
+    import keras
+
+    generator = keras.random.SeedGenerator(1)
+    initializer = {
+        "shares": lambda: keras.initializers.RandomNormal(seed=generator),
+        "own": lambda: lambda shape, dtype=None: keras.random.normal(shape),
+    }[kind]()
+    with unmade():
+        layer = keras.layers.Dense(2, kernel_initializer=initializer)
+        layer.build((None, 3))
+    assert [alone(one) for one in layer.weights] == [False, True]

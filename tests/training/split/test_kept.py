@@ -1,0 +1,79 @@
+"""States of parts in files, and how they travel."""
+
+import numpy as np
+import pytest
+
+from ddlf.errors import AppMissing, ProtocolError
+from ddlf.training.exchanges.split import kept
+from ddlf.training.exchanges.split.kept import KeptStates, State, fetched, in_slice
+
+ARRAYS = {"weight 0": np.arange(6, dtype="f4").reshape(2, 3), "weight 3": np.ones((), "f8"), "optimizer 0": np.array(7)}
+
+
+def state():
+    made = State([(name, one.dtype.name, one.shape) for name, one in ARRAYS.items()])
+    for name, one in ARRAYS.items():
+        made.put(name, one)
+    return made
+
+
+def test_a_state_returns_the_arrays_that_it_received():
+    made = state()
+    for name, one in ARRAYS.items():
+        assert np.array_equal(made.get(name), one)
+        assert np.array_equal(made.views()[name], one)
+        assert not made.views()[name].flags.writeable
+    assert "weight 1" not in made
+
+
+def test_views_outlive_their_state():
+    made = state()
+    views = made.views()
+    made.close()
+    assert np.array_equal(views["weight 0"], ARRAYS["weight 0"])
+
+
+@pytest.mark.parametrize("value", [np.ones((2, 3), "f8"), np.ones((3, 2), "f4")])
+def test_an_array_of_another_shape_or_type_is_refused(value):
+    with pytest.raises(ProtocolError, match=r"weight 0 is .* instead of float32 \(2, 3\)"):
+        state().put("weight 0", value)
+
+
+async def test_a_state_travels_in_pieces(monkeypatch):
+    monkeypatch.setattr(kept, "PIECE_BYTES", 50)
+    there, asked = state(), []
+
+    async def ask(verb, part, version, *where):
+        asked.append(verb)
+        return there.layout if verb == "layout" else there.read(*where)
+
+    found = await fetched(ask, 1, 5)
+    assert all(np.array_equal(found.get(name), one) for name, one in ARRAYS.items())
+    assert asked == ["layout", *["piece"] * 3]
+
+
+@pytest.mark.parametrize("piece", [np.zeros(3, "u1"), np.zeros(200, "f4")])
+async def test_a_piece_of_another_size_is_refused(piece):
+    async def ask(verb, *of):
+        return state().layout if verb == "layout" else piece
+
+    with pytest.raises(ProtocolError, match="a piece of part 2 has"):
+        await fetched(ask, 1, 5)
+
+
+def test_states_of_earlier_versions_are_freed():
+    states = KeptStates()
+    for version in (1, 2, 3):
+        states.put(0, version, state())
+    states.drop_before(3)
+    assert (0, 3) in states
+    with pytest.raises(AppMissing, match="the state of part 1 in version 2"):
+        states.of(0, 2)
+
+
+def test_weights_are_flat_in_slices():
+    found = in_slice(ARRAYS, {"weight 0": "weights 0 0000 dense/kernel", "optimizer 0": "slots 0 slot 0000 0000"})
+    assert {name: one.shape for name, one in found.items()} == {
+        "weights 0 0000 dense/kernel": (6,),
+        "slots 0 slot 0000 0000": (),
+    }

@@ -1,0 +1,148 @@
+"""Kill workers and the master of a training, and compare its bits with those of an undisturbed one.
+
+A trial calls ``kills`` with its app. The app trains on ``ddlf-worker`` processes. ``kill -9`` ends executors, and
+between these kills the master, which restarts and continues from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import ddlf
+from tests.trials.workers import Workers
+
+LOOK_S = 0.02
+PAUSE_S = 0.5
+"""Pause after a kill, in which the other processes learn of it."""
+
+
+def digest(model: Any) -> str:
+    """Return the SHA-256 of a model's weights."""
+    return hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
+
+
+async def master(facts: dict[str, Any]) -> None:
+    """Train, or go on, and kill some workers meanwhile; print what the run has come to."""
+    log, chance = Path(facts["log"]), random.Random(facts["seed"])
+
+    def note(what: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{what}\n")
+
+    hosts = ["127.0.0.1"] * len(facts["ports"])
+    cluster = ddlf.Cluster(hosts, facts["ports"], token_file=facts["token_file"], takeover=True, connect_timeout_s=30)
+    async with cluster:
+        app = resolve_name(facts["app"])(cluster)
+        app.master_epochs, app.takeover = facts["iterations"], True
+        if "split" not in vars(type(app)):
+            app.slots = len(hosts)
+        app.checkpoint, app.resume = facts["folder"], "auto" if facts["folder"] else None
+
+        async def on_round(record: Any) -> None:
+            note("commit")
+            await asyncio.sleep(facts["pause_s"])
+
+        app.on_round = on_round  # type: ignore[method-assign]
+
+        async def kill() -> None:
+            killed = 0
+            while killed < facts["kills"]:
+                await asyncio.sleep(chance.uniform(0.2, 2) * PAUSE_S)
+                if not app.history or not all(worker.connected for worker in cluster.workers):
+                    continue
+                with contextlib.suppress(ddlf.DDLFError, ProcessLookupError):
+                    pid = (await chance.choice(cluster.workers).status())["executor_pid"]
+                    if pid:
+                        os.kill(pid, signal.SIGKILL)
+                        note("kill")
+                        killed += 1
+
+        training, killing = asyncio.ensure_future(app.train_model()), asyncio.ensure_future(kill())
+        try:
+            await training
+        finally:
+            killing.cancel()
+            await asyncio.gather(killing, return_exceptions=True)
+        result = {"sha256": digest(app.model), "ledger": app.ledger.is_exact(facts["iterations"])}
+        print(json.dumps({**result, "loss": app.history[-1].loss, "rounds": len(app.history)}))
+
+
+def kills(
+    app: str, kills: int, masters: int, workers: int, seed: int, iterations: int, pause_s: float
+) -> dict[str, Any]:
+    """Kill executors of workers, and the master between these kills. Return what has become of the run.
+
+    Args:
+        app: Module and name of the class of the app.
+        kills: How many executors to kill.
+        masters: How often to kill the master.
+        workers: Number of workers.
+        seed: Seed of the times of the kills.
+        iterations: Epochs of the run, each a round.
+        pause_s: Pause after each round.
+    """
+    chance, begin = random.Random(seed), time.monotonic()
+    share = -(-kills // (masters + 1)) if kills else 0  # in each life of the master
+    with Workers() as started:
+        facts: dict[str, Any] = {
+            "ports": [started.start()[1] for _ in range(workers)],
+            "token_file": str(started.token_file),
+            "log": str(started.folder / "noted"),
+            "iterations": iterations,
+            "app": app,
+        }
+        log = Path(facts["log"])
+        log.touch()
+
+        def begun(**more: Any) -> subprocess.Popen[str]:
+            how = json.dumps({**facts, "seed": chance.randrange(2**32), **more})
+            command = [sys.executable, "-m", "tests.trials.killed", how]
+            return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+        def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+            out, _ = process.communicate()
+            assert process.returncode == 0, f"the run failed:\n{started.log.read_text()[-2000:]}"
+            return dict(json.loads(out.splitlines()[-1]))
+
+        undisturbed = ended(begun(folder=None, kills=0, pause_s=0))
+        log.write_text("")
+        killed, folder = 0, str(started.folder / "checkpoints")
+        while True:
+            lines = log.read_text().splitlines()
+            left = min(share, kills - lines.count("kill")) if killed < masters else kills - lines.count("kill")
+            process = begun(folder=folder, kills=max(left, 0), pause_s=pause_s)
+            if killed == masters:
+                break
+            commits, wanted = lines.count("commit") + chance.randrange(2, 5), lines.count("kill") + left
+            while process.poll() is None:
+                now = log.read_text().splitlines()
+                if now.count("kill") >= wanted and now.count("commit") >= commits:
+                    break
+                time.sleep(LOOK_S)
+            time.sleep(chance.random() * pause_s)
+            if process.poll() is not None:
+                break
+            process.kill()
+            process.communicate()
+            killed += 1
+        result = ended(process)
+        done = log.read_text().splitlines().count("kill")
+    same = result["sha256"] == undisturbed["sha256"]
+    seconds = round(time.monotonic() - begin, 1)
+    return {"kills": done, "masters": killed, "same": same, **result, "seconds": seconds}
+
+
+if __name__ == "__main__":
+    asyncio.run(master(json.loads(sys.argv[1])))
