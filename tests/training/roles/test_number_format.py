@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import keras
 import pytest
 
 from ddlf.training.slot.build import NumberFormat, fresh_names, number_format, set_precision
@@ -11,6 +10,8 @@ from ddlf.training.slot.build import NumberFormat, fresh_names, number_format, s
 @pytest.fixture
 def run():
     """Run functions on one new thread, as a worker does, since Keras has one dtype policy for each thread."""
+    import keras
+
     floatx = keras.config.floatx()
     with ThreadPoolExecutor(1) as thread:
         yield lambda work, *arguments: thread.submit(work, *arguments).result()
@@ -19,6 +20,8 @@ def run():
 
 def made(floatx=None, policy=None):
     """The type of the weights and of the computation of a layer that ``create_model`` makes after these settings."""
+    import keras
+
     with fresh_names():
         if floatx:
             keras.config.set_floatx(floatx)
@@ -51,6 +54,8 @@ def test_policy_of_an_app_does_not_reach_the_next_app(run):
 @pytest.mark.parametrize("format", [NumberFormat("float64"), NumberFormat("float32", "mixed_bfloat16")])
 def test_workers_begin_with_the_format_that_the_program_of_the_master_has_set(run, format):
     def program():
+        import keras
+
         keras.config.set_floatx(format.floatx)
         if format.policy:
             keras.config.set_dtype_policy(format.policy)
