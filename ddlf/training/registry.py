@@ -326,13 +326,16 @@ def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] |
     kind = MODE.kind(mode)
     exchange = _exchange_of(app, given)
     if exchange.strategies and mode not in exchange.strategies:
-        raise _unused("exchange", exchange.name, DEFAULTS["exchange"], kind, exchange.strategies)
+        by = exchange.chosen_by
+        chosen = given.get(by) or getattr(app, by, None) if by else None
+        name, value = ("exchange", exchange.name) if chosen is None else (by, chosen)
+        raise _unused(name, value, DEFAULTS[name], kind, exchange.strategies)
     own = {one.name: one for one in (*exchange.settings(), *kind.settings())}
     values: dict[str, Any] = {}
     for name, setting in {**SETTINGS, **own}.items():
         chosen = given.get(name)
         value = getattr(app, name, setting.default) if chosen is None else chosen
-        if name == "worker_epochs" and chosen is None and _rounds_are_of_another_mode(app, kind):
+        if name in OF_A_CLASS and chosen is None and _is_of_another_mode(app, name, kind):
             value = setting.default
         usual = setting.default
         if value is None and usual is None and setting.value is not None:
@@ -384,13 +387,13 @@ def _exchange_of(app: Configured, given: Mapping[str, Any]) -> type[ExchangeSett
     return EXCHANGE.kind(chosen)
 
 
-def _rounds_are_of_another_mode(app: Configured, kind: type[StrategySettings]) -> bool:
-    """Return whether an app's ``worker_epochs`` was meant for the mode of its class, but this run's mode ignores it."""
-    return (
-        "worker_epochs" in kind.unused
-        and getattr(type(app), "mode", kind.name) != kind.name
-        and "worker_epochs" not in vars(app)
-    )
+OF_A_CLASS = ("worker_epochs", "batch_size")
+"""Settings that nearly every class of an app has, so that another mode, which does not use them, ignores them there."""
+
+
+def _is_of_another_mode(app: Configured, name: str, kind: type[StrategySettings]) -> bool:
+    """Return whether an app's setting was meant for the mode of its class, but this run's mode ignores it."""
+    return name in kind.unused and getattr(type(app), "mode", kind.name) != kind.name and name not in vars(app)
 
 
 def _unused(name: str, value: Any, usual: Any, kind: type[StrategySettings], others: Sequence[str]) -> ConfigError:

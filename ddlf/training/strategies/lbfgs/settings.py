@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ddlf.settings.checks import Number, Whole
 from ddlf.settings.setting import FACT, FILE, Setting
@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from ddlf.training.exchanges.carrier import WeightSource
 
 ONE_STEP = "an iteration is one step along a direction that all samples decide"
-OF_LOCAL_TRAINING = ("worker_steps", "round_samples", "clip", "schedule", "multipliers", "freeze", "batchnorm")
+OF_LOCAL_TRAINING = (
+    "worker_steps",
+    "round_samples",
+    "worker_callbacks",
+    "clip",
+    "schedule",
+    "multipliers",
+    "freeze",
+    "batchnorm",
+)
 """Settings of other groups that only affect local training, besides the settings in ``unused``."""
 
 
@@ -39,6 +48,7 @@ class LBFGS(Strategy):
     unused: ClassVar[dict[str, str]] = {
         "worker_epochs": ONE_STEP,
         "exchange": "portions of the samples travel to shards on the workers",
+        "batch_size": "a worker computes a whole portion at once, whose size is the setting portion",
         "codec": "gradients are added without a codec, so that sums have the same bits in every order",
         "weights_codec": "the loss must be that of the exact weights",
         "optimizer_state": "the compiled optimizer does not step",
