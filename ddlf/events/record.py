@@ -249,7 +249,7 @@ class History(list[RoundRecord]):
     It is a list with the attributes of Keras's ``History``. It can also write a table and draw curves.
 
     Attributes:
-        ended: Why the strategy itself has ended the training before all epochs were done; "" if it has not.
+        ended: Why the training has ended, as a sentence; "" if it has failed, or if ``stop_training`` has ended it.
     """
 
     ended = ""

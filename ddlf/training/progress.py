@@ -422,6 +422,17 @@ class Progress:
         self._lay_out()
 
     @property
+    def ended(self) -> str:
+        """Why the training has ended, as a sentence; "" if it has not, or was stopped from outside."""
+        if self.reason or not (self.is_complete or self.converged):
+            return self.reason
+        return (
+            f"all {self.asked} epochs are done"
+            if self.is_complete
+            else "is_convergent, converge or a callback stopped it"
+        )
+
+    @property
     def optimizers(self) -> list[Weights | None]:
         """The optimizer state of each slot; None before the slot's first round, and if it is not kept."""
         return [state.get(OPTIMIZER) for state in self.states]
@@ -636,12 +647,16 @@ class Progress:
 
     def keep(self, name: str, group: Weights | WeightsRef) -> None:
         """Store arrays that the loop keeps under a name, in place of older ones."""
-        self.state.pop(name, None)
-        self.remote_state.pop(name, None)
+        self.drop(name)
         if isinstance(group, WeightsRef):
             self.remote_state[name] = group
         else:
             self.state[name] = group
+
+    def drop(self, name: str) -> None:
+        """Remove the arrays that the loop keeps under a name, if there are any."""
+        self.state.pop(name, None)
+        self.remote_state.pop(name, None)
 
     @property
     def is_complete(self) -> bool:

@@ -177,7 +177,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
                 app.run_context.stop = app.run_context.weights = None
                 progress.converged = progress.converged or run.converged
                 app.history = History(progress.records)
-                app.history.ended = progress.reason
+                app.history.ended = progress.ended
                 final = callbacks.final if callbacks is not None else None
                 if keeps_averages(app.model):  # the averages may be on the workers
                     await to_its_end(_bring_states(run))

@@ -72,6 +72,9 @@ Result = TypeVar("Result")
 
 
 class Again(Exception):
+KEPT_BYTES = 1 << 28
+"""The master keeps the vectors after training, for the next training of the app, if they are at most this large, or
+if there are checkpoints."""
     """Error: a worker is lost or cannot be reached, so the iteration must begin again."""
 
 
@@ -249,6 +252,8 @@ class Coordinator:
         self._prepared: set[Member] = set()
         self._is_whole = False  # whether all owners and backups have the same state, as far as the master knows
         self._brought_at, self._before = run.version, run.progress.snapshot()  # when the master had the weights last
+        if self._saved.vectors is None and (why := _dropped(run)):
+            self._warn(f"{why}, so L-BFGS begins with an empty history of changes")
         self._begun = run.version
         self._warned = False
         self._handing_back = asyncio.Lock()
@@ -344,10 +349,16 @@ class Coordinator:
                 progress.keep(VECTORS, saved.vectors)
                 progress.fetch()
                 self._keep_numbers(saved.state, 0, saved.pairs, digest(local(progress.weights)))
-            elif self._brought_at == progress.version and (run.keeper is None or self._begun == progress.version):
+                return
+            size = (2 * self._how.history + 1) * self._rows.sizes[0] * self._type.itemsize
+            keeps = run.keeper is not None or size <= KEPT_BYTES
+            if self._brought_at == progress.version and (not keeps or self._begun == progress.version):
                 progress.fetch()
             else:
-                progress.weights = await self._until_done(partial(self._brought, vectors=run.keeper is not None))
+                progress.weights = await self._until_done(partial(self._brought, vectors=keeps))
+            if not keeps:  # the next training can say that it begins without the vectors
+                progress.drop(VECTORS)
+                self._keep_numbers(self._state, 0, 0, digest(local(progress.weights)))
         except DDLFError as error:
             reached = progress.version
             progress.set_back(self._before)
@@ -1016,3 +1027,16 @@ async def _first(*waiting: Any, timeout_s: float | None = None) -> None:
 
 
 async def _nothing(worker: ProxyWorker, holds: bool) -> None: ...
+def _dropped(run: Run) -> str:
+    """Return why a run cannot use the pairs of the L-BFGS training before; "" if there was none."""
+    numbers = run.progress.group(NUMBERS)
+    if numbers is None:
+        return ""
+    _, of = (array.tolist() for array in local(numbers))
+    if of and digest(local(run.progress.weights)) != bytes(of).hex():
+        return "the weights have changed since the last L-BFGS training"
+    return (
+        "the changes of the last L-BFGS training were too large for the master to keep them without a checkpoint folder"
+    )
+
+
