@@ -152,7 +152,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
             app.run_context.emit(Warned(about="callback", why=sentence))
         for sentence in left_behind(app.model):
             app.run_context.emit(Warned(about="model", why=sentence))
-        strategy.check_model(app.model)
+        strategy.check_model(app)
         check_test_data(app)
         check_evaluation(spec, validates=has(app, "val"))
         run = await _run(app, samples, crew, spec, fresh, callbacks)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ddlf.errors import ConfigError
 from ddlf.settings.checks import OUTER as OUTER_CHECK
@@ -115,8 +115,8 @@ class Strategy(StrategySettings):
         """Return the object that supplies the weights for tasks; None leaves this to the exchange."""
         return None
 
-    def check_model(self, model: Any) -> None:
-        """Raise an error if this strategy cannot train the model."""
+    def check_model(self, app: App) -> None:
+        """Raise an error if this strategy cannot train the app's model."""
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights, difference
-from ddlf.data.trees import tree_map
+from ddlf.data.trees import leaves, tree_map
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.slot.build import describe_optimizer
+from ddlf.training.slot.feed import gathered
 from ddlf.training.slot.keras_model import KerasModel
 
 
@@ -151,26 +152,34 @@ class GradientModel(KerasModel):
 
 WHOLE_BATCH = ("dice", "tversky")
 """Keras's loss functions that combine the samples of a batch by default."""
+PROBED = 5
+"""Samples of the batch that is compared with its parts."""
+NEAR = 1e-4
+"""Largest relative difference between the loss of a batch and the mean over its parts: both have rounding errors."""
 
 
-def check_mean_losses(losses: Any, user: str, *, weighted: bool) -> None:
-    """Raise an error for a loss of Keras that is not a mean over samples, so that the means of parts of a batch do not
-    add up to it. A function of the user cannot be checked.
+def check_mean_losses(model: Any, user: str, rows: Sequence[Any] = ()) -> None:
+    """Raise an error for a compiled loss that is not a mean over samples, so that the means of parts of a batch do not
+    add up to it.
+
+    Losses of Keras are known. With rows, also compare the loss of a few samples with the mean of the losses of their
+    two parts, at made-up outputs. So this also finds functions of the user, without a value of a weight, and it does
+    not depend on dropout or batch normalization. If the loss cannot be computed at made-up outputs, it is accepted.
 
     Args:
-        losses: The losses of ``compile``: a loss or its name, or several of them nested.
+        model: The compiled model.
         user: The setting that needs a mean, for the message.
-        weighted: Whether samples may have weights.
+        rows: ``(x, y)`` or ``(x, y, sample_weight)``, as for ``fit``. Without rows, samples may have weights.
 
     Raises:
         ConfigError: There is such a loss.
     """
     import keras
 
-    for one in keras.tree.flatten(losses):
+    for one in keras.tree.flatten(getattr(model, "loss", None)):
         loss = keras.losses.get(one) if isinstance(one, str) else one
         name, how = getattr(loss, "name", getattr(loss, "__name__", "")), getattr(loss, "reduction", "mean")
-        if how in ("sum", "none", None) or (how == "mean_with_sample_weight" and weighted):
+        if how in ("sum", "none", None) or (how == "mean_with_sample_weight" and len(rows) != 2):
             raise ConfigError(
                 f"{user} takes the mean over samples, but the loss {name!r} has reduction={how!r}",
                 hint="use Keras's default, reduction='sum_over_batch_size'",
@@ -181,3 +190,60 @@ def check_mean_losses(losses: Any, user: str, *, weighted: bool) -> None:
                 f"{user} takes the mean over samples, but the loss {name!r} combines samples of a batch",
                 hint="give the loss axes without the first one, such as keras.losses.Dice(axis=(1, 2, 3))",
             )
+    found = _of_parts(model, rows) if len(rows) > 1 else None
+    if found is not None and is_apart(*found):
+        raise ConfigError(not_a_mean(user, *found), hint=ONE_FOR_EACH)
+
+
+ONE_FOR_EACH = "let the loss function return one value for each sample, or train in mode 'sync' with exchange='star'"
+
+
+def is_apart(whole: float, mean: float, near: float = NEAR) -> bool:
+    """Return whether the loss of a batch differs from the mean over its parts. NaN and infinity show nothing."""
+    return abs(whole - mean) > near * max(abs(whole), abs(mean))
+
+
+def not_a_mean(user: str, whole: float, mean: float) -> str:
+    """Return the sentence about such a loss."""
+    return (
+        f"{user} takes the mean over samples, but the loss combines the samples of a batch: "
+        f"it is {whole:.6g} for a batch, and {mean:.6g} for the mean over its two parts"
+    )
+
+
+def _of_parts(model: Any, rows: Sequence[Any]) -> tuple[float, float] | None:
+    """Return the loss of some samples at made-up outputs, and the mean over two parts of them; None if it is unknown."""
+    import keras
+    from keras.src.trainers.compile_utils import CompileLoss
+
+    compiled = getattr(model, "_compile_loss", None)
+    structure = getattr(getattr(model, "_functional", None) or model, "_outputs_struct", None)
+    count = min(PROBED, min((len(array) for _, array in leaves(rows[1])), default=0))
+    if not isinstance(compiled, CompileLoss) or structure is None or count < 2:
+        return None
+    (y,) = gathered((rows[1],), np.arange(count))
+    chance = np.random.default_rng(0)
+
+    cut = count // 2
+
+    def made_up(output: Any) -> Any:  # between 0 and 1, so that it may also be a probability; the parts differ much
+        found = chance.uniform(0.05, 0.35, (count, *output.shape[1:]))
+        found[cut:] += 0.6
+        return found.astype(output.dtype)
+
+    def loss_of(begin: int, end: int) -> float:
+        def part(array: Any) -> Any:
+            return keras.ops.convert_to_tensor(array[begin:end])
+
+        fresh = CompileLoss(compiled._user_loss, compiled._user_loss_weights, output_names=compiled.output_names)
+        found = fresh(keras.tree.map_structure(part, y), keras.tree.map_structure(part, outputs))
+        return float(keras.ops.convert_to_numpy(found))
+
+    try:
+        outputs = keras.tree.map_structure(made_up, structure)
+        whole, again = loss_of(0, count), loss_of(0, count)
+        if whole != again:  # from chance, which other code checks
+            return None
+        return whole, (cut * loss_of(0, cut) + (count - cut) * loss_of(cut, count)) / count
+    except Exception:  # such as an output of unknown shape, or a loss of the user that needs other values
+        return None

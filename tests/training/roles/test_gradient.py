@@ -202,12 +202,108 @@ def test_a_loss_that_combines_the_samples_of_a_batch_is_refused():
     app.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     for loss in (keras.losses.Dice(), "dice", keras.losses.dice):
         app.model.compile("sgd", loss)
-        for check in (check_model, lambda app: check_loss(app.model)):
+        for check in (check_model, check_loss):
             with pytest.raises(ConfigError, match="but the loss 'dice' combines samples of a batch"):
                 check(app)
     app.model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    app.w_train = W
     with pytest.raises(ConfigError, match="has reduction='mean_with_sample_weight'"):
-        check_loss(app.model)
+        check_loss(app)
+
+
+def rmse(y, p):
+    import keras
+
+    return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y - p)))
+
+
+def summed(y, p):
+    import keras
+
+    return keras.ops.sum(keras.ops.square(y - p))
+
+
+def mean(y, p):
+    import keras
+
+    return keras.ops.mean(keras.ops.square(y - p))
+
+
+def of_each(y, p):
+    import keras
+
+    return keras.ops.mean(keras.ops.abs(y - p), axis=-1)
+
+
+def by_chance(y, p):
+    import keras
+
+    return mean(y, p) + keras.random.uniform(())
+
+
+def needs_rows(y, p):
+    raise ValueError("not with these")
+
+
+def two_outputs(loss, weights):
+    import keras
+
+    inputs = keras.Input((8,))
+    outputs = {"one": keras.layers.Dense(4)(inputs), "other": keras.layers.Dense(4)(inputs)}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", loss, loss_weights=weights)
+    return model
+
+
+@pytest.mark.parametrize("loss", [rmse, summed])
+def test_function_of_the_user_that_is_no_mean_over_samples_is_refused(loss):
+    app = Blobs()
+    app.x_train, app.y_train = X, Y
+    app.model = model_of()
+    app.model.compile("sgd", loss)
+    before = app.model.get_weights()
+    for check, user in ((check_model, "exchange='gradient'"), (check_loss, "mode='lbfgs'")):
+        said = f"^{user} takes the mean over samples, but the loss combines the samples of a batch: it is .* for a batch, and"
+        with pytest.raises(ConfigError, match=said):
+            check(app)
+    assert all(np.array_equal(one, other) for one, other in zip(before, app.model.get_weights(), strict=True))
+    app.y_train = {"one": Y, "other": Y}
+    app.model = two_outputs({"one": "mse", "other": loss}, {"one": 1.0, "other": 0.5})
+    with pytest.raises(ConfigError, match="combines the samples of a batch"):
+        check_loss(app)
+
+
+@pytest.mark.parametrize(
+    "loss", [mean, of_each, by_chance, needs_rows, "mae", "kl_divergence", "huber", "binary_crossentropy"]
+)
+def test_losses_that_are_means_or_unknown_are_not_refused(loss):
+    app = Blobs()
+    app.x_train, app.y_train = X, Y
+    app.model = model_of()
+    app.model.compile("sgd", loss)
+    check_model(app)
+    check_loss(app)
+    app.y_train = {"one": Y, "other": Y}
+    app.model = two_outputs({"one": "mse", "other": loss}, {"one": 1.0, "other": 0.5})
+    check_loss(app)
+
+
+def test_sparse_labels_and_models_of_other_kinds_are_not_refused():
+    import keras
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = keras.layers.Dense(4, activation="softmax")
+
+        def call(self, x):
+            return self.layer(x)
+
+    app = Blobs()
+    app.x_train, app.y_train = X, Y.argmax(1)
+    for app.model in (model_of(), Own()):
+        app.model.compile("sgd", "sparse_categorical_crossentropy")
+        check_loss(app)
 
 
 @pytest.mark.parametrize("scaled", [True, False])

@@ -210,7 +210,7 @@ def _check_loss(model: Any) -> None:
             "split needs a loss in compile",
             hint='give it a loss, such as "categorical_crossentropy", or leave out split',
         )
-    check_mean_losses(compiled._user_loss, "split", weighted=True)
+    check_mean_losses(model, "split")
 
 
 def _check_optimizer(optimizer: Any) -> None:

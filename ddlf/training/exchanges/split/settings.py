@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ddlf.errors import AppError, ConfigError
 from ddlf.settings.checks import Whole
@@ -105,7 +105,7 @@ class Split(Exchange):
         from ddlf.events import Warned
 
         assert self.parts is not None
-        plan = self._plan(app.model, spec)
+        plan = self._plan(app, spec)
         check_workers(self.parts, len(plan.parts), crew.size)
         app.run_context.emit(plan.event())
         if why := plan.warning():
@@ -129,15 +129,18 @@ class Split(Exchange):
         with fresh_names(), unmade():
             await awaited(app.create_model())
             ready_model(app)
-        return self._plan(app.model, spec).told()
+        return self._plan(app, spec).told()
 
-    def _plan(self, model: Any, spec: RunSpec) -> Plan:
+    def _plan(self, app: App, spec: RunSpec) -> Plan:
         from ddlf.training.exchanges.split.graph import Graph, check_graph
         from ddlf.training.exchanges.split.plan import Plan
+        from ddlf.training.slot.build import first_rows
+        from ddlf.training.slot.gradients import check_mean_losses
 
         assert self.parts is not None
-        graph = Graph.of(model)
+        graph = Graph.of(app.model)
         check_graph(graph)
+        check_mean_losses(app.model, "split", first_rows(app, "train"))
         size = spec.data.batch_size
         plan = Plan.of(graph, self.parts, size, self.micro_batches or min(USUAL_MICRO_BATCHES, size))
         plan.check()

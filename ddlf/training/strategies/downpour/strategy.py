@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddlf.training.spec import RunSpec
 from ddlf.training.strategies.downpour.settings import DownpourSettings
 from ddlf.training.strategy import CommonStep, Loop, Place
 
 if TYPE_CHECKING:
+    from ddlf.training.context import App
     from ddlf.training.exchanges.carrier import WeightSource
 
 
@@ -30,8 +31,8 @@ class Downpour(DownpourSettings):
 
         return Members(place.run, place.crew, place.cluster, place.lossless, SERVERS)
 
-    def check_model(self, model: Any) -> None:
+    def check_model(self, app: App) -> None:
         """Raise an error if the model's optimizer has features that Downpour's replicas cannot use."""
         from ddlf.training.strategies.downpour.replica import check_optimizer
 
-        check_optimizer(model.optimizer)
+        check_optimizer(app.model.optimizer)

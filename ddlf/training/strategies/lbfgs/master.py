@@ -61,6 +61,9 @@ ATTEMPTS = 10
 """The run ends after this number of failures of one iteration."""
 PORTIONS = 8
 """Portions of a slot by default."""
+KEPT_BYTES = 1 << 28
+"""The master keeps the vectors after training, for the next training of the app, if they are at most this large, or
+if there are checkpoints."""
 NUMBERS = "lbfgs_numbers"
 """Group of the run's state in checkpoints, besides the vectors: the numbers of ``State``, the number of shards and of
 pairs; and the digest of the weights, empty in a checkpoint of slices."""
@@ -72,9 +75,6 @@ Result = TypeVar("Result")
 
 
 class Again(Exception):
-KEPT_BYTES = 1 << 28
-"""The master keeps the vectors after training, for the next training of the app, if they are at most this large, or
-if there are checkpoints."""
     """Error: a worker is lost or cannot be reached, so the iteration must begin again."""
 
 
@@ -1038,5 +1038,3 @@ def _dropped(run: Run) -> str:
     return (
         "the changes of the last L-BFGS training were too large for the master to keep them without a checkpoint folder"
     )
-
-

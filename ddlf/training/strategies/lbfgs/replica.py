@@ -21,6 +21,7 @@ from ddlf.errors import AppError, AppMissing, ConfigError
 from ddlf.training.context import App
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA
+from ddlf.training.slot.build import first_rows
 from ddlf.training.slot.feed import Samples
 from ddlf.training.slot.gradients import GradientModel, check_mean_losses
 from ddlf.training.slot.keras_model import KerasModel
@@ -269,8 +270,9 @@ def _looked_at(fetching: asyncio.Future[Any]) -> None:
         fetching.exception()
 
 
-def check_loss(model: Any) -> None:
-    """Raise an error for a model without a loss that is a mean over samples.
+def check_loss(app: App) -> None:
+    model = app.model
+    """Raise an error for an app whose loss is not a mean over samples.
 
     Raises:
         ConfigError: The loss is scaled, its reduction is not the mean over samples, or the optimizer averages weights.
@@ -286,4 +288,4 @@ def check_loss(model: Any) -> None:
             "mode='lbfgs' does not support averages of the weights (use_ema): the compiled optimizer does not step",
             hint="compile the model without use_ema, or train in mode 'sync'",
         )
-    check_mean_losses(getattr(model, "loss", None), "mode='lbfgs'", weighted=True)
+    check_mean_losses(model, "mode='lbfgs'", first_rows(app, "train"))

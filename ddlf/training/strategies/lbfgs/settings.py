@@ -12,6 +12,7 @@ from ddlf.training.spec import Refusal, RunSpec
 from ddlf.training.strategy import CommonStep, Loop, Place, Strategy
 
 if TYPE_CHECKING:
+    from ddlf.training.context import App
     from ddlf.training.exchanges.carrier import WeightSource
 
 ONE_STEP = "an iteration is one step along a direction that all samples decide"
@@ -47,8 +48,8 @@ class LBFGS(Strategy):
     slot_parts: ClassVar[tuple[str, ...] | None] = ()
     unused: ClassVar[dict[str, str]] = {
         "worker_epochs": ONE_STEP,
-        "exchange": "portions of the samples travel to shards on the workers",
         "batch_size": "a worker computes a whole portion at once, whose size is the setting portion",
+        "exchange": "portions of the samples travel to shards on the workers",
         "codec": "gradients are added without a codec, so that sums have the same bits in every order",
         "weights_codec": "the loss must be that of the exact weights",
         "optimizer_state": "the compiled optimizer does not step",
@@ -108,11 +109,11 @@ class LBFGS(Strategy):
         """Return True: the default size of a portion follows from the number of slots."""
         return True
 
-    def check_model(self, model: Any) -> None:
+    def check_model(self, app: App) -> None:
         """Raise an error if the model's loss is not a mean over samples."""
         from ddlf.training.strategies.lbfgs.replica import check_loss
 
-        check_loss(model)
+        check_loss(app)
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
         """Yield an error for each setting that needs local training or single steps."""
