@@ -15,7 +15,7 @@ All sums are exact, so they have the same bits for every cut and every order. ``
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
@@ -43,16 +43,33 @@ def dot(one: Array, other: Array) -> Fraction:
     return total
 
 
-def packed(total: Fraction) -> tuple[int, bytes]:
-    """Return an exact sum of floats as a message: the number of binary places, and the digits."""
+def packed(total: Fraction) -> bytes:
+    """Return an exact sum of floats as bytes: two for the number of binary places, then the digits."""
     places = total.denominator.bit_length() - 1
-    return places, total.numerator.to_bytes(total.numerator.bit_length() // 8 + 1, "little", signed=True)
+    digits = total.numerator.to_bytes(total.numerator.bit_length() // 8 + 1, "little", signed=True)
+    return places.to_bytes(2, "little") + digits
 
 
-def unpacked(message: Sequence[Any]) -> Fraction:
-    """Return the exact sum that ``packed`` has made into a message."""
-    places, digits = message
+def unpacked(message: bytes) -> Fraction:
+    """Return the exact sum that ``packed`` has made into bytes."""
+    places, digits = int.from_bytes(message[:2], "little"), message[2:]
     return Fraction(int.from_bytes(digits, "little", signed=True), 1 << places)
+
+
+def packed_row(totals: Iterable[Fraction]) -> bytes:
+    """Return several exact sums as bytes: each with the length of its bytes before it."""
+    parts = [packed(total) for total in totals]
+    return b"".join(len(part).to_bytes(2, "little") + part for part in parts)
+
+
+def unpacked_row(message: bytes) -> list[Fraction]:
+    """Return the exact sums that ``packed_row`` has made into bytes."""
+    found, at = [], 0
+    while at < len(message):
+        end = at + 2 + int.from_bytes(message[at : at + 2], "little")
+        found.append(unpacked(message[at + 2 : end]))
+        at = end
+    return found
 
 
 def cut(values: int, parts: int) -> list[tuple[int, int]]:

@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from ddlf.algorithms import lbfgs
-from ddlf.algorithms.lbfgs import FixedPoint, WolfeSearch, cut, direction, dot, exact_mean, is_kept, packed, unpacked
+from ddlf.algorithms.lbfgs import (
+    FixedPoint,
+    WolfeSearch,
+    cut,
+    direction,
+    dot,
+    exact_mean,
+    is_kept,
+    packed,
+    packed_row,
+    unpacked,
+    unpacked_row,
+)
 
 
 def two_loops(s, y, g):
@@ -165,6 +177,7 @@ def test_parts_have_whole_blocks():
 def test_exact_sum_travels_unchanged(values):
     total = sum(map(Fraction, values), Fraction(0))
     assert unpacked(packed(total)) == total
+    assert unpacked_row(packed_row([total, -total, total - total])) == [total, -total, 0]
 
 
 @given(st.integers(0, 2**32), st.floats(1e-30, 1e30))

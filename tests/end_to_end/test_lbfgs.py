@@ -18,6 +18,13 @@ class Smooth(Blobs):
     """The blobs without anything by chance."""
 
     mode, master_epochs, slots, threads, evaluate_every, tolerance = "lbfgs", 8, 3, 1, 4, 0
+    batch_size, kind = 32, "float32"
+
+    async def create_model(self):
+        import keras
+
+        keras.config.set_floatx(self.kind)
+        await super().create_model()
 
 
 def app_of(cluster, **settings):
@@ -26,7 +33,7 @@ def app_of(cluster, **settings):
     return app
 
 
-async def test_a_keras_model_is_minimized_and_a_killed_worker_changes_no_bit():
+async def test_a_keras_model_is_minimized_and_a_killed_or_stopped_owner_of_the_shard_changes_no_bit():
     async with Cluster.local(3) as cluster:
         for settings, said in (
             ({"dropout": 0.3}, r"needs a loss without chance, but the same samples gave .*; remove dropout"),
@@ -34,6 +41,10 @@ async def test_a_keras_model_is_minimized_and_a_killed_worker_changes_no_bit():
         ):
             with pytest.raises(ConfigError, match=said):
                 await app_of(cluster, **settings).train_model()
+
+        doubles = app_of(cluster, kind="float64", master_epochs=2, evaluate_every=0)
+        await doubles.train_model()
+        assert {w.dtype.name for w in doubles.model.get_weights()} == {"float64"}
 
         plain = app_of(cluster)
         await plain.train_model()
@@ -53,10 +64,14 @@ async def test_a_keras_model_is_minimized_and_a_killed_worker_changes_no_bit():
             if record.version in (2, 5):
                 worker = cluster.workers[0 if record.version == 2 else 1]
                 if pid := (await worker.status())["executor_pid"]:
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL if record.version == 2 else signal.SIGSTOP)
 
         killed.on_round = kill
         await killed.train_model()
         for one, other in zip(plain.model.get_weights(), killed.model.get_weights(), strict=True):
             assert np.array_equal(one, other)
-        assert any("which is lost" in event.why for event in told if isinstance(event, Warned))
+        lost = [event.why for event in told if isinstance(event, Warned) and "which is lost" in event.why]
+        assert [why.split(", which")[0] for why in lost] == [
+            "shard 1 of 1 was on worker 1",
+            "shard 1 of 1 was on worker 2",
+        ]

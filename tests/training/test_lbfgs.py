@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from ddlf.cluster.link import Notice
 from ddlf.errors import BadUpdate, ConfigError, WorkerLost
 from ddlf.events import Converged, RunEnded, Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.training.registry import SETTINGS
 from ddlf.training.slot.numpy_model import NumpyModel
+from ddlf.training.start import check
 from tests.patience import PATIENCE_S
 from tests.training.runs import of
 
@@ -78,7 +81,16 @@ def bits(run):
     """Weights and records, but for who computed what and how long it took."""
     numbers = ("loss", "gradient", "step", "passes", "left_out")
     records = [(record.round, record.samples, *(record.metrics[name] for name in numbers)) for record in run.history]
-    return [(w.dtype, w.tobytes()) for w in run.model.get_weights()], records
+    return weights_of(run), records
+
+
+def weights_of(run):
+    return [(w.dtype, w.tobytes()) for w in run.model.get_weights()]
+
+
+def of_shards(run):
+    """The warnings about shards and their vectors."""
+    return [event.why for event in of(run, Warned) if event.about == "shards"]
 
 
 KNOWN = {}
@@ -136,13 +148,17 @@ async def test_bits_do_not_depend_on_the_number_of_shards(monkeypatch, undisturb
     assert runs[0] == runs[1] == runs[2]
 
 
-async def test_training_goes_on_with_its_pairs_unless_the_weights_have_changed(tmp_path, undisturbed):
-    run = run_of(master_epochs=5, checkpoint=tmp_path)
+@pytest.mark.parametrize("checkpoint", [False, True])
+async def test_training_goes_on_with_its_pairs_unless_the_weights_have_changed(checkpoint, tmp_path, undisturbed):
+    run = run_of(master_epochs=5, **({"checkpoint": tmp_path} if checkpoint else {}))
     await run.train_model()
+    assert run.history.ended == "all 5 epochs are done"
     run.master_epochs, run.checkpoint = 7, None
     await run.train_model()
     assert bits(run)[0] == undisturbed[0]
     assert len(run.history) == 12
+    assert run.history.ended == "all 12 epochs are done"
+    assert not of_shards(run)
     changed = [w + 1 if w.dtype == np.float64 else w for w in run.model.get_weights()]
     run.model.set_weights(changed)
     run.master_epochs = 2
@@ -150,6 +166,54 @@ async def test_training_goes_on_with_its_pairs_unless_the_weights_have_changed(t
     fresh = run_of(master_epochs=2, start=dict(zip(START, changed, strict=True)))
     await fresh.train_model()
     assert bits(run)[0] == bits(fresh)[0]
+    (said,) = of_shards(run)
+    assert said.startswith("the weights have changed since the last L-BFGS training, so L-BFGS begins with an")
+    assert not of_shards(fresh)
+
+
+async def test_vectors_that_are_too_large_for_the_master_are_dropped_and_it_says_so(monkeypatch):
+    monkeypatch.setattr("ddlf.training.strategies.lbfgs.master.KEPT_BYTES", 21 * VALUES * 8 - 1)
+    run = run_of(master_epochs=5)
+    await run.train_model()
+    fresh = run_of(master_epochs=2, start=dict(zip(START, run.model.get_weights(), strict=True)))
+    assert not of_shards(run)
+    run.master_epochs = 2
+    await run.train_model()
+    (said,) = of_shards(run)
+    assert said.startswith("the changes of the last L-BFGS training were too large for the master to keep them")
+    await fresh.train_model()
+    assert bits(run)[0] == bits(fresh)[0]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+async def test_it_goes_on_from_synchronous_training(checkpoint, tmp_path):
+    """First another optimizer, then L-BFGS, in one program, or in one that is started again and has two folders."""
+
+    async def program(epochs):
+        run = FakeRun(FakeCluster(2), slots=2, start=START, frozen=FROZEN, master_epochs=3)
+        run.told = []
+        run.subscribe(run.told.append)
+        if checkpoint:
+            run.checkpoint, run.resume = tmp_path / "first", "auto"
+        await run.train_model()
+        before = run.model.get_weights()
+        run.mode, run.master_epochs, run.tolerance = "lbfgs", epochs, 0
+        if checkpoint:
+            run.checkpoint, run.master_epochs = tmp_path / "then", 3 + epochs
+        await run.train_model()
+        assert len(run.history) == 3 + epochs
+        assert not of_shards(run)
+        return run, before
+
+    run, before = await program(4)
+    fresh = run_of(2, slots=2, start=dict(zip(START, before, strict=True)), master_epochs=4)
+    await fresh.train_model()
+    assert weights_of(run) == weights_of(fresh)
+    if checkpoint:
+        again, _ = await program(6)
+        fresh.master_epochs = 2
+        await fresh.train_model()
+        assert weights_of(again) == weights_of(fresh)
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -185,8 +249,8 @@ def losing(run, verb, times, between=False):
     return lost
 
 
-OFTEN = ["portion", "push", "enter", "aim", "begin", "sums", "stage", "settle", "trial", "add", "staged"]
-ONCE = ["prepare", "send", "copy"]
+OFTEN = ["portion", "push", "enter", "aim", "sums", "stage", "settle", "trial", "add", "staged"]
+ONCE = ["prepare", "send", "copy", "begin"]
 
 
 @pytest.mark.parametrize("verb", OFTEN + ONCE)
@@ -195,7 +259,9 @@ async def test_a_lost_worker_changes_no_bit(verb, time, undisturbed):
     run = run_of()
     lost = losing(run, verb, [time])
     await run.train_model()
-    assert lost or (time > 1 and verb in ONCE), "there is one at the beginning, and one after each loss"
+    assert lost or (time > 1 and verb in ONCE), (
+        "the others are asked for at the beginning, after a loss, or in a second pass"
+    )
     assert run.ledger.is_exact(12)
     assert bits(run) == undisturbed
 
@@ -339,6 +405,11 @@ def with_loss(monkeypatch, change):
             "mode='lbfgs' needs a loss that only depends on the trained weights, but the model changes norm/variance",
         ),
         (
+            lambda count, update, metrics: metrics.update(loss=metrics["loss"] + (count in (1, 2))),
+            ConfigError,
+            "mode='lbfgs' takes the mean over samples, but the loss combines the samples of a batch: it is .* for a batch, and",
+        ),
+        (
             lambda count, update, metrics: metrics.update(loss=math.nan),
             BadUpdate,
             "the loss of the first weights is nan; check the data for NaN",
@@ -420,6 +491,10 @@ async def test_model_of_which_nothing_is_trained_is_refused():
         ({"tolerance": -1}, "tolerance must be"),
         ({"worker_steps": 5}, "worker_steps='5' is for local training: with mode='lbfgs' there is none"),
         ({"worker_epochs": 2}, "worker_epochs=2 has no effect in L-BFGS training"),
+        (
+            {"batch_size": 64},
+            "batch_size=64 has no effect in L-BFGS training: a worker computes a whole portion at once",
+        ),
         ({"codec": "int8"}, "codec='int8' has no effect in L-BFGS training"),
         ({"exchange": "sharded"}, "exchange='sharded' is for synchronous training: L-BFGS training does not use it"),
         ({"merge": "median"}, "merge='median' is for synchronous training"),
@@ -430,3 +505,82 @@ async def test_model_of_which_nothing_is_trained_is_refused():
 async def test_settings_of_other_modes_are_refused_by_name(settings, said):
     with pytest.raises(ConfigError, match=f"^{said}"):
         await run_of(**settings).train_model()
+
+
+USED = {
+    *("mode", "master_epochs", "seed", "slots", "threads", "callbacks", "wait_for_workers_s"),
+    *("class_weight", "pairs", "tolerance", "portion", "shards"),
+    *(
+        "evaluate_every",
+        "evaluate_on",
+        "converge",
+        "checkpoint",
+        "checkpoint_every",
+        "checkpoint_keep",
+        "resume",
+        "takeover",
+    ),
+    *("out", "run_name", "trackers", "echo", "verbose", "ui", "dashboard", "advice"),
+}
+FOR_FILES = {"shuffle", "data_memory", "on_bad"}
+"""Settings that every mode refuses for arrays, and L-BFGS refuses files."""
+REFUSED = {
+    "exchange": "sharded",
+    "worker_callbacks": ["one"],
+    "batch_size": 8,
+    "partition": "dirichlet:0.5",
+    "balance": "speed",
+    "worker_epochs": 2,
+    "worker_steps": 1,
+    "round_samples": 100,
+    "optimizer_state": "fresh",
+    "local_rule": "fedprox:0.5",
+    "precision": "mixed_bfloat16",
+    "rate_decay": "webnn",
+    "schedule": "cosine",
+    "clip": "agc",
+    "multipliers": "freeze:0.5",
+    "codec": "int8",
+    "weights_codec": "float16",
+    "update_policy": "clip",
+    "merge": "median",
+    "outer": "nesterov",
+    "batchnorm": "local",
+    "arrival": "fedasync",
+    "staleness": "inverse",
+    "max_staleness": 2,
+    "replicas": 3,
+    "n_fetch": 2,
+    "n_push": 2,
+    "push_rule": "momentum",
+    "shard_cut": "layers",
+    "shard_workers": 1,
+    "copies": 2,
+    "softsync": 2,
+    "warm_start": 3,
+    "split": "stages:2",
+    "micro_batches": 4,
+}
+
+
+def test_each_setting_is_used_or_refused():
+    assert USED | FOR_FILES | set(REFUSED) == set(SETTINGS)
+    assert not USED & set(REFUSED)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_each_setting_without_an_effect_is_refused_by_name(name):
+    run = run_of(**{name: REFUSED[name]})
+    with pytest.raises(ConfigError) as refused:
+        check(run, "lbfgs")
+    assert re.search(rf"\b{name}=", str(refused.value))
+
+
+async def test_batch_size_of_a_class_for_another_mode_does_not_stop_lbfgs():
+    class Usual(FakeRun):
+        batch_size, worker_epochs = 64, 2
+
+    run = Usual(FakeCluster(1), slots=1, start=START, frozen=FROZEN, master_epochs=1)
+    run.mode = "lbfgs"
+    await run.train_model()
+    assert len(run.history) == 1

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddlf.training.strategies.lbfgs.portions import LATE, Pool, portions_of
+from ddlf.training.strategies.lbfgs.portions import LATE, Computed, Pool, portions_of
 
 
 class Clock:
@@ -110,3 +110,25 @@ def test_each_portion_counts_and_is_pushed_once_whatever_happens(seed):
             at[slot], counted[slot] = [], []
     assert sorted(pushed) == [portion.number for portion in pool.portions]
     assert sorted(pool.results) == sorted(pushed)
+
+
+@pytest.mark.parametrize(
+    ("names", "state"),
+    [
+        (["loss", "accuracy"], [np.float32(1.5), np.float32(2.0), np.float32(0.1)]),
+        (["loss", None], [np.float32(1.5), np.zeros(3, "f4")]),
+        (["loss"], [np.float32(1.5), np.float64(0.1)]),
+        ([], []),
+    ],
+)
+def test_report_of_a_portion_is_the_same_after_its_short_message(names, state):
+    metrics = {"loss": 0.1, "accuracy": 0.5}
+    state = [np.asarray(value) for value in state]
+    for moved in ("", "norm/mean"):
+        one = Computed(metrics, {"names": names, "state": state}, 2.0, 0.25, moved)
+        other = Computed.of_message(one.to_message())
+        assert (other.metrics, other.peak, other.seconds, other.moved) == (metrics, 2.0, 0.25, moved)
+        assert other.counted["names"] == names
+        assert [(a.dtype, a.shape, a.tobytes()) for a in other.counted["state"]] == [
+            (a.dtype, a.shape, a.tobytes()) for a in state
+        ]

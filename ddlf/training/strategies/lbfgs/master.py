@@ -27,7 +27,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ddlf.algorithms.flat_weights import Rows
-from ddlf.algorithms.lbfgs import FixedPoint, Point, WolfeSearch, cut, direction, exact_mean, is_kept, unpacked
+from ddlf.algorithms.lbfgs import (
+    FixedPoint,
+    Point,
+    WolfeSearch,
+    cut,
+    direction,
+    exact_mean,
+    is_kept,
+    unpacked,
+    unpacked_row,
+)
 from ddlf.algorithms.weights import Weights, digest
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import (
@@ -49,8 +59,9 @@ from ddlf.training.evaluation.model import EVALUATION_BATCH
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.progress import WeightsRef, local, shapes, slices_of
 from ddlf.training.run import Round, Run, arrived
+from ddlf.training.slot.gradients import ONE_FOR_EACH, is_apart, not_a_mean
 from ddlf.training.slot.task import Reply
-from ddlf.training.strategies.lbfgs.portions import Pool, Portion, Tally, portions_of
+from ddlf.training.strategies.lbfgs.portions import Computed, Pool, Portion, Tally, portions_of
 from ddlf.training.strategies.lbfgs.shards import VECTORS, shard_parts
 
 AHEAD = 2
@@ -241,10 +252,13 @@ class Coordinator:
         self._homes: list[Home] = []
         self._parts: list[tuple[int, int]] = []
         self._saved = _saved_in(run)
+        if self._saved.vectors is None and (why := _dropped(run)):
+            self._warn(f"{why}, so L-BFGS begins with an empty history of changes")
         self._state = self._saved.state
         self._made = self._committed = max(0, self._state.version - 1)  # iterations so far
         self._last: Iteration | None = None
         self._number = 0  # of the last pass
+        self._begun_with = 0, 0.0  # number and step of a pass that the shards have begun, before it is needed
         self._passes = 0  # of the current iteration
         self._peak = 0.0
         self._round: Round
@@ -252,8 +266,6 @@ class Coordinator:
         self._prepared: set[Member] = set()
         self._is_whole = False  # whether all owners and backups have the same state, as far as the master knows
         self._brought_at, self._before = run.version, run.progress.snapshot()  # when the master had the weights last
-        if self._saved.vectors is None and (why := _dropped(run)):
-            self._warn(f"{why}, so L-BFGS begins with an empty history of changes")
         self._begun = run.version
         self._warned = False
         self._handing_back = asyncio.Lock()
@@ -406,7 +418,7 @@ class Coordinator:
         Raises:
             BadUpdate: The loss has no lower bound.
         """
-        aimed = await self._aim(coefficients)
+        aimed = await self._aim(coefficients, None if is_first else 1.0)
         if aimed["peak"] <= self._how.tolerance:
             self.ended = (
                 f"the largest value of the gradient is {aimed['peak']:.3g}, and tolerance={self._how.tolerance:g}"
@@ -479,47 +491,58 @@ class Coordinator:
         await self._settled(tried, first=True)
 
     async def _check_chance(self) -> None:
-        """Compute a portion twice.
+        """Compute a portion twice, then its two halves.
 
         Raises:
-            ConfigError: The two losses differ, or the model changed weights that are not trained.
+            ConfigError: The two losses differ, or the model changed weights that are not trained, or the loss is not
+                the mean of the losses of the halves.
         """
         await self._begin(0.0, FixedPoint(0, 1))
         found: list[dict[str, Any]] = []
+        first = self._portions[0]
+        half = first.begin + first.samples // 2
+        parts = [(first.begin, first.end)] * 2
+        parts += [(first.begin, half), (half, first.end)] if first.samples > 1 else []
 
         async def work(worker: ProxyWorker, holds: bool) -> None:
             await self._prepare(worker)
-            one = self._portions[0]
-            for _ in range(2):
-                of = one.number, one.begin, one.end
+            found.clear()
+            for begin, end in parts:
+                of = first.number, begin, end
                 found.append(dict(await worker.call(self._there.role, "portion", self._number, [], [], *of)))
 
         await self._run.crew.carry(0, self._run.progress.round, work, leaves=False)
-        one, other = found[-2:]
-        for told in (one, other):
+        for told in found:
             if "peer" in told:
                 raise await self._apart(0, told)
-        losses = [told["metrics"].get("loss", math.nan) for told in (one, other)]
+        one, *others = (Computed.of_message(told["found"]) for told in found)
+        losses = [told.metrics.get("loss", math.nan) for told in (one, *others)]
         if losses[0] != losses[1] and not all(map(math.isnan, losses)):
             raise ConfigError(
                 f"mode='lbfgs' needs a loss without chance, but the same samples gave {losses[0]:.7g} and then {losses[1]:.7g}",
                 hint="remove dropout, noise and random augmentation from the model, or train in mode 'sync'",
             )
-        if path := one.get("moved"):
+        if one.moved:
             raise ConfigError(
-                f"mode='lbfgs' needs a loss that only depends on the trained weights, but the model changes {path} when it trains",
+                f"mode='lbfgs' needs a loss that only depends on the trained weights, but the model changes {one.moved} when it trains",
                 hint="freeze batch normalization (layer.trainable = False), or train in mode 'sync'",
             )
-        self._peak = one["peak"]
+        mean = (
+            sum(loss * (end - begin) for loss, (begin, end) in zip(losses[2:], parts[2:], strict=True)) / first.samples
+        )
+        if losses[2:] and is_apart(losses[0], mean):
+            raise ConfigError(not_a_mean("mode='lbfgs'", losses[0], mean), hint=ONE_FOR_EACH)
+        self._peak = one.peak
 
     async def _pass(self, step: float) -> Tried:
         """Compute the loss and its gradient over all samples, at a step along the direction."""
         while True:
             self._passes += 1
-            format = FixedPoint.fitting(self._peak if math.isfinite(self._peak) else 0.0, len(self._portions))
             begin = time.perf_counter()
-            await self._begin(step, format)
-            pool = Pool[tuple[dict[str, Any], Reply]](self._portions, time.perf_counter)
+            if self._begun_with != (self._number, step):
+                await self._begin(step, self._format())
+            self._begun_with, format = (0, 0.0), FixedPoint(*self._told["format"])
+            pool = Pool[tuple[Computed, Reply]](self._portions, time.perf_counter)
             carry, number = self._run.crew.carry, self._run.progress.round
             streams = [
                 asyncio.ensure_future(carry(slot, number, partial(self._stream, slot, pool), leaves=False))
@@ -533,9 +556,9 @@ class Coordinator:
                 raise
             if pool.failure is not None:
                 raise pool.failure
-            facts, replies = zip(*(pool.results[portion.number] for portion in self._portions), strict=True)
+            computed, replies = zip(*(pool.results[portion.number] for portion in self._portions), strict=True)
             loss = exact_mean((one.metrics.get("loss", math.nan), one.samples) for one in replies)
-            peak = max((one["peak"] for one in facts), key=lambda one: (math.isnan(one), one))
+            peak = max((one.peak for one in computed), key=lambda one: (math.isnan(one), one))
             is_finite = math.isfinite(loss) and math.isfinite(peak)
             self._tell_pass(step, loss if is_finite else math.inf, time.perf_counter() - begin, pool.tallies)
             if not is_finite:
@@ -557,7 +580,15 @@ class Coordinator:
         of = dict(round=self._made + 1, number=self._passes)
         self._run.crew.emit(PassEnded(**of, step=step, loss=loss, seconds=seconds, portions=portions))
 
+    def _format(self) -> FixedPoint:
+        """Return the number format of the next pass, from the largest gradient of the last one."""
+        return FixedPoint.fitting(self._peak if math.isfinite(self._peak) else 0.0, len(self._portions))
+
     async def _begin(self, step: float, format: FixedPoint) -> None:
+        await self._each("begin", *self._begun_as(step, format))
+
+    def _begun_as(self, step: float, format: FixedPoint) -> tuple[int, float, list[int]]:
+        """Count a pass. Return the arguments for ``Shards.begin``."""
         self._number += 1
         how = [format.places, format.most]
         self._told = {
@@ -567,13 +598,11 @@ class Coordinator:
             "samples": self._run.facts.samples,
             "format": how,
         }
-        await self._each("begin", self._number, step, how)
+        return self._number, step, how
 
     # -- portions -----------------------------------------------------------------------------------------------------
 
-    async def _stream(
-        self, slot: int, pool: Pool[tuple[dict[str, Any], Reply]], worker: ProxyWorker, holds: bool
-    ) -> None:
+    async def _stream(self, slot: int, pool: Pool[tuple[Computed, Reply]], worker: ProxyWorker, holds: bool) -> None:
         """Have a worker compute portions, and push their gradients, until all of the pass are pushed.
 
         If the pass must begin again, note it in the pool, and return.
@@ -619,7 +648,8 @@ class Coordinator:
                         pushing = None
                         pool.pushed(slot, told["portions"])
                     else:
-                        result = told, self._reply(portion, worker.id, told)
+                        computed = Computed.of_message(told["found"])
+                        result = computed, self._reply(portion, worker.id, computed)
                         counted = pool.done(portion, slot, result)
                         if counted:
                             pool.tally(worker.id).done += 1
@@ -664,7 +694,7 @@ class Coordinator:
                     await self._there.cut(worker, told["peer"], told["why"])
         return Again(f"worker {told['peer']} did not answer another worker ({told['why']})")
 
-    def _reply(self, portion: Portion, worker: int, told: dict[str, Any]) -> Reply:
+    def _reply(self, portion: Portion, worker: int, computed: Computed) -> Reply:
         task = replace(self._round.tasks[0], slot=portion.slot, indices=np.arange(portion.begin, portion.end))
         return Reply(
             task=task,
@@ -672,15 +702,15 @@ class Coordinator:
             codec_error=0.0,
             samples=portion.samples,
             fed=None,
-            metrics=told["metrics"],
-            counted=told["counted"],
-            compute_s=told["seconds"],
+            metrics=computed.metrics,
+            counted=computed.counted,
+            compute_s=computed.seconds,
             wait_data_s=0.0,
             files=(),
             stopped=False,
             state={},
             worker=worker,
-            elapsed_s=told["seconds"],
+            elapsed_s=computed.seconds,
         )
 
     # -- shards -------------------------------------------------------------------------------------------------------
@@ -890,9 +920,16 @@ class Coordinator:
         which = {"version": self._state.version, "owners": owners, "others": self._others}
         return await self._there.evaluated(sorted(self._there.members()), which, app, part, batch_size)
 
-    async def _aim(self, coefficients: list[float]) -> dict[str, float]:
-        """Set the direction. Return its slope, and the sum and the maximum of the gradient's absolute values."""
-        found = await self._each("aim", [float(one) for one in coefficients])
+    async def _aim(self, coefficients: list[float], step: float | None) -> dict[str, float]:
+        """Set the direction. Return its slope, and the sum and the maximum of the gradient's absolute values.
+
+        Args:
+            coefficients: Coefficients of the direction in the vectors.
+            step: The step of the next pass, if it is known: then the shards begin it at once.
+        """
+        begun = [] if step is None else self._begun_as(step, self._format())
+        found = await self._each("aim", np.array(coefficients, np.float64), *begun)
+        self._begun_with = (0, 0.0) if step is None else (self._number, step)
         return {
             "slope": float(sum(unpacked(one["slope"]) for one in found)),
             "sum": float(sum(unpacked(one["sum"]) for one in found)),
@@ -902,7 +939,7 @@ class Coordinator:
     async def _dots(self) -> np.ndarray[Any, Any]:
         """Return the dot products of ``s_1..s_k, y_1..y_k, g`` with each other."""
         if self._state.dots is None:
-            count = len((await self._each("dots", [0]))[0][0])
+            count = len(unpacked_row((await self._each("dots", [0]))[0][0]))
             rows = await self._each("dots", list(range(count)))
             self._state = replace(self._state, dots=_filled(np.zeros((count, count)), range(count), rows))
         assert self._state.dots is not None
@@ -993,25 +1030,37 @@ def _saved_in(run: Run) -> Saved:
     return Saved(State(), progress.weights, None, 0, 0)
 
 
+def _dropped(run: Run) -> str:
+    """Return why a run cannot use the pairs of the L-BFGS training before; "" if there was none."""
+    numbers = run.progress.group(NUMBERS)
+    if numbers is None:
+        return ""
+    _, of = (array.tolist() for array in local(numbers))
+    if of and digest(local(run.progress.weights)) != bytes(of).hex():
+        return "the weights have changed since the last L-BFGS training"
+    return (
+        "the changes of the last L-BFGS training were too large for the master to keep them without a checkpoint folder"
+    )
+
+
 def _joined(found: Sequence[dict[str, Any]]) -> Weights:
     """Return ``s_1..s_k, y_1..y_k, g`` as whole vectors, from the facts of all shards."""
     lists = [[*one["s"], *one["y"], one["gradient"]] for one in found]
     return [np.concatenate(parts) for parts in zip(*lists, strict=True)]
 
 
-def _filled(
-    dots: np.ndarray[Any, Any], which: Sequence[int], found: Sequence[Sequence[Sequence[Any]]]
-) -> np.ndarray[Any, Any]:
+def _filled(dots: np.ndarray[Any, Any], which: Sequence[int], found: Sequence[Sequence[bytes]]) -> np.ndarray[Any, Any]:
     """Set some rows and columns of a symmetric matrix of dot products.
 
     Args:
         dots: The matrix.
         which: The rows.
-        found: For each shard, its part of each dot product of these rows.
+        found: For each shard, its part of each of these rows, packed.
     """
     for row, i in enumerate(which):
-        for j in range(len(dots)):
-            dots[i, j] = dots[j, i] = float(sum((unpacked(one[row][j]) for one in found), Fraction(0)))
+        parts = [unpacked_row(one[row]) for one in found]
+        for j, of_shards in enumerate(zip(*parts, strict=True)):
+            dots[i, j] = dots[j, i] = float(sum(of_shards, Fraction(0)))
     return dots
 
 
@@ -1027,14 +1076,3 @@ async def _first(*waiting: Any, timeout_s: float | None = None) -> None:
 
 
 async def _nothing(worker: ProxyWorker, holds: bool) -> None: ...
-def _dropped(run: Run) -> str:
-    """Return why a run cannot use the pairs of the L-BFGS training before; "" if there was none."""
-    numbers = run.progress.group(NUMBERS)
-    if numbers is None:
-        return ""
-    _, of = (array.tolist() for array in local(numbers))
-    if of and digest(local(run.progress.weights)) != bytes(of).hex():
-        return "the weights have changed since the last L-BFGS training"
-    return (
-        "the changes of the last L-BFGS training were too large for the master to keep them without a checkpoint folder"
-    )

@@ -11,7 +11,9 @@ import asyncio
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 LATE = 1.5
 """A portion is late after this many times the median time of a portion."""
@@ -39,6 +41,46 @@ class Portion:
     def samples(self) -> int:
         """The number of its samples."""
         return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The report of a worker about a portion that it has computed. The gradient stays on the worker.
+
+    Args:
+        metrics: Keras's metrics of the portion.
+        counted: The sums and counts of these metrics, as in ``Reply``.
+        peak: The largest absolute value of its gradient's share in that of all samples.
+        seconds: Seconds of computing.
+        moved: Path of an untrained weight that it changed; "" for none.
+    """
+
+    metrics: dict[str, float]
+    counted: dict[str, Any]
+    peak: float
+    seconds: float
+    moved: str = ""
+
+    def to_message(self) -> list[Any]:
+        """Return a short form, since the master receives one for each portion.
+
+        Names are left out if they equal the names of the metrics, and single values of one type form one array.
+        """
+        names, state = self.counted["names"], self.counted["state"]
+        if names == list(self.metrics):
+            names = None
+        if len({array.dtype for array in state}) == 1 and not any(array.ndim for array in state):
+            state = np.array(state)
+        return [self.metrics, names, state, self.peak, self.seconds, *([self.moved] if self.moved else [])]
+
+    @classmethod
+    def of_message(cls, message: Sequence[Any]) -> Computed:
+        """Return the report that ``to_message`` has made into a message."""
+        metrics, names, state, *others = message
+        names = list(metrics) if names is None else names
+        if isinstance(state, np.ndarray):
+            state = [np.asarray(value) for value in state]
+        return cls(metrics, {"names": names, "state": state}, *others)
 
 
 def portions_of(samples: int, slots: int, size: int) -> list[Portion]:

@@ -29,6 +29,7 @@ from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.optimizers import chain, keeps_averages
 from ddlf.training.slot.parts import SlotPart
 from ddlf.training.slot.task import Task
+from ddlf.training.strategies.lbfgs.portions import Computed
 from ddlf.training.strategies.lbfgs.shards import SHARDS, Shards, asked, not_reached
 from ddlf.worker.calls import concurrent
 from ddlf.worker.peers import Unreached, calls_of
@@ -139,9 +140,8 @@ class LbfgsReplica(HoldingReplica):
             end: The index after its last sample.
 
         Returns:
-            ``metrics`` and ``counted`` as in ``Reply``; ``peak``, the largest absolute value of its gradient's share in
-            that of all samples; ``seconds`` of computing; ``moved``, the path of an untrained weight that it changed,
-            if any. Or what ``not_reached`` returns, if the worker of a shard cannot be reached.
+            ``found``, the message of ``Computed``; or what ``not_reached`` returns, if the worker of a shard cannot be
+            reached.
         """
         now, gone = self._in(of), list[bool]()
         now.note(counts, dropped)
@@ -150,14 +150,14 @@ class LbfgsReplica(HoldingReplica):
         except Unreached as error:
             return not_reached(error)
 
-        def compute() -> dict[str, Any]:
-            return {} if gone else self._computed_portion(now, weights, number, begin, end)
+        def compute() -> Computed | None:
+            return None if gone else self._computed_portion(now, weights, number, begin, end)
 
         try:
-            found: dict[str, Any] = await self._worker.compute(compute)
+            found: Computed = await self._worker.compute(compute)
         finally:
             gone.append(True)  # a cancelled call does not begin to compute
-        return found
+        return {"found": found.to_message()}
 
     @concurrent
     async def push(self, of: int, counts: list[int], dropped: list[int]) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class LbfgsReplica(HoldingReplica):
         rows = Rows.of(model.like, [not is_fixed for is_fixed in model.lossless])
         self._rows = Rows(rows.like, rows.trained, [])
 
-    def _computed_portion(self, now: Pass, weights: Weights, number: int, begin: int, end: int) -> dict[str, Any]:
+    def _computed_portion(self, now: Pass, weights: Weights, number: int, begin: int, end: int) -> Computed:
         clock, indices = time.perf_counter(), np.arange(begin, end)
         task = Task(
             slot=0,
@@ -255,13 +255,8 @@ class LbfgsReplica(HoldingReplica):
             for place, change in enumerate(update)
             if place not in trained and is_float(change) and np.any(change)
         ]
-        return {
-            "metrics": metrics,
-            "counted": self._model.counted(metrics),
-            "peak": peak,
-            "seconds": time.perf_counter() - clock,
-            **({"moved": moved[0]} if moved else {}),
-        }
+        counted = self._model.counted(metrics)
+        return Computed(metrics, counted, peak, time.perf_counter() - clock, moved[0] if moved else "")
 
 
 def _looked_at(fetching: asyncio.Future[Any]) -> None:
@@ -271,12 +266,12 @@ def _looked_at(fetching: asyncio.Future[Any]) -> None:
 
 
 def check_loss(app: App) -> None:
-    model = app.model
     """Raise an error for an app whose loss is not a mean over samples.
 
     Raises:
         ConfigError: The loss is scaled, its reduction is not the mean over samples, or the optimizer averages weights.
     """
+    model = app.model
     for one in chain(model.optimizer):
         if type(one).__name__ == "LossScaleOptimizer" or getattr(one, "loss_scale_factor", None) is not None:
             raise ConfigError(

@@ -4,7 +4,7 @@ A shard is a range of all trained values. A worker that owns it has, for this ra
 direction, and the last pairs of changes. Another worker has a backup without the direction. The master, which has no
 vector, sends commands::
 
-    aim(coefficients)       direction = sum of coefficient * vector;  answers with numbers
+    aim(coefficients)       direction = sum of coefficient * vector; maybe begin a pass; answers with numbers
     begin(pass, step)       trial = weights + step * direction; set the sum of gradients to zero
     add(pass, ...)          from replicas: add the gradient of some portions of the samples
     sums(pass)              answers with the slope
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.flat_weights import Rows, overlapped
-from ddlf.algorithms.lbfgs import Array, FixedPoint, dot, packed
+from ddlf.algorithms.lbfgs import Array, FixedPoint, dot, packed, packed_row
 from ddlf.errors import AppMissing, BadUpdate, LeaseError
 from ddlf.training.checkpoints.durable import damaged
 from ddlf.training.checkpoints.restored import Restored
@@ -121,10 +121,10 @@ class Shard:
         assert self.gradient is not None
         return [*self.s, *self.y, self.gradient]
 
-    def dots(self, which: Sequence[int]) -> list[list[Any]]:
-        """Return the dot products of some vectors, by their places in ``vectors``, with all of these."""
+    def dots(self, which: Sequence[int]) -> list[bytes]:
+        """Return the dot products of some vectors, by their places in ``vectors``, with all of these, as packed rows."""
         vectors = self.vectors() if which else []
-        return [[packed(dot(vectors[i], vector)) for vector in vectors] for i in which]
+        return [packed_row(dot(vectors[i], vector) for vector in vectors) for i in which]
 
     def aim(self, coefficients: Array) -> dict[str, Any]:
         """Set the direction. Return its slope, and the sum and the maximum of the gradient's absolute values."""
@@ -276,9 +276,12 @@ class Shards(Restored):
         return {}
 
     @concurrent
-    async def aim(self, number: int, coefficients: list[float]) -> dict[str, Any]:
-        """Call ``Shard.aim``."""
-        return dict(await self._computed(number, lambda shard: shard.aim(np.array(coefficients))))
+    async def aim(self, number: int, coefficients: Array, *begun: Any) -> dict[str, Any]:
+        """Call ``Shard.aim``, then ``begin`` with these arguments if there are any, which saves a message."""
+        found = dict(await self._computed(number, lambda shard: shard.aim(coefficients)))
+        if begun:
+            await self.begin(number, *begun)
+        return found
 
     @concurrent
     async def begin(self, number: int, of: int, step: float, format: Sequence[int]) -> None:
@@ -309,18 +312,18 @@ class Shards(Restored):
     @concurrent
     async def settle(
         self, number: int, version: int, kept: bool, afresh: bool, which: Sequence[int]
-    ) -> list[list[Any]] | None:
+    ) -> list[bytes] | None:
         """Call ``Shard.settle``. Return what ``dots`` returns; None if the shard does not have this version."""
 
-        def settled(shard: Shard) -> list[list[Any]] | None:
+        def settled(shard: Shard) -> list[bytes] | None:
             return shard.dots(which) if shard.settle(version, kept, afresh) else None
 
-        found: list[list[Any]] | None = await self._computed(number, settled)
+        found: list[bytes] | None = await self._computed(number, settled)
         self._show()
         return found
 
     @concurrent
-    async def dots(self, number: int, which: Sequence[int]) -> list[list[Any]]:
+    async def dots(self, number: int, which: Sequence[int]) -> list[bytes]:
         """Return the dot products of some vectors, by place, with all vectors."""
         return list(await self._computed(number, lambda shard: shard.dots(which)))
 
