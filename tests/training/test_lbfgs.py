@@ -415,6 +415,11 @@ def with_loss(monkeypatch, change):
             "the loss of the first weights is nan; check the data for NaN",
         ),
         (
+            lambda count, update, metrics: metrics.update(loss=metrics["loss"] if count == 3 else math.nan),
+            BadUpdate,
+            "the loss of the first weights is nan; check the data for NaN",
+        ),
+        (
             lambda count, update, metrics: update.__setitem__(1, np.full(7, np.nan)),
             BadUpdate,
             "the gradient at the first weights has NaN or infinite values",

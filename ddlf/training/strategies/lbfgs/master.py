@@ -517,7 +517,7 @@ class Coordinator:
                 raise await self._apart(0, told)
         one, *others = (Computed.of_message(told["found"]) for told in found)
         losses = [told.metrics.get("loss", math.nan) for told in (one, *others)]
-        if losses[0] != losses[1] and not all(map(math.isnan, losses)):
+        if losses[0] != losses[1] and not all(map(math.isnan, losses[:2])):
             raise ConfigError(
                 f"mode='lbfgs' needs a loss without chance, but the same samples gave {losses[0]:.7g} and then {losses[1]:.7g}",
                 hint="remove dropout, noise and random augmentation from the model, or train in mode 'sync'",
