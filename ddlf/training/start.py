@@ -307,6 +307,7 @@ async def _run(
     fixed = spec.slots is not None or progress.owners is not None or spec.train.has_fixed_slots(spec)
     fixed = fixed or spec.exchange.spans_workers
     crew.fixed_slots = len(progress.states) if fixed else None
+    crew.carries = "part" if spec.exchange.spans_workers else "slot"
     app.run_context.emit(
         TrainingBegan(
             mode=spec.train.name,

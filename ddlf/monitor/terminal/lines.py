@@ -79,11 +79,13 @@ def _sentence(event: e.Event) -> str:
         case e.WorkerLost(slot=None):
             return f"{event.why}; it rejoins when it is back"
         case e.WorkerLost():
-            return f"{event.why}; slot {event.slot} moves to another worker, or back to this one when it returns"
+            return f"{event.why}; {event.carries} {event.slot} moves to another worker, or back to this one when it returns"
         case e.WorkerLeaving(slot=None):
-            return f"worker {event.worker} ends within {event.seconds:.0f} s ({event.why}); it gets no new slot"
+            return (
+                f"worker {event.worker} ends within {event.seconds:.0f} s ({event.why}); it gets no new {event.carries}"
+            )
         case e.WorkerLeaving():
-            return f"worker {event.worker} ends within {event.seconds:.0f} s ({event.why}); slot {event.slot} moves to another worker"
+            return f"worker {event.worker} ends within {event.seconds:.0f} s ({event.why}); {event.carries} {event.slot} moves to another worker"
         case e.WorkerLeft():
             return f"worker {event.worker} has handed its work back; it rejoins when it is back"
         case e.WorkerReturned():

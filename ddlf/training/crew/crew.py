@@ -49,6 +49,7 @@ class Crew:
     Attributes:
         losses: The number of attempts at a slot that ended because the worker was lost.
         fixed_slots: K, if joining workers do not change it.
+        carries: What a worker carries: ``"slot"``, or ``"part"`` if all workers together train one slot.
         spared: Workers that have servers; they carry a slot only if there are no others.
         finishes: Whether a worker that leaves finishes its slot first, if the time is enough.
         wait_s: Longest time without any worker, in seconds.
@@ -90,6 +91,7 @@ class Crew:
         self._round = 0
         self.losses = 0
         self.fixed_slots: int | None = None
+        self.carries = "slot"
         self.spared: frozenset[int] = frozenset()
         self.finishes = True
         self.hand_back: list[Callable[[int], Awaitable[None]]] = []
@@ -366,7 +368,7 @@ class Crew:
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
         of = {"round": self._round + 1} if slot is None else self._of(slot)
         why = first_line(self._crash_behind(worker, error) or error)
-        self.emit(events.WorkerLost(**of, worker=worker.id, why=why))
+        self.emit(events.WorkerLost(**of, worker=worker.id, why=why, carries=self.carries))
         self._known_as[worker.id] = "back"
         self._recovery.bring_back(worker, error)
 
@@ -385,7 +387,8 @@ class Crew:
         carried = self._schedule.slot_of(worker.id)
         slot = carried if self._schedule.apply(Leaving(worker.id, now, within_s, self.finishes)) else None
         of = {"round": self._round + 1} if slot is None else self._of(slot)
-        self.emit(events.WorkerLeaving(**of, worker=worker.id, why=notice.why, seconds=within_s))
+        told = events.WorkerLeaving(**of, worker=worker.id, why=notice.why, seconds=within_s, carries=self.carries)
+        self.emit(told)
         self._advance_soon()
 
     def is_leaving(self, worker: int) -> bool:

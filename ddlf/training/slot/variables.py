@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Weights, is_float
+
+PIECE = 1 << 20
+"""Number of values that are checked at a time."""
 
 
 def is_made(variable: Any) -> bool:
@@ -26,6 +29,24 @@ def put(variable: Any, value: np.ndarray[Any, Any]) -> None:
     else:
         variable._initialize(variable._convert_to_tensor(value, dtype=variable._dtype))
         variable._initializer = None
+
+
+def value_of(variable: Any) -> np.ndarray[Any, Any]:
+    """Return the value of a variable, as a view of its memory where that is possible. Use it before the next step."""
+    import keras
+
+    value = variable.value
+    try:
+        return np.asarray(memoryview(value.read_value() if hasattr(value, "read_value") else value))
+    except (TypeError, ValueError, RuntimeError, BufferError):  # another device, or a type that NumPy does not know
+        return np.asarray(keras.ops.convert_to_numpy(value))
+
+
+def is_finite(value: np.ndarray[Any, Any]) -> bool:
+    """Return whether an array has only finite numbers, with little memory for the check."""
+    flat = value.reshape(-1)
+    pieces = (flat[begin : begin + PIECE] for begin in range(0, len(flat), PIECE))
+    return not is_float(value) or all(bool(np.isfinite(piece).all()) for piece in pieces)
 
 
 def make(variable: Any) -> None:

@@ -29,6 +29,14 @@ async def test_a_run_with_too_few_workers_ends_after_the_wait():
     assert [type(event) for event in crew.told] == [Warned]
 
 
+async def test_a_wait_is_told_once_however_many_parts_wait():
+    made, crew = group(workers=1)
+    made._attempt.workers.update({0: SimpleNamespace(id=1), 1: SimpleNamespace(id=1)})
+    waiting = [asyncio.ensure_future(made._all_there(made._attempt, part)) for part in (1, 0)]
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert len(crew.told) == 1
+
+
 async def test_parts_wait_for_a_worker_that_is_there_and_busy():
     made, crew = group(workers=2)
     made._attempt.workers[0] = SimpleNamespace(id=1)

@@ -1,12 +1,14 @@
 """What a part accepts from other parts."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ddlf.errors import BadUpdate, ProtocolError
 from ddlf.training.exchanges.split.inbox import ACTIVATION, Inbox, Key, Stopped
+from ddlf.training.exchanges.split.stage import expected
 from tests.patience import PATIENCE_S
 
 VALUE = np.ones((2, 3), "f4")
@@ -88,3 +90,18 @@ def test_whoever_waits_ends_when_the_round_does():
     threading.Thread(target=wait, daemon=True).start()
     made.stop()
     assert ended.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [Key(ACTIVATION, 0, 0, 1, 2), Key(ACTIVATION, 0, 0, 1, 7), Key(ACTIVATION, 0, 4, 1, 0), Key("unknown", 0, 0, 1, 0)],
+    ids=["of another part", "from outside the group", "of another micro-batch", "of an unknown kind"],
+)
+def test_what_no_part_of_the_group_sends_is_refused(key):
+    me = SimpleNamespace(takes=((1, 0),), gives=(), borrows=(), lends=())
+    plan = SimpleNamespace(parts=(None, me, None), micro_batches=4)
+    made = Inbox()
+    made.begin(1, expected(plan, 1))
+    made.put(1, Key(ACTIVATION, 0, 0, 1, 0), VALUE)
+    with pytest.raises(ProtocolError, match="this part does not receive the"):
+        made.put(1, key, VALUE)

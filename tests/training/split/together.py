@@ -50,7 +50,7 @@ class Parts:
             model.optimizer.build(part.trained)
             self.parts.append(part)
             self.models.append(model)
-        self.inboxes = [Inbox() for _ in self.parts]
+        self.inboxes, self.attempt = [Inbox() for _ in self.parts], 1
         self.stages = []
         for part, model, inbox in zip(self.parts, self.models, self.inboxes, strict=True):
             plan = part._plan
@@ -59,7 +59,7 @@ class Parts:
             self.stages.append(Stage(plan, part, inbox, self.send, clip))
 
     def send(self, receiver, key, value):
-        self.inboxes[receiver].put(1, key, np.asarray(value))
+        self.inboxes[receiver].put(self.attempt, key, np.asarray(value))
 
     def begin_epoch(self):
         for part in self.parts:
@@ -70,9 +70,31 @@ class Parts:
         samples = len(leaves(batch[0])[0])
 
         def work(stage, part):
+            part.prepare(batch)
+            stage.train(batch, samples, seed)
+
+        self.all_do(work)
+
+    def evaluate(self, batches):
+        """Evaluate batches, each part on its own thread. Return the metrics."""
+        counts = [len(leaves(batch[0])[0]) for batch in batches]
+
+        def work(stage, part):
+            part.begin_epoch()
+            part.prepare(batches[0])
+            stage._inbox.begin(2, expected(part._plan, part.number))
+            stage._step = 0
+            for number, (batch, count) in enumerate(zip(batches, counts, strict=True)):
+                stage.evaluate(batch, count, last=number == len(batches) - 1)
+
+        self.attempt = 2
+        self.all_do(work)
+        return self.metrics(sum(counts))
+
+    def all_do(self, do):
+        def work(stage, part):
             try:
-                part.prepare(batch)
-                stage.train(batch, samples, seed)
+                do(stage, part)
             except BaseException:
                 for inbox in self.inboxes:
                     inbox.stop()

@@ -30,8 +30,11 @@ class Cut:
 
     @property
     def least(self) -> int:
-        """The smallest number of parts, and so of workers, that is known without the model."""
-        return self.parts or len(self.layers) + 1
+        """The smallest number of parts, and so of workers, that is known without the model.
+
+        Names of layers are compared with the model first.
+        """
+        return self.parts or 1
 
 
 class CutOf:

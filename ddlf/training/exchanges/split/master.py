@@ -143,7 +143,7 @@ class Group:
         self._states = states
         states.bring = self._optimizer
         self._home = run.progress.snapshot()
-        self._told_copies = False
+        self._waits = False  # whether a warning has said that the run waits for workers
         run.crew.hand_back.append(self._hand_back)
 
     async def carry(self, task: Task) -> tuple[Reply, float]:
@@ -361,7 +361,8 @@ class Group:
             ClusterTooSmall: Too few workers are there, and no more come in time.
         """
         wait_s, needed = self._run.crew.wait_s, len(self._plan.parts)
-        if self._run.crew.size < needed and part == min(attempt.workers):
+        if self._run.crew.size < needed and not self._waits:
+            self._waits = True
             why = f"the model has {needed} parts, and {_there(self._run.crew.size)}: the run waits {wait_s:g} s for others"
             self._run.crew.emit(Warned(about="workers", why=why))
         while not attempt.together.is_set():
@@ -374,6 +375,7 @@ class Group:
                         f"the model has {needed} parts, and {_there(self._run.crew.size)} after {wait_s:g} s",
                         hint="start more workers, and continue with resume; or cut the model into fewer parts",
                     ) from None
+        self._waits = False
 
     def _fail(self, part: int) -> None:
         """Begin a new attempt without the worker of a part, and let all other parts join it."""

@@ -40,7 +40,7 @@ from ddlf.training.slot.optimizers import RunPosition, write_rates
 from ddlf.training.slot.parts import SlotPart
 from ddlf.training.slot.replica import MOVED_EVERY_S, Replica, call
 from ddlf.training.slot.task import Task
-from ddlf.training.slot.variables import alone, free, is_made, make, put
+from ddlf.training.slot.variables import alone, free, is_finite, is_made, make, put, value_of
 from ddlf.worker.calls import concurrent, offered
 from ddlf.worker.peers import Unreached, calls_of
 
@@ -102,7 +102,7 @@ class SplitReplica(Replica, Restored):
         weights = app.model.weights
         state = State([(weight_name(i), np.dtype(one.dtype).name, tuple(one.shape)) for i, one in enumerate(weights)])
         for place, value in enumerate(weights):
-            state.put(weight_name(place), _value(value))
+            state.put(weight_name(place), value_of(value))
         app.run_context.first = list(state.views().values())
         free(weights)
         app.run_context.emit(
@@ -237,7 +237,7 @@ class SplitReplica(Replica, Restored):
             self._create(self._seed)
         model, self._known = app.model, {}
         if any(map(is_made, model.weights)) and model.optimizer is not None and model.optimizer.built:
-            self._known = {one.path: _value(one) for one in model.optimizer.variables}
+            self._known = {one.path: value_of(one) for one in model.optimizer.variables}
             model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
         self._part, self._at = None, None
         return {
@@ -408,9 +408,9 @@ class SplitReplica(Replica, Restored):
         found += [(optimizer_name(paths.index(one.path)), one) for one in model.optimizer.variables]
         state = State([(name, np.dtype(one.dtype).name, tuple(one.shape)) for name, one in found])
         for name, variable in found:
-            value = _value(variable)
-            if name.startswith("weight") and (wrong := fault([value], 1, [value], [variable.path])) is not None:
-                return wrong
+            value = value_of(variable)
+            if name.startswith("weight") and not is_finite(value):
+                return fault([value], 1, [value], [variable.path])
             state.put(name, value)
         self._kept.put(part.number, version, state)
         return None
@@ -476,12 +476,6 @@ class SplitReplica(Replica, Restored):
             "counted": read_state(model, names) if metrics else NOTHING_COUNTED,
             "losses": part.losses,
         }
-
-
-def _value(variable: Any) -> np.ndarray[Any, Any]:
-    import keras
-
-    return np.asarray(keras.ops.convert_to_numpy(variable))
 
 
 def check_backend(wanted: str) -> None:
