@@ -14,15 +14,16 @@ import inspect
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
+from itertools import permutations
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self
 
 import numpy as np
 
 from ddlf.errors import ConfigError, DDLFError
 from ddlf.events import Event, SlotFinished, SlotStarted
-from ddlf.testing.cluster import FaultyCluster, Part
+from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import Direction, Fault, FaultProxy
 from ddlf.testing.store import KINDS, check_shares
 
@@ -45,21 +46,26 @@ class PlannedFault:
     """One fault that a ``FaultPlan`` causes at a point of a training run.
 
     Args:
-        worker: Number of the affected worker, from 1.
+        worker: Number of the affected worker, from 1. Leave it out to name a slot instead.
         at_round: Round of the fault, from 1.
         after: Delay from the beginning of the worker's slot, as a fraction of the duration of its last slot. Before the
             first one, the duration counts as 0.1 s.
+        slot: Number of a slot, from 1: the fault affects the worker that gets it. With ``split``, a slot is a part.
     """
 
-    worker: int
+    worker: int | None = None
     at_round: int
     after: float = 0.0
+    slot: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("worker", "at_round", "other", "shard"):
-            value = getattr(self, name, 1)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        for name in ("worker", "slot", "at_round", "other", "shard"):
+            value = getattr(self, name, None)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} counts from 1, got {value!r}")
+        usual = next(one.default for one in fields(self) if one.name == "worker")
+        if usual is None and (self.worker is None) == (self.slot is None):
+            raise ConfigError(f"{NAMES[type(self)]} needs either a worker or a slot")
         for name in ("seconds", "back_after_s", "after", "delay_s"):
             value = getattr(self, name, None)
             if value is not None and not value >= 0:
@@ -68,6 +74,24 @@ class PlannedFault:
 
     def check(self) -> None:
         """Refuse impossible arguments with a ConfigError."""
+
+    def begun(self, event: SlotStarted, workers: Mapping[int, int]) -> Self | None:
+        """Return the fault with the number of its worker, if it begins with an event; else None.
+
+        Args:
+            event: A worker gets a slot.
+            workers: The worker of each slot that has begun in this round, by the number of the slot.
+        """
+        if self.at_round != event.round:
+            return None
+        if self.slot is None:
+            return self if self.worker == event.worker else None
+        return replace(self, worker=event.worker, slot=None) if self.slot == event.slot else None
+
+    def machine(self, cluster: FaultyCluster) -> Machine:
+        """Return the machine of the affected worker."""
+        assert self.worker is not None  # ``begun`` has found it
+        return cluster.machine(self.worker)
 
     async def act(self, cluster: FaultyCluster) -> None:
         """Cause the fault, and return when it is over."""
@@ -82,9 +106,10 @@ class Kill(PlannedFault):
     """Kill a worker's process like ``kill -9``.
 
     Args:
-        worker: Number of the worker, from 1.
+        worker: Number of the worker, from 1. Leave it out to name a slot instead.
         at_round: Number of the round, from 1.
         after: Delay, as a fraction of the duration of the worker's last slot.
+        slot: Number of the slot, from 1, whose worker is killed. With ``split``, a slot is a part.
         part: ``"executor"`` (its daemon starts another one) or ``"daemon"`` (the whole worker ends).
         back_after_s: Seconds until a worker with a killed daemon is started again, on the same port; None for never.
     """
@@ -93,7 +118,7 @@ class Kill(PlannedFault):
     back_after_s: float | None = None
 
     async def act(self, cluster: FaultyCluster) -> None:
-        machine = cluster.machine(self.worker)
+        machine = self.machine(cluster)
         machine.kill(self.part)
         if self.back_after_s is not None:
             await asyncio.sleep(self.back_after_s)
@@ -108,7 +133,7 @@ class Hang(PlannedFault):
     part: Part = "both"
 
     async def act(self, cluster: FaultyCluster) -> None:
-        await cluster.machine(self.worker).hang(self.seconds, self.part)
+        await self.machine(cluster).hang(self.seconds, self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +145,7 @@ class Slow(PlannedFault):
     seconds: float | None = None
 
     async def act(self, cluster: FaultyCluster) -> None:
-        await cluster.machine(self.worker).slow(self.factor, self.seconds)
+        await self.machine(cluster).slow(self.factor, self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +156,7 @@ class Partition(PlannedFault):
     direction: Direction | None = None
 
     async def act(self, cluster: FaultyCluster) -> None:
-        await cluster.machine(self.worker).partition(self.seconds, self.direction)
+        await self.machine(cluster).partition(self.seconds, self.direction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +164,7 @@ class Reset(PlannedFault):
     """End all connections to a worker with RST. Needs a cluster with ``proxied=True``."""
 
     async def act(self, cluster: FaultyCluster) -> None:
-        proxy = cluster.machine(self.worker).proxy
+        proxy = self.machine(cluster).proxy
         assert proxy is not None
         proxy.reset()
 
@@ -151,6 +176,8 @@ class Wrong(PlannedFault):
     kind: WrongKind
 
     def check(self) -> None:
+        if self.slot is not None:
+            raise ConfigError("wrong_update needs a worker, because workers change their own updates")
         if self.kind not in WRONG:
             raise ConfigError(f"kind must be one of {', '.join(WRONG)}, got {self.kind!r}")
 
@@ -160,18 +187,29 @@ class LinkFault(PlannedFault):
     """One fault of the link between two workers, in both directions.
 
     Args:
-        other: Number of the other worker, from 1.
+        other: Number of the other worker, from 1; of the other slot if ``slot`` is given.
     """
 
     other: int
 
     def check(self) -> None:
-        if self.worker == self.other:
-            raise ConfigError(f"worker {self.worker} has no link to itself")
+        if self.other in (self.worker, self.slot):
+            raise ConfigError(f"{'worker' if self.slot is None else 'slot'} {self.other} has no link to itself")
+
+    def begun(self, event: SlotStarted, workers: Mapping[int, int]) -> Self | None:
+        if self.slot is None:
+            return PlannedFault.begun(self, event, workers)
+        both = self.slot, self.other
+        if self.at_round != event.round or event.slot not in both or not workers.keys() >= {*both}:
+            return None
+        return replace(self, worker=workers[self.slot], other=workers[self.other], slot=None)
 
     async def ways(self, cluster: FaultyCluster) -> list[FaultProxy]:
-        """Return the proxies for both directions of dialling."""
-        return [await cluster.between(*two) for two in ((self.worker, self.other), (self.other, self.worker))]
+        """Return the proxies for both directions of dialling; for slots, between all workers."""
+        if self.worker is None:
+            return [await cluster.between(*two) for two in permutations(range(1, cluster.N + 1), 2)]
+        both = self.worker, self.other
+        return [await cluster.between(*two) for two in (both, both[::-1])]
 
     async def during(self, cluster: FaultyCluster, fault: Fault, seconds: float | None) -> None:
         """Apply a fault to all bytes of the link, for some seconds or until it is healed."""
@@ -290,7 +328,7 @@ class KillShard(PlannedFault):
         if self.shard > len(owners):
             raise ConfigError(
                 f"there is no shard {self.shard}: {len(owners)} worker{'s have' if len(owners) != 1 else ' has'} shards",
-                hint="workers have shards with exchange='sharded', after its first round, and in mode 'downpour'",
+                hint="workers have shards with exchange='sharded', after its first round, and in the modes 'downpour' and 'lbfgs'",
             )
         machine = cluster.machine(owners[sorted(owners)[self.shard - 1]])
         machine.kill(self.part)
@@ -477,13 +515,13 @@ class FaultPlan:
             )
         await cluster.connect()
         for fault in self.faults:
-            machine = cluster.machine(fault.worker)
+            machine = cluster.machine(fault.worker or 1)
             if isinstance(fault, NEEDS_PROXY) and machine.proxy is None:
                 raise ConfigError(f"{fault} needs a proxy", hint="make the cluster with proxied=True")
             if isinstance(fault, Storage) and not cluster.stores:
                 raise ConfigError(f"{fault} needs a store", hint="serve the data set with cluster.serve(folder)")
             if isinstance(fault, LinkFault):
-                cluster.machine(fault.other)
+                cluster.machine(fault.other if fault.slot is None else 1)
                 await fault.ways(cluster)  # make the proxies before the run introduces the workers to each other
         injection = Injection(self, cluster)
         wrong = [fault for fault in self.faults if isinstance(fault, Wrong)]
@@ -504,11 +542,12 @@ class FaultPlan:
                 f"did not happen: {', '.join(map(str, injection.pending))}",
                 hint="the run has no such round, or that worker got no slot in it",
             )
-        for fault in self.faults:
+        for _, fault in injection.done:
             if isinstance(fault, LinkFault) and not any(way.connections for way in await fault.ways(cluster)):
                 raise ConfigError(
                     f"{fault} changed nothing: workers {fault.worker} and {fault.other} sent nothing to each other",
-                    hint="workers talk to each other with exchange='sharded' and in mode 'downpour'; otherwise all messages go through the master",
+                    hint="workers talk to each other with exchange='sharded', with split, and in the modes 'downpour' and 'lbfgs'; "
+                    "otherwise all messages go through the master",
                 )
 
 
@@ -516,7 +555,7 @@ class Injection:
     """A plan that is applied to a run.
 
     Attributes:
-        done: The faults that have begun, each with its seconds since the plan was applied.
+        done: The faults that have begun, with their workers, each with its seconds since the plan was applied.
         pending: The faults that have not begun.
     """
 
@@ -525,6 +564,7 @@ class Injection:
         self.pending = list(plan.faults)
         self._cluster = cluster
         self._began = time.monotonic()
+        self._workers: dict[int, dict[int, int]] = {}  # round -> slot -> the worker that has begun it last
         self._slot_began: dict[int, float] = {}
         self._slot_took: dict[int, float] = {}
         self._acting: dict[asyncio.Task[None], PlannedFault] = {}
@@ -533,8 +573,13 @@ class Injection:
         """Begin the planned faults whose time has come with this event."""
         if isinstance(event, SlotStarted):
             self._slot_began[event.worker] = time.monotonic()
-            for fault in [f for f in self.pending if (f.worker, f.at_round) == (event.worker, event.round)]:
-                self.pending.remove(fault)
+            workers = self._workers.setdefault(event.round, {})
+            workers[event.slot] = event.worker
+            for planned in list(self.pending):
+                fault = planned.begun(event, workers)
+                if fault is None:
+                    continue
+                self.pending.remove(planned)
                 delay = fault.after * self._slot_took.get(event.worker, FIRST_SLOT_S)
                 self._acting[asyncio.get_running_loop().create_task(self._act(fault, delay))] = fault
         elif isinstance(event, SlotFinished) and event.worker in self._slot_began:
@@ -559,7 +604,7 @@ class Injection:
         for fault, outcome in zip(self._acting.values(), outcomes, strict=True):
             late = isinstance(outcome, asyncio.CancelledError) and id(fault) in began
             if late and isinstance(fault, Kill) and fault.back_after_s is not None:
-                await self._cluster.machine(fault.worker).restart()
+                await fault.machine(self._cluster).restart()
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome

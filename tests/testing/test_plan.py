@@ -50,8 +50,8 @@ class Ways:
 class App(IApp):
     """Its run is told by hand."""
 
-    def starts(self, number, worker):
-        self.run_context.emit(SlotStarted(round=number, slot=1, worker=worker))
+    def starts(self, number, worker, slot=1):
+        self.run_context.emit(SlotStarted(round=number, slot=slot, worker=worker))
 
     def finishes(self, number, worker):
         self.run_context.emit(SlotFinished(round=number, slot=1, worker=worker))
@@ -96,6 +96,8 @@ async def test_a_plan_prints_the_python_that_makes_it_again():
         .reset_link(worker=1, other=2, at_round=5, after=0.5)
         .storage(at_round=2, worker=1, throttle=0.25, cut=0.5, seconds=2)
         .kill_shard(shard=2, at_round=4, worker=3, back_after_s=1.0)
+        .kill(slot=2, at_round=5)
+        .cut_link(slot=2, other=1, at_round=5)
     )
     assert eval(str(plan)) == plan
     assert str(FaultPlan().kill(worker=2, at_round=3)) == "FaultPlan().kill(worker=2, at_round=3)"
@@ -114,6 +116,11 @@ async def test_random_plan_follows_its_seed_and_can_be_replayed():
     ("make", "text"),
     [
         (lambda: FaultPlan().kill(worker=0, at_round=1), "worker counts from 1, got 0"),
+        (lambda: FaultPlan().kill(slot=0, at_round=1), "slot counts from 1, got 0"),
+        (lambda: FaultPlan().kill(at_round=1), "kill needs either a worker or a slot"),
+        (lambda: FaultPlan().slow(worker=1, slot=1, factor=2), "slow needs either a worker or a slot"),
+        (lambda: FaultPlan().cut_link(slot=2, other=2, at_round=1), "slot 2 has no link to itself"),
+        (lambda: FaultPlan().wrong_update(slot=1, at_round=1, kind="nan"), "wrong_update needs a worker"),
         (lambda: FaultPlan().kill_shard(shard=0, at_round=1), "shard counts from 1, got 0"),
         (lambda: FaultPlan().hang(worker=1, at_round=True, seconds=1), "at_round counts from 1"),
         (lambda: FaultPlan().hang(worker=1, at_round=1, seconds=-1), "seconds must be 0 or more"),
@@ -150,6 +157,36 @@ async def test_a_kill_comes_when_that_worker_gets_its_slot_of_that_round(app):
     assert len(injection.done) == 1
     app.starts(3, 2)  # nobody follows the run any more
     assert len(injection.done) == 1
+
+
+async def test_a_fault_of_a_slot_meets_the_worker_that_gets_it(app):
+    before = [machine.executor.pid for machine in app.cluster.machines]
+    async with FaultPlan().kill(slot=2, at_round=3).on(app) as injection:
+        app.starts(2, 2, slot=2)
+        app.starts(3, 2, slot=1)
+        assert injection.pending
+        app.starts(3, 1, slot=2)
+        await until(lambda: not psutil.pid_exists(before[0]))
+        assert [fault for _, fault in injection.done] == list(FaultPlan().kill(worker=1, at_round=3).faults)
+        assert psutil.pid_exists(before[1])
+        await app.cluster.options(idempotent=True).run_code("1")  # it may meet the dead executor
+
+
+async def test_a_link_between_slots_is_cut_when_both_have_workers(app):
+    async with FaultPlan().cut_link(slot=1, other=2, at_round=1).on(app) as injection:
+        app.starts(1, 2, slot=2)
+        assert injection.pending
+        app.starts(1, 1, slot=3)
+        assert injection.pending
+        app.starts(1, 1, slot=1)
+        assert not injection.pending
+        await until(lambda: injection.done)
+        assert [fault for _, fault in injection.done] == list(
+            FaultPlan().cut_link(worker=1, other=2, at_round=1).faults
+        )
+        way = await app.cluster.between(1, 2)
+        assert way.fault("to_worker", "data").stopped
+        way.connections = 1  # as if the workers had said something
 
 
 def is_over(pid):
