@@ -47,6 +47,7 @@ SHORT = [
     ("rpc", "--quick --repeats 1"),
     ("scale", "--workers 2 --simulated 3,5 --rounds 1"),
     ("shard_copies", "kills --kills 1 --workers 3 --parameters 3e4 --cycles 20"),
+    ("split", "--only idle --stages 2 --steps 1"),
     *(("stable", f"--quick --sizes 1e20 --workers 1 --parts {part}") for part in stable.PARTS),
     ("start", "--workers 1 --memory 1 --modules numpy --samples 600 --repeats 1"),
     ("step", "--data digits --samples 320 --batch-size 16 --epochs 1 --repeats 1 --ways gradients"),
