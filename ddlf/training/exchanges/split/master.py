@@ -25,7 +25,7 @@ from ddlf.algorithms.weights import Fault, Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.parts import content_of, place_of, samples_of
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, DDLFError, ProtocolError
-from ddlf.events import PartTrained, SlotMoved, Warned
+from ddlf.events import PartTrained, SlotFinished, SlotMoved, SlotStarted, Warned
 from ddlf.training.checkpoints.slices import WEIGHTS
 from ddlf.training.context import App
 from ddlf.training.crew.recovery import end_all, first_line
@@ -164,6 +164,7 @@ class Group:
             seconds, idle_s = float(result["compute_s"]), float(result["idle_s"])
             of = dict(round=task.round + 1, slot=part + 1, worker=result["worker"])
             run.crew.emit(PartTrained(**of, seconds=seconds, idle_s=idle_s))
+            run.crew.emit(SlotFinished(**of))
         idle = sum(result["idle_s"] / max(result["compute_s"], 1e-9) for result in found) / len(found)
         return self._reply(task, found, begin), idle
 
@@ -331,6 +332,8 @@ class Group:
             "copy": None if copy is None else copy.id,
             "state": await self._places.state_for(part, worker),
         }
+        if job.hear is not None:
+            self._run.crew.emit(SlotStarted(round=job.round + 1, slot=part + 1, worker=worker.id))
         result: dict[str, Any] = await worker.call(self._members.role, job.verb, order, hear=job.hear)
         if "peer" in result:
             return result

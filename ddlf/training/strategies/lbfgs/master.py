@@ -49,7 +49,7 @@ from ddlf.errors import (
     ExecutorCrashed,
     WorkerLost,
 )
-from ddlf.events import PassEnded, PortionCounts, Warned
+from ddlf.events import PassEnded, PortionCounts, SlotFinished, SlotStarted, Warned
 from ddlf.training.checkpoints.slices import WEIGHTS, Slices
 from ddlf.training.checkpoints.stored import KEPT
 from ddlf.training.context import App
@@ -260,6 +260,7 @@ class Coordinator:
         self._number = 0  # of the last pass
         self._begun_with = 0, 0.0  # number and step of a pass that the shards have begun, before it is needed
         self._passes = 0  # of the current iteration
+        self._carried: dict[int, int] = {}  # slot -> the worker that has computed portions for it in this iteration
         self._peak = 0.0
         self._round: Round
         self._told: dict[str, Any] = {}
@@ -292,6 +293,9 @@ class Coordinator:
                     if not await self._iterated():
                         return None
                 self._made += 1
+                for slot, worker in self._carried.items():
+                    self._run.crew.emit(SlotFinished(round=self._now, slot=slot + 1, worker=worker))
+                self._carried.clear()
                 return self._last
             except Again as error:
                 self._is_whole = False
@@ -379,6 +383,11 @@ class Coordinator:
                 f"the weights after iteration {reached} are unavailable ({first_line(error)}): the run returns to iteration {progress.version}",
                 about="model",
             )
+
+    @property
+    def _now(self) -> int:
+        """The number of the current round, from 1."""
+        return self._run.progress.round + 1
 
     # -- an iteration -------------------------------------------------------------------------------------------------
 
@@ -577,7 +586,7 @@ class Coordinator:
     def _tell_pass(self, step: float, loss: float, seconds: float, tallies: Mapping[int, Tally]) -> None:
         """Tell displays about a pass that has ended."""
         portions = tuple(PortionCounts(worker=worker, **asdict(one)) for worker, one in sorted(tallies.items()))
-        of = dict(round=self._made + 1, number=self._passes)
+        of = dict(round=self._now, number=self._passes)
         self._run.crew.emit(PassEnded(**of, step=step, loss=loss, seconds=seconds, portions=portions))
 
     def _format(self) -> FixedPoint:
@@ -618,6 +627,9 @@ class Coordinator:
             calls[task := asyncio.ensure_future(asking)] = portion
             return task
 
+        if self._carried.get(slot) != worker.id:
+            self._carried[slot] = worker.id
+            self._run.crew.emit(SlotStarted(round=self._now, slot=slot + 1, worker=worker.id))
         try:
             preparing = asyncio.ensure_future(self._prepare(worker))
             while not pool.is_over and not preparing.done():
