@@ -244,7 +244,11 @@ async def _run_app(
                 length = f"{steps} batch{'es' * (steps != 1)}" if steps else spec.local.epochs
                 length = f"{app.round_samples} samples" if app.round_samples else length
                 slots = app.slots or (cluster.places if cluster.places > cluster.N else None)
-                per = _group(cluster.N) if spec.exchange.spans_workers else _slots(slots, cluster.N, apart)
+                per = (
+                    _group(cluster.N // (slots or 1))
+                    if spec.exchange.spans_workers
+                    else _slots(slots, cluster.N, apart)
+                )
                 display.say(
                     f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, "
                     f"batch {app.batch_size} per {per}, seed {app.seed}"

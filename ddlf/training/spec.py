@@ -430,7 +430,8 @@ class ExchangeSettings(Group):
         role: The role that trains on the workers, as ``"module:Class"``.
         same_bits_as: The exchange whose bits it has, so that a run can continue with either; "" for none.
         chosen_by: Name of a setting. A value of it selects the exchange if ``exchange`` is not set; "" for none.
-        spans_workers: Whether all workers together carry one slot. Then a run has one slot, and no worker is a backup.
+        spans_workers: Whether several workers together carry a slot. Then a run has one slot by default, and no worker is
+            a backup.
     """
 
     about: ClassVar[str] = ""
@@ -582,7 +583,8 @@ class RunSpec(Group):
 
     def slots_on(self, workers: int) -> int:
         """Return K, the number of slots that a new run has on this number of workers."""
-        return 1 if self.exchange.spans_workers else self.slots or workers - self.train.extra_workers
+        usual = 1 if self.exchange.spans_workers else workers - self.train.extra_workers
+        return self.slots or usual
 
     def uses(self, slot_part: str) -> bool:
         """Return whether both the strategy and the exchange use the slot part with this name."""

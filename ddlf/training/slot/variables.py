@@ -23,10 +23,11 @@ def is_made(variable: Any) -> bool:
 
 
 def put(variable: Any, value: np.ndarray[Any, Any]) -> None:
-    """Set a variable, and make it first if it has no memory."""
+    """Set a variable, and make it first if it has no memory. It then gets the shape of the value, such as of a share."""
     if is_made(variable):
         variable.assign(value)
     else:
+        variable._shape = tuple(value.shape)
         variable._initialize(variable._convert_to_tensor(value, dtype=variable._dtype))
         variable._initializer = None
 

@@ -30,9 +30,10 @@ def test_split_selects_its_exchange():
     assert spec(exchange=ddlf.Split(parts="layers:a,b")).exchange.parts.layers == ("a", "b")
     assert spec(exchange="split:parts=memory:2GB").exchange.parts.nbytes == 2_000_000_000
     assert found.slots_on(5) == 1
+    assert spec(split="stages:2", slots=2).slots_on(5) == 2
 
 
-@pytest.mark.parametrize("text", ["stages:2", "memory:2GB", "layers:a,b"])
+@pytest.mark.parametrize("text", ["stages:2", "within:3", "stages:2,within:3", "memory:2GB", "layers:a,b"])
 def test_a_cut_is_its_text(text):
     assert str(CUT("split", text)) == text
     assert CUT("split", CUT("split", text)) == CUT("split", text)
@@ -43,8 +44,9 @@ BAD = [
     ({"split": "2"}, "split must be `stages:2`"),
     ({"split": "stages:0"}, "needs a number of stages of 1 or more"),
     ({"split": "stages:two"}, "needs a number of stages"),
-    ({"split": "within:3"}, "would cut layers themselves, which DDLF cannot do yet"),
-    ({"split": "stages:2,within:2"}, "would cut layers themselves"),
+    ({"split": "within:0"}, "needs a number of workers of 1 or more"),
+    ({"split": "stages:2,within:two"}, "needs a number of workers of 1 or more"),
+    ({"split": "stages:2,layers:a"}, "split must be `stages:2`"),
     ({"split": "memory:lots"}, "split must be a size such as"),
     ({"split": "layers:"}, "names no layer"),
     ({"split": "layers:a,b,a"}, "names the layer 'a' twice"),
@@ -61,7 +63,6 @@ BAD = [
     *(
         ({"split": "stages:2", name: value}, f"{name}=")
         for name, value in {
-            "slots": 2,
             "merge": "median",
             "outer": "nesterov",
             "codec": "int8",
@@ -86,7 +87,7 @@ def test_settings_without_effect_are_refused(settings, sentence):
     assert sentence in caught.value.message
 
 
-@pytest.mark.parametrize(("split", "workers"), [("stages:3", 2), ("layers:a,b", 2), ("stages:2", 1)])
+@pytest.mark.parametrize(("split", "workers"), [("stages:3", 2), ("stages:2", 1), ("stages:2,within:2", 3)])
 def test_too_few_workers_are_refused(split, workers):
     with pytest.raises(ConfigError, match="workers, and there"):
         check_workers(spec(split=split), workers)

@@ -132,3 +132,29 @@ async def test_nan_names_the_layer(two_workers):
     trained = app(two_workers, WithNaN)
     with pytest.raises(BadUpdate, match=r"the outputs of the layer '.*' contain NaN in micro-batch"):
         await trained.train_model()
+
+
+@pytest.mark.slow
+async def test_the_loss_of_a_worker_of_cut_layers_changes_no_bit(two_workers):
+    options = dict(split="within:2", micro_batches=1, master_epochs=3, batch_size=64)
+    whole, lost = (app(two_workers, Cut, **options) for _ in range(2))
+    await whole.train_model()
+    faults = {Committed: kill_executor(two_workers, 2)}
+    lost.subscribe(lambda event: faults.pop(type(event), lambda: None)())
+    await lost.train_model()
+    assert not faults
+    assert equal(lost.model.get_weights(), whole.model.get_weights())
+    assert lost.ledger.is_exact(3)
+
+
+@pytest.mark.slow
+async def test_two_slots_are_the_two_slots_of_the_gradient_exchange(two_workers):
+    """Each epoch is one step, so that both have the same samples in it."""
+    options = dict(samples=50, batch_size=32, master_epochs=6, optimizer="adam")
+    split = app(two_workers, Blobs, split="stages:1", slots=2, micro_batches=4, **options)
+    await split.train_model()
+    usual = app(two_workers, Blobs, exchange="gradient", slots=2, **options)
+    await usual.train_model()
+    assert distance(split.model.get_weights(), usual.model.get_weights()) < 1e-6
+    assert split.history[-1].metrics["loss"] == pytest.approx(usual.history[-1].metrics["loss"], rel=1e-5)
+    assert split.ledger.is_exact(6)

@@ -9,7 +9,7 @@ import numpy as np
 from ddlf.algorithms.pipeline import sizes
 from ddlf.training.exchanges.split.cut import CUT
 from ddlf.training.exchanges.split.graph import Graph
-from ddlf.training.exchanges.split.inbox import Inbox, Stopped
+from ddlf.training.exchanges.split.inbox import ACTIVATION, GRADIENT, Inbox, Stopped
 from ddlf.training.exchanges.split.part import KINDS
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.stage import Stage, expected
@@ -34,23 +34,24 @@ def made_without_memory(build):
 class Parts:
     """All parts of a model, each on its own copy of it, as on workers."""
 
-    def __init__(self, build, split, batch_size, micro_batches):
+    def __init__(self, build, split, batch_size, micro_batches, replicas=1):
         import keras
 
         whole = made(build)
         cut = CUT("split", split)
-        self.plan = Plan.of(Graph.of(whole), cut, batch_size, micro_batches)
+        self.plan = Plan.of(Graph.of(whole), cut, batch_size, micro_batches, replicas)
         self.parts, self.models = [], []
         for one in self.plan.parts:
             model = made_without_memory(build)
-            plan = Plan.at(Graph.of(model), self.plan.ends, batch_size, micro_batches)
+            plan = Plan.at(Graph.of(model), self.plan.ends, batch_size, micro_batches, cut.within, replicas)
             for place in one.all_weights:
-                put(model.weights[place], whole.get_weights()[place])
+                put(model.weights[place], plan.piece(one.number, place, whole.get_weights()[place]))
             part = KINDS[keras.backend.backend()](plan, one.number)
             model.optimizer.build(part.trained)
             self.parts.append(part)
             self.models.append(model)
         self.inboxes, self.attempt = [Inbox() for _ in self.parts], 1
+        self.sent_activations = [0] * len(self.parts)
         self.stages = []
         for part, model, inbox in zip(self.parts, self.models, self.inboxes, strict=True):
             plan = part._plan
@@ -59,7 +60,10 @@ class Parts:
             self.stages.append(Stage(plan, part, inbox, self.send, clip))
 
     def send(self, receiver, key, value):
-        self.inboxes[receiver].put(self.attempt, key, np.asarray(value))
+        array = np.asarray(value)
+        if key.kind in (ACTIVATION, GRADIENT):
+            self.sent_activations[key.sender] += array.nbytes
+        self.inboxes[receiver].put(self.attempt, key, array)
 
     def begin_epoch(self):
         for part in self.parts:
@@ -67,11 +71,17 @@ class Parts:
 
     def train(self, batch, seed):
         """Make one step, each part on its own thread."""
-        samples = len(leaves(batch[0])[0])
+        self.train_replicas([batch], [seed])
+
+    def train_replicas(self, batches, seeds):
+        """Make one step with a batch for each replica."""
+        counts = [len(leaves(batch[0])[0]) for batch in batches]
 
         def work(stage, part):
-            part.prepare(batch)
-            stage.train(batch, samples, seed)
+            batch, samples = batches[part.replica], counts[part.replica]
+            if samples:
+                part.prepare(batch)
+            stage.train(batch, samples, seeds[part.replica], sum(counts))
 
         self.all_do(work)
 
@@ -109,8 +119,9 @@ class Parts:
     def weights(self):
         found = {}
         for part, me in zip(self.parts, self.plan.parts, strict=True):
-            found.update(zip(me.weights, part.read(), strict=True))
-        return [found[place] for place in range(len(found))]
+            for place, value in zip(me.weights, part.read(), strict=True):
+                found.setdefault(place, []).append(value)
+        return [self.plan.joined(place, found[place]) for place in range(len(found))]
 
     def metrics(self, samples):
         found = {name: float(value) for name, value in self.models[-1].get_metrics_result().items()}
@@ -122,6 +133,38 @@ def leaves(tree):
     import keras
 
     return keras.tree.flatten(tree)
+
+
+def trained_replicas(build, steps, micro_batches):
+    """Return the weights of one process that adds up the gradients of the micro-batches of all replicas.
+
+    ``steps`` has for each step the batches of the replicas, and their seeds.
+    """
+    import keras
+
+    model = made(build)
+    model.optimizer.build(model.trainable_variables)
+    model._symbolic_build(data_batch=steps[0][0][0])
+    for batches, seeds in steps:
+        counts = [len(leaves(batch[0])[0]) for batch in batches]
+        total, before = None, [one.numpy() for one in model.non_trainable_variables]
+        moved = [0 * one for one in before]
+        for batch, seed, samples in zip(batches, seeds, counts, strict=True):
+            for one, value in zip(model.non_trainable_variables, before, strict=True):
+                one.assign(value)
+            begin = 0
+            for micro, count in enumerate(sizes(samples, micro_batches) if samples else ()):
+                seed_layers(model, (*seed, micro))
+                piece = keras.tree.map_structure(lambda a, b=begin, n=count: a[b : b + n], batch)
+                gradients = gradients_of(model, piece, count, count / sum(counts))
+                total = gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
+                begin += count
+            share = samples / sum(counts)
+            moved = [a + share * one.numpy() for a, one in zip(moved, model.non_trainable_variables, strict=True)]
+        for one, value in zip(model.non_trainable_variables, moved, strict=True):
+            one.assign(value)
+        model.optimizer.apply(total, model.trainable_variables)
+    return model.get_weights()
 
 
 def trained_plain(build, batches, micro_batches, *, first=3, seeds=(), epoch=0):

@@ -14,15 +14,17 @@ class Cut:
     """How a model is cut. Exactly one of the first three fields has a value.
 
     Args:
-        parts: The number of parts; 0 if another field decides it.
+        parts: The number of stages; 0 if another field decides it.
         nbytes: The memory of each part in bytes.
-        layers: Names of the first layers of the second and later parts.
+        layers: Names of the first layers of the second and later stages.
+        within: The number of workers of each stage, between which its layers are cut.
         text: The text of the setting.
     """
 
     parts: int = 0
     nbytes: int = 0
     layers: tuple[str, ...] = ()
+    within: int = 1
     text: str = ""
 
     def __str__(self) -> str:
@@ -34,7 +36,7 @@ class Cut:
 
         Names of layers are compared with the model first.
         """
-        return self.parts or 1
+        return (self.parts or 1) * self.within
 
 
 class CutOf:
@@ -53,21 +55,27 @@ class CutOf:
         if kind == "layers":
             return self._layers(name, value, rest)
         if kind == "within":
-            raise ConfigError(
-                f"{name}={value!r} would cut layers themselves, which DDLF cannot do yet",
-                hint="use stages:N, which cuts between layers",
-            )
+            within = self._number(name, value, rest, "workers within:3")
+            return Cut(parts=1, within=within, text=f"within:{within}")
         raise ConfigError(f"{name} must be {self}, got {value!r}")
 
     def _stages(self, name: str, value: str, rest: str) -> Cut:
-        if "within" in rest:
-            raise ConfigError(
-                f"{name}={value!r} would cut layers themselves, which DDLF cannot do yet",
-                hint="use stages:N, which cuts between layers",
-            )
-        if not rest.isdecimal() or int(rest) < 1:
-            raise ConfigError(f"{name}={value!r} needs a number of stages of 1 or more", hint="write stages:2")
-        return Cut(parts=int(rest), text=f"stages:{int(rest)}")
+        stages, comma, more = rest.partition(",")
+        parts = self._number(name, value, stages, "stages stages:2")
+        if not comma:
+            return Cut(parts=parts, text=f"stages:{parts}")
+        kind, _, workers = more.strip().partition(":")
+        if kind != "within":
+            raise ConfigError(f"{name} must be {self}, got {value!r}")
+        within = self._number(name, value, workers, "workers stages:2,within:3")
+        return Cut(parts=parts, within=within, text=f"stages:{parts},within:{within}")
+
+    def _number(self, name: str, value: str, text: str, what: str) -> int:
+        """Return a number of 1 or more. ``what`` is the name of the counted things, and an example."""
+        counted, example = what.split()
+        if not text.isdecimal() or int(text) < 1:
+            raise ConfigError(f"{name}={value!r} needs a number of {counted} of 1 or more", hint=f"write {example}")
+        return int(text)
 
     def _layers(self, name: str, value: str, rest: str) -> Cut:
         layers = tuple(one.strip() for one in rest.split(","))
@@ -78,7 +86,7 @@ class CutOf:
         return Cut(layers=layers, text=f"layers:{','.join(layers)}")
 
     def __str__(self) -> str:
-        return "`stages:2`, `memory:2GB`, `layers:NAME,NAME`, or None"
+        return "`stages:2`, `within:2`, `stages:2,within:2`, `memory:2GB`, `layers:NAME,NAME`, or None"
 
 
 CUT = CutOf()

@@ -68,16 +68,16 @@ class Pipeline:
                 async for round in run.rounds():
                     if run.reporter.is_testing and await run.reported():  # the parts evaluate the round before first
                         break
-                    carrying = asyncio.ensure_future(group.carry(round.tasks[0]))
+                    carrying = asyncio.ensure_future(group.carry(round.tasks))
                     try:
                         await run.meanwhile()
-                        reply, idle = await carrying
+                        replies, idle = await carrying
                     finally:
                         await end_all([carrying])
                     run.arrived = time.perf_counter()
                     shown = round.last or self.reads or (run.reporter.shows and run.progress.ends_epoch(round.number))
                     more = {"idle": idle} if len(self.plan.parts) > 1 else {}
-                    await group.commit(reply, more, shown=shown)
+                    await group.commit(replies, more, shown=shown)
         finally:
             await to_its_end(group.settle())
 
@@ -90,16 +90,18 @@ class _Job:
         verb: The verb of the replica.
         round: The round that it belongs to, from 0.
         order: The entries that the orders of all parts share.
-        hear: Receives reports of the progress from the workers; None for nobody.
+        hear: Receives reports of the progress from the workers, with the number of the part; None for nobody.
         check: Raises an error if a result does not fit.
+        more: Returns the entries of a part's order that others do not share.
         other: Why a worker cannot take part, if its data differs.
     """
 
     verb: str
     round: int
     order: dict[str, Any]
-    hear: Callable[[dict[str, Any]], None] | None = None
+    hear: Callable[[int, dict[str, Any]], None] | None = None
     check: Callable[[int, dict[str, Any], ProxyWorker], None] | None = None
+    more: Callable[[int], dict[str, Any]] = lambda part: {}
     other: str = ""
 
 
@@ -146,40 +148,54 @@ class Group:
         self._waits = False  # whether a warning has said that the run waits for workers
         run.crew.hand_back.append(self._hand_back)
 
-    async def carry(self, task: Task) -> tuple[Reply, float]:
+    async def carry(self, tasks: Sequence[Task]) -> tuple[list[Reply], float]:
         """Train a round.
 
+        Args:
+            tasks: The task of each replica.
+
         Returns:
-            The reply of the group; and the mean share of the time that parts have waited for each other.
+            The reply of each replica; and the mean share of the time that parts have waited for each other.
         """
         run, begin = self._run, time.perf_counter()
         if (source := self._places.source) is not None and source.optimizer is None:
             optimizer = run.progress.states[0].get(OPTIMIZER)
             self._places.source = Source(source.weights, optimizer)
-        task = run.exchange.completed(task)
-        message = replace(task, weights=None, state=None).to_message()
-        job = _Job("step", task.round, {"task": message}, partial(self._moved, task), partial(self._check, task))
+        tasks = [run.exchange.completed(task) for task in tasks]
+        messages = [replace(task, weights=None, state=None).to_message() for task in tasks]
+        replica = self._plan.replica
+        order = {"counts": [len(task.indices) for task in tasks]}
+        job = _Job(
+            "step",
+            tasks[0].round,
+            order,
+            lambda part, facts: self._moved(tasks[replica(part)], part, facts),
+            lambda part, result, worker: self._check(tasks[replica(part)], result, worker),
+            lambda part: {"task": messages[replica(part)]},
+        )
         found = await self._done(job)
         for part, result in enumerate(found):
             seconds, idle_s = float(result["compute_s"]), float(result["idle_s"])
-            of = dict(round=task.round + 1, slot=part + 1, worker=result["worker"])
+            of = dict(round=tasks[0].round + 1, slot=part + 1, worker=result["worker"])
             run.crew.emit(PartTrained(**of, seconds=seconds, idle_s=idle_s))
             run.crew.emit(SlotFinished(**of))
         idle = sum(result["idle_s"] / max(result["compute_s"], 1e-9) for result in found) / len(found)
-        return self._reply(task, found, begin), idle
+        count = self._plan.parts_of_replica
+        replies = [self._reply(task, found[slot * count :][:count], begin) for slot, task in enumerate(tasks)]
+        return replies, idle
 
-    async def commit(self, reply: Reply, more: dict[str, float], *, shown: bool) -> None:
+    async def commit(self, replies: Sequence[Reply], more: dict[str, float], *, shown: bool) -> None:
         """Make the weights after a round, which are on the workers, the weights of the run.
 
         Args:
-            reply: The reply of the group.
+            replies: The reply of each replica.
             more: Numbers for the record of the round.
             shown: Whether the master needs the weights.
         """
         run, places, at = self._run, self._places, self._at
         keeper, slices = run.keeper, None
         due = keeper is not None and keeper.is_due(run.version + 1)
-        if keeper is not None and due and not shown:
+        if keeper is not None and due and not shown and not self._plan.program.pieces:  # slices have whole weights
             slices = await keeper.sliced(run.progress, partial(places.write, at, places.version + 1))
         places.moved(at)
         self._states.changed()
@@ -195,7 +211,7 @@ class Group:
                 evaluate=partial(self._evaluated, places.version),
                 unread=UNREAD,
             )
-        await run.commit(weights, [reply], **more)
+        await run.commit(weights, replies, **more)
         changed = run.progress.weights
         if changed is not weights:  # a callback has changed them: the workers receive them from the master
             places.begin_with(Source(changed, await self._optimizer()))
@@ -253,6 +269,7 @@ class Group:
         if job.other:
             self._run.crew.emit(Warned(about="data", why=f"the master evaluates: {job.other}"))
             return None
+        found = found[: self._plan.parts_of_replica]
         metrics = dict(found[-1]["metrics"])
         if "loss" in metrics:
             metrics["loss"] += sum(result["losses"] for result in found) / samples
@@ -321,8 +338,11 @@ class Group:
             await self._members.reach(worker)
         copy = self._copy_of(attempt, part)
         order = job.order | {
+            **job.more(part),
             "part": part,
             "ends": self._plan.ends,
+            "within": self._plan.program.workers,
+            "replicas": self._plan.replicas,
             "micro_batches": self._plan.micro_batches,
             "batch_size": self._plan.batch_size,
             "workers": [attempt.workers[one].id for one in range(len(self._plan.parts))],
@@ -334,7 +354,8 @@ class Group:
         }
         if job.hear is not None:
             self._run.crew.emit(SlotStarted(round=job.round + 1, slot=part + 1, worker=worker.id))
-        result: dict[str, Any] = await worker.call(self._members.role, job.verb, order, hear=job.hear)
+        hear = None if job.hear is None else partial(job.hear, part)
+        result: dict[str, Any] = await worker.call(self._members.role, job.verb, order, hear=hear)
         if "peer" in result:
             return result
         if "fault" in result:
@@ -402,18 +423,19 @@ class Group:
             hint="check the network between the two workers, or set the address of that worker: ddlf-worker --advertise HOST:PORT",
         )
 
-    def _moved(self, task: Task, facts: dict[str, Any]) -> None:
-        """Tell the progress that the last part reports. All parts are as far."""
+    def _moved(self, task: Task, part: int, facts: dict[str, Any]) -> None:
+        """Tell the progress that the last part of a replica reports. All parts of the replica are as far."""
         if facts["what"] != "training":
             return
         loss = None if facts["loss"] is None else float(facts["loss"])
         done = {name: int(facts[name]) for name in ("done", "total", "epoch")}
-        for part, member in sorted(self._attempt.workers.items()):
-            of = dict(round=task.round + 1, slot=part + 1, worker=member.id)
-            is_last = part == len(self._plan.parts) - 1
-            self._run.crew.emit(SlotMoved(**of, **done, loss=loss if is_last else None))
+        replica = self._plan.replica(part)
+        for number, member in sorted(self._attempt.workers.items()):
+            if self._plan.replica(number) == replica:
+                of = dict(round=task.round + 1, slot=number + 1, worker=member.id)
+                self._run.crew.emit(SlotMoved(**of, **done, loss=loss if number == part else None))
 
-    def _check(self, task: Task, part: int, result: dict[str, Any], worker: ProxyWorker) -> None:
+    def _check(self, task: Task, result: dict[str, Any], worker: ProxyWorker) -> None:
         """Check a part's result, since it comes from another machine.
 
         Raises:
@@ -423,7 +445,7 @@ class Group:
             raise ProtocolError("trained on other samples than it was given", worker=worker.name)
 
     def _reply(self, task: Task, results: Sequence[dict[str, Any]], begin: float) -> Reply:
-        """Return the reply of the whole group to a task."""
+        """Return the reply of a replica to its task, from the results of its parts."""
         last, samples = results[-1], len(task.indices)
         metrics = dict(last["metrics"])
         if "loss" in metrics:

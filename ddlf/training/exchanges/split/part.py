@@ -12,7 +12,9 @@ The loss of a part is its regularization. The last part adds the compiled loss, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from ddlf.data.trees import tree_map
 from ddlf.errors import AppError
 from ddlf.training.exchanges.split.graph import functional
 from ddlf.training.exchanges.split.plan import Plan
+from ddlf.training.exchanges.split.program import WHOLE, Name, Segment
 
 LARGE = 1 << 20
 """Tensors with more values are added one by one."""
@@ -37,10 +40,9 @@ class ModelPart:
         weights: The Keras variables of the part's weights.
         trained: The weights that the optimizer steps.
         borrowed: Trained weights of other parts that this part uses, by their number in ``model.weights``.
-        takes: Numbers of the tensors that it receives.
-        gives: Numbers of the tensors that it sends.
-        back: Numbers of the received tensors that have gradients.
-        differentiable: Numbers of the sent tensors that have gradients.
+        segments: Its segments, in order.
+        replica: Number of its replica, from 0.
+        moving: Numbers of the weights that it changes without training them, such as moving averages.
         reads: Whether it needs samples or labels.
         losses: Sum of the regularization of the epoch, weighted by samples; 0 in the last part, which counts it itself.
         is_last: Whether it computes the loss.
@@ -51,8 +53,8 @@ class ModelPart:
         self._plan, self.number = plan, number
         self._model = model = graph.model
         self._function = functional(model)
-        self._calls = graph.calls[part.begin : part.end]
-        self._tensors = graph.tensors
+        self.replica, self._place = plan.replica(number), number % plan.parts_of_replica
+        self.segments = plan.program.segments[self._place]
         self.weights = [model.weights[place] for place in part.weights]
         mine = {id(weight) for weight in self.weights}
         self.trained = [weight for weight in model.trainable_variables if id(weight) in mine]
@@ -60,18 +62,19 @@ class ModelPart:
         others = {place: model.weights[place] for place, _ in part.borrows}
         self.borrowed = {place: weight for place, weight in others.items() if id(weight) in trained}
         self._sources = [*self.trained, *self.borrowed.values()]
-        self.takes = [tensor for tensor, _ in part.takes]
-        self.gives = [tensor for tensor, _ in part.gives]
-        self.back = [tensor for tensor in self.takes if is_float(graph.tensors[tensor])]
-        self.differentiable = {tensor for tensor in self.gives if is_float(graph.tensors[tensor])}
         self._inputs = part.inputs
-        self.is_last = number == len(plan.parts) - 1
-        self._regularized = [weight for weight in self.trained if weight.regularizer is not None]
+        self.is_last = self._place == plan.parts_of_replica - 1
+        first = {id(model.weights[place]) for place in part.first}
+        self._regularized = [one for one in self._sources if one.regularizer is not None and id(one) in first]
         self._has_loss = self.is_last or bool(self._regularized)
-        layers = {id(call.operation): call.operation for call in self._calls}.values()
-        kept = [weight for layer in layers for weight in getattr(layer, "non_trainable_variables", [])]
-        self._fixed = [*{id(weight): weight for weight in kept}.values()]
-        self._seeds = _seeds(plan, part.begin, part.end)
+        calls = {op.call for segment in self.segments for op in segment.ops if op.call >= 0}
+        for call in calls:
+            plan.program.ways[call].adapt(graph.calls[call].operation, number % plan.program.workers)
+        layers = {id(graph.calls[call].operation): graph.calls[call].operation for call in calls}.values()
+        inner = [one for layer in layers if hasattr(layer, "_flatten_layers") for one in layer._flatten_layers()]
+        kept = {id(one) for layer in inner for one in layer._non_trainable_variables if "float" in str(one.dtype)}
+        self.moving = [place for place in part.all_weights if id(model.weights[place]) in kept]
+        self._seeds = _seeds(plan, calls)
         self.reads = bool(self._inputs) or self.is_last
         self._sums: list[Any] | None = None
         self.losses = 0.0
@@ -87,54 +90,105 @@ class ModelPart:
     def prepare(self, batch: tuple[Any, ...]) -> None:
         """Make Keras create the variables of losses and metrics, which it otherwise does in the first batch."""
         if self.is_last:
-            self._model._symbolic_build(data_batch=batch)
+            self._build_metrics(*batch)
             for one in self._model._compile_loss.metrics:  # with several outputs; Keras counts calls in compiled steps
                 count = type(one).update_state
                 vars(one)["update_state"] = lambda value, sample_weight=None, one=one, count=count: count(
                     one, value, sample_weight=self._samples
                 )
 
-    def _words(self, seed: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
-        """Return the random states of the part's calls in a micro-batch.
+    def _build_metrics(self, x: Any, y: Any = None, weight: Any = None) -> None:
+        """Create the variables of losses and metrics, as Keras does, but without a pass through the whole model."""
+        import keras
+        from keras.src.models.functional import unpack_singleton
+
+        def symbol(value: Any) -> Any:
+            return (
+                None if value is None else keras.KerasTensor(value.shape, keras.backend.standardize_dtype(value.dtype))
+            )
+
+        model, samples = self._model, len(keras.tree.flatten(x)[0])
+        shapes = [keras.KerasTensor((samples, *one.shape[1:]), one.dtype) for one in self._function.outputs]
+        outputs = unpack_singleton(keras.tree.pack_sequence_as(self._function._outputs_struct, shapes))
+        y, weight = keras.tree.map_structure(symbol, (y, weight))
+        build = keras.src.backend.compute_output_spec
+        if model._compile_metrics is not None and not model._compile_metrics.built:
+            build(model._compile_metrics.update_state, y, outputs, weight)
+        if not model._compile_loss.built:
+            build(model._compile_loss, y, outputs, weight)
+
+    def data_of(self, segment: Segment, data: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the data that a segment uses."""
+        if segment.has_loss:
+            return data
+        return data[:1] if segment.inputs else ()
+
+    def _words(self, segment: Segment, seed: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
+        """Return the random states of a segment's calls in a micro-batch.
 
         They follow from the seed, and from the layer and its call in the whole model, so the cut changes nothing.
         """
         found = []
-        for _, place, again, state in self._seeds:
+        for _, place, again, state in self._seeds_of(segment):
             sequence = np.random.SeedSequence([*seed, place, again] if again else [*seed, place])
             found.append((sequence.generate_state(2) >> np.uint32(1)).astype(str(state.dtype)))
         return found
 
-    def _run(
-        self, taken: Sequence[Any], data: tuple[Any, ...], words: Sequence[Any], training: bool = True
-    ) -> tuple[list[Any], Any]:
-        """Compute a micro-batch. Return the tensors to send, and the loss; 0 without one."""
-        import keras
-        from keras.src.models.functional import operation_fn, unpack_singleton
+    def _seeds_of(self, segment: Segment) -> list[tuple[int, int, int, Any]]:
+        calls = {op.call for op in segment.ops}
+        return [one for one in self._seeds if one[0] in calls]
 
-        found = {id(self._tensors[number]): value for number, value in zip(self.takes, taken, strict=True)}
-        if self._inputs:
+    def _sources_of(self, segment: Segment) -> list[int]:
+        """Return which of the sources a segment uses, by their numbers. The last one has the regularization."""
+        weights = self._model.weights
+        used = {id(weights[place]) for op in segment.ops for place in op.weights}
+        if segment is self.segments[-1]:
+            used.update(map(id, self._regularized))
+        return [number for number, one in enumerate(self._sources) if id(one) in used]
+
+    def _fixed_of(self, segment: Segment) -> list[Any]:
+        """Return the variables of a segment's layers that are not trained, such as random states."""
+        calls = sorted({op.call for op in segment.ops if op.call >= 0})
+        layers = [self._plan.graph.calls[call].operation for call in calls]
+        kept = [weight for layer in layers for weight in getattr(layer, "non_trainable_variables", [])]
+        return [*{id(weight): weight for weight in kept}.values()]
+
+    def _run(
+        self,
+        segment: Segment,
+        taken: Sequence[Any],
+        data: tuple[Any, ...],
+        words: Sequence[Any],
+        training: bool = True,
+    ) -> tuple[list[Any], Any]:
+        """Compute a segment of a micro-batch. Return the values that it gives, and the loss; 0 without one."""
+        import keras
+        from keras.src.models.functional import unpack_singleton
+
+        found: dict[Name, Any] = {segment.names[one]: value for one, value in zip(segment.takes, taken, strict=True)}
+        if segment.inputs:
             values = self._function._standardize_inputs(data[0])
-            found.update((id(one), value) for one, value in zip(self._function.inputs, values, strict=True))
-        known = self._seeds if training else []
-        seeds = [(number, state, one) for (number, _, _, state), one in zip(known, words, strict=True)]
-        for place, call in enumerate(self._calls):
-            for _, state, one in (seed for seed in seeds if seed[0] == place):
+            found.update((Name(WHOLE, tensor, self._place), values[tensor]) for tensor in segment.inputs)
+        known = self._seeds_of(segment) if training else []
+        seeds = [(call, state, one) for (call, _, _, state), one in zip(known, words, strict=True)]
+        for op in segment.ops:
+            for _, state, one in (seed for seed in seeds if seed[0] == op.call):
                 state.assign(one)
-            args, options = call.node.arguments.fill_in(found)
-            outputs = operation_fn(call.operation, training=training)(*args, **options)
-            found.update(
-                (id(one), value) for one, value in zip(call.node.outputs, keras.tree.flatten(outputs), strict=True)
-            )
-            if getattr(call.operation, "_losses", None):
+            if op.gives:
+                made = op.compute([found[name] for name in op.takes], training)
+                found.update(zip(op.gives, made, strict=True))
+            if op.call >= 0 and getattr(self._plan.graph.calls[op.call].operation, "_losses", None):
+                call = self._plan.graph.calls[op.call]
                 call.operation._clear_losses()
                 raise AppError(
                     f"the layer {call.name!r} calls add_loss, and with split no worker has the whole loss",
                     hint="use a regularizer of its weights, or leave out split",
                 )
-        losses = [keras.ops.cast(one.regularizer(one), keras.backend.floatx()) for one in self._regularized]
-        if self.is_last:
-            flat = [found[id(one)] for one in self._function.outputs]
+        losses = []
+        if segment is self.segments[-1]:
+            losses = [keras.ops.cast(one.regularizer(one), keras.backend.floatx()) for one in self._regularized]
+        if segment.has_loss:
+            flat = [found[name] for name in segment.ops[-1].takes]
             outputs = unpack_singleton(keras.tree.pack_sequence_as(self._function._outputs_struct, flat))
             y, weight = (*data[1:], None, None)[:2]
             samples = self._samples = keras.ops.shape(flat[0])[0]
@@ -144,53 +198,87 @@ class ModelPart:
             if self._model._compile_metrics is not None:
                 self._model._compile_metrics.update_state(y, outputs, sample_weight=weight)
         loss = keras.ops.sum(losses) if losses else keras.ops.zeros(())
-        return [found[id(self._tensors[number])] for number in self.gives], loss
+        return [found[segment.names[one]] for one in segment.gives], loss
+
+    def _has_loss_in(self, segment: Segment) -> bool:
+        return self._has_loss and segment is self.segments[-1]
 
     def forward(
-        self, taken: Sequence[Any], data: tuple[Any, ...], samples: int, seed: tuple[int, ...]
+        self, segment: Segment, taken: Sequence[Any], data: tuple[Any, ...], samples: int, seed: tuple[int, ...]
     ) -> tuple[list[Any], Any]:
-        """Compute the forward pass of a micro-batch.
+        """Compute the forward pass of a segment over a micro-batch.
 
         Args:
-            taken: The received tensors, in the order of ``takes``.
-            data: The result of ``data``.
+            segment: The segment.
+            taken: The values that it takes, in their order.
+            data: The result of ``data_of``.
             samples: Number of samples.
             seed: Seed of the random numbers.
 
         Returns:
-            The tensors to send, in the order of ``gives``; and the argument ``kept`` of ``backward``, which has the activations.
+            The values that it gives, in their order; and the argument ``kept`` of ``backward``, which has the activations.
         """
         raise NotImplementedError
 
-    def backward(self, kept: Any, gradients: Sequence[Any], share: float) -> list[Any]:
-        """Compute the backward pass of a micro-batch, and add its gradients to the sums.
+    def backward(self, segment: Segment, kept: Any, gradients: Sequence[Any], share: float) -> list[Any]:
+        """Compute the backward pass of a segment over a micro-batch, and add its gradients to the sums.
 
         Args:
+            segment: The segment.
             kept: Second result of ``forward``.
-            gradients: The gradients of the sent tensors, in the order of ``gives``; None without a gradient.
+            gradients: The gradients of the given values, in their order; None without a gradient.
             share: Factor of the loss: the micro-batch's part of the samples of its batch.
 
         Returns:
-            The gradients of the received tensors, in the order of ``back``.
+            The gradients of the taken values that are differentiable, in their order.
         """
         raise NotImplementedError
 
-    def evaluate(self, taken: Sequence[Any], data: tuple[Any, ...], samples: int) -> list[Any]:
-        """Compute a batch as ``Model.evaluate`` does, and count its losses and metrics.
+    def evaluate(self, segment: Segment, taken: Sequence[Any], data: tuple[Any, ...], samples: int) -> list[Any]:
+        """Compute a segment of a batch as ``Model.evaluate`` does, and count its losses and metrics.
 
         Args:
-            taken, data, samples: Arguments of ``forward``.
+            segment, taken, data, samples: Arguments of ``forward``.
 
         Returns:
-            The tensors to send, in the order of ``gives``.
+            The values that it gives, in their order.
         """
-        outputs, loss = self._evaluated(taken, data)
-        if self._has_loss and not self.is_last:
+        outputs, loss = self._evaluated(segment, taken, data)
+        if self._has_loss_in(segment) and not self.is_last:
             self.losses += float(loss) * samples
         return outputs
 
-    def _evaluated(self, taken: Sequence[Any], data: tuple[Any, ...]) -> tuple[list[Any], Any]:
-        """Return the outputs of the part and its loss in an evaluation."""
+    def _evaluated(self, segment: Segment, taken: Sequence[Any], data: tuple[Any, ...]) -> tuple[list[Any], Any]:
+        """Return the outputs of a segment and its loss in an evaluation."""
+        raise NotImplementedError
+
+    def _back(self, segment: Segment) -> list[bool]:
+        """Return for each value that a segment takes whether it has a gradient."""
+        return [self._plan.program.values[one].differentiable for one in segment.takes]
+
+    def _add(self, places: Sequence[int], gradients: list[Any]) -> None:
+        """Add the gradients of some sources to the sums, and remove them from the list.
+
+        One large gradient goes at a time, so that each is freed before the next one is added.
+        """
+        sums = self._sums = self._sums or [None] * len(self._sources)
+        small, large = list[int](), list[int]()
+        for number, place in enumerate(places):
+            if gradients[number] is not None and sums[place] is None:
+                sums[place], gradients[number] = self._first(place, gradients[number]), None
+            elif gradients[number] is not None:
+                (large if math.prod(gradients[number].shape) > LARGE else small).append(number)
+        for numbers in filter(None, (small, *([number] for number in large))):
+            added = self._added([sums[places[one]] for one in numbers], [gradients[one] for one in numbers])
+            for one, value in zip(numbers, added, strict=True):
+                sums[places[one]], gradients[one] = value, None
+
+    def _first(self, place: int, gradient: Any) -> Any:
+        """Return the sum of one gradient."""
+        return gradient
+
+    def _added(self, ones: list[Any], others: list[Any]) -> Sequence[Any]:
+        """Return each sum of ``ones`` with one more gradient. They may be changed."""
         raise NotImplementedError
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -266,80 +354,81 @@ class ModelPart:
 class TensorFlowPart(ModelPart):
     """A part of a model in TensorFlow. A tape keeps the activations of a micro-batch until its backward pass."""
 
-    _compiled: Any = None
-    _evaluating: Any = None
     _stepping: Any = None
     _adding: Any = None
 
     def __init__(self, plan: Plan, number: int) -> None:
         super().__init__(plan, number)
         self._totals: list[Any] = [None] * len(self._sources)  # the memory of the sums, which every step uses again
+        self._compiled: dict[int, Any] = {}  # by the id of a segment
+        self._evaluating: dict[int, Any] = {}
 
     def forward(
-        self, taken: Sequence[Any], data: tuple[Any, ...], samples: int, seed: tuple[int, ...]
+        self, segment: Segment, taken: Sequence[Any], data: tuple[Any, ...], samples: int, seed: tuple[int, ...]
     ) -> tuple[list[Any], Any]:
-        """Compute the forward pass of a micro-batch, as ``ModelPart.forward`` describes."""
+        """Compute the forward pass of a segment, as ``ModelPart.forward`` describes."""
         import tensorflow as tf
 
         values = [tf.convert_to_tensor(one) for one in taken]
-        data, words = tree_map(tf.convert_to_tensor, data), list(map(tf.convert_to_tensor, self._words(seed)))
-        if self._compiled is None:
+        data = tree_map(tf.convert_to_tensor, data)
+        words = list(map(tf.convert_to_tensor, self._words(segment, seed)))
+        if id(segment) not in self._compiled:
+            spec = _any_number((values, data))
             seeds = [tf.TensorSpec(one.shape, one.dtype) for one in words]
-            self._compiled = tf.function(self._run, input_signature=(*_any_number((values, data)), seeds))
-        sources = [value for number, value in zip(self.takes, values, strict=True) if number in self.back]
+            run = partial(self._run, segment)
+            self._compiled[id(segment)] = tf.function(run, input_signature=(*spec, seeds))
+        sources = [value for value, has in zip(values, self._back(segment), strict=True) if has]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([one.value for one in self._sources])
+            tape.watch([self._sources[place].value for place in self._sources_of(segment)])
             tape.watch(sources)
-            outputs, loss = self._compiled(values, data, words)
-        if self._has_loss and not self.is_last:
+            outputs, loss = self._compiled[id(segment)](values, data, words)
+        if self._has_loss_in(segment) and not self.is_last:
             self.losses += float(loss) * samples
         return list(outputs), (tape, list(outputs), loss, sources)
 
-    def backward(self, kept: Any, gradients: Sequence[Any], share: float) -> list[Any]:
-        """Compute the backward pass of a micro-batch, as ``ModelPart.backward`` describes."""
+    def backward(self, segment: Segment, kept: Any, gradients: Sequence[Any], share: float) -> list[Any]:
+        """Compute the backward pass of a segment, as ``ModelPart.backward`` describes."""
         import tensorflow as tf
 
         tape, outputs, loss, sources = kept
         targets = [(one, tf.convert_to_tensor(g)) for one, g in zip(outputs, gradients, strict=True) if g is not None]
-        if self._has_loss:
+        if self._has_loss_in(segment):
             targets.append((loss, tf.cast(share, loss.dtype)))
         if not targets:
             return [tf.zeros_like(one) for one in sources]
-        variables = [one.value for one in self._sources]
+        places = self._sources_of(segment)
+        variables = [self._sources[place].value for place in places]
         ends, factors = (list(one) for one in zip(*targets, strict=True))
         found = tape.gradient(ends, [*variables, *sources], output_gradients=factors)
-        back = [
-            tf.zeros_like(one) if g is None else tf.convert_to_tensor(g)
-            for g, one in zip(found[len(variables) :], sources, strict=True)
-        ]
+        back = zip(found[len(variables) :], sources, strict=True)
+        result = [tf.zeros_like(one) if g is None else tf.convert_to_tensor(g) for g, one in back]
         mine = [None if g is None else tf.convert_to_tensor(g) for g in found[: len(variables)]]
         del found  # so that ``_add`` has the only references to the gradients
-        self._add(mine)
-        return back
+        self._add(places, mine)
+        return result
 
-    def _evaluated(self, taken: Sequence[Any], data: tuple[Any, ...]) -> tuple[list[Any], Any]:
+    def _evaluated(self, segment: Segment, taken: Sequence[Any], data: tuple[Any, ...]) -> tuple[list[Any], Any]:
         import tensorflow as tf
 
         values, data = [tf.convert_to_tensor(one) for one in taken], tree_map(tf.convert_to_tensor, data)
-        if self._evaluating is None:
-            run = lambda taken, data: self._run(taken, data, (), training=False)  # noqa: E731
-            self._evaluating = tf.function(run, input_signature=_any_number((values, data)))
-        outputs, loss = self._evaluating(values, data)
+        if id(segment) not in self._evaluating:
+            run = lambda taken, data: self._run(segment, taken, data, (), training=False)  # noqa: E731
+            self._evaluating[id(segment)] = tf.function(run, input_signature=_any_number((values, data)))
+        outputs, loss = self._evaluating[id(segment)](values, data)
         return list(outputs), loss
 
-    def _add(self, gradients: list[Any]) -> None:
+    def _first(self, place: int, gradient: Any) -> Any:
         import tensorflow as tf
 
-        if self._sums is None:
-            self._sums = [None] * len(gradients)
-            for place, gradient in enumerate(gradients):
-                if gradient is not None:
-                    if self._totals[place] is None:
-                        self._totals[place] = tf.Variable(gradient, trainable=False)
-                    else:
-                        self._totals[place].assign(gradient, read_value=False)
-                    self._sums[place], gradients[place] = self._totals[place], None
-            return
+        if self._totals[place] is None:
+            self._totals[place] = tf.Variable(gradient, trainable=False)
+        else:
+            self._totals[place].assign(gradient, read_value=False)
+        return self._totals[place]
+
+    def _added(self, ones: list[Any], others: list[Any]) -> Sequence[Any]:
+        import tensorflow as tf
+
         if self._adding is None:
 
             @tf.function  # type: ignore[untyped-decorator]
@@ -348,14 +437,9 @@ class TensorFlowPart(ModelPart):
                     total.assign_add(gradient, read_value=False)
 
             self._adding = adding
-        there = [place for place, gradient in enumerate(gradients) if gradient is not None]
-        large = [place for place in there if gradients[place].shape.num_elements() > LARGE]
-        for places in ([place for place in there if place not in large], *([place] for place in large)):
-            # In place: a new tensor for each sum would cost more time and memory. One large gradient at a time, so that each
-            # is freed before the next one is added.
-            self._adding([self._sums[place] for place in places], [gradients[place] for place in places])
-            for place in places:
-                gradients[place] = None
+        # In place: a new tensor for each sum would cost more time, and the memory of all gradients once more.
+        self._adding(ones, others)
+        return ones
 
     def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
         import tensorflow as tf
@@ -369,51 +453,61 @@ class TensorFlowPart(ModelPart):
 class JaxPart(ModelPart):
     """A part of a model in JAX. The function that ``jax.vjp`` returns keeps the activations of a micro-batch."""
 
-    _forward: Any = None
     _backward: Any = None
-    _evaluating: Any = None
     _adding: Any = None
     _stepping: Any = None
 
-    def _states(self) -> list[Any]:
-        """Return the variables that a forward pass may change."""
-        return [*self._fixed, *(self._model.metrics_variables if self.is_last else ())]
+    def __init__(self, plan: Plan, number: int) -> None:
+        super().__init__(plan, number)
+        self._forward: dict[int, Any] = {}  # by the id of a segment
+        self._evaluating: dict[int, Any] = {}
 
-    def forward(
-        self, taken: Sequence[Any], data: tuple[Any, ...], samples: int, seed: tuple[int, ...]
-    ) -> tuple[list[Any], Any]:
-        """Compute the forward pass of a micro-batch, as ``ModelPart.forward`` describes."""
+    def _states(self, segment: Segment) -> list[Any]:
+        """Return the variables that a forward pass of a segment may change."""
+        return [*self._fixed_of(segment), *(self._model.metrics_variables if segment.has_loss else ())]
+
+    def _compiled(self, segment: Segment) -> Any:
+        """Return the compiled forward pass of a segment."""
         import jax
         import keras
 
-        states = self._states()
-        if self._forward is None:
+        states, back = self._states(segment), self._back(segment)
+        sources = [self._sources[place] for place in self._sources_of(segment)]
 
-            def run(trained: Any, floats: Any, others: Any, before: Any, data: Any, words: Any) -> Any:
-                mapping = [*zip(self._sources, trained, strict=True), *zip(states, before, strict=True)]
-                left = {"f": iter(floats), "o": iter(others)}
-                taken = [next(left["f" if number in self.back else "o"]) for number in self.takes]
-                with keras.StatelessScope(state_mapping=mapping) as scope:
-                    result = self._run(taken, data, words)
-                after = [scope.get_current_value(one) for one in states]
-                return result, [old if new is None else new for old, new in zip(before, after, strict=True)]
+        def run(trained: Any, floats: Any, others: Any, before: Any, data: Any, words: Any) -> Any:
+            mapping = [*zip(sources, trained, strict=True), *zip(states, before, strict=True)]
+            left = {True: iter(floats), False: iter(others)}
+            taken = [next(left[has]) for has in back]
+            with keras.StatelessScope(state_mapping=mapping) as scope:
+                result = self._run(segment, taken, data, words)
+            after = [scope.get_current_value(one) for one in states]
+            return result, [old if new is None else new for old, new in zip(before, after, strict=True)]
 
-            def forward(trained: Any, floats: Any, others: Any, before: Any, data: Any, words: Any) -> Any:
-                return jax.vjp(lambda t, f: run(t, f, others, before, data, words), trained, floats, has_aux=True)
+        def forward(trained: Any, floats: Any, others: Any, before: Any, data: Any, words: Any) -> Any:
+            return jax.vjp(lambda t, f: run(t, f, others, before, data, words), trained, floats, has_aux=True)
 
-            self._forward = jax.jit(forward)
-        floats = [value for number, value in zip(self.takes, taken, strict=True) if number in self.back]
-        others = [value for number, value in zip(self.takes, taken, strict=True) if number not in self.back]
-        trained, before = [one.value for one in self._sources], [one.value for one in states]
-        (outputs, loss), pull, after = self._forward(trained, floats, others, before, data, self._words(seed))
+        return jax.jit(forward)
+
+    def forward(
+        self, segment: Segment, taken: Sequence[Any], data: tuple[Any, ...], samples: int, seed: tuple[int, ...]
+    ) -> tuple[list[Any], Any]:
+        """Compute the forward pass of a segment, as ``ModelPart.forward`` describes."""
+        if id(segment) not in self._forward:
+            self._forward[id(segment)] = self._compiled(segment)
+        states, back = self._states(segment), self._back(segment)
+        floats = [value for value, has in zip(taken, back, strict=True) if has]
+        others = [value for value, has in zip(taken, back, strict=True) if not has]
+        trained = [self._sources[place].value for place in self._sources_of(segment)]
+        before, words = [one.value for one in states], self._words(segment, seed)
+        (outputs, loss), pull, after = self._forward[id(segment)](trained, floats, others, before, data, words)
         for state, value in zip(states, after, strict=True):
             state.assign(value)
-        if self._has_loss and not self.is_last:
+        if self._has_loss_in(segment) and not self.is_last:
             self.losses += float(loss) * samples
         return list(outputs), (pull, list(outputs), loss)
 
-    def backward(self, kept: Any, gradients: Sequence[Any], share: float) -> list[Any]:
-        """Compute the backward pass of a micro-batch, as ``ModelPart.backward`` describes."""
+    def backward(self, segment: Segment, kept: Any, gradients: Sequence[Any], share: float) -> list[Any]:
+        """Compute the backward pass of a segment, as ``ModelPart.backward`` describes."""
         import jax
 
         pull, outputs, loss = kept
@@ -423,39 +517,38 @@ class JaxPart(ModelPart):
             _no_gradient(one) if g is None else jax.numpy.asarray(g) for one, g in zip(outputs, gradients, strict=True)
         ]
         mine, back = self._backward(pull, (ends, jax.numpy.asarray(share, loss.dtype)))
-        self._add(list(mine))
+        self._add(self._sources_of(segment), list(mine))
         return list(back)
 
-    def _evaluated(self, taken: Sequence[Any], data: tuple[Any, ...]) -> tuple[list[Any], Any]:
+    def _evaluated(self, segment: Segment, taken: Sequence[Any], data: tuple[Any, ...]) -> tuple[list[Any], Any]:
         import jax
         import keras
 
-        states = [*self._sources, *self._states()]
-        if self._evaluating is None:
+        states = [*(self._sources[place] for place in self._sources_of(segment)), *self._states(segment)]
+        if id(segment) not in self._evaluating:
 
             def run(before: Any, taken: Any, data: Any) -> Any:
                 with keras.StatelessScope(state_mapping=list(zip(states, before, strict=True))) as scope:
-                    result = self._run(taken, data, (), training=False)
+                    result = self._run(segment, taken, data, (), training=False)
                 after = [scope.get_current_value(one) for one in states]
                 return result, [old if new is None else new for old, new in zip(before, after, strict=True)]
 
-            self._evaluating = jax.jit(run)
-        (outputs, loss), after = self._evaluating([one.value for one in states], list(taken), data)
+            self._evaluating[id(segment)] = jax.jit(run)
+        before = [one.value for one in states]
+        (outputs, loss), after = self._evaluating[id(segment)](before, list(taken), data)
         for state, value in zip(states, after, strict=True):
             state.assign(value)
         return list(outputs), loss
 
-    def _add(self, gradients: list[Any]) -> None:
+    def _added(self, ones: list[Any], others: list[Any]) -> Sequence[Any]:
         import jax
 
-        if self._sums is None:
-            self._sums = gradients
-            return
         if self._adding is None:
             self._adding = jax.jit(
                 lambda one, other: [a + b for a, b in zip(one, other, strict=True)], donate_argnums=0
             )
-        self._sums = list(self._adding(self._sums, gradients))
+        found: Sequence[Any] = self._adding(ones, others)
+        return found
 
     def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
         import jax
@@ -479,23 +572,23 @@ def _any_number(tensors: Any) -> Any:
     return tree_map(lambda one: tf.TensorSpec((None, *one.shape[1:]), one.dtype), tensors)
 
 
-def _seeds(plan: Plan, begin: int, end: int) -> list[tuple[int, int, int, Any]]:
+def _seeds(plan: Plan, calls: Collection[int]) -> list[tuple[int, int, int, Any]]:
     """Return the random states that some calls use.
 
     Returns:
-        For each one: the number of the call, counted from ``begin``; the number of the state in the model; how many
-        earlier calls use it; and its Keras variable.
+        For each one: the number of the call; the number of the state in the model; how many earlier calls use it; and
+        its Keras variable.
     """
     model, used = plan.graph.model, dict[int, int]()
     states = [one for one in model.non_trainable_variables if one.path.endswith("seed_generator_state")]
     places = {id(state): place for place, state in enumerate(states)}
     found = []
-    for number, call in enumerate(plan.graph.calls[:end]):
+    for number, call in enumerate(plan.graph.calls):
         layers = call.operation._flatten_layers() if hasattr(call.operation, "_flatten_layers") else ()
         for state in (one.state for layer in layers for one in layer._seed_generators):
             again = used[id(state)] = used.get(id(state), -1) + 1
-            if number >= begin:
-                found.append((number - begin, places[id(state)], again, state))
+            if number in calls:
+                found.append((number, places[id(state)], again, state))
     return found
 
 
@@ -505,13 +598,6 @@ def _no_gradient(tensor: Any) -> Any:
     if jax.numpy.issubdtype(tensor.dtype, jax.numpy.floating):
         return jax.numpy.zeros_like(tensor)
     return np.zeros(tensor.shape, jax.dtypes.float0)
-
-
-def is_float(tensor: Any) -> bool:
-    """Return whether a symbolic tensor of Keras has floats, so that it has a gradient."""
-    import keras
-
-    return bool(keras.backend.is_float_dtype(str(tensor.dtype)))
 
 
 KINDS: dict[str, Callable[[Plan, int], ModelPart]] = {"tensorflow": TensorFlowPart, "jax": JaxPart}

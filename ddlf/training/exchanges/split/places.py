@@ -98,7 +98,7 @@ class Places:
         if isinstance(weights, WeightsRef) and weights.first is not None:
             return {"seed": self._seed}
         me = self._plan.parts[part]
-        if isinstance(weights, WeightsRef) and (slices := weights.slices) is not None:
+        if isinstance(weights, WeightsRef) and (slices := weights.slices) is not None and not self._plan.program.pieces:
             wanted = self._in_slices(me, everything=True)
             has = [{*file["arrays"]} for file in slices.files]
             listed = set[str]().union(*has)
@@ -108,9 +108,13 @@ class Places:
                 await self._members.checkpoints.give(worker, slices, numbers)
                 return {"slices": wanted}
         whole = await asyncio.to_thread(weights.read) if isinstance(weights, WeightsRef) else weights
-        found = {weight_name(place): whole[place] for place in me.all_weights}
+        found = {weight_name(place): self._plan.piece(part, place, whole[place]) for place in me.all_weights}
         if (optimizer := self.source.optimizer) is not None:
-            found |= {optimizer_name(place): optimizer[place] for place in self._optimizer_of(me, everything=True)}
+            of = self._plan.optimizer.of
+            found |= {
+                optimizer_name(place): self._plan.piece(part, of[place], optimizer[place])
+                for place in self._optimizer_of(me, everything=True)
+            }
         return {"arrays": found}
 
     def gone(self, part: int) -> ClusterTooSmall:
@@ -130,11 +134,17 @@ class Places:
         """
         if self.source is not None:
             return self.source
-        found: dict[str, np.ndarray[Any, Any]] = {}
-        for part in self._plan.parts:
-            found.update((await self.bring_part(part.number)).views())
-        weights = [found[weight_name(place)] for place in range(len(self._names))]
-        return Source(weights, [found[optimizer_name(place)] for place in range(len(self._plan.optimizer.paths))])
+        plan, found = self._plan, dict[str, list[np.ndarray[Any, Any]]]()
+        for part in plan.parts:
+            if part.weights or not part.number:
+                views = (await self.bring_part(part.number)).views()
+                mine = [weight_name(place) for place in part.weights]
+                mine += [optimizer_name(place) for place in self._optimizer_of(part, everything=False)]
+                for name in mine:
+                    found.setdefault(name, []).append(views[name])
+        weights = [plan.joined(place, found[weight_name(place)]) for place in range(len(self._names))]
+        of = enumerate(plan.optimizer.of)
+        return Source(weights, [plan.joined(weight, found[optimizer_name(place)]) for place, weight in of])
 
     async def bring_part(self, part: int) -> State:
         """Return the state of a part, fetched from a worker into a file on the master.

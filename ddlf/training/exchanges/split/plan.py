@@ -18,6 +18,7 @@ from ddlf.errors import ConfigError
 from ddlf.events import ModelCut, PlannedPart
 from ddlf.training.exchanges.split.cut import Cut
 from ddlf.training.exchanges.split.graph import Graph
+from ddlf.training.exchanges.split.program import Program
 from ddlf.training.exchanges.split.variables import deferred
 
 MOST_PARTS = 64
@@ -76,26 +77,24 @@ class Part:
     """A part of a model: some calls that follow each other.
 
     Args:
-        number: Number of the part, from 0.
+        number: Number of the part, from 0. The second replica's parts follow the first one's.
         begin: Number of its first call.
         end: Number behind its last call.
         weights: Numbers of its weights in ``model.weights``.
-        takes: The tensors that it receives from other parts, each with the number of the part that computes it.
-        gives: The tensors that it sends, each with the numbers of the parts that receive it.
         borrows: Numbers of the weights that it uses and another part owns, each with the number of its owner.
         lends: Numbers of its weights that other parts use, each with the numbers of these parts.
         inputs: Numbers of the inputs of the model that it reads.
+        first: Numbers of the weights that no earlier part of its replica uses. It counts their regularization.
     """
 
     number: int
     begin: int
     end: int
     weights: tuple[int, ...]
-    takes: tuple[tuple[int, int], ...]
-    gives: tuple[tuple[int, tuple[int, ...]], ...]
     borrows: tuple[tuple[int, int], ...]
     lends: tuple[tuple[int, tuple[int, ...]], ...]
     inputs: tuple[int, ...]
+    first: tuple[int, ...]
 
     @property
     def all_weights(self) -> tuple[int, ...]:
@@ -109,20 +108,25 @@ class Plan:
 
     Args:
         graph: The calls of the model.
-        parts: The parts, in order. The last one has the loss.
+        parts: The parts, ordered by replica, by stage, and by worker of the stage. The last one of each replica has
+            the loss.
+        program: The work of the parts.
         optimizer: The variables of the optimizer.
         batch_size: Samples in a batch.
         micro_batches: M, the number of micro-batches of a whole batch.
+        replicas: The number of copies of the model that train together.
     """
 
     graph: Graph
     parts: tuple[Part, ...]
+    program: Program
     optimizer: OptimizerState
     batch_size: int
     micro_batches: int
+    replicas: int = 1
 
     @classmethod
-    def of(cls, graph: Graph, cut: Cut, batch_size: int, micro_batches: int) -> Plan:
+    def of(cls, graph: Graph, cut: Cut, batch_size: int, micro_batches: int, replicas: int = 1) -> Plan:
         """Return the plan for a model.
 
         Args:
@@ -130,6 +134,7 @@ class Plan:
             cut: The setting ``split``.
             batch_size: Samples in a batch.
             micro_batches: M, the number of micro-batches of a whole batch.
+            replicas: The number of copies of the model.
 
         Raises:
             ConfigError: The model has too few layers, or lacks a layer that ``cut`` names.
@@ -137,7 +142,9 @@ class Plan:
         optimizer = OptimizerState.of_model(graph.model)
 
         def planned(ends: Sequence[int]) -> Plan:
-            return cls(graph, _parts(graph, ends), optimizer, batch_size, micro_batches)
+            program = Program.of(graph, ends, cut.within)
+            parts = _parts(ends, program, replicas)
+            return cls(graph, parts, program, optimizer, batch_size, micro_batches, replicas)
 
         count = len(graph.calls)
         if cut.layers:
@@ -164,29 +171,102 @@ class Plan:
         )
 
     @classmethod
-    def at(cls, graph: Graph, ends: Sequence[int], batch_size: int, micro_batches: int) -> Plan:
-        """Return the plan whose parts end behind the calls with these numbers, as ``ends`` has them."""
-        return cls(graph, _parts(graph, ends), OptimizerState.of_model(graph.model), batch_size, micro_batches)
+    def at(
+        cls,
+        graph: Graph,
+        ends: Sequence[int],
+        batch_size: int,
+        micro_batches: int,
+        workers_of_stage: int = 1,
+        replicas: int = 1,
+    ) -> Plan:
+        """Return the plan whose stages end behind the calls with these numbers, as ``ends`` has them."""
+        program = Program.of(graph, ends, workers_of_stage)
+        optimizer = OptimizerState.of_model(graph.model)
+        parts = _parts(ends, program, replicas)
+        return cls(graph, parts, program, optimizer, batch_size, micro_batches, replicas)
 
     @property
     def ends(self) -> list[int]:
-        """The numbers behind the last call of each part."""
-        return [part.end for part in self.parts]
+        """The numbers behind the last call of each stage."""
+        return [part.end for part in self.parts[: self.parts_of_replica : self.program.workers]]
+
+    @property
+    def parts_of_replica(self) -> int:
+        """The number of parts of each replica."""
+        return len(self.parts) // self.replicas
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return self.parts_of_replica // self.program.workers
+
+    def stage(self, part: int) -> int:
+        """Return the stage of a part."""
+        return part % self.parts_of_replica // self.program.workers
+
+    def replica(self, part: int) -> int:
+        """Return the replica of a part, from 0."""
+        return part // self.parts_of_replica
+
+    def piece(self, part: int, place: int | None, value: Any) -> Any:
+        """Return a part's share of a weight, or of a variable of the optimizer that belongs to it.
+
+        Args:
+            part: Number of the part.
+            place: Number of the weight in ``model.weights``; None for a variable that belongs to all weights.
+            value: The whole value.
+        """
+        piece = None if place is None else self.program.pieces.get(place)
+        return value if piece is None else piece.of(value, part % self.program.workers)
+
+    def shape(self, part: int, place: int) -> tuple[int, ...]:
+        """Return the shape of a part's share of a weight."""
+        whole, piece = self.program.shapes[place], self.program.pieces.get(place)
+        if piece is None:
+            return whole
+        found = list(whole)
+        found[piece.axis] = len(piece.units[part % self.program.workers])
+        return tuple(found)
+
+    def joined(self, place: int | None, values: Sequence[Any]) -> Any:
+        """Return the whole value from the shares of the parts that own a weight, in their order."""
+        piece = None if place is None else self.program.pieces.get(place)
+        return values[0] if piece is None else piece.join(values)
+
+    def share(self, part: int, place: int | None) -> float:
+        """Return the share of a weight that a part has, from 0 to 1."""
+        piece = None if place is None else self.program.pieces.get(place)
+        return 1.0 if piece is None else piece.share(part % self.program.workers)
+
+    def share_of_call(self, part: int, call: int) -> float:
+        """Return the share of a call that a part computes, from 0 to 1."""
+        units = self.program.ways[call].counted
+        return 1.0 if units is None else len(units[part % self.program.workers]) / sum(map(len, units))
 
     def bytes_of_weights(self, part: Part) -> int:
         """Return the bytes of the weights that a part has, including the borrowed ones."""
-        return sum(bytes_of(self.graph.model.weights[place]) for place in part.all_weights)
+        weights = self.graph.model.weights
+        return sum(round(bytes_of(weights[place]) * self.share(part.number, place)) for place in part.all_weights)
 
     def bytes_of_optimizer(self, part: Part) -> int:
         """Return the bytes of a part's optimizer variables."""
-        mine = {*part.weights, None}
-        return sum(nbytes for of, nbytes in zip(self.optimizer.of, self.optimizer.nbytes, strict=True) if of in mine)
+        mine, found = {*part.weights, None}, zip(self.optimizer.of, self.optimizer.nbytes, strict=True)
+        return sum(round(nbytes * self.share(part.number, of)) for of, nbytes in found if of in mine)
 
     def bytes_of_activations(self, part: Part) -> int:
         """Return the largest number of bytes of a part's activations, for s - i micro-batches."""
-        held = min(len(self.parts) - part.number, self.micro_batches)
+        held = min(self.stages - self.stage(part.number), self.micro_batches)
         samples = held * max(sizes(self.batch_size, self.micro_batches))
-        return samples * sum(call.activations for call in self.graph.calls[part.begin : part.end])
+        calls = range(part.begin, part.end)
+        return samples * sum(
+            round(self.graph.calls[call].activations * self.share_of_call(part.number, call)) for call in calls
+        )
+
+    def products(self, part: Part) -> int:
+        """Return about how many multiplications a part makes for one sample."""
+        calls = range(part.begin, part.end)
+        return sum(round(self.graph.calls[call].products * self.share_of_call(part.number, call)) for call in calls)
 
     def memory(self, part: Part) -> int:
         """Return about how many bytes a part needs: weights, their gradients, optimizer and activations."""
@@ -194,25 +274,34 @@ class Plan:
 
     def bytes_sent(self, part: Part) -> int:
         """Return the bytes that a part sends in a batch: activations forward, and gradients back."""
-        forward = sum(bytes_of_tensor(self.graph, tensor) * len(to) for tensor, to in part.gives)
-        back = sum(bytes_of_tensor(self.graph, tensor) for tensor, _ in part.takes)
+        values, number = self.program.values, part.number % self.parts_of_replica
+        forward = sum(one.nbytes * len(one.receivers) for one in values if one.part == number)
+        back = sum(one.nbytes for one in values if number in one.receivers and one.differentiable)
         return self.batch_size * (forward + back)
 
     def check(self) -> None:
-        """Raise an error for a layer that changes when it is called, and that several parts would have to change.
+        """Raise an error if no layer is cut, or for a layer that changes when it is called, and is in several stages.
 
         Raises:
             ConfigError: Names the layer.
         """
+        if self.program.workers > 1 and not self.program.pieces:
+            whole = [f"{name}: {why}" for name, _, _, why in self.layers() if why]
+            raise ConfigError(
+                f"split='within:{self.program.workers}' cuts no layer of the model {self.graph.model.name!r}"
+                + f" ({'; '.join(whole[:SHOWN])})" * bool(whole),
+                hint="use fewer parts, or split='stages:N', which cuts between layers",
+            )
         used: dict[int, tuple[str, int]] = {}
         for part in self.parts:
             for call in self.graph.calls[part.begin : part.end]:
-                name, other = used.setdefault(id(call.operation), (call.name, part.number))
+                name, other = used.setdefault(id(call.operation), (call.name, self.stage(part.number)))
                 layers = call.operation._flatten_layers() if hasattr(call.operation, "_flatten_layers") else ()
                 changing = any(one._non_trainable_variables for one in layers)
-                if other != part.number and changing:
+                stage = self.stage(part.number)
+                if other != stage and changing:
                     raise ConfigError(
-                        f"the layer {name!r} changes when it is called, and is used in parts {other + 1} and {part.number + 1}",
+                        f"the layer {name!r} changes when it is called, and is used in parts {other + 1} and {stage + 1}",
                         hint="choose a cut that has all its calls in one part, with split='layers:NAME,...'",
                     )
 
@@ -239,29 +328,64 @@ class Plan:
 
     def told(self) -> str:
         """Return the number of parts and micro-batches, and the table, for people."""
-        return f"{len(self.parts)} parts, {self.micro_batches} micro-batches\n{self.table()}"
+        replicas = f"{self.replicas} replicas of " * (self.replicas > 1)
+        counted = f"{replicas}{self.parts_of_replica} parts, {self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)}"
+        within = f"\n{self.table_of_layers()}" if self.program.workers > 1 else ""
+        return f"{counted}\n{self.table()}{within}"
 
     def table(self) -> str:
         """Return the plan as a table for people."""
         head = ("part", "layers", "weights", "optimizer", "activations", "products", "sends a batch")
         rows: list[tuple[str, ...]] = [head]
-        for part in self.parts:
+        for part in self.parts[: self.parts_of_replica]:
             names = [call.name for call in self.graph.calls[part.begin : part.end]]
             shown = names if len(names) <= SHOWN else [names[0], "..", names[-1]]
-            products = sum(call.products for call in self.graph.calls[part.begin : part.end])
+            products = self.products(part)
             found = map(
                 size, (self.bytes_of_weights(part), self.bytes_of_optimizer(part), self.bytes_of_activations(part))
             )
             rows.append((str(part.number + 1), " ".join(shown), *found, f"{products:,}", size(self.bytes_sent(part))))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                text.ljust(width) if place < 2 else text.rjust(width)
-                for place, (text, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+        return aligned(rows, left={0, 1})
+
+    def layers(self) -> list[tuple[str, str, float, str]]:
+        """Return how each layer is cut within a stage.
+
+        Returns:
+            For each layer: its name; how it is cut, with the units of each worker; the largest share of its weights
+            that a worker has; and why it, or a weight of it, stays whole, "" if nothing does.
+        """
+        found: dict[str, tuple[str, str, float, str]] = {}
+        weights, workers = self.graph.model.weights, self.program.workers
+        for call, way in zip(self.graph.calls, self.program.ways, strict=True):
+            units = way.counted
+            how = way.name if units is None else f"{way.name} {', '.join(str(len(one)) for one in units)}"
+            whole = sum(bytes_of(weights[place]) for place in call.weights)
+            kept = [
+                sum(bytes_of(weights[place]) * self.share(worker, place) for place in call.weights)
+                for worker in range(workers)
+            ]
+            found.setdefault(call.name, (call.name, how, max(kept) / whole if whole else 0.0, way.why))
+        return list(found.values())
+
+    def table_of_layers(self) -> str:
+        """Return how each layer is cut within a stage, as a table for people."""
+        rows: list[tuple[str, ...]] = [("layer", "cut by", "largest share", "why whole")]
+        for name, how, share, why in self.layers():
+            rows.append((name, how, f"{100 * share:.1f} %" if share else "no weights", why))
+        return aligned(rows, left={0, 1, 3})
+
+
+def aligned(rows: Sequence[tuple[str, ...]], left: set[int]) -> str:
+    """Return rows as a table. Columns are aligned to the right, apart from the columns in ``left``."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            text.ljust(width) if place in left else text.rjust(width)
+            for place, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def size(nbytes: int) -> str:
@@ -279,42 +403,23 @@ def bytes_of_tensor(graph: Graph, number: int) -> int:
     return bytes_of_symbol(graph.tensors[number])
 
 
-def _parts(graph: Graph, ends: Sequence[int]) -> tuple[Part, ...]:
-    """Return the parts of a graph that end behind these calls."""
-    part_of = [
-        number for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)) for _ in range(begin, end)
-    ]
-    made = {tensor: part_of[number] for tensor, number in graph.producers().items()}
-    last = len(ends) - 1
-    users: dict[int, set[int]] = {}
-    for number, call in enumerate(graph.calls):
-        for tensor in call.inputs:
-            users.setdefault(tensor, set()).add(part_of[number])
-    for tensor in graph.outputs:
-        users.setdefault(tensor, set()).add(last)
-    used_in: dict[int, set[int]] = {}
-    for number, call in enumerate(graph.calls):
-        for weight in call.weights:
-            used_in.setdefault(weight, set()).add(part_of[number])
-    owner = {weight: min(parts) for weight, parts in sorted(used_in.items())}
+def _parts(ends: Sequence[int], program: Program, replicas: int) -> tuple[Part, ...]:
+    """Return the parts of stages that end behind these calls. The first part that uses a weight owns it."""
+    workers, count = program.workers, len(program.uses)
+    used_in: dict[tuple[int, int], list[int]] = {}  # a weight, and which share of it -> parts
+    for part in range(count * replicas):
+        for place in program.uses[part % count]:
+            used_in.setdefault((place, part % workers if place in program.pieces else 0), []).append(part)
     found = []
-    for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        takes = [
-            (tensor, made[tensor])
-            for tensor in sorted(users)
-            if number in users[tensor] and made.get(tensor, number) != number
-        ]
-        gives = [
-            (tensor, tuple(sorted(users[tensor] - {number})))
-            for tensor in sorted(users)
-            if made.get(tensor) == number and users[tensor] - {number}
-        ]
-        inputs = [tensor for tensor in graph.inputs if number in users.get(tensor, ())]
-        weights = [weight for weight, part in owner.items() if part == number]
-        borrows = [(weight, part) for weight, part in owner.items() if number in used_in[weight] - {part}]
-        lends = [(weight, tuple(sorted(used_in[weight] - {number}))) for weight in weights if len(used_in[weight]) > 1]
-        edges = (tuple(takes), tuple(gives), tuple(borrows), tuple(lends))
-        found.append(Part(number, begin, end, tuple(weights), *edges, tuple(inputs)))
+    for part in range(count * replicas):
+        number, stage = part % count, part % count // workers
+        mine = sorted((place, parts) for (place, _), parts in used_in.items() if part in parts)
+        weights = tuple(place for place, parts in mine if parts[0] == part)
+        borrows = tuple((place, parts[0]) for place, parts in mine if parts[0] != part)
+        lends = tuple((place, tuple(parts[1:])) for place, parts in mine if parts[0] == part and len(parts) > 1)
+        first = tuple(place for place, parts in mine if parts[0] % count == number)
+        begin = ends[stage - 1] if stage else 0
+        found.append(Part(part, begin, ends[stage], weights, borrows, lends, program.inputs[number], first))
     return tuple(found)
 
 

@@ -127,7 +127,8 @@ class SplitReplica(Replica, Restored):
 
         Args:
             order: ``task``: the message of a ``Task``, without weights. ``part``: the number of the part. ``ends``,
-                ``micro_batches`` and ``batch_size``: how the model is cut. ``workers``: the worker of each part. ``attempt``: the number
+                ``within``, ``replicas``, ``micro_batches`` and ``batch_size``: how the model is cut. ``counts``: the number of
+                samples of each replica's task. ``workers``: the worker of each part. ``attempt``: the number
                 of the attempt. ``backend``: the backend of Keras. ``version``: the version of the weights. ``copy``:
                 the worker that keeps a copy of the state after the round; None for no copy. ``state``: None if this
                 worker has the state of the part. Else one of these: ``seed``: the seed of the first weights. ``from``:
@@ -285,6 +286,8 @@ class SplitReplica(Replica, Restored):
         """Evaluate a part of the model. ``evaluate`` describes the argument and the result."""
         check_backend(order["backend"])
         part = self._become(order)
+        if part.replica:
+            return {"metrics": {}, "losses": 0.0}  # the first replica evaluates
         if part.reads and not self._has(order["content"]):
             return {"other": f"worker {self._me} has other data there"}
 
@@ -342,7 +345,7 @@ class SplitReplica(Replica, Restored):
         if state is not None and "seed" in state:
             if self._part is not None or self._seed != state["seed"]:
                 self._rebuild(state["seed"])
-            part = self._made(number, order, lambda place: make(self.app.model.weights[place]))
+            part = self._made(number, order, partial(self._first, number))
             self._optimizer_is(self._known)
             return part
         read = self._reader(number, version, state)
@@ -354,7 +357,7 @@ class SplitReplica(Replica, Restored):
         def fill(place: int) -> None:
             if (value := read(weight_name(place))) is None:
                 raise AppMissing(f"weight {place + 1} is not in the state of part {number + 1}")
-            put(weights[place], value.reshape(tuple(weights[place].shape)))
+            put(weights[place], value.reshape(self._plan.shape(number, place)))
 
         part = self._made(number, order, fill)
         paths = self._plan.optimizer.paths
@@ -363,6 +366,15 @@ class SplitReplica(Replica, Restored):
             or self._known
         )
         return part
+
+    def _first(self, number: int, place: int) -> None:
+        """Give a weight its first value. A part with a share of it has the whole weight only for this moment."""
+        variable = self.app.model.weights[place]
+        make(variable)
+        if place in self._plan.program.pieces:
+            share = self._plan.piece(number, place, value_of(variable))
+            free([variable])
+            put(variable, share)
 
     def _reader(self, number: int, version: int, state: Mapping[str, Any] | None) -> Callable[[str], Any]:
         """Return the function that returns an array of a part's state by its name; None if the state does not have it."""
@@ -384,7 +396,14 @@ class SplitReplica(Replica, Restored):
 
         model = self.app.model
         if self._part is None:
-            self._plan = Plan.at(Graph.of(model), order["ends"], order["batch_size"], order["micro_batches"])
+            self._plan = Plan.at(
+                Graph.of(model),
+                order["ends"],
+                order["batch_size"],
+                order["micro_batches"],
+                order["within"],
+                order["replicas"],
+            )
         mine = self._plan.parts[number].all_weights
         for place in mine:
             fill(place)
@@ -424,6 +443,7 @@ class SplitReplica(Replica, Restored):
         part.begin_round()
         stage = self._stage = self._begin(part, order)
         begun = False
+        samples: Sequence[int] = order["counts"]
         for epoch in range(task.epochs):
             if task.rates:
                 write_rates(model, task.rates[min(epoch, len(task.rates) - 1)])
@@ -431,16 +451,18 @@ class SplitReplica(Replica, Restored):
             indices = self.order(task.indices, epoch)
             self._fed.append(indices)
             batches = self._batches(part, replace(task, indices=indices))
-            for number, begin in enumerate(range(0, len(indices), size)):
+            for number, begin in enumerate(range(0, max(samples), size)):
                 if self.stopping:
                     raise Stopped
-                batch = next(batches)
-                if not begun:
+                mine, *_ = counts = [min(size, max(0, one - begin)) for one in (len(indices), *samples)]
+                batch = next(batches) if mine else ()
+                if mine and not begun:
                     part.prepare(batch)
                     begun = True
-                end = min(begin + size, len(indices))
-                stage.train(batch, end - begin, (task.seed, task.round, epoch, number))
-                if part.is_last and (now := time.monotonic()) - self._told >= MOVED_EVERY_S:
+                end = begin + mine
+                seed = (task.seed, task.round, epoch, number, *([task.slot] * (task.slot > 0)))
+                stage.train(batch, mine, seed, sum(counts[1:]))
+                if mine and part.is_last and (now := time.monotonic()) - self._told >= MOVED_EVERY_S:
                     self._told = now
                     self._tell(task.first_epoch + epoch, end, model.get_metrics_result())
         return scalars(model.get_metrics_result()) if part.is_last else {}

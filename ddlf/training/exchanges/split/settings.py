@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from ddlf.training.slot.task import SlotState
 
 USUAL_MICRO_BATCHES = 8
-"""Micro-batches of a batch, if the user sets no number. Two stages are then idle for a ninth of the time."""
-ONE_SLOT = "all workers together train one copy of the model"
+"""Micro-batches of a batch, if the user sets no number. Two stages are then idle for a ninth of the time. Without
+stages there is one."""
+ONE_SLOT = "a worker has only a part of a copy of the model"
 NO_UPDATE = "parts step by themselves, so there are no updates to merge"
 
 
@@ -46,7 +47,6 @@ class Split(Exchange):
     slot_parts: ClassVar[tuple[str, ...] | None] = ("optimizer",)
     role: ClassVar[str] = "ddlf.training.exchanges.split.replica:SplitReplica"
     unused: ClassVar[dict[str, str]] = {
-        "slots": ONE_SLOT,
         "partition": ONE_SLOT,
         "balance": ONE_SLOT,
         "merge": NO_UPDATE,
@@ -65,18 +65,18 @@ class Split(Exchange):
     parts: Setting[Cut | None, Cut | str | None] = Setting(
         None,
         CUT,
-        "cut the model into parts for several workers: stages:2, memory:2GB, or layers:NAME,NAME",
+        "cut the model into parts for several workers: stages:2, within:2, memory:2GB, or layers:NAME,NAME",
         "PARTS",
         FILE,
         flat="split",
     )
-    """``stages:2`` cuts between layers, so that all parts take about equally many multiplications. ``memory:2GB`` makes
-    as few parts as fit into that memory each. ``layers:`` names the first layers of part 2 and of later parts. A
-    value other than None selects ``exchange="split"``."""
+    """``stages:2`` cuts between layers, so that all parts take about equally many multiplications. ``within:2`` cuts each
+    layer, and ``stages:2,within:2`` both. ``memory:2GB`` makes as few parts as fit into that memory each. ``layers:``
+    names the first layers of part 2 and of later parts. A value other than None selects ``exchange="split"``."""
 
     micro_batches: Setting[int | None, int | None] = Setting(
         None,
-        Whole(1, none="8, or one for each sample of a smaller batch"),
+        Whole(1, none="8, or one for each sample of a smaller batch; 1 if only layers are cut"),
         "pieces of a batch that pass through the parts of a split model one after another (default: 8)",
         "N",
         FILE | FACT,
@@ -106,7 +106,7 @@ class Split(Exchange):
 
         assert self.parts is not None
         plan = self._plan(app, spec)
-        check_workers(self.parts, len(plan.parts), crew.size)
+        check_workers(self.parts, plan, crew.size)
         app.run_context.emit(plan.event())
         if why := plan.warning():
             app.run_context.emit(Warned(about="model", why=why))
@@ -134,6 +134,7 @@ class Split(Exchange):
     def _plan(self, app: App, spec: RunSpec) -> Plan:
         from ddlf.training.exchanges.split.graph import Graph, check_graph
         from ddlf.training.exchanges.split.plan import Plan
+        from ddlf.training.exchanges.split.within import check_steps
         from ddlf.training.slot.build import first_rows
         from ddlf.training.slot.gradients import check_mean_losses
 
@@ -142,7 +143,10 @@ class Split(Exchange):
         check_graph(graph)
         check_mean_losses(app.model, "split", first_rows(app, "train"))
         size = spec.data.batch_size
-        plan = Plan.of(graph, self.parts, size, self.micro_batches or min(USUAL_MICRO_BATCHES, size))
+        if self.parts.within > 1:
+            check_steps(app.model.optimizer)
+        usual = 1 if self.parts.within > 1 and self.parts.parts == 1 else min(USUAL_MICRO_BATCHES, size)
+        plan = Plan.of(graph, self.parts, size, self.micro_batches or usual, spec.slots or 1)
         plan.check()
         return plan
 
@@ -236,15 +240,17 @@ def names_in(code: CodeType) -> set[str]:
     return {*code.co_names}.union(*(names_in(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
-def check_workers(cut: Cut, parts: int, workers: int) -> None:
+def check_workers(cut: Cut, plan: Plan, workers: int) -> None:
     """Raise an error if there are fewer workers than parts.
 
     Raises:
         ConfigError: There are fewer workers.
     """
+    parts = len(plan.parts)
     if parts > workers:
+        copies = f" in {plan.replicas} slots" * (plan.replicas > 1)
         raise ConfigError(
-            f"split={str(cut)!r} makes {parts} parts of this model, and there {'are' if workers > 1 else 'is'} "
+            f"split={str(cut)!r} makes {parts} parts of this model{copies}, and there {'are' if workers > 1 else 'is'} "
             f"{workers} worker{'s' * (workers > 1)}",
-            hint="start more workers, or cut the model into fewer parts",
+            hint="start more workers, use fewer slots, or cut the model into fewer parts",
         )

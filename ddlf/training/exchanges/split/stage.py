@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from operator import itemgetter
 from typing import Any
 
@@ -40,37 +40,33 @@ class Stage:
     def __init__(self, plan: Plan, part: ModelPart, inbox: Inbox, send: Send, clip: float | None = None) -> None:
         self._plan, self._part, self._inbox, self._send, self._clip = plan, part, inbox, send, clip
         self._weights = plan.graph.model.weights
+        self._base = part.replica * plan.parts_of_replica  # number of the first part of the replica
         self._step = 0
         self.idle_s = 0.0
 
-    def train(self, batch: tuple[Any, ...], samples: int, seed: tuple[int, ...]) -> None:
+    def train(self, batch: tuple[Any, ...], samples: int, seed: tuple[int, ...], total: int = 0) -> None:
         """Make all passes of the part over a batch, then one step of the optimizer.
 
         Args:
             batch: The batch as ``fit`` takes it; empty if the part reads no data.
             samples: Number of samples in it.
             seed: Seed of the random numbers in the batch.
+            total: Number of samples in the batches of all replicas; 0 if there is only one.
         """
-        plan, part, me, step = self._plan, self._part, self._plan.parts[self._part.number], self._step
-        counts = sizes(samples, plan.micro_batches)
+        plan, part, total = self._plan, self._part, total or samples
+        counts = sizes(samples, plan.micro_batches) if samples else []
         ends = np.cumsum(counts).tolist()
         data = part.data(batch) if part.reads else ()
-        kept: dict[int, Any] = {}
-        for forward, number in passes(part.number, len(plan.parts), len(counts)):
+        kept: dict[int, list[Any]] = {}
+        for forward, number in passes(plan.stage(part.number), plan.stages, len(counts)):
             count, rows = counts[number], slice(ends[number] - counts[number], ends[number])
             if forward:
-                taken = [self._take(Key(ACTIVATION, step, number, one, sender), count) for one, sender in me.takes]
-                outputs, kept[number] = part.forward(taken, tree_map(itemgetter(rows), data), count, (*seed, number))
-                for (tensor, receivers), value in zip(me.gives, outputs, strict=True):
-                    for receiver in receivers:
-                        self._send(receiver, Key(ACTIVATION, step, number, tensor, part.number), value)
+                kept[number] = self._forward(number, count, tree_map(itemgetter(rows), data), (*seed, number))
             else:
-                gradients = [self._gradient(number, count, *one) for one in me.gives]
-                back = part.backward(kept.pop(number), gradients, count / samples)
-                senders = dict(me.takes)
-                for tensor, value in zip(part.back, back, strict=True):
-                    self._send(senders[tensor], Key(GRADIENT, step, number, tensor, part.number), value)
+                self._backward(number, count, kept.pop(number), count / total)
         self._make_step()
+        if plan.replicas > 1:
+            self._average_moving(samples / total)
         self._step += 1
         self._inbox.stepped()
 
@@ -82,19 +78,65 @@ class Stage:
             samples: Number of samples in it.
             last: Whether it is the last batch.
         """
-        part, me, step = self._part, self._plan.parts[self._part.number], self._step
-        taken = [self._take(Key(ACTIVATION, step, 0, one, sender), samples) for one, sender in me.takes]
-        outputs = part.evaluate(taken, part.data(batch) if part.reads else (), samples)
-        for (tensor, receivers), value in zip(me.gives, outputs, strict=True):
-            for receiver in receivers:
-                self._send(receiver, Key(ACTIVATION, step, 0, tensor, part.number), value)
-        for receiver in sorted({one for _, receivers in me.gives for one in receivers}) if step else ():
+        part, step, values = self._part, self._step, self._plan.program.values
+        data = part.data(batch) if part.reads else ()
+        found: dict[int, Any] = {}
+        for segment in part.segments:
+            for one in segment.receives:
+                found[one] = self._take(ACTIVATION, 0, one, self._base + values[one].part, samples)
+            outputs = part.evaluate(
+                segment, [found[one] for one in segment.takes], part.data_of(segment, data), samples
+            )
+            for one, value in zip(segment.gives, outputs, strict=True):
+                found[one] = value
+                for receiver in values[one].receivers:
+                    self._send(self._base + receiver, Key(ACTIVATION, step, 0, one, part.number), value)
+        receivers = {
+            self._base + to for segment in part.segments for one in segment.gives for to in values[one].receivers
+        }
+        senders = {self._base + values[one].part for segment in part.segments for one in segment.receives}
+        for receiver in sorted(receivers) if step else ():
             # Wait until it has finished the batch before this one, so that it never has more than two.
             self._inbox.take(Key(READY, step, 0, 0, receiver), (0,), "uint8", "the model")
         self._step += 1
         self._inbox.stepped()
-        for sender in sorted({sender for _, sender in me.takes}) if not last else ():
+        for sender in sorted(senders) if not last else ():
             self._send(sender, Key(READY, step + 1, 0, 0, part.number), np.zeros(0, np.uint8))
+
+    def _forward(self, number: int, count: int, data: tuple[Any, ...], seed: tuple[int, ...]) -> list[Any]:
+        """Compute the forward pass of all segments over a micro-batch. Return what their backward passes need."""
+        part, kept = self._part, []
+        found: dict[int, Any] = {}  # the values of this micro-batch that are here
+        for segment in part.segments:
+            for one in segment.receives:
+                found[one] = self._take(
+                    ACTIVATION, number, one, self._base + self._plan.program.values[one].part, count
+                )
+            taken = [found[one] for one in segment.takes]
+            outputs, keep = part.forward(segment, taken, part.data_of(segment, data), count, seed)
+            kept.append(keep)
+            for one, value in zip(segment.gives, outputs, strict=True):
+                found[one] = value
+                for receiver in self._plan.program.values[one].receivers:
+                    self._send(self._base + receiver, Key(ACTIVATION, self._step, number, one, part.number), value)
+        return kept
+
+    def _backward(self, number: int, count: int, kept: list[Any], share: float) -> None:
+        """Compute the backward pass of all segments over a micro-batch, the last one first."""
+        part, values = self._part, self._plan.program.values
+        found: dict[int, Any] = {}  # the sums of the gradients from segments of this part
+        for segment in reversed(part.segments):
+            gradients = [self._gradient(number, count, one, found.pop(one, None)) for one in segment.gives]
+            back = part.backward(segment, kept.pop(), gradients, share)
+            for one, value in zip((one for one in segment.takes if values[one].differentiable), back, strict=True):
+                found[one] = found[one] + value if one in found else value
+            for one in segment.receives:
+                if values[one].differentiable:
+                    self._send(
+                        self._base + values[one].part,
+                        Key(GRADIENT, self._step, number, one, part.number),
+                        found.pop(one),
+                    )
 
     def _make_step(self) -> None:
         """Make one step of the optimizer, with the gradients of other parts where these count, too."""
@@ -114,13 +156,40 @@ class Stage:
         for place, owner in borrows:
             self._weights[place].assign(self._take_weight(Key(VALUE, step, 0, place, owner)))
 
+    def _average_moving(self, share: float) -> None:
+        """Set weights that change without training to the mean of all replicas, weighted by samples.
+
+        Args:
+            share: This replica's part of the samples.
+        """
+        part, step, plan = self._part, self._step, self._plan
+        me, number, count = plan.parts[part.number], part.number, plan.parts_of_replica
+        borrows = [(place, owner) for place, owner in me.borrows if place in part.moving]
+        for place, owner in borrows:
+            if owner % count == number % count:
+                mean = part.value(place) * np.float32(share)
+                self._send(owner, Key(SHARED, step, 0, place, number), mean)
+        for place, users in me.lends:
+            if place in part.moving:
+                mean = part.value(place) * np.float32(share)
+                for user in users:
+                    if user % count == number:
+                        mean = mean + self._take_weight(Key(SHARED, step, 0, place, user))
+                self._weights[place].assign(mean)
+                for user in users:
+                    self._send(user, Key(VALUE, step, 0, place, number), mean)
+        for place, owner in borrows:
+            self._weights[place].assign(self._take_weight(Key(VALUE, step, 0, place, owner)))
+
     def _scale(self, most: float) -> float:
         """Return the factor of all gradients that limits their norm over all parts to ``global_clipnorm``.
 
         Each weight's squares are one number, and their sum is exact, so it does not depend on the cut.
         """
         part, step = self._part, self._step
-        others = [one for one in self._plan.parts if one.number != part.number]
+        if not self._plan.parts[part.number].weights:
+            return 1.0  # it makes no step
+        others = [one for one in self._plan.parts if one.number != part.number and one.weights]
         mine = part.squares()
         for one in others:
             self._send(one.number, Key(SQUARES, step, 0, 0, part.number), mine)
@@ -134,39 +203,54 @@ class Stage:
         weight = self._weights[key.number]
         return self._inbox.take(key, tuple(weight.shape), str(weight.dtype), weight.path)
 
-    def _gradient(self, number: int, count: int, tensor: int, receivers: Sequence[int]) -> Any:
-        """Return the gradient of a tensor that this part has sent: the sum over its receivers. None if it has none."""
-        if tensor not in self._part.differentiable:
+    def _gradient(self, number: int, count: int, value: int, mine: Any) -> Any:
+        """Return the gradient of a value that this part has made: the sum over all that use it. None if it has none.
+
+        Args:
+            number: Number of the micro-batch.
+            count: Number of its samples.
+            value: Number of the value.
+            mine: The sum of the gradients from later segments of this part; None if they do not use it.
+        """
+        one = self._plan.program.values[value]
+        if not one.differentiable:
             return None
-        found = [self._take(Key(GRADIENT, self._step, number, tensor, receiver), count) for receiver in receivers]
+        found = [self._take(GRADIENT, number, value, self._base + receiver, count) for receiver in one.receivers]
+        if mine is not None:
+            found.insert(0, mine)
         return sum(found[1:], found[0])
 
-    def _take(self, key: Key, count: int) -> Any:
-        symbol = self._plan.graph.tensors[key.number]
-        begin = time.perf_counter()
-        value = self._inbox.take(
-            key, (count, *symbol.shape[1:]), str(symbol.dtype), symbol._keras_history.operation.name
-        )
+    def _take(self, kind: str, number: int, value: int, sender: int, count: int) -> Any:
+        one, begin = self._plan.program.values[value], time.perf_counter()
+        key = Key(kind, self._step, number, value, sender)
+        found = self._inbox.take(key, (count, *one.shape), one.dtype, one.layer)
         self.idle_s += time.perf_counter() - begin
-        return value
+        return found
 
 
 def expected(plan: Plan, number: int) -> Callable[[Key], bool]:
     """Return the function that says whether a part receives an array with a key."""
-    me = plan.parts[number]
-    takes, gives, borrows, lends = dict(me.takes), dict(me.gives), dict(me.borrows), dict(me.lends)
+    me, values = plan.parts[number], plan.program.values
+    borrows, lends = dict(me.borrows), dict(me.lends)
+    base, place = plan.replica(number) * plan.parts_of_replica, number % plan.parts_of_replica
+
+    def senders(key: Key) -> Collection[int]:
+        """Return the numbers of the parts that send an array of this kind and number to this part."""
+        if key.kind in (ACTIVATION, GRADIENT):
+            one = values[key.number] if 0 <= key.number < len(values) else None
+            if one is None:
+                return ()
+            if key.kind == ACTIVATION:
+                return (base + one.part,) if place in one.receivers else ()
+            return [base + user for user in one.receivers] if one.part == place and one.differentiable else ()
+        if key.kind == SHARED:
+            return lends.get(key.number, ())
+        if key.kind == VALUE:
+            return (borrows[key.number],) if key.number in borrows else ()
+        return {*range(len(plan.parts))} - {number} if key.kind in (SQUARES, READY) else ()
 
     def expects(key: Key) -> bool:
-        if not 0 <= key.micro_batch < (plan.micro_batches if key.kind in (ACTIVATION, GRADIENT) else 1):
-            return False
-        senders: dict[str, Any] = {
-            ACTIVATION: {takes.get(key.number)},
-            GRADIENT: gives.get(key.number, ()),
-            SHARED: lends.get(key.number, ()),
-            VALUE: {borrows.get(key.number)},
-            SQUARES: {*range(len(plan.parts))} - {number},
-            READY: {*range(len(plan.parts))} - {number},
-        }
-        return key.sender in senders.get(key.kind, ())
+        most = plan.micro_batches if key.kind in (ACTIVATION, GRADIENT) else 1
+        return 0 <= key.micro_batch < most and key.sender in senders(key)
 
     return expects

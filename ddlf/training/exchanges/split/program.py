@@ -1,0 +1,516 @@
+"""The work of each part of a model as a list of ops, and the values that parts send each other: ``Program``.
+
+The parts of a model are (stage, worker of the stage). Everything that a part computes is an ``Op`` with named values. A
+value that another part made must be sent, and its gradient comes back: the sum over all parts that use it. So nothing
+here depends on how a layer is cut, apart from these conversions between whole tensors and shares of units::
+
+    own -> whole      each worker sends its share to the workers with a need for the whole tensor
+    whole -> own      without messages
+    addends -> own    each worker sends each other one its units; that one adds them up in the order of workers
+
+The ops of a part form segments. A segment begins with all that it needs from others, and ends with all that others
+need, so it is computed, and differentiated, at once. Its level is the number of values that must have been sent before,
+one after another. A value is only sent to a later level, so parts never wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddlf.training.exchanges.split.graph import Graph
+from ddlf.training.exchanges.split.within import (
+    Alike,
+    Chooser,
+    Piece,
+    Units,
+    Way,
+    is_elementwise,
+    is_softmax,
+    is_softmax_layer,
+    joined,
+    same,
+    take,
+)
+
+WHOLE = "whole"
+"""Kind of a whole tensor."""
+OWN = "own"
+"""Kind of a part's share of a tensor that is cut."""
+SLICED = "sliced"
+"""Kind of a part's share of a tensor that is whole, or cut in another way."""
+ADDEND = "addend"
+"""Kind of what one part adds to units of another one."""
+LARGEST = "largest"
+"""Kind of the largest unit of a part's share, for a softmax."""
+POWERS = "powers"
+"""Kind of a softmax's exponentials of a part's share."""
+TOTAL = "total"
+"""Kind of their sum."""
+
+
+class Name(NamedTuple):
+    """Names a value.
+
+    Args:
+        kind: Kind of the value.
+        tensor: Number of the tensor in the graph; behind the last one, tensors before their activation.
+        part: Number of the part that makes it.
+        to: The part that it is for, or another number if a part has several values of this kind.
+    """
+
+    kind: str
+    tensor: int
+    part: int
+    to: int = -1
+
+
+Compute = Callable[[Sequence[Any], bool], Sequence[Any]]
+"""Computes values from others. The second argument says whether layers behave as in training."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """One thing that a part computes.
+
+    Args:
+        part: Number of the part.
+        takes: The values that it needs.
+        gives: The values that it makes.
+        compute: Computes these from those.
+        weights: Numbers of the weights that it uses.
+        call: Number of the call whose random states it uses; -1 without one.
+    """
+
+    part: int
+    takes: tuple[Name, ...]
+    gives: tuple[Name, ...]
+    compute: Compute
+    weights: tuple[int, ...] = ()
+    call: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value that travels between parts, or between segments of one part.
+
+    Args:
+        shape: Its shape for one sample.
+        dtype: Its type.
+        layer: Name of the layer that computes it.
+        part: Number of the part that makes it.
+        receivers: Numbers of the other parts that use it.
+        differentiable: Whether it has a gradient.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: str
+    layer: str
+    part: int
+    receivers: tuple[int, ...]
+    differentiable: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes for one sample. An unknown dimension counts 1."""
+        itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
+        return int(itemsize * prod(size or 1 for size in self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Ops of a part that are computed at once.
+
+    Args:
+        ops: The ops, in order.
+        names: The name of each value of ``takes`` and ``gives``, by number.
+        takes: Numbers of the values that it needs from other parts and earlier segments.
+        receives: Numbers of the values that come from other parts, and that no earlier segment has needed.
+        gives: Numbers of the values that other parts and later segments need.
+        inputs: Numbers of the inputs of the model that it reads.
+        has_loss: Whether it computes the loss.
+    """
+
+    ops: tuple[Op, ...]
+    names: dict[int, Name]
+    takes: tuple[int, ...]
+    receives: tuple[int, ...]
+    gives: tuple[int, ...]
+    inputs: tuple[int, ...]
+    has_loss: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The work of all parts.
+
+    Args:
+        workers: The number of workers of each stage.
+        values: The values that cross the border of a segment.
+        segments: The segments of each part.
+        ways: How each call is computed.
+        pieces: How weights are cut, by number.
+        inputs: For each part, the inputs of the model that it reads.
+        uses: For each part, the weights that it uses.
+        shapes: The shape of each whole weight.
+    """
+
+    workers: int
+    values: tuple[Value, ...]
+    segments: tuple[tuple[Segment, ...], ...]
+    ways: tuple[Way, ...]
+    pieces: dict[int, Piece]
+    inputs: tuple[tuple[int, ...], ...]
+    uses: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, graph: Graph, ends: Sequence[int], workers: int) -> Program:
+        """Return what all parts of a model compute.
+
+        Args:
+            graph: The calls of the model.
+            ends: For each stage, the number behind its last call.
+            workers: The number of workers of each stage.
+        """
+        return _Builder(graph, ends, workers).program()
+
+
+@dataclass
+class _Builder:
+    """Makes the ops of all parts, then drops the ones without use for the loss."""
+
+    graph: Graph
+    ends: Sequence[int]
+    workers: int
+    ops: list[Op] = field(default_factory=list)
+    made: dict[Name, Op] = field(default_factory=dict)
+    shapes: dict[Name, tuple[tuple[int | None, ...], str, str]] = field(default_factory=dict)
+    cut: dict[int, Units | None] = field(default_factory=dict)
+    stage_of: dict[int, int] = field(default_factory=dict)
+    holders: dict[int, list[int]] = field(default_factory=dict)
+    slicings: list[Units] = field(default_factory=list)
+    ways: list[Way] = field(default_factory=list)
+    pieces: dict[int, Piece] = field(default_factory=dict)
+    known: dict[int, Way] = field(default_factory=dict)
+
+    def program(self) -> Program:
+        graph, begin = self.graph, 0
+        for stage, end in enumerate(self.ends):
+            for number in range(begin, end):
+                self._call(stage, number)
+            begin = end
+        last = len(self.ends) * self.workers - 1
+        outputs = tuple(self._whole(tensor, last) for tensor in graph.outputs)
+        loss = Op(last, outputs, (), lambda values, training: ())
+        needed = self._needed(loss)
+        return self._segmented([op for op in self.ops if op in needed] + [loss], last)
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def _call(self, stage: int, number: int) -> None:
+        """Add the ops of a call."""
+        import keras
+
+        call = self.graph.calls[number]
+        parts = [stage * self.workers + worker for worker in range(self.workers)]
+        way = self._way(stage, call, parts)
+        self.ways.append(way)
+        for place, weight in zip(call.weights, getattr(call.operation, "weights", []), strict=True):
+            if id(weight) in way.pieces:
+                self.pieces[place] = way.pieces[id(weight)]
+        for tensor in call.outputs:
+            self.stage_of[tensor] = stage
+        function = way.activation(call.operation)
+        tensor, before = call.outputs[0], self.cut.get(call.inputs[0])
+        if before is not None and is_softmax_layer(call.operation) and not self._only_for_the_loss(tensor):
+            self._softmax(number, call.inputs[0], tensor, before, parts)
+            return
+        if isinstance(way, Alike) or not (way.adds or way.gives is not None):
+            self._simple(number, way, parts)
+            return
+        later = None if is_elementwise(function) else function
+        result = tensor + len(self.graph.tensors) if later else tensor
+        self.stage_of[result] = stage
+        bias = way.bias(call.operation)
+        places = dict(zip(map(id, getattr(call.operation, "weights", [])), call.weights, strict=True))
+        variable = None if bias is None else places[id(bias)]
+        after = None if later else function
+
+        def finished(summed: Any) -> Any:
+            if variable is not None:
+                summed = keras.ops.add(summed, self.graph.model.weights[variable])
+            return after(summed) if after else summed
+
+        biased = () if variable is None else (variable,)
+        used = tuple(place for place in call.weights if place != variable)
+        if way.adds:
+            self._sum(number, way, parts, result, finished, used, biased)
+        else:
+            self.cut[result] = way.gives
+            for worker, part in enumerate(parts):
+                taken = self._inputs(call, way, part)
+                compute = self._computing(number, way, worker, finished)
+                self._add(Op(part, taken, (Name(OWN, result, part),), compute, (*used, *biased), number), number)
+        if later:
+            self._activation(number, result, tensor, later, parts)
+
+    def _way(self, stage: int, call: Any, parts: Sequence[int]) -> Way:
+        if self.workers == 1:
+            return Way()
+        known = self.known.get(id(call.operation))
+        if known is not None and known.pieces:
+            return known
+        symbols = self.graph.tensors
+        cut = [self.cut.get(tensor) for tensor in call.inputs]
+        held = all(Name(WHOLE, tensor, part) in self.made for tensor in call.inputs for part in parts)
+        inputs, outputs = [symbols[one] for one in call.inputs], [symbols[one] for one in call.outputs]
+        way = Chooser(call, inputs, outputs, cut, held, self.workers).way()
+        if known is not None and way.pieces:
+            way = Way("it is used several times, and its first use is not cut")
+        self.known[id(call.operation)] = way
+        return way
+
+    def _inputs(self, call: Any, way: Way, part: int) -> tuple[Name, ...]:
+        if way.takes is None:
+            return tuple(self._whole(tensor, part) for tensor in call.inputs)
+        return tuple(self._own(tensor, part, way.takes) for tensor in call.inputs)
+
+    def _computing(self, number: int, way: Way, worker: int, after: Callable[[Any], Any] | None = None) -> Compute:
+        call, symbols = self.graph.calls[number], self.graph.tensors
+
+        def compute(values: Sequence[Any], training: bool) -> Sequence[Any]:
+            found = way.compute(call, [symbols[tensor] for tensor in call.inputs], values, worker, training)
+            return [after(one) for one in found] if after else found
+
+        return compute
+
+    def _simple(self, number: int, way: Way, parts: Sequence[int]) -> None:
+        """Add a call whose results are whole, or follow the units of its inputs."""
+        call = self.graph.calls[number]
+        kind = WHOLE if way.gives is None else OWN
+        for tensor in call.outputs:
+            self.cut[tensor] = way.gives
+            self.holders[tensor] = list(parts) if way.gives is None else []
+        for worker, part in enumerate(parts):
+            gives = tuple(Name(kind, tensor, part) for tensor in call.outputs)
+            taken = self._inputs(call, way, part)
+            self._add(Op(part, taken, gives, self._computing(number, way, worker), call.weights, number), number)
+
+    def _sum(
+        self,
+        number: int,
+        way: Way,
+        parts: Sequence[int],
+        result: int,
+        finished: Callable[[Any], Any],
+        used: tuple[int, ...],
+        biased: tuple[int, ...],
+    ) -> None:
+        """Add a call whose results must be added up: by the units of each part, or where the whole sum is needed."""
+        units = way.gives
+        call = self.graph.calls[number]
+        at: Sequence[int] = parts
+        once = sum(one.operation is call.operation for one in self.graph.calls) == 1
+        if self._only_for_the_loss(call.outputs[0]) and (once or units is None):
+            units, at = None, parts[-1:]
+            for place in biased:  # the bias is whole, where the sum is
+                self.pieces.pop(place, None)
+        self.cut[result], self.holders[result] = units, [] if units is not None else list(at)
+        for worker, part in enumerate(parts):
+            taken, compute = self._inputs(call, way, part), self._computing(number, way, worker)
+            if units is None:
+                gives: tuple[Name, ...] = (Name(ADDEND, result, part),)
+                self._add(Op(part, taken, gives, compute, used, number), number)
+                continue
+
+            def pieces(
+                values: Sequence[Any], training: bool, compute: Compute = compute, units: Units = units
+            ) -> Sequence[Any]:
+                (found,) = compute(values, training)
+                return [take(found, one) for one in units]
+
+            gives = tuple(Name(ADDEND, result, part, to) for to in parts)
+            self._add(Op(part, taken, gives, pieces, used, number), number)
+        for part in at:
+            addends = tuple(Name(ADDEND, result, one, -1 if units is None else part) for one in parts)
+            gives = (Name(WHOLE if units is None else OWN, result, part),)
+
+            def add(values: Sequence[Any], training: bool) -> Sequence[Any]:
+                return [finished(sum(values[1:], values[0]))]
+
+            self._add(Op(part, addends, gives, add, biased), number)
+
+    def _only_for_the_loss(self, tensor: int) -> bool:
+        """Return whether a tensor is an output of the model of its last stage, and no call uses it."""
+        last = len(self.ends) - 1
+        used = any(tensor in call.inputs for call in self.graph.calls)
+        return tensor in self.graph.outputs and not used and self.stage_of[tensor] == last
+
+    def _activation(
+        self, number: int, before: int, after: int, function: Callable[[Any], Any], parts: Sequence[int]
+    ) -> None:
+        """Add an activation that does not treat each unit alone."""
+        units = self.cut[before]
+        if units is not None and is_softmax(function) and not self._only_for_the_loss(after):
+            self._softmax(number, before, after, units, parts)
+            return
+        self.cut[after], at = None, self.holders.get(before) or list(parts)
+        self.holders[after] = list(at)
+        for part in at:
+            taken = (self._whole(before, part),)
+            self._add(
+                Op(part, taken, (Name(WHOLE, after, part),), lambda values, training: [function(values[0])]), number
+            )
+
+    def _softmax(self, number: int, before: int, after: int, units: Units, parts: Sequence[int]) -> None:
+        """Add a softmax over units that are cut: parts exchange their largest values and their sums, not the units."""
+        import keras
+
+        ops = keras.ops
+
+        def largest(values: Sequence[Any], training: bool) -> Sequence[Any]:
+            return [ops.stop_gradient(ops.max(values[0], axis=-1, keepdims=True))]
+
+        def powers(values: Sequence[Any], training: bool) -> Sequence[Any]:
+            most = ops.max(ops.concatenate(list(values[1:]), axis=-1), axis=-1, keepdims=True)
+            found = ops.exp(values[0] - ops.stop_gradient(most))
+            return [found, ops.sum(found, axis=-1, keepdims=True)]
+
+        self.cut[after], self.holders[after] = units, []
+        own = [self._own(before, part, units) for part in parts]
+        most, total = ([Name(kind, after, part) for part in parts] for kind in (LARGEST, TOTAL))
+        for part, mine, top in zip(parts, own, most, strict=True):
+            self._add(Op(part, (mine,), (top,), largest), number)
+        for part, mine, of_mine in zip(parts, own, total, strict=True):
+            self._add(Op(part, (mine, *most), (Name(POWERS, after, part), of_mine), powers), number)
+        for part in parts:
+            gives = (Name(OWN, after, part),)
+            takes = (Name(POWERS, after, part), *total)
+            self._add(Op(part, takes, gives, lambda values, training: [values[0] / sum(values[2:], values[1])]), number)
+
+    # -- conversions --------------------------------------------------------------------------------------------------
+
+    def _whole(self, tensor: int, part: int) -> Name:
+        """Return the name of a whole tensor at a part, and add the ops that bring it there."""
+        name = Name(WHOLE, tensor, part)
+        if name in self.made or tensor < len(self.graph.inputs):
+            return name
+        units = self.cut[tensor]
+        if units is None:
+            holders = self.holders[tensor]
+            return Name(WHOLE, tensor, holders[part % len(holders)])
+        first = self.stage_of[tensor] * self.workers
+        taken = tuple(Name(OWN, tensor, first + worker) for worker in range(self.workers))
+        self._add(Op(part, taken, (name,), lambda values, training: [joined(values, units)]), -1)
+        return name
+
+    def _own(self, tensor: int, part: int, units: Units) -> Name:
+        """Return the name of a part's units of a tensor, and add the ops that bring them there."""
+        worker = part % self.workers
+        if same(self.cut.get(tensor), units):
+            return Name(OWN, tensor, self.stage_of[tensor] * self.workers + worker)
+        number = next((place for place, one in enumerate(self.slicings) if same(one, units)), len(self.slicings))
+        if number == len(self.slicings):
+            self.slicings.append(units)
+        name = Name(SLICED, tensor, part, number)
+        if name not in self.made:
+            whole = self._whole(tensor, part)
+            self._add(Op(part, (whole,), (name,), lambda values, training: [take(values[0], units[worker])]), -1)
+        return name
+
+    def _add(self, op: Op, number: int) -> None:
+        self.ops.append(op)
+        for name in op.gives:
+            self.made[name] = op
+            self.shapes[name] = self._shape(name, number)
+
+    def _shape(self, name: Name, number: int) -> tuple[tuple[int | None, ...], str, str]:
+        count = len(self.graph.tensors)
+        symbol = self.graph.tensors[name.tensor % count]
+        shape, units = tuple(symbol.shape[1:]), self.cut.get(name.tensor)
+        if name.kind in (LARGEST, TOTAL):
+            shape = (*shape[:-1], 1)
+        elif name.kind in (OWN, POWERS) and units is not None:
+            shape = (*shape[:-1], len(units[name.part % self.workers]))
+        elif name.kind == ADDEND and name.to >= 0 and units is not None:
+            shape = (*shape[:-1], len(units[name.to % self.workers]))
+        elif name.kind == SLICED:
+            shape = (*shape[:-1], len(self.slicings[name.to][name.part % self.workers]))
+        return shape, str(symbol.dtype), symbol._keras_history.operation.name
+
+    # -- segments -----------------------------------------------------------------------------------------------------
+
+    def _needed(self, loss: Op) -> set[Op]:
+        """Return the ops that the loss needs."""
+        found, left = {loss}, [loss]
+        while left:
+            for name in left.pop().takes:
+                op = self.made.get(name)
+                if op is not None and op not in found:
+                    found.add(op)
+                    left.append(op)
+        return found
+
+    def _segmented(self, ops: Sequence[Op], last: int) -> Program:
+        parts = last + 1
+        level: dict[Op, int] = {}
+        for op in ops:
+            before = [self.made[name] for name in op.takes if name in self.made]
+            level[op] = max(
+                (level[one] + (one.part != op.part and self._stage(one) == self._stage(op)) for one in before),
+                default=0,
+            )
+        if ops:
+            level[ops[-1]] = max(level[op] for op in ops if op.part == last)
+        place = {op: (op.part, level[op]) for op in ops}
+        used: dict[Name, list[Op]] = {}
+        for op in ops:
+            for name in op.takes:
+                if name in self.made and place[self.made[name]] != place[op]:
+                    used.setdefault(name, []).append(op)
+        names = [name for op in ops for name in op.gives if name in used]
+        numbers = {name: number for number, name in enumerate(names)}
+        values = tuple(self._value(name, used[name]) for name in names)
+        segments = tuple(
+            tuple(self._segments_of([op for op in ops if op.part == part], level, numbers, used, ops[-1]))
+            for part in range(parts)
+        )
+        inputs = tuple(tuple(sorted({one for segment in mine for one in segment.inputs})) for mine in segments)
+        uses = tuple(
+            tuple(dict.fromkeys(place for segment in mine for op in segment.ops for place in op.weights))
+            for mine in segments
+        )
+        shapes = tuple(tuple(map(int, one.shape)) for one in self.graph.model.weights)
+        return Program(self.workers, values, segments, tuple(self.ways), self.pieces, inputs, uses, shapes)
+
+    def _stage(self, op: Op) -> int:
+        return op.part // self.workers
+
+    def _value(self, name: Name, users: Sequence[Op]) -> Value:
+        shape, dtype, layer = self.shapes[name]
+        receivers = tuple(sorted({op.part for op in users} - {name.part}))
+        differentiable = "float" in dtype and name.kind != LARGEST
+        return Value(shape, dtype, layer, name.part, receivers, differentiable)
+
+    def _segments_of(
+        self, ops: Sequence[Op], level: dict[Op, int], numbers: dict[Name, int], used: dict[Name, list[Op]], loss: Op
+    ) -> Iterator[Segment]:
+        seen: set[int] = set()
+        name_of = {number: name for name, number in numbers.items()}
+        for at in sorted({level[op] for op in ops}):
+            mine = tuple(op for op in ops if level[op] == at)
+            made = {name for op in mine for name in op.gives}
+            takes = sorted({numbers[name] for op in mine for name in op.takes if name in numbers and name not in made})
+            gives = sorted(numbers[name] for name in made if name in used)
+            inputs = sorted({one.tensor for op in mine for one in op.takes if one not in self.made})
+            names = {number: name_of[number] for number in (*takes, *gives)}
+            receives = [one for one in takes if one not in seen and name_of[one].part != mine[0].part]
+            seen.update(takes)
+            yield Segment(
+                mine, names, tuple(takes), tuple(receives), tuple(gives), tuple(inputs), has_loss=loss in mine
+            )

@@ -1,0 +1,184 @@
+"""Layers that are cut between the workers of a stage compute what whole layers compute."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.training.exchanges.split.cut import CUT
+from ddlf.training.exchanges.split.graph import Graph
+from ddlf.training.exchanges.split.plan import Plan
+from ddlf.training.exchanges.split.within import Piece, check_steps, joined, shares, take
+from tests.training.models import blobs, distance
+from tests.training.split.test_parts import DIGITS, IMAGES, WORDS, attention, batches_of, compiled, layered, skips
+from tests.training.split.together import Parts, made, trained_plain
+
+
+def images():
+    """Strides, both kinds of padding, a branch, units that lie apart after Flatten, and a softmax over cut units."""
+    import keras
+
+    layers = keras.layers
+    x = keras.Input((8, 8, 1))
+    first = layers.Conv2D(10, 3, strides=2, padding="same", activation="relu", kernel_regularizer="l2", name="first")(x)
+    found = layers.BatchNormalization(name="norm")(first)
+    found = layers.SpatialDropout2D(0.3, name="drop")(layers.Conv2D(7, 2, name="second")(found))
+    joined = layers.Concatenate(axis=1, name="joined")(
+        [layers.Flatten(name="flat")(found), layers.GlobalMaxPooling2D(name="most")(first)]
+    )
+    found = layers.Dense(12, activation="softmax", name="soft")(joined)
+    found = layers.Dropout(0.2, name="out")(layers.Activation("softmax", name="again")(found))
+    return compiled(
+        keras.Model(x, layers.Dense(4, activation="softmax", name="last")(found)), keras.optimizers.SGD(0.5)
+    )
+
+
+def block(dropout=0.0):
+    """A block of a transformer."""
+    import keras
+
+    layers = keras.layers
+    x = keras.Input((6,), dtype="int32")
+    found = layers.Embedding(11, 8)(x)
+    attend = layers.MultiHeadAttention(3, 4, dropout=dropout)
+    found = layers.LayerNormalization()(layers.Add()([found, attend(found, found)]))
+    found = layers.Add()([found, layers.Dense(8)(layers.Dense(16, activation="gelu")(found))])
+    pooled = layers.GlobalAveragePooling1D()(found)
+    return compiled(keras.Model(x, layers.Dense(4, activation="softmax")(pooled)), keras.optimizers.SGD(0.5))
+
+
+def dropped():
+    return block(dropout=0.3)
+
+
+CASES = {
+    "dense": (layered, batches_of(*blobs(44), 16), 1e-6),
+    "skips": (skips, batches_of(*blobs(44), 16), 1e-6),
+    "images": (images, batches_of(IMAGES, DIGITS, 16), 1e-6),
+    "block": (block, batches_of(WORDS, DIGITS, 16), 1e-6),
+}
+
+
+def plan_of(model, split, batch_size=16, micro_batches=1, replicas=1):
+    return Plan.of(Graph.of(model), CUT("split", split), batch_size, micro_batches, replicas)
+
+
+def dense(*units, optimizer="sgd", **options):
+    import keras
+
+    layers = [keras.layers.Dense(n, name=f"d{place}", **options) for place, n in enumerate(units)]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def test_units_need_not_divide_evenly():
+    assert [len(one) for one in shares(10, 3)] == [4, 3, 3]
+    units = tuple(np.array(one) for one in ([0, 3, 4], [1, 5], [2]))
+    values = np.arange(12.0).reshape(2, 6)
+    assert np.array_equal(joined([take(values, one) for one in units], units), values)
+    piece = Piece(-1, units)
+    assert np.array_equal(piece.join([piece.of(values, worker) for worker in range(3)]), values)
+    assert [piece.share(worker) for worker in range(3)] == [3 / 6, 2 / 6, 1 / 6]
+
+
+def test_nothing_is_gathered_between_columns_and_rows():
+    plan = plan_of(dense(512, 10), "within:3")
+    assert [way.name for way in plan.program.ways] == ["columns", "rows"]
+    kinds = {name.kind for part in plan.program.segments for one in part for name in one.names.values()}
+    assert kinds == {"addend"}
+    n, first = 16, plan.parts[0]
+    assert plan.bytes_sent(first) == 4 * n * 10
+    assert plan.bytes_sent(plan.parts[-1]) == 2 * 4 * n * 10  # the gradients of the sums, to two others
+    assert max(share for _, _, share, _ in plan.layers()) <= 0.4
+
+
+def test_each_border_value_goes_to_each_machine_once():
+    plan = plan_of(dense(6, 60, 6), "within:3")
+    assert [way.name for way in plan.program.ways] == ["columns", "columns", "rows"]
+    n, workers = 16, 3
+    gather = 4 * n * 6 * (workers - 1) // workers  # and as much for its gradient, which is a reduce-scatter
+    assert plan.bytes_sent(plan.parts[0]) == 2 * gather + 4 * n * 6
+    assert plan.bytes_sent(plan.parts[-1]) == 2 * gather + 2 * 4 * n * 6
+
+
+def test_the_table_says_how_each_layer_is_cut_and_which_are_whole():
+    import keras
+
+    model = made(attention)
+    model.layers[-1].kernel_regularizer = model.layers[-1].kernel.regularizer = (
+        keras.regularizers.OrthogonalRegularizer()
+    )
+    told = plan_of(model, "within:2").told()
+    rows = {line.split("  ")[0]: " ".join(line.split()) for line in told.splitlines()}
+    assert rows["embedding"] == "embedding units 4, 4 50.0 % "[:-1]
+    assert rows["multi_head_attention"] == "multi_head_attention heads 1, 1 50.0 %"
+    assert rows["layer_normalization"] == ("layer_normalization whole 100.0 % a layer LayerNormalization is not cut")
+    assert rows["dense_1"] == "dense_1 whole 100.0 % its regularizer OrthogonalRegularizer needs whole weights"
+
+
+def test_a_cut_that_cuts_nothing_is_refused():
+    with pytest.raises(ConfigError, match=r"cuts no layer of the model .* \(d0: it has 3 units for 4 parts; d1: "):
+        plan_of(dense(3, 2), "within:4").check()
+    plan_of(dense(4, 2), "within:4").check()
+
+
+def test_optimizers_that_need_whole_weights_are_refused():
+    import keras
+
+    with pytest.raises(ConfigError, match="the steps of Adafactor may depend on whole weights"):
+        check_steps(keras.optimizers.Adafactor())
+    with pytest.raises(ConfigError, match="clipnorm needs the norm of each whole weight"):
+        check_steps(keras.optimizers.Adam(clipnorm=1.0))
+    check_steps(keras.optimizers.AdamW(global_clipnorm=1.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("dense", "within:3"),
+        ("skips", "stages:2,within:2"),
+        ("images", "within:3"),
+        ("block", "within:3"),
+        ("block", "within:2"),
+    ],
+)
+def test_cut_layers_take_the_steps_of_whole_ones(name, split):
+    build, batches, tolerance = CASES[name]
+    parts = Parts(build, split, 16, 2)
+    parts.begin_epoch()
+    for number, batch in enumerate(batches):
+        parts.train(batch, (0, number))
+    weights, metrics = trained_plain(build, batches, 2)
+    assert distance(parts.weights(), weights) < tolerance
+    assert parts.metrics(44) == pytest.approx(metrics, rel=1e-5)
+    sent = [44 / 16 * parts.plan.bytes_sent(part) for part in parts.plan.parts]
+    assert parts.sent_activations == pytest.approx(sent)
+
+
+@pytest.mark.slow
+def test_the_cut_does_not_change_the_dropout_of_heads():
+    found = []
+    for split in ("within:1", "within:2"):
+        parts = Parts(dropped, split, 16, 1)
+        for number, batch in enumerate(batches_of(WORDS, DIGITS, 16)):
+            parts.train(batch, (0, number))
+        found.append(parts.weights())
+    assert distance(*found) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["images-within:3", "block-within:2"])
+def test_cut_layers_with_jax(name):
+    """In a process of its own, because a process has one backend."""
+    which = ["-k", f"whole_ones and {name}", __file__]
+    pytest_there = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *which]
+    done = subprocess.run(
+        pytest_there, env={**os.environ, "KERAS_BACKEND": "jax"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
