@@ -608,7 +608,7 @@ class WorkerLost(WorkerEvent):
     Args:
         slot: Number of its slot, which moves to another worker; None without a slot.
         why: The reason.
-        carries: What the number is of: ``"slot"``, or ``"part"`` of a model.
+        carries: The kind of the number: ``"slot"``, or ``"part"`` of a model.
     """
 
     slot: int | None = None
@@ -623,7 +623,7 @@ class WorkerLeaving(WorkerEvent):
         why: The reason, such as a signal.
         seconds: Seconds until it ends.
         slot: Number of its slot if another worker gets it, because the time is too short; else None.
-        carries: What the number is of: ``"slot"``, or ``"part"`` of a model.
+        carries: The kind of the number: ``"slot"``, or ``"part"`` of a model.
     """
 
     why: str

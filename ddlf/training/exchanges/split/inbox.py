@@ -26,7 +26,7 @@ VALUE = "shared weight"
 SQUARES = "squares"
 """Kind of the sums of the squared gradients of each weight of a part."""
 READY = "request for the next batch"
-"""Kind of the empty array by which a part asks for the next batch of an evaluation."""
+"""Kind of an empty array: the part that sends it can receive the next batch of an evaluation."""
 
 
 class Key(NamedTuple):
