@@ -49,7 +49,7 @@ class Crew:
     Attributes:
         losses: The number of attempts at a slot that ended because the worker was lost.
         fixed_slots: K, if joining workers do not change it.
-        carries: What a worker carries: ``"slot"``, or ``"part"`` if all workers together train one slot.
+        carries: The name for the work of a worker: ``"slot"``, or ``"part"`` if all workers train one slot.
         spared: Workers that have servers; they carry a slot only if there are no others.
         finishes: Whether a worker that leaves finishes its slot first, if the time is enough.
         wait_s: Longest time without any worker, in seconds.
