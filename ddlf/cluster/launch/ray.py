@@ -15,6 +15,7 @@ import re
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
@@ -40,6 +41,10 @@ ASK_AGAIN_S = 1.0
 """Seconds until Ray is asked again about free resources."""
 ANSWER_S = 5.0
 """Seconds in which the head node of Ray must answer. Ray itself would try for minutes."""
+LOOK_FOR_HEAD_S = 5.0
+"""Seconds between two looks of an actor at the head node. Ray ends a node one minute after the head node has ended."""
+GONE_S = 5.0
+"""Seconds without a worker until its place is empty, if its actor has ended after the head node."""
 SURVIVES_RAY = ("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
 """Setting of Ray for this process. Without it, Ray ends the master one minute after its head node has ended, so that the
 run could not save its model.
@@ -82,6 +87,7 @@ class Rayed(PlaceEngine):
             raise ConfigError("launcher ray needs Ray, which is not installed", hint="pip install 'ray[default]'")
         self._group = _group_of_caller()  # belongs to the caller's thread, so ``prepare`` could not find it
         self._has_connected = False
+        self._head = ""  # address of Ray's head node
         self._places: dict[int, tuple[str, Any]] = {}  # node and actor of each place whose actor lives
         self._notices: dict[int, Left] = {}
         self._reason, self._asked_at = "", -ASK_AGAIN_S  # why places wait, and when Ray was asked
@@ -131,7 +137,8 @@ class Rayed(PlaceEngine):
             ConnectError: No Ray runs here, it does not answer, or it refuses this process.
         """
         self._has_connected = await in_thread(_connect)
-        log.warning("the workers run in the Ray cluster at %s", await in_thread(_address))
+        self._head = await in_thread(_address)
+        log.warning("the workers run in the Ray cluster at %s", self._head)
         self._watching = asyncio.get_running_loop().create_task(self._watch_drains())
 
     async def run(self, place: int, worker: WorkerStart) -> Left | None:
@@ -143,7 +150,7 @@ class Rayed(PlaceEngine):
         import ray
         from ray.exceptions import RayError
 
-        actor = None
+        actor, before = None, self.gate.incarnation(place)
         try:
             actor = await in_thread(self._new_actor)
             node = await asyncio.wrap_future(actor.node.remote().future())
@@ -153,7 +160,10 @@ class Rayed(PlaceEngine):
             words = f"its worker ended with exit code {code}" + (f":\n{said}" if said else "")
             return self._notices.get(place) or Left(Cause.CRASH, words, code)
         except RayError as error:
-            return self._notices.get(place) or left_by(error)
+            left = self._notices.get(place) or left_by(error)
+            if self.gate.incarnation(place) != before and not await in_thread(head_answers, self._head):
+                await self.gate.gone(place, before, GONE_S)
+            return left
         finally:
             self._places.pop(place, None)
             self._notices.pop(place, None)
@@ -259,7 +269,14 @@ class WorkerActor:
         """Run the worker until the run is over, or until ``leave``. Return its exit code and its last output."""
         with tempfile.TemporaryFile() as output:
             self._supervisor = Supervisor(worker, output)
-            code = 0 if self._leaves else self._supervisor.run()
+            is_over = threading.Event()
+            threading.Thread(
+                target=stay_without_head, args=(self._supervisor, _address(), is_over), daemon=True
+            ).start()
+            try:
+                code = 0 if self._leaves else self._supervisor.run()
+            finally:
+                is_over.set()
             output.seek(max(0, output.seek(0, os.SEEK_END) - SHOWN_BYTES))
             said = output.read().decode(errors="replace").strip()
         if said:
@@ -278,6 +295,25 @@ class WorkerActor:
                 self._supervisor.ask_to_stop()
             else:
                 self._supervisor.leave(within_s)
+
+
+def stay_without_head(supervisor: Supervisor, address: str, is_over: threading.Event) -> None:
+    """Let a worker outlive its actor while the head node of Ray is gone, because Ray ends all nodes then."""
+    stays = False
+    while not is_over.wait(LOOK_FOR_HEAD_S):
+        if stays == head_answers(address):
+            stays = not stays
+            supervisor.stay(stays)
+
+
+def head_answers(address: str) -> bool:
+    """Return whether the head node of Ray can be reached."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 async def end_actor(kill: Callable[[], object]) -> None:

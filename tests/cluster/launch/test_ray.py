@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import socket
 import threading
 
 import pytest
@@ -153,6 +154,31 @@ async def test_place_whose_worker_has_ended_waits_for_that_reason(with_ray, monk
         launcher._asked_at = -ray.ASK_AGAIN_S
         monkeypatch.setattr(launcher, "_waits_for_resources", lambda said=said: said)
         assert [await launcher.waits(place) for place in (0, 1)] == waits
+
+
+def test_worker_outlives_its_actor_only_while_the_head_node_is_gone(monkeypatch):
+    monkeypatch.setattr(ray, "LOOK_FOR_HEAD_S", 0.0)
+    over, told = threading.Event(), []
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+    class Seen:
+        def stay(self, stays):
+            told.append(stays)
+            if stays:
+                self.back = socket.create_server(("127.0.0.1", int(address.rpartition(":")[2])))
+            else:
+                self.back.close()
+                over.set()
+
+    listener.close()
+    ray.stay_without_head(Seen(), address, over)
+    assert told == [True, False]
+
+
+def test_address_that_is_none_is_no_head_node():
+    assert not ray.head_answers("")
+    assert not ray.head_answers("127.0.0.1:none")
 
 
 async def test_end_of_an_actor_does_not_block_the_gate_if_ray_is_gone(monkeypatch):
