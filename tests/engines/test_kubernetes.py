@@ -19,6 +19,7 @@ import psutil
 import pytest
 import yaml
 
+from ddlf.cluster.launch.supervisor import JOIN_FOR_S
 from tests.engines.kubernetes_cluster import Cluster
 from tests.patience import PATIENCE_S
 
@@ -275,7 +276,7 @@ def test_image_that_cannot_be_pulled_is_named(cluster, tmp_path):
 
 
 def test_worker_that_cannot_reach_the_master_says_so_in_the_error(cluster, tmp_path):
-    cluster.replacements["--join-for\x0030"] = "--join-for\x001"
+    cluster.replacements[f"--join-for\x00{JOIN_FOR_S}"] = "--join-for\x001"
     with launched(tmp_path, "1", ",start_timeout=100,host=nowhere.invalid") as process:
         process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 3
