@@ -23,6 +23,17 @@ def test_parts_of_later_replicas_own_nothing():
         check_workers("stages:2", plan, 3)
 
 
+def test_the_number_of_steps_comes_from_the_first_part_that_steps():
+    import keras
+
+    layers = [keras.Input((8,)), keras.layers.Flatten(), keras.layers.Dense(4, name="d0"), keras.layers.Dense(4)]
+    model = keras.Sequential(layers)
+    model.compile("adam", "mse")
+    plan = plan_of(model, "layers:d0", replicas=2)
+    steps = [plan.optimizer.of.index(None) in plan.writes(part) for part in plan.parts]
+    assert steps == [False, True, False, False]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "batches", "split", "tolerance"),

@@ -237,5 +237,7 @@ class Places:
 
     def _optimizer_of(self, part: Part, *, everything: bool) -> list[int]:
         """Return the numbers of the variables of the optimizer that a part has, or that it writes."""
-        mine = {*part.weights, *((None,) if everything or not part.number else ())}
+        if not everything:
+            return self._plan.writes(part)
+        mine = {*part.weights, None}
         return [place for place, of in enumerate(self._plan.optimizer.of) if of in mine]

@@ -234,6 +234,17 @@ class Plan:
         piece = None if place is None else self.program.pieces.get(place)
         return values[0] if piece is None else piece.join(values)
 
+    def writes(self, part: Part) -> list[int]:
+        """Return the numbers of the variables of the optimizer that the whole model has from a part.
+
+        Variables that belong to all weights, such as the number of steps, come from the first part that steps.
+        """
+        trained = {id(weight) for weight in self.graph.model.trainable_variables}
+        weights = self.graph.model.weights
+        steps = (one for one in self.parts if any(id(weights[place]) in trained for place in one.weights))
+        mine = {*part.weights, *((None,) if next(steps, self.parts[0]) is part else ())}
+        return [number for number, of in enumerate(self.optimizer.of) if of in mine]
+
     def share(self, part: int, place: int | None) -> float:
         """Return the share of a weight that a part has, from 0 to 1."""
         piece = None if place is None else self.program.pieces.get(place)
