@@ -148,6 +148,29 @@ async def test_the_loss_of_a_worker_of_cut_layers_changes_no_bit(two_workers):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"split": "within:2"}, {"split": "stages:2"}),
+        ({"split": "stages:2"}, {"split": "within:2"}),
+        ({"split": "stages:1", "slots": 2}, {}),
+    ],
+    ids=["shares", "slices", "slots"],
+)
+async def test_a_checkpoint_has_the_whole_model_however_it_is_cut(two_workers, tmp_path, first, then):
+    options = dict(master_epochs=3, micro_batches=1, batch_size=64) | first
+    whole = app(two_workers, Cut, **options)
+    await whole.train_model()
+    with pytest.raises(Interrupted):
+        await stop_after(app(two_workers, Cut, checkpoint=tmp_path, **options), 1).train_model()
+    resumed = app(two_workers, Cut, checkpoint=tmp_path, resume="auto", **{**options, **then})
+    await resumed.train_model()
+    assert distance(resumed.model.get_weights(), whole.model.get_weights()) < 1e-6
+    assert distance(resumed.optimizers[0], whole.optimizers[0]) < 1e-6
+    assert resumed.ledger.is_exact(3)
+
+
+@pytest.mark.slow
 async def test_two_slots_are_the_two_slots_of_the_gradient_exchange(two_workers):
     """Each epoch is one step, so that both have the same samples in it."""
     options = dict(samples=50, batch_size=32, master_epochs=6, optimizer="adam")
