@@ -8,6 +8,7 @@ import pytest
 
 from ddlf.errors import BadUpdate, ProtocolError
 from ddlf.training.exchanges.split.inbox import ACTIVATION, Inbox, Key, Stopped
+from ddlf.training.exchanges.split.program import Value
 from ddlf.training.exchanges.split.stage import expected
 from tests.patience import PATIENCE_S
 
@@ -98,8 +99,10 @@ def test_whoever_waits_ends_when_the_round_does():
     ids=["of another part", "from outside the group", "of another micro-batch", "of an unknown kind"],
 )
 def test_what_no_part_of_the_group_sends_is_refused(key):
-    me = SimpleNamespace(takes=((1, 0),), gives=(), borrows=(), lends=())
-    plan = SimpleNamespace(parts=(None, me, None), micro_batches=4)
+    me, value = SimpleNamespace(borrows=(), lends=()), Value((3,), "float32", "dense", 0, (1,), True)
+    of_replica = dict(replica=lambda number: 0, parts_of_replica=3)
+    program = SimpleNamespace(values=(None, value))
+    plan = SimpleNamespace(parts=(None, me, None), micro_batches=4, program=program, **of_replica)
     made = Inbox()
     made.begin(1, expected(plan, 1))
     made.put(1, Key(ACTIVATION, 0, 0, 1, 0), VALUE)
