@@ -6,7 +6,6 @@ import contextlib
 import getpass
 import os
 import signal
-import threading
 import time
 from collections.abc import Sequence
 
@@ -119,15 +118,6 @@ class StepsRig(SlurmRig):
             "daemon": Victim(lambda run, place: kill(run.daemon(place)), "(?i)killed|137|SIGKILL"),
             "step daemon": Victim(lambda run, place: kill(run.daemon(place).parent()), ".", own_s=REQUEUED_S),
         }
-
-    def notice(self, run: Run, place: int) -> None:
-        """Send SIGTERM to the step, and cancel it at the end of the notice. ``scancel`` alone kills a step at once."""
-        environment = run.daemon(place).environ()
-        step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
-        self.lab.call("scancel", "--signal=TERM", step)
-        timer = threading.Timer(self.notice_s, self.lab.call, ("scancel", step), {"check": False})
-        timer.daemon = True
-        timer.start()
 
     def ends(self) -> dict[str, End]:
         # After a kill -9 of salloc, Slurm keeps the job, so the run rightly continues in it.
