@@ -158,7 +158,7 @@ NEAR = 1e-4
 """Largest relative difference between the loss of a batch and the mean over its parts: both have rounding errors."""
 
 
-def check_mean_losses(model: Any, user: str, rows: Sequence[Any] = ()) -> None:
+def check_mean_losses(model: Any, user: str, rows: Sequence[Any] = (), *, by_entries: bool = False) -> None:
     """Raise an error for a compiled loss that is not a mean over samples, so that the means of parts of a batch do not
     add up to it.
 
@@ -170,13 +170,16 @@ def check_mean_losses(model: Any, user: str, rows: Sequence[Any] = ()) -> None:
         model: The compiled model.
         user: The setting that needs a mean, for the message.
         rows: ``(x, y)`` or ``(x, y, sample_weight)``, as for ``fit``. Without rows, samples may have weights.
+        by_entries: Whether updates weigh by the label entries that count in a loss such as ``Masked``. That loss need be
+            no mean over samples then.
 
     Raises:
         ConfigError: There is such a loss.
     """
     import keras
 
-    for one in keras.tree.flatten(getattr(model, "loss", None)):
+    losses = keras.tree.flatten(getattr(model, "loss", None))
+    for one in losses:
         loss = keras.losses.get(one) if isinstance(one, str) else one
         name, how = getattr(loss, "name", getattr(loss, "__name__", "")), getattr(loss, "reduction", "mean")
         if how in ("sum", "none", None) or (how == "mean_with_sample_weight" and len(rows) != 2):
@@ -190,7 +193,8 @@ def check_mean_losses(model: Any, user: str, rows: Sequence[Any] = ()) -> None:
                 f"{user} takes the mean over samples, but the loss {name!r} combines samples of a batch",
                 hint="give the loss axes without the first one, such as keras.losses.Dice(axis=(1, 2, 3))",
             )
-    found = _of_parts(model, rows) if len(rows) > 1 else None
+    is_weighed = by_entries and any(hasattr(one, "entries_in") for one in losses)
+    found = _of_parts(model, rows) if len(rows) > 1 and not is_weighed else None
     if found is not None and is_apart(*found):
         raise ConfigError(not_a_mean(user, *found), hint=ONE_FOR_EACH)
 

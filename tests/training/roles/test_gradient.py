@@ -288,6 +288,22 @@ def test_losses_that_are_means_or_unknown_are_not_refused(loss):
     check_loss(app)
 
 
+def test_a_loss_that_leaves_entries_out_is_refused_where_updates_do_not_weigh_by_them():
+    import keras
+
+    from ddlf.extras.stabilisers import Masked
+
+    app = Blobs()
+    app.x_train, app.y_train = X, np.repeat(Y.argmax(1)[:, None], 3, 1)
+    app.y_train[::3, 1:] = -1
+    layers = [keras.layers.RepeatVector(3), keras.layers.Dense(4, activation="softmax")]
+    app.model = keras.Sequential([keras.Input((8,)), *layers])
+    app.model.compile("sgd", Masked("sparse_categorical_crossentropy"))
+    check_model(app)
+    with pytest.raises(ConfigError, match="combines the samples of a batch"):
+        check_loss(app)
+
+
 def test_sparse_labels_and_models_of_other_kinds_are_not_refused():
     import keras
 

@@ -43,7 +43,7 @@ def check_model(app: App) -> None:
             "exchange='gradient' does not support a scaled loss: gradients are float32",
             hint="compile the model without LossScaleOptimizer and loss_scale_factor",
         )
-    check_mean_losses(app.model, "exchange='gradient'", first_rows(app, "train"))
+    check_mean_losses(app.model, "exchange='gradient'", first_rows(app, "train"), by_entries=True)
 
 
 class Step:
