@@ -57,9 +57,9 @@ class RayRig(Rig):
         return ["--workers", str(self.places), "--launcher", "ray"]
 
     def empty(self) -> list[str]:
-        count, actor = self.places, "ray.remote(num_cpus=1, scheduling_strategy='SPREAD')(dict)"
-        program = f"import ray; ray.init(); actors = [{actor}.remote() for _ in range({count})]; "
-        return [sys.executable, "-c", program + "ray.get([actor.__len__.remote() for actor in actors])"]
+        task = "ray.remote(num_cpus=1, scheduling_strategy='SPREAD')(lambda: None)"
+        program = f"import ray; ray.init(); task = {task}; "
+        return [sys.executable, "-c", program + f"ray.get([task.remote() for _ in range({self.places})])"]
 
     def is_engine(self, process: psutil.Process) -> bool:
         with contextlib.suppress(psutil.Error):
