@@ -18,6 +18,10 @@ from ddlf.worker.grace import grace_s
 from ddlf.worker.machine import CORES_VARIABLE, THREADS
 from ddlf.worker.process import child_environment
 
+TRIM = "MALLOC_TRIM_THRESHOLD_"
+"""Environment variable that Dask's nanny sets for its worker. It makes the C library give memory back to the system after
+each computation, which took a fifth of the time of training.
+"""
 LOOK_S = 0.1
 """Seconds between two looks at the worker's process."""
 JOIN_FOR_S = 25
@@ -115,11 +119,11 @@ class Supervisor:
 
     def _inherited(self) -> dict[str, str]:
         """Return this process's environment for the worker. An engine that gives cores may have set one thread for its own
-        processes, which is not for the worker.
+        processes, and little free memory, which is not for the worker.
         """
         environment = child_environment()
         if CORES_VARIABLE in self._environment:
-            for name in THREADS:
+            for name in (*THREADS, TRIM):
                 environment.pop(name, None)
         return environment
 

@@ -341,9 +341,10 @@ def test_killed_worker_is_started_again_and_the_task_ends_with_the_run():
 @pytest.mark.parametrize("cores", [2, None])
 def test_worker_whose_engine_gives_cores_does_not_inherit_the_engines_threads(monkeypatch, cores):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     inherited = Supervisor(WorkerStart("127.0.0.1:1", 0, b"token", cores))._inherited()
-    assert ("OMP_NUM_THREADS" in inherited) == (cores is None)
+    assert ("OMP_NUM_THREADS" in inherited) == ("MALLOC_TRIM_THRESHOLD_" in inherited) == (cores is None)
     assert inherited["CUDA_VISIBLE_DEVICES"] == "1"
 
 
