@@ -13,6 +13,7 @@ The loss of a part is its regularization. The last part adds the compiled loss, 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ LARGE = 1 << 20
 """Tensors with more values are added one by one."""
 
 
-class ModelPart:
+class ModelPart(ABC):
     """A part of a model on a worker. Each backend has a subclass.
 
     Args:
@@ -203,6 +204,7 @@ class ModelPart:
     def _has_loss_in(self, segment: Segment) -> bool:
         return self._has_loss and segment is self.segments[-1]
 
+    @abstractmethod
     def forward(
         self, segment: Segment, taken: Sequence[Any], data: tuple[Any, ...], samples: int, seed: tuple[int, ...]
     ) -> tuple[list[Any], Any]:
@@ -218,8 +220,8 @@ class ModelPart:
         Returns:
             The values that it gives, in their order; and the argument ``kept`` of ``backward``, which has the activations.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def backward(self, segment: Segment, kept: Any, gradients: Sequence[Any], share: float) -> list[Any]:
         """Compute the backward pass of a segment over a micro-batch, and add its gradients to the sums.
 
@@ -232,7 +234,6 @@ class ModelPart:
         Returns:
             The gradients of the taken values that are differentiable, in their order.
         """
-        raise NotImplementedError
 
     def evaluate(self, segment: Segment, taken: Sequence[Any], data: tuple[Any, ...], samples: int) -> list[Any]:
         """Compute a segment of a batch as ``Model.evaluate`` does, and count its losses and metrics.
@@ -248,9 +249,9 @@ class ModelPart:
             self.losses += float(loss) * samples
         return outputs
 
+    @abstractmethod
     def _evaluated(self, segment: Segment, taken: Sequence[Any], data: tuple[Any, ...]) -> tuple[list[Any], Any]:
         """Return the outputs of a segment and its loss in an evaluation."""
-        raise NotImplementedError
 
     def _back(self, segment: Segment) -> list[bool]:
         """Return for each value that a segment takes whether it has a gradient."""
@@ -277,9 +278,9 @@ class ModelPart:
         """Return the sum of one gradient."""
         return gradient
 
+    @abstractmethod
     def _added(self, ones: list[Any], others: list[Any]) -> Sequence[Any]:
         """Return each sum of ``ones`` with one more gradient. They may be changed."""
-        raise NotImplementedError
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -329,8 +330,9 @@ class ModelPart:
         if pairs:
             self._apply(*map(list, zip(*pairs, strict=True)))
 
+    @abstractmethod
     def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
-        raise NotImplementedError
+        """Make a step of the optimizer."""
 
     # -- state --------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ from ddlf.training.slot.task import OPTIMIZER, SlotState
 
 
 class SplitStates(SlotStates):
-    """The state of the only slot, whose optimizer is on the workers of the parts, or in slices of a checkpoint.
+    """The states of the slots. The first one has the optimizer, which is on the workers of its parts, or in slices of a
+    checkpoint.
 
     Args:
         run, crew, known, parts, codec: Arguments of ``SlotStates``.
