@@ -267,6 +267,8 @@ def threads_of_environment() -> int:
 def set_threads(threads: int) -> int:
     """Set the number of threads of the numeric libraries. This has an effect only before their first use.
 
+    PyTorch reads its number at its import. A template of executors may have imported it already, so this tells it again.
+
     Args:
         threads: At least 1.
 
@@ -276,4 +278,6 @@ def set_threads(threads: int) -> int:
     for name in THREADS:
         os.environ[name] = str(threads)
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(threads)
     return threads

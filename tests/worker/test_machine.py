@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
 from ddlf.data.array_cache import ArrayCache
 from ddlf.worker import machine
 from ddlf.worker.calls import Methods
-from ddlf.worker.worker import Worker
+from ddlf.worker.worker import Worker, set_threads
 
 
 def test_it_is_data_and_of_this_machine(tmp_path):
@@ -174,3 +175,13 @@ def test_cores_are_the_least_of_quota_affinity_and_the_engines_number(
     if engine is not None:
         monkeypatch.setenv("DDLF_CORES", engine)
     assert machine.cores() == count
+
+
+def test_pytorch_of_a_template_gets_the_number_of_threads(monkeypatch):
+    counts = []
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(set_num_threads=counts.append))
+    for name in machine.THREADS:
+        monkeypatch.setenv(name, "7")
+    assert set_threads(3) == 3
+    assert counts == [3]
+    assert {os.environ[name] for name in machine.THREADS} == {"3"}
