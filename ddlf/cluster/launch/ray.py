@@ -359,13 +359,32 @@ def _connect() -> bool:
         where = f"at RAY_ADDRESS={named}" if named else f"at {address}" if address else "on this machine"
         raise ConnectError(
             f"cannot connect to Ray {where}: {' '.join(str(error).split()).rstrip('.')}",
-            hint="start Ray with: ray start --head; or set RAY_ADDRESS to the address of its head node",
+            hint=advice_on(str(error), head_answers(address)),
         ) from None
     # Without the output of actors, Ray prints only its errors here: twenty lines on stdout for each lost process. The
     # launcher has the reason of each loss.
     with contextlib.suppress(AttributeError):
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
     return True
+
+
+def advice_on(error: str, answers: bool) -> str:
+    """Return what to do about an error of the connection to Ray.
+
+    Args:
+        error: Ray's own words.
+        answers: Whether something listens at the address of the head node.
+    """
+    if "ersion mismatch" in error:
+        return "install the same versions of Ray and Python here as in the cluster"
+    if "authentication" in error.lower():
+        return "give this process the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
+    if answers:
+        return (
+            "the head node is there, but it refuses this process: if the cluster has a token, set RAY_AUTH_MODE=token, and "
+            "the same RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN as there"
+        )
+    return "start Ray with: ray start --head; or set RAY_ADDRESS to the address of its head node"
 
 
 def _address() -> str:

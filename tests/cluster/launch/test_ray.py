@@ -9,7 +9,7 @@ import pytest
 
 from ddlf.cluster.launch import ray
 from ddlf.cluster.launch.launcher import Cause, Left, Workers, from_keys, installed
-from ddlf.cluster.launch.ray import drained, in_group, left_by, pending
+from ddlf.cluster.launch.ray import advice_on, drained, in_group, left_by, pending
 from ddlf.cluster.launch.threads import in_thread
 from ddlf.errors import ConfigError
 from tests.patience import PATIENCE_S
@@ -207,3 +207,20 @@ async def test_call_of_ray_that_never_ends_does_not_keep_the_process():
     end.set()
     with pytest.raises(ValueError, match="not in list"):
         await in_thread(lambda: [].index("no"))
+
+
+MISMATCH = "Version mismatch: The cluster was started with: Ray: 2.52.1 Python: 3.11.7"
+NO_TOKEN = "Token authentication is enabled but no authentication token was found."
+
+
+@pytest.mark.parametrize(
+    ("error", "answers", "advice"),
+    [
+        (MISMATCH, True, "install the same versions"),
+        (NO_TOKEN, True, "give this process the cluster's token"),
+        ("Failed to connect to Ray cluster at 10.0.0.1:6379", True, "set RAY_AUTH_MODE=token"),
+        ("Failed to connect to Ray cluster at 10.0.0.1:6379", False, "ray start --head"),
+    ],
+)
+def test_the_advice_on_a_failed_connection_follows_from_the_words_of_ray(error, answers, advice):
+    assert advice in advice_on(error, answers)
