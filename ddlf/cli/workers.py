@@ -118,6 +118,7 @@ def describe(answer: Any, label: str) -> str:
     holds = [
         *data_sets(answer),
         *weights_held(answer.get("shard")),
+        *part_of_model(answer.get("part")),
         *([f"{len(methods)} method{'s' * (len(methods) > 1)}"] if methods else []),
     ]
     restarts += f", holds {' and '.join(holds)}" if holds else ""
@@ -143,6 +144,17 @@ def weights_held(shard: dict[str, Any] | None) -> list[str]:
     parts += [f"{shards - 1} more shard{'s' * (shards > 2)}"] if shards > 1 else []
     parts += [f"{'copies' if copies > 1 else 'a copy'} of {copies} other{'s' * (copies > 1)}"] if copies else []
     return [*parts[:-1], f"{parts[-1]} of run {shard['run']}"]
+
+
+def part_of_model(part: dict[str, Any] | None) -> list[str]:
+    """Return the part of a model that a worker has, as a list of texts to print."""
+    if part is None:
+        return []
+    number, copies, of_run = part["number"], part["copies"], f"of run {part['run']}"
+    size, version = f"{part['nbytes'] / 1e6:,.1f} MB", part["version"]
+    mine = [f"part {number} of {part['of']} of the model ({size}, version {version})"] if number else []
+    others = [f"{'copies' if copies > 1 else 'a copy'} of {copies} part{'s' * (copies > 1)}"] if copies else []
+    return [f"{' and '.join([*mine, *others])} {of_run}"]
 
 
 async def ask(worker: ProxyWorker, command: str, timeout_s: float, **arguments: Any) -> Any:

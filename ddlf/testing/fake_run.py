@@ -274,6 +274,9 @@ class FakeWorker:
     def on_shard(self, shard: object) -> None:
         """Do nothing, because ``ddlf status`` shows no fake worker."""
 
+    def on_part(self, part: object) -> None:
+        """Do nothing, because ``ddlf status`` shows no fake worker."""
+
     def tell(self, **facts: Any) -> None:
         """Record a message of the replica."""
         self.told.append(facts)

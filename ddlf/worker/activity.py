@@ -28,6 +28,8 @@ _DATASETS = struct.Struct("<QQ")  # number of data sets, and their bytes
 _DATASETS_AT = 800
 _SHARD = struct.Struct("<QQQQ32sQQ")  # the fields of Shard; a model of 0 values stands for no shard
 _SHARD_AT = 832
+_PART = struct.Struct("<QQQQQ32s")  # the fields of HeldPart; an empty name of a run stands for no part
+_PART_AT = 912
 _LEASE_AT = 1024
 _LEASE_BYTES = 24
 _LEASE_END = _LEASE_AT + _LEASE_BYTES
@@ -71,6 +73,26 @@ class Shard(NamedTuple):
     run: str
     shards: int = 1
     copies: int = 0
+
+
+class HeldPart(NamedTuple):
+    """The part of a model that a worker trains.
+
+    Args:
+        number: Number of the part, from 1; 0 if this worker has only copies.
+        of: Number of the parts of the model; 0 if this worker has only copies.
+        nbytes: Bytes of its weights and optimizer.
+        version: Version of its weights.
+        copies: Number of copies of other workers' parts.
+        run: Name of the run.
+    """
+
+    number: int
+    of: int
+    nbytes: int
+    version: int
+    copies: int
+    run: str
 
 
 class Activity:
@@ -121,6 +143,18 @@ class Activity:
         """The part of a run's weights that ``show_shard`` has recorded; None if there is none."""
         begin, end, of, version, run, *counts = _SHARD.unpack_from(self._page, _SHARD_AT)
         return Shard(begin, end, of, version, run.rstrip(b"\0").decode(errors="replace"), *counts) if of else None
+
+    def show_part(self, part: HeldPart | None) -> None:
+        """Record which part of a model this worker has now."""
+        *numbers, run = part or (0, 0, 0, 0, 0, "")
+        _PART.pack_into(self._page, _PART_AT, *numbers, run.encode(errors="replace")[:32])
+
+    @property
+    def part(self) -> HeldPart | None:
+        """The part of a model that ``show_part`` has recorded; None if there is none."""
+        number, of, nbytes, version, copies, run = _PART.unpack_from(self._page, _PART_AT)
+        name = run.rstrip(b"\0").decode(errors="replace")
+        return HeldPart(number, of, nbytes, version, copies, name) if name else None
 
     @property
     def written(self) -> int:

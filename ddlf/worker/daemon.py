@@ -714,6 +714,7 @@ class Daemon:
             "masters": sum(1 for control in self._controls if control.claimed),  # leave out the listening sockets
             "datasets": dict(zip(("count", "bytes"), self.process.activity.datasets, strict=True)),
             "shard": None if (shard := self.process.activity.shard) is None else shard._asdict(),
+            "part": None if (part := self.process.activity.part) is None else part._asdict(),
             "methods": self.process.methods,
             "lease": self._holder.facts(self._lease) if self._holder else None,
             "python": platform.python_version(),

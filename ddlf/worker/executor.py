@@ -96,6 +96,7 @@ class Executor:
         if activity is not None:
             self.peers.lease = activity.read_lease
             worker.on_shard = activity.show_shard
+            worker.on_part = activity.show_part
         self.peers.changed = self.end_sessions_without_lease
         self.peers.lost = lambda id, why: self._tell({"what": "silent", "worker": id, "why": why})
         self._hosting = worker.roles = methods.roles = Hosting(worker, free, over=self.peers.forget)

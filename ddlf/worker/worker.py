@@ -21,7 +21,7 @@ import numpy as np
 
 from ddlf.data.array_cache import ArrayCache
 from ddlf.rpc.iworker import IWorker, awaited
-from ddlf.worker.activity import Shard
+from ddlf.worker.activity import HeldPart, Shard
 from ddlf.worker.assignment import cards_of_executor
 from ddlf.worker.calls import Hosting, Method, Methods, once
 from ddlf.worker.machine import THREADS, cores, cores_of_engine
@@ -45,6 +45,7 @@ class Worker(IWorker):
         on_tell: Receives the arguments of ``tell``.
         on_shard: Receives the ``Shard`` that a role on this worker keeps now, for ``ddlf status``; None if there is
             none.
+        on_part: Receives the ``HeldPart`` that a role on this worker has now, for ``ddlf status``; None if there is none.
         peers: Other workers that its roles may call.
         roles: The roles that it hosts.
     """
@@ -58,6 +59,7 @@ class Worker(IWorker):
         self._methods = methods
         self.on_tell: Callable[[dict[str, Any]], None] = lambda facts: None
         self.on_shard: Callable[[Shard | None], None] = lambda shard: None
+        self.on_part: Callable[[HeldPart | None], None] = lambda part: None
         self._namespace: dict[str, Any] = {"self": self}
         self._name = os.urandom(8).hex()  # a master recognises a new executor by this name
         self._compute: ThreadPoolExecutor | None = None

@@ -18,7 +18,7 @@ import pytest
 from ddlf.cli.bench import Way, slow, slow_pairs
 from ddlf.cli.doctor import taken
 from ddlf.cli.main import all_commands, main, parse
-from ddlf.cli.workers import weights_held
+from ddlf.cli.workers import part_of_model, weights_held
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.launch.launcher import OWN
 from ddlf.cluster.proxy import ProxyWorker
@@ -281,6 +281,15 @@ def test_status_prints_the_weights_that_a_worker_holds():
     )
     assert weights_held({**shard, "shards": 0, "copies": 2}) == ["copies of 2 others of run 3f2a"]
     assert weights_held(None) == []
+
+
+def test_status_prints_the_part_of_a_model_that_a_worker_has():
+    part = {"number": 2, "of": 3, "nbytes": 187_500_000, "version": 7, "copies": 0, "run": "3f2a"}
+    assert part_of_model(part) == ["part 2 of 3 of the model (187.5 MB, version 7) of run 3f2a"]
+    (both,) = part_of_model({**part, "copies": 1})
+    assert both == "part 2 of 3 of the model (187.5 MB, version 7) and a copy of 1 part of run 3f2a"
+    assert part_of_model({**part, "number": 0, "of": 0, "copies": 2}) == ["copies of 2 parts of run 3f2a"]
+    assert part_of_model(None) == []
 
 
 def test_status_as_json_has_a_row_for_each_worker(half):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ddlf.worker.activity import Activity, Shard
+from ddlf.worker.activity import Activity, HeldPart, Shard
 
 
 @pytest.fixture
@@ -59,6 +59,22 @@ def test_the_daemon_sees_which_slice_of_a_runs_weights_is_kept_until_there_is_a_
     executor.show_shard(Shard(0, 1, 1, 0, "run"))
     daemon.clear()
     assert daemon.shard is None
+
+
+def test_the_daemon_sees_which_part_of_a_model_a_worker_has_until_there_is_a_new_executor(page):
+    daemon, executor = Activity(page), Activity(page)
+    assert daemon.part is None
+    executor.show_shard(Shard(1, 2**63, 2**63, 2**63, "s" * 32, shards=2**63, copies=2**63))
+    assert daemon.part is None
+    executor.show_part(HeldPart(2, 3, 2**41, 7, 1, "3f2a9b"))
+    executor.grant(b"l" * 24)
+    assert daemon.part == (2, 3, 2**41, 7, 1, "3f2a9b")
+    assert daemon.shard.run == "s" * 32
+    executor.show_part(None)
+    assert daemon.part is None
+    executor.show_part(HeldPart(0, 0, 0, 7, 1, "3f2a9b"))
+    daemon.clear()
+    assert daemon.part is None
 
 
 def test_another_process_sees_it_too(page):

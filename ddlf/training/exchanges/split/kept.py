@@ -130,6 +130,11 @@ class KeptStates:
             raise AppMissing(f"the state of part {part + 1} in version {version} of the weights is not here")
         return self._found[part, version]
 
+    @property
+    def parts(self) -> set[int]:
+        """The numbers of the parts with a state here."""
+        return {part for part, _ in list(self._found)}
+
     def drop_before(self, version: int) -> None:
         """Free all states of earlier versions."""
         for which in [one for one in self._found if one[1] < version]:

@@ -42,6 +42,7 @@ from ddlf.training.slot.replica import MOVED_EVERY_S, Replica, call
 from ddlf.training.slot.task import Task
 from ddlf.training.slot.variables import alone, free, is_finite, is_made, make, put, value_of
 from ddlf.worker.calls import concurrent, offered
+from ddlf.worker.activity import HeldPart
 from ddlf.worker.peers import Unreached, calls_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class SplitReplica(Replica, Restored):
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         Replica.__init__(self, worker, app, run)
         Restored.__init__(self)
-        self._me = worker.id
+        self._me, self._run = worker.id, run
         self._loop = asyncio.get_running_loop()
         self._ask = calls_of(worker.id, worker.peers, worker.roles.call, run)
         self._inbox = Inbox()
@@ -179,6 +180,7 @@ class SplitReplica(Replica, Restored):
         if (part, version) not in self._kept:
             self._kept.put(part, version, await fetched(partial(self._ask, worker, REPLICA), part, version))
 
+        self._show(version)
     @concurrent
     async def write(self, part: int, version: int, place: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
         """Write the state of a part into a checkpoint.
@@ -204,6 +206,16 @@ class SplitReplica(Replica, Restored):
         self._kept.close()
 
     async def _with_state(
+        self._worker.on_part(None)
+
+    def _show(self, version: int) -> None:
+        """Tell which part this worker has, and how many copies of others."""
+        number, of, nbytes, mine = 0, 0, 0, set[int]()
+        if (part := self._part) is not None:
+            me, of = self._plan.parts[part.number], len(self._plan.parts)
+            number, mine = part.number + 1, {part.number}
+            nbytes = self._plan.bytes_of_weights(me) + self._plan.bytes_of_optimizer(me)
+        self._worker.on_part(HeldPart(number, of, nbytes, version, len(self._kept.parts - mine), self._run))
         self, order: dict[str, Any], work: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
         """Fetch the state that an order needs, and carry the order out on the compute thread."""
@@ -269,12 +281,14 @@ class SplitReplica(Replica, Restored):
         self._at = None
         metrics, failure = self._caught(lambda: self._samples.during(lambda: self._rounds(part, task, order)))
         if failure:
+        self._show(order["version"])
             return failure
         if (wrong := self._keep(part, order["version"] + 1)) is not None:
             return {"unfit": asdict(wrong)}
         self._at = order["version"] + 1
         wait_data_s, _ = self._samples.told()
         return {
+        self._show(self._at)
             **self._results(part, metrics),
             "digest": task.digest(),
             "compute_s": time.perf_counter() - begin,
