@@ -33,7 +33,7 @@ MODULE = "benchmarks.never_whole"
 ROUNDS = 3
 SAMPLES = 64
 BATCH = 16
-LAYERS = 6
+LAYERS = 24
 SHARE = 0.6
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.program import WHOLE, Name, Segment
 
 LARGE = 1 << 20
-"""Tensors with more values are added one by one."""
+"""Tensors with more values are added, and stepped, one by one."""
 
 
 class ModelPart(ABC):
@@ -263,13 +263,10 @@ class ModelPart(ABC):
         One large gradient goes at a time, so that each is freed before the next one is added.
         """
         sums = self._sums = self._sums or [None] * len(self._sources)
-        small, large = list[int](), list[int]()
         for number, place in enumerate(places):
             if gradients[number] is not None and sums[place] is None:
                 sums[place], gradients[number] = self._first(place, gradients[number]), None
-            elif gradients[number] is not None:
-                (large if math.prod(gradients[number].shape) > LARGE else small).append(number)
-        for numbers in filter(None, (small, *([number] for number in large))):
+        for numbers in one_by_one(gradients):
             added = self._added([sums[places[one]] for one in numbers], [gradients[one] for one in numbers])
             for one, value in zip(numbers, added, strict=True):
                 sums[places[one]], gradients[one] = value, None
@@ -321,18 +318,16 @@ class ModelPart(ABC):
 
     def step(self, scale: float = 1.0) -> None:
         """Make one step of the optimizer with the sums of the gradients times a factor, and begin new sums."""
-        import keras
 
         sums, self._sums = self._sums or [], None
         pairs = [(g, v) for g, v in zip(sums, self.trained, strict=False) if g is not None]
-        if scale != 1.0:
-            pairs = [(keras.ops.multiply(g, keras.ops.cast(scale, v.dtype)), v) for g, v in pairs]
         if pairs:
-            self._apply(*map(list, zip(*pairs, strict=True)))
+            gradients, variables = map(list, zip(*pairs, strict=True))
+            self._apply(gradients, variables, scale)
 
     @abstractmethod
-    def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
-        """Make a step of the optimizer."""
+    def _apply(self, gradients: list[Any], variables: list[Any], scale: float) -> None:
+        """Make a step of the optimizer with the gradients times a factor."""
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -356,11 +351,11 @@ class ModelPart(ABC):
 class TensorFlowPart(ModelPart):
     """A part of a model in TensorFlow. A tape keeps the activations of a micro-batch until its backward pass."""
 
-    _stepping: Any = None
     _adding: Any = None
 
     def __init__(self, plan: Plan, number: int) -> None:
         super().__init__(plan, number)
+        self._stepping: dict[tuple[int, ...], Any] = {}  # by the ids of the variables
         self._totals: list[Any] = [None] * len(self._sources)  # the memory of the sums, which every step uses again
         self._compiled: dict[int, Any] = {}  # by the id of a segment
         self._evaluating: dict[int, Any] = {}
@@ -443,13 +438,35 @@ class TensorFlowPart(ModelPart):
         self._adding(ones, others)
         return ones
 
-    def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
+    def _apply(self, gradients: list[Any], variables: list[Any], scale: float) -> None:
+        # One large weight at a time: TensorFlow would step all at once, with several temporary tensors for each. All
+        # of these steps begin with the same values of variables that belong to all weights, such as the step count.
         import tensorflow as tf
 
-        if self._stepping is None:
+        optimizer = self._model.optimizer
+        of = dict(zip(self._plan.optimizer.paths, self._plan.optimizer.of, strict=True))
+        shared = [one for one in optimizer.variables if of[one.path] is None]
+        before = [tf.convert_to_tensor(one) for one in shared]
+        for number, places in enumerate(one_by_one(gradients)):
+            for variable, value in zip(shared, before, strict=True) if number else ():
+                variable.assign(value)
+            found = [gradients[place] for place in places]
+            if scale != 1.0:
+                found = [tf.convert_to_tensor(one) * tf.cast(scale, one.dtype) for one in found]
+            self._step_of([variables[place] for place in places])(found)
+
+    def _step_of(self, variables: list[Any]) -> Any:
+        """Return the compiled step of some variables."""
+        import tensorflow as tf
+
+        key = tuple(map(id, variables))
+        if key not in self._stepping:
             apply = self._model.optimizer.apply
-            self._stepping = tf.function(lambda sums: apply([tf.convert_to_tensor(one) for one in sums], variables))
-        self._stepping(gradients)
+
+            self._stepping[key] = tf.function(
+                lambda sums: apply([tf.convert_to_tensor(one) for one in sums], variables)
+            )
+        return self._stepping[key]
 
 
 class JaxPart(ModelPart):
@@ -552,16 +569,29 @@ class JaxPart(ModelPart):
         found: Sequence[Any] = self._adding(ones, others)
         return found
 
-    def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
+    def _apply(self, gradients: list[Any], variables: list[Any], scale: float) -> None:
         import jax
+        import keras
 
         optimizer = self._model.optimizer
+        if scale != 1.0:
+            pairs = zip(gradients, variables, strict=True)
+            gradients = [keras.ops.multiply(g, keras.ops.cast(scale, v.dtype)) for g, v in pairs]
         if self._stepping is None:
             self._stepping = jax.jit(optimizer.stateless_apply, donate_argnums=(0, 2))
         states = optimizer.variables
         values, after = self._stepping([one.value for one in states], gradients, [one.value for one in variables])
         for variable, value in zip([*variables, *states], [*values, *after], strict=True):
             variable.assign(value)
+
+
+def one_by_one(gradients: Sequence[Any]) -> Iterator[list[int]]:
+    """Yield the numbers of all small gradients, then of each large one. None stands for a missing gradient."""
+    present = [number for number, one in enumerate(gradients) if one is not None]
+    small = [number for number in present if math.prod(gradients[number].shape) <= LARGE]
+    if small:
+        yield small
+    yield from ([number] for number in present if number not in small)
 
 
 def _any_number(tensors: Any) -> Any:

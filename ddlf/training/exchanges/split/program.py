@@ -69,6 +69,9 @@ class Name(NamedTuple):
     to: int = -1
 
 
+MOST_VALUES = 1 << 23
+"""A segment with several weights has at most this number of values in them."""
+
 Compute = Callable[[Sequence[Any], bool], Sequence[Any]]
 """Computes values from others. The second argument says whether layers behave as in training."""
 
@@ -467,7 +470,8 @@ class _Builder:
             )
         if ops:
             level[ops[-1]] = max(level[op] for op in ops if op.part == last)
-        place = {op: (op.part, level[op]) for op in ops}
+        cut = self._lightened(ops, level)
+        place = {op: (op.part, cut[op]) for op in ops}
         used: dict[Name, list[Op]] = {}
         for op in ops:
             for name in op.takes:
@@ -477,7 +481,7 @@ class _Builder:
         numbers = {name: number for number, name in enumerate(names)}
         values = tuple(self._value(name, used[name]) for name in names)
         segments = tuple(
-            tuple(self._segments_of([op for op in ops if op.part == part], level, numbers, used, ops[-1]))
+            tuple(self._segments_of([op for op in ops if op.part == part], cut, numbers, used, ops[-1]))
             for part in range(parts)
         )
         inputs = tuple(tuple(sorted({one for segment in mine for one in segment.inputs})) for mine in segments)
@@ -487,6 +491,22 @@ class _Builder:
         )
         shapes = tuple(tuple(map(int, one.shape)) for one in self.graph.model.weights)
         return Program(self.workers, values, segments, tuple(self.ways), self.pieces, inputs, uses, shapes)
+
+    def _lightened(self, ops: Sequence[Op], level: dict[Op, int]) -> dict[Op, tuple[int, int]]:
+        """Return the segment of each op: its level, and a number that grows after each ``MOST_VALUES`` of weights.
+
+        The gradients of a segment's weights are there at the same time, so a segment has few large weights.
+        """
+        found: dict[Op, tuple[int, int]] = {}
+        filled: dict[tuple[int, int], tuple[int, int]] = {}
+        for op in ops:
+            number, values = filled.get((op.part, level[op]), (0, 0))
+            more = sum(prod(self.graph.model.weights[place].shape) for place in op.weights) // self.workers
+            if values and values + more > MOST_VALUES:
+                number, values = number + 1, 0
+            filled[op.part, level[op]] = number, values + more
+            found[op] = level[op], number
+        return found
 
     def _stage(self, op: Op) -> int:
         return op.part // self.workers
@@ -498,12 +518,17 @@ class _Builder:
         return Value(shape, dtype, layer, name.part, receivers, differentiable)
 
     def _segments_of(
-        self, ops: Sequence[Op], level: dict[Op, int], numbers: dict[Name, int], used: dict[Name, list[Op]], loss: Op
+        self,
+        ops: Sequence[Op],
+        cut: dict[Op, tuple[int, int]],
+        numbers: dict[Name, int],
+        used: dict[Name, list[Op]],
+        loss: Op,
     ) -> Iterator[Segment]:
         seen: set[int] = set()
         name_of = {number: name for name, number in numbers.items()}
-        for at in sorted({level[op] for op in ops}):
-            mine = tuple(op for op in ops if level[op] == at)
+        for at in sorted({cut[op] for op in ops}):
+            mine = tuple(op for op in ops if cut[op] == at)
             made = {name for op in mine for name in op.gives}
             takes = sorted({numbers[name] for op in mine for name in op.takes if name in numbers and name not in made})
             gives = sorted(numbers[name] for name in made if name in used)
