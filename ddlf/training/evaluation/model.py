@@ -16,7 +16,7 @@ from ddlf.data.stream import LEAST_BATCHES
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
-from ddlf.training.slot.feed import Feed, FileFeed, make_feed, memory_of
+from ddlf.training.slot.feed import Feed, FileFeed, gathered, make_feed, memory_of
 from ddlf.training.slot.variables import set_weights
 
 if TYPE_CHECKING:
@@ -102,6 +102,21 @@ def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int,
     if why:
         return {"why": why[0]}
     return {"names": names, "state": [np.stack(arrays) for arrays in zip(*found, strict=True)]}
+
+
+def batches_of(app: App, part: str, batch_size: int) -> Iterator[tuple[Any, ...]]:
+    """Return all batches of an evaluation, as ``fit`` takes them, one after another. Files are read ahead.
+
+    Raises:
+        ConfigError: This machine has too little memory for batches of this size.
+    """
+    if place_of(app, part) is not None:
+        feed = _feed(app, part, batch_size)
+        assert isinstance(feed, FileFeed)
+        return feed.read()
+    data, samples = batches(app, part), samples_of(app, part)
+    begins = range(0, samples, batch_size)
+    return (gathered(data, np.arange(begin, min(begin + batch_size, samples))) for begin in begins)
 
 
 async def beside(worker: Worker, app: App, work: Callable[[], Any]) -> Any:

@@ -114,23 +114,19 @@ class EvaluationThere:
 
     def _elsewhere(self, part: str) -> str:
         """Return the reason why only the master can evaluate a part of the data; "" if workers can."""
-        place = place_of(self._app, part)
         if self._app.precision not in ("float32", "auto"):
             return f"with precision={self._app.precision!r} the workers compute with fewer bits"
-        if place is not None and place.manifest.hosts:
-            return f"each worker has some of the files of {place}"
-        return place.inexact if place is not None else ""
+        return elsewhere(self._app, part)
 
     async def _content_of(self, part: str) -> dict[str, str]:
         """Return the fingerprints of a part of the master's data.
 
         Workers must have data with the same ones to evaluate.
         """
-        if (place := place_of(self._app, part)) is not None:
-            return {f"{part}_data": place.manifest.identity}
-        now = [id(getattr(self._app, f"{letter}_{part}", None)) for letter in "xyw"]
+        names = (*(f"{letter}_{part}" for letter in "xyw"), f"{part}_data")
+        now = [id(getattr(self._app, name, None)) for name in names]
         if self._content.get(part, ([],))[0] != now:
-            self._content[part] = now, await asyncio.to_thread(content_of, self._app, part)
+            self._content[part] = now, await asyncio.to_thread(fingerprints, self._app, part)
         return self._content[part][1]
 
 
@@ -167,6 +163,20 @@ class _Counted:
         if self._phase is not None:
             batches = sum(len(state[0]) for state in self.found.values())
             self._phase.move(min(batches * self.batch_size, self._samples))
+
+
+def elsewhere(app: App, part: str) -> str:
+    """Return the reason why workers do not have the whole of a part of the data; "" if they do."""
+    place = place_of(app, part)
+    if place is not None and place.manifest.hosts:
+        return f"each worker has some of the files of {place}"
+    return place.inexact if place is not None else ""
+
+
+def fingerprints(app: App, part: str) -> dict[str, str]:
+    """Return the fingerprint of each attribute with data of a part, in arrays or files."""
+    place = place_of(app, part)
+    return content_of(app, part) if place is None else {f"{part}_data": place.manifest.identity}
 
 
 def added(states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> list[np.ndarray[Any, Any]]:

@@ -211,6 +211,10 @@ class FileFeed:
         """Yield some samples batch by batch, in the form for ``fit``."""
         self._order = order
         self._begin()
+        yield from self.read()
+
+    def read(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the samples of the next pass, whose order is set, batch by batch, in the form for ``fit``."""
         for chunk in self._pass():
             yield from self._cut(chunk)
 

@@ -23,14 +23,15 @@ from typing import Any
 
 from ddlf.algorithms.weights import Fault, Weights
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.data.parts import content_of, place_of, samples_of
+from ddlf.data.parts import samples_of
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, DDLFError, ProtocolError
 from ddlf.events import PartTrained, SlotFinished, SlotMoved, SlotStarted, Warned
 from ddlf.training.checkpoints.slices import WEIGHTS
 from ddlf.training.context import App
 from ddlf.training.crew.recovery import end_all, first_line
 from ddlf.training.evaluation.master import to_its_end
-from ddlf.training.evaluation.model import EVALUATION_BATCH
+from ddlf.training.evaluation.model import EVALUATION_BATCH, fitting
+from ddlf.training.evaluation.workers import NAMES, elsewhere, fingerprints
 from ddlf.training.exchanges.members import NOTICED_S, Member, Members
 from ddlf.training.exchanges.split.places import Places, Source
 from ddlf.training.exchanges.split.plan import Plan
@@ -259,15 +260,16 @@ class Group:
         self, version: int, app: App, part: str, batch_size: int = EVALUATION_BATCH
     ) -> dict[str, float] | None:
         """Have the parts evaluate the weights of a version. Return None if the master must do it."""
-        if version != self._places.version or place_of(app, part) is not None:
+        if version != self._places.version:
             return None
-        samples = samples_of(app, part)
-        content = await asyncio.to_thread(content_of, app, part)
-        order = {"data": part, "size": batch_size, "samples": samples, "content": content}
-        job = _Job("evaluate", self._run.progress.round, order)
-        found = await self._done(job)
+        samples, size = samples_of(app, part), fitting(app, part, batch_size)
+        job, found = _Job("evaluate", self._run.progress.round, {}, other=elsewhere(app, part)), list[dict[str, Any]]()
+        if not job.other:
+            content = await asyncio.to_thread(fingerprints, app, part)
+            job.order.update(data=part, size=size, samples=samples, content=content)
+            found = await self._done(job)
         if job.other:
-            self._run.crew.emit(Warned(about="data", why=f"the master evaluates: {job.other}"))
+            self._run.crew.emit(Warned(about="data", why=f"the master evaluates the {NAMES[part]}: {job.other}"))
             return None
         found = found[: self._plan.parts_of_replica]
         metrics = dict(found[-1]["metrics"])

@@ -13,18 +13,20 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ddlf.algorithms.weights import Fault, fault
-from ddlf.data.parts import batches
+from ddlf.data.stream import StreamClosed
 from ddlf.errors import AppMissing, BadUpdate, ConfigError, LeaseError
 from ddlf.events import Warned
 from ddlf.training.checkpoints.restored import Restored
 from ddlf.training.checkpoints.slices import write_if_seen
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
+from ddlf.training.evaluation.model import batches_of, end_reading
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.inbox import Inbox, Key, Stopped
 from ddlf.training.exchanges.split.kept import KeptStates, State, fetched, in_slice, optimizer_name, weight_name
@@ -34,7 +36,6 @@ from ddlf.training.exchanges.split.stage import Stage, expected
 from ddlf.training.exchanges.split.variables import unmade
 from ddlf.training.roles import REPLICA
 from ddlf.training.slot.build import describe_optimizer, describe_weights, fresh_names, ready_model
-from ddlf.training.slot.feed import gathered
 from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import RunPosition, write_rates
 from ddlf.training.slot.parts import SlotPart
@@ -199,6 +200,7 @@ class SplitReplica(Replica, Restored):
     def _stop(self) -> None:
         super()._stop()
         self._inbox.stop()
+        end_reading(self.app)
 
     async def close(self) -> None:
         """End local training at the next batch, since the run is over, and free the states of parts."""
@@ -304,23 +306,26 @@ class SplitReplica(Replica, Restored):
             return {"metrics": {}, "losses": 0.0}  # the first replica evaluates
         if part.reads and not self._has(order["content"]):
             return {"other": f"worker {self._me} has other data there"}
+        try:
+            data = batches_of(self.app, order["data"], order["size"]) if part.reads else repeat(())
+        except ConfigError as error:  # this machine has less memory for data than the master
+            return {"other": f"worker {self._me}: {error.message}"}
 
         def work() -> dict[str, float]:
             self._stage = stage = self._begin(part, order)
             part.begin_epoch()
             size, samples = order["size"], order["samples"]
-            data = batches(self.app, order["data"]) if part.reads else ()
             for begin in range(0, samples, size):
                 if self.stopping:
                     raise Stopped
-                end = min(begin + size, samples)
-                batch = gathered(data, np.arange(begin, end)) if part.reads else ()
+                end, batch = min(begin + size, samples), next(data)
                 if not begin:
                     part.prepare(batch)
                 stage.evaluate(batch, end - begin, last=end == samples)
             return scalars(self.app.model.get_metrics_result()) if part.is_last else {}
 
         metrics, failure = self._caught(work)
+        end_reading(self.app)
         return failure or {"metrics": metrics, "losses": part.losses}
 
     def _caught(self, work: Callable[[], dict[str, float]]) -> tuple[dict[str, float], dict[str, Any]]:
@@ -328,10 +333,12 @@ class SplitReplica(Replica, Restored):
         self.stopping = False
         try:
             found = work()
+            if self.stopping:  # the samples have ended early
+                raise Stopped
             while self._unanswered:
                 self._unanswered.popleft().result()
             return found, {}
-        except Stopped:
+        except (Stopped, StreamClosed):
             return {}, {"stopped": True}
         except Unreached as error:
             return {}, {"peer": error.worker, "why": error.why}
