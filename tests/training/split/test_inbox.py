@@ -48,6 +48,16 @@ def test_what_does_not_belong_to_the_round_is_refused(key, value, sentence):
         inbox().put(1, key, value)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [["activation"], ["activation", "x", 0, 7, 0], ["activation", 0, 0, 7, 0, 0], [1, 0, 0, 7, 0], "key", None],
+)
+def test_fields_that_are_no_key_are_refused(fields):
+    with pytest.raises(ProtocolError, match="another worker sent an array under"):
+        Key.read(fields)
+    assert Key.read(list(KEY)) == KEY
+
+
 @pytest.mark.parametrize("value", [np.ones((2, 3), "f8"), np.ones((3, 3), "f4"), np.ones(2, "f4")])
 def test_another_shape_or_type_is_refused(value):
     made = inbox()

@@ -29,6 +29,10 @@ READY = "request for the next batch"
 """Kind of an empty array: the part that sends it can receive the next batch of an evaluation."""
 
 
+MOST_SHOWN = 80
+"""Maximum number of characters of a wrong key that an error shows."""
+
+
 class Key(NamedTuple):
     """Names an array that a part receives.
 
@@ -45,6 +49,19 @@ class Key(NamedTuple):
     micro_batch: int
     number: int
     sender: int
+
+    @classmethod
+    def read(cls, fields: Any) -> Key:
+        """Return the key with these fields, which come from another worker.
+
+        Raises:
+            ProtocolError: They are not the fields of a key.
+        """
+        found = fields if isinstance(fields, list | tuple) else ()
+        kinds = [str, *[int] * (len(cls._fields) - 1)]
+        if [*map(type, found)] != kinds:
+            raise ProtocolError(f"another worker sent an array under {str(fields)[:MOST_SHOWN]!r}, which is not a key")
+        return cls(*found)
 
     def __str__(self) -> str:
         where = f"in step {self.step + 1}, micro-batch {self.micro_batch + 1}, from part {self.sender + 1}"

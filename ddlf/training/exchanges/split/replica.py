@@ -42,8 +42,8 @@ from ddlf.training.slot.parts import SlotPart
 from ddlf.training.slot.replica import MOVED_EVERY_S, Replica, call
 from ddlf.training.slot.task import Task
 from ddlf.training.slot.variables import alone, free, is_finite, is_made, make, put, value_of
-from ddlf.worker.calls import concurrent, offered
 from ddlf.worker.activity import HeldPart
+from ddlf.worker.calls import concurrent, offered
 from ddlf.worker.peers import Unreached, calls_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class SplitReplica(Replica, Restored):
             key: The fields of a ``Key``.
             value: The tensor as an array.
         """
-        self._inbox.put(attempt, Key(*key), value)
+        self._inbox.put(attempt, Key.read(key), value)
 
     async def step(self, order: dict[str, Any]) -> dict[str, Any]:
         """Train a part of the model for one round.
@@ -180,8 +180,8 @@ class SplitReplica(Replica, Restored):
         self._kept.drop_before(version - 1)
         if (part, version) not in self._kept:
             self._kept.put(part, version, await fetched(partial(self._ask, worker, REPLICA), part, version))
-
         self._show(version)
+
     @concurrent
     async def write(self, part: int, version: int, place: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
         """Write the state of a part into a checkpoint.
@@ -206,8 +206,6 @@ class SplitReplica(Replica, Restored):
         """End local training at the next batch, since the run is over, and free the states of parts."""
         await super().close()
         self._kept.close()
-
-    async def _with_state(
         self._worker.on_part(None)
 
     def _show(self, version: int) -> None:
@@ -218,6 +216,8 @@ class SplitReplica(Replica, Restored):
             number, mine = part.number + 1, {part.number}
             nbytes = self._plan.bytes_of_weights(me) + self._plan.bytes_of_optimizer(me)
         self._worker.on_part(HeldPart(number, of, nbytes, version, len(self._kept.parts - mine), self._run))
+
+    async def _with_state(
         self, order: dict[str, Any], work: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
         """Fetch the state that an order needs, and carry the order out on the compute thread."""
@@ -281,16 +281,16 @@ class SplitReplica(Replica, Restored):
         self._fed, self._told = [], time.monotonic()
         part = self._become(order)
         self._at = None
+        self._show(order["version"])
         metrics, failure = self._caught(lambda: self._samples.during(lambda: self._rounds(part, task, order)))
         if failure:
-        self._show(order["version"])
             return failure
         if (wrong := self._keep(part, order["version"] + 1)) is not None:
             return {"unfit": asdict(wrong)}
         self._at = order["version"] + 1
+        self._show(self._at)
         wait_data_s, _ = self._samples.told()
         return {
-        self._show(self._at)
             **self._results(part, metrics),
             "digest": task.digest(),
             "compute_s": time.perf_counter() - begin,
