@@ -226,7 +226,7 @@ def _check_optimizer(optimizer: Any) -> None:
         if type(one).__name__ == "LossScaleOptimizer":
             raise ConfigError(
                 "split does not support LossScaleOptimizer: each part would choose its own scale of the loss",
-                hint="use precision='mixed_bfloat16', or leave out split",
+                hint="compile the model with the inner optimizer, or leave out split",
             )
     if len(list(chain(optimizer))) > 1 or getattr(optimizer, "optimizers", None):
         raise ConfigError(
