@@ -11,7 +11,8 @@ from ddlf.errors import ConfigError
 from ddlf.training.exchanges.split.cut import CUT
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.plan import Plan
-from ddlf.training.exchanges.split.within import Piece, check_steps, joined, shares, take
+from ddlf.training.exchanges.split.units import Piece, Units, joined, shares, take
+from ddlf.training.exchanges.split.within import check_steps
 from tests.training.models import blobs, distance
 from tests.training.split.test_parts import DIGITS, IMAGES, WORDS, attention, batches_of, compiled, layered, skips
 from tests.training.split.together import Parts, made, trained_plain
@@ -76,10 +77,10 @@ def dense(*units, optimizer="sgd", **options):
 
 
 def test_units_need_not_divide_evenly():
-    assert [len(one) for one in shares(10, 3)] == [4, 3, 3]
-    units = tuple(np.array(one) for one in ([0, 3, 4], [1, 5], [2]))
+    assert shares(10, 3).counts == [4, 3, 3]
+    units = Units(tuple(np.array(one) for one in ([0, 3, 4], [1, 5], [2])))
     values = np.arange(12.0).reshape(2, 6)
-    assert np.array_equal(joined([take(values, one) for one in units], units), values)
+    assert np.array_equal(joined([take(values, one) for one in units], units.of), values)
     piece = Piece(-1, units)
     assert np.array_equal(piece.join([piece.of(values, worker) for worker in range(3)]), values)
     assert [piece.share(worker) for worker in range(3)] == [3 / 6, 2 / 6, 1 / 6]
@@ -116,8 +117,20 @@ def test_the_table_says_how_each_layer_is_cut_and_which_are_whole():
     rows = {line.split("  ")[0]: " ".join(line.split()) for line in told.splitlines()}
     assert rows["embedding"] == "embedding units 4, 4 50.0 % "[:-1]
     assert rows["multi_head_attention"] == "multi_head_attention heads 1, 1 50.0 %"
-    assert rows["layer_normalization"] == ("layer_normalization whole 100.0 % a layer LayerNormalization is not cut")
+    assert rows["layer_normalization"] == "layer_normalization unit by unit 4, 4 50.0 %"
     assert rows["dense_1"] == "dense_1 whole 100.0 % its regularizer OrthogonalRegularizer needs whole weights"
+
+
+def test_the_table_says_why_a_worker_has_much_of_a_layer():
+    import keras
+
+    x = keras.Input((6, 8))
+    attend = keras.layers.MultiHeadAttention(4, 2, name="attend")(x, x)
+    model = keras.Model(x, keras.layers.GroupNormalization(2, name="groups")(attend))
+    model.compile("sgd", "mse")
+    rows = {name: (how, why) for name, how, _, why in plan_of(model, "within:3").layers()}
+    assert rows["attend"] == ("heads 2, 1, 1", "4 heads do not divide evenly between 3 parts")
+    assert rows["groups"] == ("whole", "a layer GroupNormalization is not cut")
 
 
 def test_a_cut_that_cuts_nothing_is_refused():
@@ -156,7 +169,7 @@ def test_cut_layers_take_the_steps_of_whole_ones(name, split):
     weights, metrics = trained_plain(build, batches, 2)
     assert distance(parts.weights(), weights) < tolerance
     assert parts.metrics(44) == pytest.approx(metrics, rel=1e-5)
-    sent = [44 / 16 * parts.plan.bytes_sent(part) for part in parts.plan.parts]
+    sent = [44 / 16 * parts.plan.bytes_of_values(part) for part in parts.plan.parts]
     assert parts.sent_activations == pytest.approx(sent)
 
 

@@ -43,7 +43,8 @@ class Parts:
         self.parts, self.models = [], []
         for one in self.plan.parts:
             model = made_without_memory(build)
-            plan = Plan.at(Graph.of(model), self.plan.ends, batch_size, micro_batches, cut.within, replicas)
+            how = cut.within, replicas, self.plan.program.by_rows
+            plan = Plan.at(Graph.of(model), self.plan.ends, batch_size, micro_batches, *how)
             for place in one.all_weights:
                 put(model.weights[place], plan.piece(one.number, place, whole.get_weights()[place]))
             part = KINDS[keras.backend.backend()](plan, one.number)

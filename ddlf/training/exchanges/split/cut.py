@@ -8,6 +8,9 @@ from typing import Any
 from ddlf.errors import ConfigError
 from ddlf.settings.checks import count_of_bytes
 
+ROWS, FILTERS = "rows", "filters"
+"""How a convolution is cut: by rows of its images, or by filters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -18,6 +21,7 @@ class Cut:
         nbytes: The memory of each part in bytes.
         layers: Names of the first layers of the second and later stages.
         within: The number of workers of each stage, between which its layers are cut.
+        images: How convolutions are cut between these: ``ROWS``, ``FILTERS``, or "" for the way with fewer bytes.
         text: The text of the setting.
     """
 
@@ -25,6 +29,7 @@ class Cut:
     nbytes: int = 0
     layers: tuple[str, ...] = ()
     within: int = 1
+    images: str = ""
     text: str = ""
 
     def __str__(self) -> str:
@@ -55,8 +60,7 @@ class CutOf:
         if kind == "layers":
             return self._layers(name, value, rest)
         if kind == "within":
-            within = self._number(name, value, rest, "workers within:3")
-            return Cut(parts=1, within=within, text=f"within:{within}")
+            return self._within(name, value, rest, 1)
         raise ConfigError(f"{name} must be {self}, got {value!r}")
 
     def _stages(self, name: str, value: str, rest: str) -> Cut:
@@ -67,8 +71,19 @@ class CutOf:
         kind, _, workers = more.strip().partition(":")
         if kind != "within":
             raise ConfigError(f"{name} must be {self}, got {value!r}")
-        within = self._number(name, value, workers, "workers stages:2,within:3")
-        return Cut(parts=parts, within=within, text=f"stages:{parts},within:{within}")
+        return self._within(name, value, workers, parts)
+
+    def _within(self, name: str, value: str, rest: str, parts: int) -> Cut:
+        number, comma, more = rest.partition(",")
+        within = self._number(name, value, number, f"workers {'stages:2,' * (parts > 1)}within:3")
+        kind, _, images = more.strip().partition(":")
+        if comma and (kind != "images" or images not in (ROWS, FILTERS)):
+            raise ConfigError(
+                f"{name}={value!r} has an unknown end {more.strip()!r}",
+                hint=f"write images:{ROWS} or images:{FILTERS}, which say how convolutions are cut, or leave it out",
+            )
+        text = f"{f'stages:{parts},' * (parts > 1)}within:{within}" + f",images:{images}" * bool(comma)
+        return Cut(parts=parts, within=within, images=images, text=text)
 
     def _number(self, name: str, value: str, text: str, what: str) -> int:
         """Return a number of 1 or more. ``what`` is the name of the counted things, and an example."""

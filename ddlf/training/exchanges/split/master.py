@@ -345,6 +345,7 @@ class Group:
             "ends": self._plan.ends,
             "within": self._plan.program.workers,
             "replicas": self._plan.replicas,
+            "by_rows": self._plan.program.by_rows,
             "micro_batches": self._plan.micro_batches,
             "batch_size": self._plan.batch_size,
             "workers": [attempt.workers[one].id for one in range(len(self._plan.parts))],

@@ -16,10 +16,13 @@ import numpy as np
 from ddlf.algorithms.pipeline import balanced, sizes
 from ddlf.errors import ConfigError
 from ddlf.events import ModelCut, PlannedPart
-from ddlf.training.exchanges.split.cut import Cut
+from ddlf.training.exchanges.split.cut import FILTERS, ROWS, Cut
 from ddlf.training.exchanges.split.graph import Graph
+from ddlf.training.exchanges.split.images import UNEVEN
 from ddlf.training.exchanges.split.program import Program
 from ddlf.training.exchanges.split.variables import deferred
+from ddlf.training.exchanges.split.ways import Alike, Way
+from ddlf.training.exchanges.split.within import is_convolution
 
 MOST_PARTS = 64
 """Largest number of parts that ``memory:`` tries."""
@@ -141,10 +144,16 @@ class Plan:
         """
         optimizer = OptimizerState.of_model(graph.model)
 
-        def planned(ends: Sequence[int]) -> Plan:
-            program = Program.of(graph, ends, cut.within)
+        def with_rows(ends: Sequence[int], by_rows: int) -> Plan:
+            program = Program.of(graph, ends, cut.within, by_rows)
             parts = _parts(ends, program, replicas)
             return cls(graph, parts, program, optimizer, batch_size, micro_batches, replicas)
+
+        def planned(ends: Sequence[int]) -> Plan:
+            convolutions = sum(is_convolution(call.operation) for call in graph.calls) if cut.within > 1 else 0
+            first, last = convolutions * (cut.images == ROWS), convolutions * (cut.images != FILTERS)
+            plans = (with_rows(ends, by_rows) for by_rows in range(first, last + 1))
+            return min(plans, key=lambda plan: sum(map(plan.bytes_sent, plan.parts)))
 
         count = len(graph.calls)
         if cut.layers:
@@ -179,9 +188,10 @@ class Plan:
         micro_batches: int,
         workers_of_stage: int = 1,
         replicas: int = 1,
+        by_rows: int = 0,
     ) -> Plan:
         """Return the plan whose stages end behind the calls with these numbers, as ``ends`` has them."""
-        program = Program.of(graph, ends, workers_of_stage)
+        program = Program.of(graph, ends, workers_of_stage, by_rows)
         optimizer = OptimizerState.of_model(graph.model)
         parts = _parts(ends, program, replicas)
         return cls(graph, parts, program, optimizer, batch_size, micro_batches, replicas)
@@ -253,7 +263,7 @@ class Plan:
     def share_of_call(self, part: int, call: int) -> float:
         """Return the share of a call that a part computes, from 0 to 1."""
         units = self.program.ways[call].counted
-        return 1.0 if units is None else len(units[part % self.program.workers]) / sum(map(len, units))
+        return 1.0 if units is None else len(units[part % self.program.workers]) / sum(units.counts)
 
     def bytes_of_weights(self, part: Part) -> int:
         """Return the bytes of the weights that a part has, including the borrowed ones."""
@@ -284,7 +294,19 @@ class Plan:
         return 2 * self.bytes_of_weights(part) + self.bytes_of_optimizer(part) + self.bytes_of_activations(part)
 
     def bytes_sent(self, part: Part) -> int:
-        """Return the bytes that a part sends in a batch: activations forward, and gradients back."""
+        """Return the bytes that a part sends in a batch: activations, their gradients, and shared weights."""
+        return self.bytes_of_values(part) + self.bytes_of_shared(part)
+
+    def bytes_of_shared(self, part: Part) -> int:
+        """Return the bytes of weights that several parts use: a part sends its gradients, and the owner new values."""
+        weights = self.graph.model.weights
+        trained = {id(weight) for weight in self.graph.model.trainable_variables}
+        times = [(place, 1) for place, _ in part.borrows] + [(place, len(users)) for place, users in part.lends]
+        found = [(weights[place], self.share(part.number, place), n) for place, n in times]
+        return sum(n * round(bytes_of(weight) * share) for weight, share, n in found if id(weight) in trained)
+
+    def bytes_of_values(self, part: Part) -> int:
+        """Return the bytes of the values that a part sends in a batch: activations forward, and gradients back."""
         values, number = self.program.values, part.number % self.parts_of_replica
         forward = sum(one.nbytes * len(one.receivers) for one in values if one.part == number)
         back = sum(one.nbytes for one in values if number in one.receivers and one.differentiable)
@@ -296,7 +318,8 @@ class Plan:
         Raises:
             ConfigError: Names the layer.
         """
-        if self.program.workers > 1 and not self.program.pieces:
+        ways = zip(self.graph.calls, self.program.ways, strict=True)
+        if self.program.workers > 1 and not any(call.weights and way.counted is not None for call, way in ways):
             whole = [f"{name}: {why}" for name, _, _, why in self.layers() if why]
             raise ConfigError(
                 f"split='within:{self.program.workers}' cuts no layer of the model {self.graph.model.name!r}"
@@ -363,24 +386,28 @@ class Plan:
 
         Returns:
             For each layer: its name; how it is cut, with the units of each worker; the largest share of its weights
-            that a worker has; and why it, or a weight of it, stays whole, "" if nothing does.
+            that a worker has; and why it, or a weight of it, stays whole, or why the share is large; "" without a reason.
         """
         found: dict[str, tuple[str, str, float, str]] = {}
-        weights, workers = self.graph.model.weights, self.program.workers
-        for call, way in zip(self.graph.calls, self.program.ways, strict=True):
-            units = way.counted
-            how = way.name if units is None else f"{way.name} {', '.join(str(len(one)) for one in units)}"
+        weights = self.graph.model.weights
+        for number, (call, way) in enumerate(zip(self.graph.calls, self.program.ways, strict=True)):
+            parts = [part for part in self.parts[: self.parts_of_replica] if part.begin <= number < part.end]
             whole = sum(bytes_of(weights[place]) for place in call.weights)
             kept = [
-                sum(bytes_of(weights[place]) * self.share(worker, place) for place in call.weights)
-                for worker in range(workers)
+                sum(
+                    bytes_of(weights[place]) * self.share(part.number, place)
+                    for place in call.weights
+                    if place in part.all_weights
+                )
+                for part in parts
             ]
-            found.setdefault(call.name, (call.name, how, max(kept) / whole if whole else 0.0, way.why))
+            share = max(kept) / whole if whole else 0.0
+            found.setdefault(call.name, (call.name, way.told(), share, way.why or _uneven(way, share)))
         return list(found.values())
 
     def table_of_layers(self) -> str:
         """Return how each layer is cut within a stage, as a table for people."""
-        rows: list[tuple[str, ...]] = [("layer", "cut by", "largest share", "why whole")]
+        rows: list[tuple[str, ...]] = [("layer", "cut by", "largest share", "why not smaller")]
         for name, how, share, why in self.layers():
             rows.append((name, how, f"{100 * share:.1f} %" if share else "no weights", why))
         return aligned(rows, left={0, 1, 3})
@@ -397,6 +424,15 @@ def aligned(rows: Sequence[tuple[str, ...]], left: set[int]) -> str:
         for row in rows
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _uneven(way: Way, share: float) -> str:
+    """Return why a worker has much more of a layer than others; "" if it does not."""
+    units = way.counted
+    if units is None or share * len(units) <= UNEVEN or max(units.counts) * len(units) <= UNEVEN * sum(units.counts):
+        return ""
+    counted = "units" if way.name == Alike.name else way.name
+    return f"{sum(units.counts)} {counted} do not divide evenly between {len(units)} parts"
 
 
 def size(nbytes: int) -> str:

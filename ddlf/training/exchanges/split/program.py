@@ -8,6 +8,8 @@ here depends on how a layer is cut, apart from these conversions between whole t
     whole -> own      without messages
     addends -> own    each worker sends each other one its units; that one adds them up in the order of workers
 
+If a worker needs other units than its share, such as rows at a border, it receives only the missing units.
+
 The ops of a part form segments. A segment begins with all that it needs from others, and ends with all that others
 need, so it is computed, and differentiated, at once. Its level is the number of values that must have been sent before,
 one after another. A value is only sent to a later level, so parts never wait for each other in a circle.
@@ -23,19 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlf.training.exchanges.split.graph import Graph
-from ddlf.training.exchanges.split.within import (
-    Alike,
-    Chooser,
-    Piece,
-    Units,
-    Way,
-    is_elementwise,
-    is_softmax,
-    is_softmax_layer,
-    joined,
-    same,
-    take,
-)
+from ddlf.training.exchanges.split.statistics import LARGEST, TOTAL, Exchanged, Softmax
+from ddlf.training.exchanges.split.units import Indices, Piece, Units, joined, same, take
+from ddlf.training.exchanges.split.ways import Alike, Way
+from ddlf.training.exchanges.split.within import Chooser, is_convolution, is_elementwise, is_softmax, softmax_of
 
 WHOLE = "whole"
 """Kind of a whole tensor."""
@@ -45,12 +38,10 @@ SLICED = "sliced"
 """Kind of a part's share of a tensor that is whole, or cut in another way."""
 ADDEND = "addend"
 """Kind of what one part adds to units of another one."""
-LARGEST = "largest"
-"""Kind of the largest unit of a part's share, for a softmax."""
-POWERS = "powers"
-"""Kind of a softmax's exponentials of a part's share."""
-TOTAL = "total"
-"""Kind of their sum."""
+BORDER = "border"
+"""Kind of the units of a part that another one lacks."""
+BEFORE = "before"
+"""Kind of a part's share before an exchange of numbers."""
 
 
 class Name(NamedTuple):
@@ -153,6 +144,7 @@ class Program:
 
     Args:
         workers: The number of workers of each stage.
+        by_rows: The number of convolutions, from the first one on, that are cut by image rows.
         values: The values that cross the border of a segment.
         segments: The segments of each part.
         ways: How each call is computed.
@@ -163,6 +155,7 @@ class Program:
     """
 
     workers: int
+    by_rows: int
     values: tuple[Value, ...]
     segments: tuple[tuple[Segment, ...], ...]
     ways: tuple[Way, ...]
@@ -172,15 +165,16 @@ class Program:
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, graph: Graph, ends: Sequence[int], workers: int) -> Program:
+    def of(cls, graph: Graph, ends: Sequence[int], workers: int, by_rows: int = 0) -> Program:
         """Return what all parts of a model compute.
 
         Args:
             graph: The calls of the model.
             ends: For each stage, the number behind its last call.
             workers: The number of workers of each stage.
+            by_rows: The number of convolutions, from the first one on, that are cut by image rows.
         """
-        return _Builder(graph, ends, workers).program()
+        return _Builder(graph, ends, workers, by_rows).program()
 
 
 @dataclass
@@ -190,6 +184,7 @@ class _Builder:
     graph: Graph
     ends: Sequence[int]
     workers: int
+    by_rows: int = 0
     ops: list[Op] = field(default_factory=list)
     made: dict[Name, Op] = field(default_factory=dict)
     shapes: dict[Name, tuple[tuple[int | None, ...], str, str]] = field(default_factory=dict)
@@ -197,6 +192,9 @@ class _Builder:
     stage_of: dict[int, int] = field(default_factory=dict)
     holders: dict[int, list[int]] = field(default_factory=dict)
     slicings: list[Units] = field(default_factory=list)
+    received: dict[tuple[int, int], list[tuple[Indices, Name]]] = field(default_factory=dict)
+    numbers: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
+    lengths: dict[Name, int] = field(default_factory=dict)
     ways: list[Way] = field(default_factory=list)
     pieces: dict[int, Piece] = field(default_factory=dict)
     known: dict[int, Way] = field(default_factory=dict)
@@ -229,14 +227,14 @@ class _Builder:
         for tensor in call.outputs:
             self.stage_of[tensor] = stage
         function = way.activation(call.operation)
-        tensor, before = call.outputs[0], self.cut.get(call.inputs[0])
-        if before is not None and is_softmax_layer(call.operation) and not self._only_for_the_loss(tensor):
-            self._softmax(number, call.inputs[0], tensor, before, parts)
+        tensor = call.outputs[0]
+        if isinstance(way, Exchanged):
+            self._exchange(number, way, call.inputs[0], tensor, call.operation, parts)
             return
         if isinstance(way, Alike) or not (way.adds or way.gives is not None):
             self._simple(number, way, parts)
             return
-        later = None if is_elementwise(function) else function
+        later = None if is_elementwise(function, way.gives) else function
         result = tensor + len(self.graph.tensors) if later else tensor
         self.stage_of[result] = stage
         bias = way.bias(call.operation)
@@ -272,11 +270,18 @@ class _Builder:
         cut = [self.cut.get(tensor) for tensor in call.inputs]
         held = all(Name(WHOLE, tensor, part) in self.made for tensor in call.inputs for part in parts)
         inputs, outputs = [symbols[one] for one in call.inputs], [symbols[one] for one in call.outputs]
-        way = Chooser(call, inputs, outputs, cut, held, self.workers).way()
+        way = Chooser(call, inputs, outputs, cut, held, self.workers, self._by_rows(call)).way()
+        if isinstance(way, Softmax) and self._only_for_the_loss(call.outputs[0]):
+            way = Way()
         if known is not None and way.pieces:
             way = Way("it is used several times, and its first use is not cut")
         self.known[id(call.operation)] = way
         return way
+
+    def _by_rows(self, call: Any) -> bool:
+        """Return whether a call belongs to the convolutions that are cut by image rows."""
+        convolutions = [one for one in self.graph.calls if is_convolution(one.operation)]
+        return any(one is call for one in convolutions[: self.by_rows])
 
     def _inputs(self, call: Any, way: Way, part: int) -> tuple[Name, ...]:
         if way.takes is None:
@@ -335,7 +340,7 @@ class _Builder:
                 values: Sequence[Any], training: bool, compute: Compute = compute, units: Units = units
             ) -> Sequence[Any]:
                 (found,) = compute(values, training)
-                return [take(found, one) for one in units]
+                return [units.take(found, worker) for worker in range(len(units))]
 
             gives = tuple(Name(ADDEND, result, part, to) for to in parts)
             self._add(Op(part, taken, gives, pieces, used, number), number)
@@ -360,7 +365,10 @@ class _Builder:
         """Add an activation that does not treat each unit alone."""
         units = self.cut[before]
         if units is not None and is_softmax(function) and not self._only_for_the_loss(after):
-            self._softmax(number, before, after, units, parts)
+            count = len(self.graph.tensors)
+            self._exchange(
+                number, softmax_of(units, self.graph.tensors[before % count].shape), before, after, None, parts
+            )
             return
         self.cut[after], at = None, self.holders.get(before) or list(parts)
         self.holders[after] = list(at)
@@ -370,31 +378,30 @@ class _Builder:
                 Op(part, taken, (Name(WHOLE, after, part),), lambda values, training: [function(values[0])]), number
             )
 
-    def _softmax(self, number: int, before: int, after: int, units: Units, parts: Sequence[int]) -> None:
-        """Add a softmax over units that are cut: parts exchange their largest values and their sums, not the units."""
-        import keras
+    def _exchange(self, number: int, way: Exchanged, before: int, after: int, layer: Any, parts: Sequence[int]) -> None:
+        """Add a call that exchanges numbers of the units of all parts, not the units."""
+        assert way.takes is not None
+        self.cut[after], self.holders[after], self.numbers[after] = way.gives, [], way.shape
+        mine, numbers = [self._own(before, part, way.takes) for part in parts], tuple[Name, ...]()
+        for step, kind in enumerate(way.kinds):
+            kept, told = ([Name(one, after, part, step) for part in parts] for one in (BEFORE, kind))
+            for worker, part in enumerate(parts):
 
-        ops = keras.ops
+                def tell(
+                    values: Sequence[Any], training: bool, step: int = step, worker: int = worker
+                ) -> Sequence[Any]:
+                    return way.tell(layer, step, values[0], values[1:], worker)
 
-        def largest(values: Sequence[Any], training: bool) -> Sequence[Any]:
-            return [ops.stop_gradient(ops.max(values[0], axis=-1, keepdims=True))]
+                self._add(Op(part, (mine[worker], *numbers), (kept[worker], told[worker]), tell), number)
+            mine, numbers = kept, tuple(told)
+        weights = () if layer is None else self.graph.calls[number].weights
+        for worker, part in enumerate(parts):
 
-        def powers(values: Sequence[Any], training: bool) -> Sequence[Any]:
-            most = ops.max(ops.concatenate(list(values[1:]), axis=-1), axis=-1, keepdims=True)
-            found = ops.exp(values[0] - ops.stop_gradient(most))
-            return [found, ops.sum(found, axis=-1, keepdims=True)]
+            def finish(values: Sequence[Any], training: bool, worker: int = worker) -> Sequence[Any]:
+                return [way.finish(layer, values[0], values[1:], worker, training)]
 
-        self.cut[after], self.holders[after] = units, []
-        own = [self._own(before, part, units) for part in parts]
-        most, total = ([Name(kind, after, part) for part in parts] for kind in (LARGEST, TOTAL))
-        for part, mine, top in zip(parts, own, most, strict=True):
-            self._add(Op(part, (mine,), (top,), largest), number)
-        for part, mine, of_mine in zip(parts, own, total, strict=True):
-            self._add(Op(part, (mine, *most), (Name(POWERS, after, part), of_mine), powers), number)
-        for part in parts:
-            gives = (Name(OWN, after, part),)
-            takes = (Name(POWERS, after, part), *total)
-            self._add(Op(part, takes, gives, lambda values, training: [values[0] / sum(values[2:], values[1])]), number)
+            call = -1 if layer is None else number
+            self._add(Op(part, (mine[worker], *numbers), (Name(OWN, after, part),), finish, weights, call), number)
 
     # -- conversions --------------------------------------------------------------------------------------------------
 
@@ -407,24 +414,72 @@ class _Builder:
         if units is None:
             holders = self.holders[tensor]
             return Name(WHOLE, tensor, holders[part % len(holders)])
-        first = self.stage_of[tensor] * self.workers
-        taken = tuple(Name(OWN, tensor, first + worker) for worker in range(self.workers))
-        self._add(Op(part, taken, (name,), lambda values, training: [joined(values, units)]), -1)
+        total = np.arange(sum(units.counts))
+        self._gathered(tensor, part, total, name)
         return name
 
     def _own(self, tensor: int, part: int, units: Units) -> Name:
         """Return the name of a part's units of a tensor, and add the ops that bring them there."""
-        worker = part % self.workers
-        if same(self.cut.get(tensor), units):
-            return Name(OWN, tensor, self.stage_of[tensor] * self.workers + worker)
+        worker, has = part % self.workers, self.cut.get(tensor)
+        if same(has, units):
+            owner = self.stage_of[tensor] * self.workers + worker
+            if owner != part:
+                self._receives(tensor, part, units[worker], Name(OWN, tensor, owner))
+            return Name(OWN, tensor, owner)
         number = next((place for place, one in enumerate(self.slicings) if same(one, units)), len(self.slicings))
         if number == len(self.slicings):
             self.slicings.append(units)
         name = Name(SLICED, tensor, part, number)
-        if name not in self.made:
-            whole = self._whole(tensor, part)
-            self._add(Op(part, (whole,), (name,), lambda values, training: [take(values[0], units[worker])]), -1)
+        if name in self.made:
+            return name
+        if has is not None and has.axis == units.axis and Name(WHOLE, tensor, part) not in self.made:
+            self._gathered(tensor, part, units[worker], name)
+            return name
+        whole = self._whole(tensor, part)
+        self._add(Op(part, (whole,), (name,), lambda values, training: [units.take(values[0], worker)]), -1)
         return name
+
+    def _gathered(self, tensor: int, part: int, wanted: Indices, name: Name) -> None:
+        """Bring some indices of a tensor that is cut to a part. No value travels to a part twice."""
+        units, first = self.cut[tensor], self.stage_of[tensor] * self.workers
+        assert units is not None
+        axis = units.axis
+        if first <= part < first + self.workers:
+            self._receives(tensor, part, units[part - first], Name(OWN, tensor, part))
+        has = self.received.setdefault((tensor, part), [])
+        for worker, mine in enumerate(units):
+            there = np.concatenate([one for one, _ in has]) if has else np.zeros(0, int)
+            lacks = np.setdiff1d(np.intersect1d(wanted, mine), there)
+            if not len(lacks):
+                continue
+            if len(lacks) == len(mine):
+                self._receives(tensor, part, mine, Name(OWN, tensor, first + worker))
+                continue
+            places = np.flatnonzero(np.isin(mine, lacks))
+            border = Name(BORDER, tensor, first + worker, len(self.ops))
+
+            def of_border(values: Sequence[Any], training: bool, places: Indices = places) -> Sequence[Any]:
+                return [take(values[0], places, axis)]
+
+            self.lengths[border] = len(lacks)
+            self._add(Op(first + worker, (Name(OWN, tensor, first + worker),), (border,), of_border), -1)
+            self._receives(tensor, part, mine[places], border)
+        used = [(one, source) for one, source in has if np.isin(one, wanted).any()]
+        indices = [one for one, _ in used]
+        order = np.sort(np.concatenate(indices))
+        chosen = np.searchsorted(order, wanted)
+
+        def together(values: Sequence[Any], training: bool) -> Sequence[Any]:
+            found = joined(values, indices, axis)
+            return [found if len(chosen) == len(order) else take(found, chosen, axis)]
+
+        self._add(Op(part, tuple(source for _, source in used), (name,), together), -1)
+
+    def _receives(self, tensor: int, part: int, indices: Indices, name: Name) -> None:
+        """Note that a part has some indices of a tensor."""
+        has = self.received.setdefault((tensor, part), [])
+        if name not in [one for _, one in has]:
+            has.append((indices, name))
 
     def _add(self, op: Op, number: int) -> None:
         self.ops.append(op)
@@ -437,13 +492,15 @@ class _Builder:
         symbol = self.graph.tensors[name.tensor % count]
         shape, units = tuple(symbol.shape[1:]), self.cut.get(name.tensor)
         if name.kind in (LARGEST, TOTAL):
-            shape = (*shape[:-1], 1)
-        elif name.kind in (OWN, POWERS) and units is not None:
-            shape = (*shape[:-1], len(units[name.part % self.workers]))
+            shape = self.numbers[name.tensor]
+        elif name.kind in (OWN, BEFORE) and units is not None:
+            shape = units.shape(shape, name.part % self.workers)
         elif name.kind == ADDEND and name.to >= 0 and units is not None:
-            shape = (*shape[:-1], len(units[name.to % self.workers]))
+            shape = units.shape(shape, name.to % self.workers)
         elif name.kind == SLICED:
-            shape = (*shape[:-1], len(self.slicings[name.to][name.part % self.workers]))
+            shape = self.slicings[name.to].shape(shape, name.part % self.workers)
+        elif name.kind == BORDER and units is not None:
+            shape = Units((np.arange(self.lengths[name]),), units.axis).shape(shape, 0)
         return shape, str(symbol.dtype), symbol._keras_history.operation.name
 
     # -- segments -----------------------------------------------------------------------------------------------------
@@ -490,7 +547,9 @@ class _Builder:
             for mine in segments
         )
         shapes = tuple(tuple(map(int, one.shape)) for one in self.graph.model.weights)
-        return Program(self.workers, values, segments, tuple(self.ways), self.pieces, inputs, uses, shapes)
+        return Program(
+            self.workers, self.by_rows, values, segments, tuple(self.ways), self.pieces, inputs, uses, shapes
+        )
 
     def _lightened(self, ops: Sequence[Op], level: dict[Op, int]) -> dict[Op, tuple[int, int]]:
         """Return the segment of each op: its level, and a number that grows after each ``MOST_VALUES`` of weights.

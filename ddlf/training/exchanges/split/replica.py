@@ -129,7 +129,7 @@ class SplitReplica(Replica, Restored):
 
         Args:
             order: ``task``: the message of a ``Task``, without weights. ``part``: the number of the part. ``ends``,
-                ``within``, ``replicas``, ``micro_batches`` and ``batch_size``: how the model is cut. ``counts``: the number of
+                ``within``, ``by_rows``, ``replicas``, ``micro_batches`` and ``batch_size``: how the model is cut. ``counts``: the number of
                 samples of each replica's task. ``workers``: the worker of each part. ``attempt``: the number
                 of the attempt. ``backend``: the backend of Keras. ``version``: the version of the weights. ``copy``:
                 the worker that keeps a copy of the state after the round; None for no copy. ``state``: None if this
@@ -457,6 +457,7 @@ class SplitReplica(Replica, Restored):
 
     def _rounds(self, part: ModelPart, task: Task, order: dict[str, Any]) -> dict[str, float]:
         """Train the local epochs of a round. Return the metrics of the last one, if this part has the loss."""
+                order["by_rows"],
         model, size = self.app.model, task.batch_size
         reseed(model, (task.seed, task.round, task.slot, part.number))
         if self._position is not None and (steps := task.place) is not None:

@@ -1,273 +1,37 @@
-"""How a single layer is cut: each of p workers has some of its units. Pure functions of layers, without a network.
+"""Chooses how each layer is cut between the p workers of a stage. Pure functions of layers, without a network.
 
-For a layer y = f(x W + b), and shares x_k, y_k of the units of x and y::
+Units need not divide evenly: of 10 units, 3 workers have 4, 3 and 3. Layers that treat each unit alone, such as
+activations, pooling and batch normalization, follow their input. Normalizations over units exchange sums. A convolution
+may also be cut by image rows.
 
-    columns:  y_k = f(x W[:, k] + b[k])                      each worker needs all of x, and has its share of y
-    rows:     z_k = x_k W[k, :],   y_k = f(sum of z [k] + b[k])   each worker needs its share of x, and adds up its share of y
-
-So a layer by rows that follows a layer by columns only needs its sum. A convolution has filters for columns, and
-channels for rows. Attention has heads: its output projection is a layer by rows. Units need not divide evenly: of 10
-units, 3 workers have 4, 3 and 3.
-
-Layers that treat each unit alone, such as activations, pooling and batch normalization, follow their input. All other
-layers stay whole: each worker that needs the result computes all of it. A gradient that flows through a whole layer is
-then a part of a sum, as the layers behind it are cut; since gradients are linear, their sum is right.
+All other layers stay whole: each worker that needs the result computes all of it. A gradient that flows through a whole
+layer is then a part of a sum, as the layers behind it are cut; since gradients are linear, their sum is right.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ddlf.errors import ConfigError
 from ddlf.training.exchanges.split.graph import Call, bytes_of
-
-Units = tuple[np.ndarray[Any, Any], ...]
-"""For each worker of a group, the indices of its units, on the last axis of a tensor."""
-
-
-def shares(units: int, workers: int) -> Units:
-    """Return which units each worker has, in order. Their numbers differ by at most 1; the first ones have more."""
-    return tuple(np.array_split(np.arange(units), workers))
-
-
-def same(one: Units | None, other: Units | None) -> bool:
-    """Return whether each worker has the same units."""
-    if one is None or other is None:
-        return one is other
-    return one is other or all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def run_of(indices: np.ndarray[Any, Any]) -> slice | None:
-    """Return indices that follow each other as a slice; None for others."""
-    begin = int(indices[0])
-    return (
-        slice(begin, begin + len(indices)) if np.array_equal(indices, np.arange(begin, begin + len(indices))) else None
-    )
-
-
-def take(tensor: Any, indices: np.ndarray[Any, Any]) -> Any:
-    """Return some units of a tensor."""
-    import keras
-
-    found = run_of(indices)
-    return tensor[..., found] if found else keras.ops.take(tensor, indices, axis=-1)
-
-
-def joined(tensors: Sequence[Any], units: Units) -> Any:
-    """Return a tensor from the shares of all workers."""
-    import keras
-
-    whole = keras.ops.concatenate(list(tensors), axis=-1)
-    order = np.concatenate(units)
-    return whole if run_of(order) else keras.ops.take(whole, np.argsort(order), axis=-1)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """How a weight is cut.
-
-    Args:
-        axis: The axis that is cut.
-        units: For each worker, the indices that it has.
-    """
-
-    axis: int
-    units: Units
-
-    def of(self, value: np.ndarray[Any, Any], worker: int) -> np.ndarray[Any, Any]:
-        """Return the share of a worker. ``value`` may also be a variable of an optimizer, with the same shape."""
-        return np.take(value, self.units[worker], axis=self.axis)
-
-    def join(self, values: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        """Return the whole weight from the shares of all workers."""
-        whole = np.concatenate(list(values), axis=self.axis)
-        return np.take(whole, np.argsort(np.concatenate(self.units)), axis=self.axis)
-
-    def share(self, worker: int) -> float:
-        """Return the share of the weight that a worker has, from 0 to 1."""
-        return len(self.units[worker]) / sum(map(len, self.units))
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a call of a layer is computed. This one is for a layer that stays whole.
-
-    Args:
-        why: Why the layer stays whole; "" if it is cut, or has no weights.
-        takes: The units of the input that each worker needs; None if it needs all.
-        gives: The units of the output that each worker computes; None if it computes all.
-        pieces: How weights are cut, by the ``id`` of the variable. Others are whole.
-    """
-
-    name: ClassVar[str] = "whole"
-    adds: ClassVar[bool] = False
-    """Whether the outputs of all workers must be added up, and ``gives`` are the units of the sum."""
-
-    why: str = ""
-    takes: Units | None = None
-    gives: Units | None = None
-    pieces: Mapping[int, Piece] = field(default_factory=lambda: MappingProxyType({}))
-
-    @property
-    def counted(self) -> Units | None:
-        """The units that each worker has, as people count them; None if all have all."""
-        return self.takes if self.adds and self.takes is not None else self.gives
-
-    def activation(self, layer: Any) -> Callable[[Any], Any] | None:
-        """Return the function that follows the call, if ``compute`` leaves it out; None without one."""
-        return None
-
-    def bias(self, layer: Any) -> Any:
-        """Return the variable that is added after the sum; None without one."""
-        return None
-
-    def adapt(self, layer: Any, worker: int) -> None:
-        """Prepare a layer of a worker's own model."""
-        if self.pieces:
-            layer.input_spec = None  # it would demand the sizes of the whole layer
-
-    def compute(
-        self, call: Call, symbols: Sequence[Any], values: Sequence[Any], worker: int, training: bool
-    ) -> list[Any]:
-        """Compute the call on a worker.
-
-        Args:
-            call: The call.
-            symbols: Keras's symbolic tensors of its inputs.
-            values: Their values, as far as ``takes`` has them.
-            worker: Number of the worker in its group, from 0.
-            training: Whether layers behave as in training.
-        """
-        import keras
-        from keras.src.models.functional import operation_fn
-
-        args, options = call.node.arguments.fill_in(
-            {id(one): value for one, value in zip(symbols, values, strict=True)}
-        )
-        return list(keras.tree.flatten(operation_fn(call.operation, training=training)(*args, **options)))
-
-
-@dataclass(frozen=True)
-class Alike(Way):
-    """A layer that treats each unit alone: each worker has the units of its share."""
-
-    name: ClassVar[str] = "unit by unit"
-
-
-@dataclass(frozen=True)
-class Noise(Alike):
-    """Multiplies by noise. Each worker draws the noise of all units, so that the cut does not change it."""
-
-    def compute(
-        self, call: Call, symbols: Sequence[Any], values: Sequence[Any], worker: int, training: bool
-    ) -> list[Any]:
-        """Compute the call on a worker."""
-        assert self.takes is not None
-        if not training:
-            return [values[0]]
-        return [values[0] * noise(call.operation, values[0], -1, self.takes, worker)]
-
-
-def noise(layer: Any, value: Any, axis: int, units: Units, worker: int) -> Any:
-    """Return the noise of a dropout layer, a factor, for a worker's share of the units on an axis."""
-    import keras
-
-    shape = list(keras.ops.shape(value))
-    shape[axis] = sum(map(len, units))
-    return keras.ops.take(layer(keras.ops.ones(shape, value.dtype), training=True), units[worker], axis=axis)
-
-
-@dataclass(frozen=True)
-class Linear(Way):
-    """A layer y = f(x W + b) that is cut: a Dense layer or a convolution."""
-
-    def activation(self, layer: Any) -> Callable[[Any], Any] | None:
-        """Return f; None for the identity."""
-        import keras
-
-        return None if layer.activation in (None, keras.activations.linear) else layer.activation
-
-    def bias(self, layer: Any) -> Any:
-        """Return b; None without one."""
-        return layer.bias if layer.use_bias else None
-
-    def compute(
-        self, call: Call, symbols: Sequence[Any], values: Sequence[Any], worker: int, training: bool
-    ) -> list[Any]:
-        """Compute x W on a worker, without b."""
-        import keras
-
-        layer, value = call.operation, keras.ops.cast(values[0], call.operation.compute_dtype)
-        if hasattr(layer, "units"):
-            return [keras.ops.matmul(value, layer.kernel)]
-        padding = layer.padding
-        if padding == "causal":
-            value, padding = keras.ops.pad(value, layer._compute_causal_padding()), "valid"
-        return [
-            keras.ops.conv(
-                value,
-                layer.kernel,
-                strides=list(layer.strides),
-                padding=padding,
-                dilation_rate=layer.dilation_rate,
-                data_format=layer.data_format,
-            )
-        ]
-
-
-@dataclass(frozen=True)
-class Columns(Linear):
-    """Each worker has some columns of W, or some filters."""
-
-    name: ClassVar[str] = "columns"
-
-
-@dataclass(frozen=True)
-class Rows(Linear):
-    """Each worker has some rows of W, or the filters of some channels of the input."""
-
-    name: ClassVar[str] = "rows"
-    adds: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class Heads(Way):
-    """Each worker has some heads of an attention layer.
-
-    Args:
-        heads: The heads of each worker.
-    """
-
-    name: ClassVar[str] = "heads"
-    adds: ClassVar[bool] = True
-    heads: Units = ()
-
-    @property
-    def counted(self) -> Units:
-        """The heads of each worker."""
-        return self.heads
-
-    def bias(self, layer: Any) -> Any:
-        """Return the bias of the output projection; None without one."""
-        return vars(layer._output_dense).get("bias_of_sum", layer._output_dense.bias)
-
-    def adapt(self, layer: Any, worker: int) -> None:
-        """Take the bias from the output projection, since it is added once, and let dropout draw for all heads."""
-        dense = layer._output_dense
-        if "bias_of_sum" in vars(dense):
-            return
-        vars(dense).update(bias_of_sum=dense.bias, bias=None)
-        if layer._dropout > 0:
-            inner, heads = layer._dropout_layer, self.heads
-            vars(layer)["_dropout_layer"] = lambda scores, training=None: (
-                scores * noise(inner, scores, 1, heads, worker) if training else scores
-            )
+from ddlf.training.exchanges.split.images import WHOLE_WEIGHTS, Averaged, filtered, pooled
+from ddlf.training.exchanges.split.statistics import (
+    Exchanged,
+    NormalizedRows,
+    NormalizedUnits,
+    RootMeanSquare,
+    Softmax,
+    of_units,
+    pairs_of_channels,
+    pairs_of_units,
+)
+from ddlf.training.exchanges.split.units import ROWS, UNITS, Piece, Units, same, shares
+from ddlf.training.exchanges.split.ways import Alike, Columns, Embedded, Heads, Noise, Rows, Way
 
 
 @dataclass(frozen=True)
@@ -281,6 +45,7 @@ class Chooser:
         cut: For each input, the units that each worker has; None for a whole one.
         held: Whether each worker has all of each input anyway.
         workers: The number of workers.
+        by_rows: Whether to cut a convolution by image rows.
     """
 
     call: Call
@@ -289,13 +54,17 @@ class Chooser:
     cut: Sequence[Units | None]
     held: bool
     workers: int
+    by_rows: bool = False
 
     def way(self) -> Way:
         """Return how the call is computed."""
         layer = self.call.operation
         kind = type(layer)
-        rule = _rules().get(kind)
+        rules = _rules_of_rows() if any(one is not None and one.axis == ROWS for one in self.cut) else {}
+        rule = rules.get(kind) or _rules().get(kind)
         found = rule(self, layer) if rule else Way(f"a layer {kind.__name__} is not cut")
+        if found.gives is None and not (found.adds or found.why) and any(one is not None for one in self.cut):
+            found = Way(f"a layer {kind.__name__} needs all of its input")
         for variable in getattr(layer, "weights", ()):
             if id(variable) in found.pieces and (why := _uncuttable(variable)):
                 return Way(why)
@@ -313,10 +82,24 @@ class Chooser:
         """Cut a convolution by filters, or by the channels of its input."""
         if layer.data_format != "channels_last" or layer.groups > 1 or getattr(layer, "lora_enabled", False):
             return Way("its channels are first, or it has groups or LoRA")
+        if self.by_rows:
+            found = filtered(layer, self.inputs[0].shape, self._rows, self.workers)
+            if found.gives is not None:
+                return found
         return self._linear(layer, layer.filters, "filters")
 
+    @property
+    def _units(self) -> Units | None:
+        """The units of the first input that each worker has; None if all have all, or rows."""
+        return None if self.cut[0] is None or self.cut[0].axis != UNITS else self.cut[0]
+
+    @property
+    def _rows(self) -> Units | None:
+        """The rows of the first input that each worker has; None if all have all, or units."""
+        return None if self.cut[0] is None or self.cut[0].axis != ROWS else self.cut[0]
+
     def _linear(self, layer: Any, units: int, what: str) -> Way:
-        (before,), bias = self.cut, layer.bias if layer.use_bias else None
+        before, bias = self._units, layer.bias if layer.use_bias else None
         few = units < self.workers
         gives = None if few else shares(units, self.workers)
         biased = {} if bias is None or few else {id(bias): Piece(0, shares(units, self.workers))}
@@ -366,9 +149,18 @@ class Chooser:
             return Way()
         if first is None or len(shapes) > 1 or _has_arrays(self.call.node):
             return Way()
-        if isinstance(layer, keras.layers.Activation) and not is_elementwise(layer.activation):
+        if isinstance(layer, keras.layers.Activation) and not is_elementwise(layer.activation, first):
             return Way()
         return Alike(takes=first, gives=first)
+
+    def softmax(self, layer: Any) -> Way:
+        """Let a softmax over the last axis exchange numbers."""
+        first = self.cut[0]
+        if first is None or not is_softmax_layer(layer) or _has_arrays(self.call.node):
+            return self.alike(layer)
+        if first.axis == ROWS:
+            return Alike(takes=first, gives=first)
+        return softmax_of(first, self.inputs[0].shape)
 
     def per_unit(self, layer: Any) -> Way:
         """Cut a layer with weights for each unit."""
@@ -379,9 +171,69 @@ class Chooser:
             return Way("its weights are not for each unit")
         if shape[-1] < workers:
             return Way(f"it has {shape[-1]} units for {workers} parts")
-        units = self.cut[0] if self.cut[0] is not None else shares(shape[-1], workers)
+        units = self._units or shares(shape[-1], workers)
         variables = [*layer.trainable_variables, *layer.non_trainable_variables]
         return Alike(takes=units, gives=units, pieces={id(one): Piece(-1, units) for one in variables})
+
+    def layer_normalization(self, layer: Any) -> Way:
+        """Cut a LayerNormalization over units that are cut."""
+        (first,), last = self.cut, [len(self.inputs[0].shape) - 1]
+        if layer.rms_scaling or list(layer.axis) not in (last, [-1]):
+            return Way("it normalizes over other axes than the last one, or with rms_scaling")
+        return self._normalized(layer, first, NormalizedUnits, pairs_of_units)
+
+    def rms_normalization(self, layer: Any) -> Way:
+        """Cut an RMSNormalization over units that are cut."""
+        (first,), last = self.cut, [len(self.inputs[0].shape) - 1]
+        if list(layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]) not in (last, [-1]):
+            return Way("it normalizes over other axes than the last one")
+        return self._normalized(layer, first, RootMeanSquare, of_units)
+
+    def _normalized(self, layer: Any, first: Units | None, kind: type[Exchanged], shape: Callable[..., Any]) -> Way:
+        if first is not None and first.axis == ROWS:
+            return Alike(WHOLE_WEIGHTS if layer.weights else "", takes=first, gives=first)
+        if first is None or self.held:
+            return Way("all workers have its whole input anyway")
+        pieces = {id(one): Piece(0, first) for one in layer.trainable_variables}
+        return kind(takes=first, gives=first, pieces=pieces, shape=shape(self.inputs[0].shape))
+
+    def batch_of_rows(self, layer: Any) -> Way:
+        """Let a BatchNormalization of images that are cut by rows exchange means and variances."""
+        shape, rows = self.inputs[0].shape, self._rows
+        if rows is None or layer.axis not in (-1, len(shape) - 1) or layer.renorm or shape[-1] is None:
+            return self.per_unit(layer)
+        positions = Units(rows.of, ROWS)
+        return NormalizedRows(WHOLE_WEIGHTS, takes=positions, gives=positions, shape=pairs_of_channels(shape))
+
+    def pool_of_rows(self, layer: Any) -> Way:
+        """Cut a pooling layer by image rows."""
+        rows = self._rows
+        if rows is None or layer.data_format != "channels_last":
+            return Way()
+        return pooled(layer, self.inputs[0].shape, rows, self.workers)
+
+    def average_of_rows(self, layer: Any) -> Way:
+        """Add up the mean over an image that is cut by rows."""
+        rows, shape = self._rows, self.inputs[0].shape
+        if rows is None or layer.data_format != "channels_last" or None in shape[1:] or layer.keepdims:
+            return Way()
+        gives = None if shape[-1] < self.workers else shares(shape[-1], self.workers)
+        return Averaged(takes=rows, gives=gives, positions=int(np.prod(shape[1:-1])))
+
+    def flatten_rows(self, layer: Any) -> Way:
+        """Cut the result of Flatten, where the rows of a worker follow each other."""
+        rows, shape = self._rows, self.inputs[0].shape
+        if rows is None or layer.data_format != "channels_last" or None in shape[1:]:
+            return Way()
+        row = np.arange(int(np.prod(shape[2:])))
+        return Alike(takes=rows, gives=Units(tuple((one[:, None] * len(row) + row).ravel() for one in rows)))
+
+    def concatenate_rows(self, layer: Any) -> Way:
+        """Cut a Concatenate layer on another axis than the rows."""
+        rank, first = len(self.inputs[0].shape), self._rows
+        if first is None or layer.axis % rank == ROWS or any(not same(one, first) for one in self.cut):
+            return Way()
+        return Alike(takes=first, gives=first)
 
     def noise(self, layer: Any) -> Way:
         """Let a layer that multiplies by noise follow the units of its input."""
@@ -390,11 +242,11 @@ class Chooser:
 
     def flatten(self, layer: Any) -> Way:
         """Cut the result of Flatten, where the units of a worker lie apart."""
-        units, shape = self.cut[0], self.inputs[0].shape
+        units, shape = self._units, self.inputs[0].shape
         if units is None or layer.data_format != "channels_last" or None in shape[1:]:
             return Way()
         places = np.arange(int(np.prod(shape[1:-1])))[:, None] * shape[-1]
-        return Alike(takes=units, gives=tuple((places + one).ravel() for one in units))
+        return Alike(takes=units, gives=Units(tuple((places + one).ravel() for one in units)))
 
     def concatenate(self, layer: Any) -> Way:
         """Cut a Concatenate layer on another axis than its last one."""
@@ -403,13 +255,6 @@ class Chooser:
         if first is None or layer.axis in (-1, rank - 1) or any(not same(one, first) for one in self.cut):
             return Way()
         return Alike(takes=first, gives=first)
-
-
-@dataclass(frozen=True)
-class Embedded(Way):
-    """Each worker has some units of an embedding."""
-
-    name: ClassVar[str] = "units"
 
 
 def _has_arrays(node: Any) -> bool:
@@ -422,15 +267,20 @@ def _has_arrays(node: Any) -> bool:
     )
 
 
-def is_elementwise(function: Any) -> bool:
-    """Return whether an activation treats each value alone."""
+def is_elementwise(function: Any, units: Units | None = None) -> bool:
+    """Return whether an activation treats each value alone; with units that are rows, each row."""
     import keras
     from keras.src.activations import ALL_OBJECTS
 
-    across = {"softmax", "log_softmax", "sparsemax", "glu"}
+    across = set() if units is not None and units.axis == ROWS else {"softmax", "log_softmax", "sparsemax", "glu"}
     if isinstance(function, keras.layers.Layer):
         return type(function) in _simple_activations()
     return function is None or (function in ALL_OBJECTS and function.__name__ not in across)
+
+
+def softmax_of(units: Units, shape: Sequence[int | None]) -> Softmax:
+    """Return how a softmax over units that are cut is computed, from the shape of the whole tensor."""
+    return Softmax(takes=units, gives=units, shape=of_units(shape))
 
 
 def is_softmax(function: Any) -> bool:
@@ -495,9 +345,38 @@ def _rules() -> Mapping[type, Callable[[Chooser, Any], Way]]:
         layers.PReLU: Chooser.per_unit,
         layers.Flatten: Chooser.flatten,
         layers.Concatenate: Chooser.concatenate,
+        layers.LayerNormalization: Chooser.layer_normalization,
+        layers.RMSNormalization: Chooser.rms_normalization,
         **dict.fromkeys(drops, Chooser.noise),
         **dict.fromkeys(alike, Chooser.alike),
+        **dict.fromkeys((layers.Activation, layers.Softmax), Chooser.softmax),
     }
+
+
+@functools.cache
+def _rules_of_rows() -> Mapping[type, Callable[[Chooser, Any], Way]]:
+    """Return the rule for each kind of layer whose input may be cut by image rows, if it differs from the usual one."""
+    import keras
+
+    layers = keras.layers
+    sizes = (1, 2, 3)
+    pools = [getattr(layers, f"{kind}Pooling{n}D") for n in sizes for kind in ("Max", "Average")]
+    others = [getattr(layers, f"{kind}{n}D") for n in sizes for kind in ("UpSampling", "ZeroPadding", "Cropping")]
+    others += [getattr(layers, f"GlobalMaxPooling{n}D") for n in sizes]
+    return {
+        layers.BatchNormalization: Chooser.batch_of_rows,
+        layers.PReLU: lambda chooser, layer: Way("its weights are not for each row"),
+        layers.Flatten: Chooser.flatten_rows,
+        layers.Concatenate: Chooser.concatenate_rows,
+        **dict.fromkeys(pools, Chooser.pool_of_rows),
+        **{getattr(layers, f"GlobalAveragePooling{n}D"): Chooser.average_of_rows for n in sizes},
+        **dict.fromkeys(others, lambda chooser, layer: Way()),
+    }
+
+
+def is_convolution(layer: Any) -> bool:
+    """Return whether a layer is a convolution that may be cut by image rows."""
+    return _rules().get(type(layer)) is Chooser.convolution
 
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Nadam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Ftrl", "Lion")

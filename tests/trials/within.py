@@ -1,0 +1,237 @@
+"""Compare layers that are cut between workers with whole ones: outputs, gradients, shares and bytes.
+
+    python -m tests.trials.within [--backends tensorflow jax] [--workers 2 3] [--samples 64]
+
+Each case is cut between 2 and 3 workers, which run as threads of one process. Outputs and gradients are compared with
+those of plain Keras: the largest difference, as a part of the largest value. A gradient whose largest value is less than
+a thousandth of that of others, such as that of the bias of keys, which is 0, counts as if it were as large. *share* is the largest part of a layer's
+units, heads or image rows that a worker has. *bytes* are all bytes that the workers send in a batch, and *formula* is
+4 n v (p - 1) bytes for each sum or gather of v values over p workers, and 4 n (k - s) w c (p - 1) for a convolution by
+image rows (k rows, stride s, width w, channels c), both once more for the gradients. The exit code is 1 if a bar is
+missed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tests.trials.options import read_options
+
+CLOSE, LARGEST_SHARE, MOST_BYTES = 1e-5, 0.4, 1.05
+TOKENS, WIDTH, HEADS = 32, 96, 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and what its workers must send.
+
+    Args:
+        build: Makes the model.
+        split: The end of the setting ``split``.
+        values: For p workers, the number of values that each sample sends, without gradients.
+        words: Whether samples are words, not numbers.
+        shape: The shape of a sample.
+    """
+
+    build: Callable[[], Any]
+    split: str
+    values: Callable[[int], int]
+    shape: tuple[int, ...]
+    words: bool = False
+
+
+def compiled(model: Any) -> Any:
+    """Compile a model."""
+    model.compile("sgd", "categorical_crossentropy")
+    return model
+
+
+def dense() -> Any:
+    """Make a network 784-512-10."""
+    import keras
+
+    layers = keras.layers
+    hidden = [layers.Dense(512, activation="relu"), layers.Dense(10, activation="softmax")]
+    return compiled(keras.Sequential([keras.Input((784,)), *hidden]))
+
+
+def cnn(padding: str) -> Any:
+    """Make a network with three convolutions, two of them with stride 2."""
+    import keras
+
+    layers = keras.layers
+    hidden = [
+        layers.Conv2D(24, 3, padding=padding, activation="relu"),
+        layers.Conv2D(48, 3, strides=2, padding=padding, activation="relu"),
+        layers.Conv2D(48, 5, strides=2, padding=padding, activation="relu"),
+        layers.Flatten(),
+        layers.Dense(10, activation="softmax"),
+    ]
+    return compiled(keras.Sequential([keras.Input((32, 32, 3)), *hidden]))
+
+
+def same() -> Any:
+    """Make the network with zeros at the edges."""
+    return cnn("same")
+
+
+def valid() -> Any:
+    """Make the network without zeros."""
+    return cnn("valid")
+
+
+def block() -> Any:
+    """Make a transformer block, with a mean over the positions and a classifier."""
+    import keras
+
+    layers = keras.layers
+    x = keras.Input((TOKENS,), dtype="int32")
+    found = layers.Embedding(100, WIDTH)(x)
+    attended = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(found, found)
+    found = layers.LayerNormalization()(layers.Add()([found, attended]))
+    wide = layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, activation="gelu")(found))
+    found = layers.LayerNormalization()(layers.Add()([found, wide]))
+    found = layers.GlobalAveragePooling1D()(found)
+    return compiled(keras.Model(x, layers.Dense(10, activation="softmax")(found)))
+
+
+def of_dense(p: int) -> int:
+    """Return the values of the sum behind the rows."""
+    return 10 * (p - 1)
+
+
+def of_filters(sizes: tuple[int, int]) -> Callable[[int], int]:
+    """Return the values of the sums over channels behind the second and the third convolution, and of the last sum."""
+    return lambda p: (sum(size**2 * 48 for size in sizes) + 10) * (p - 1)
+
+
+def of_rows(widths: tuple[int, int], channels: tuple[int, int] = (24, 48)) -> Callable[[int], int]:
+    """Return the values at the borders of the second and third convolution, and of the last sum."""
+    first, second = (3 - 2) * widths[0] * channels[0], (5 - 2) * widths[1] * channels[1]
+    return lambda p: (first + second + 10) * (p - 1)
+
+
+def of_block(p: int) -> int:
+    """Return the values: two gathers and two sums of the width, two numbers of two normalizations, and the last sum."""
+    return (TOKENS * WIDTH * 4 + 2 * 2 * TOKENS * p + 10) * (p - 1)
+
+
+CASES = {
+    "Dense 784-512-10": Case(dense, "", of_dense, (784,)),
+    "CNN by filters, same": Case(same, ",images:filters", of_filters((16, 8)), (32, 32, 3)),
+    "CNN by filters, valid": Case(valid, ",images:filters", of_filters((14, 5)), (32, 32, 3)),
+    "CNN by rows, same": Case(same, ",images:rows", of_rows((32, 16)), (32, 32, 3)),
+    "CNN by rows, valid": Case(valid, ",images:rows", of_rows((30, 14)), (32, 32, 3)),
+    "transformer block": Case(block, "", of_block, (TOKENS,), words=True),
+}
+
+
+def difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+    """Return the largest difference of some arrays, each as a part of its largest value."""
+    pairs, least = zip(found, wanted, strict=True), 1e-3 * max(float(np.abs(b).max()) for b in wanted)
+    return max(float(np.abs(a - b).max() / max(np.abs(b).max(), least)) for a, b in pairs)
+
+
+def compared(case: Case, workers: int, samples: int) -> dict[str, float]:
+    """Return what one case shows with a number of workers."""
+    from tests.training.split.together import Parts, gradients_of, made
+
+    chance = np.random.default_rng(0)
+    size = (samples, *case.shape)
+    x = chance.integers(0, 100, size, np.int32) if case.words else chance.normal(size=size).astype("float32")
+    y = np.eye(10, dtype="float32")[chance.integers(0, 10, samples)]
+    model = made(case.build)
+    model._symbolic_build(data_batch=(x, y))
+    wanted = [np.asarray(one) for one in gradients_of(model, (x, y), samples, 1.0)]
+    outputs = np.asarray(model(x, training=False))
+
+    parts = Parts(case.build, f"within:{workers}{case.split}", samples, 1)
+    found = dict[int, dict[int, Any]]()
+    for part, me in zip(parts.parts, parts.plan.parts, strict=True):
+        for place in me.weights:
+            found.setdefault(place, {})
+
+        def step(scale: float = 1.0, part: Any = part, me: Any = me) -> None:
+            for variable, gradient in zip(part.trained, part._sums, strict=False):
+                place = next(i for i in me.weights if part._model.weights[i] is variable)
+                found[place][part.number] = np.asarray(gradient)
+
+        part.step = step
+    parts.train((x, y), (0, 0))
+    sent = sum(parts.sent_activations)
+    gradients = [parts.plan.joined(place, [one for _, one in sorted(found[place].items())]) for place in sorted(found)]
+    units = {
+        name: way.counted.counts
+        for (name, *_), way in zip(parts.plan.layers(), parts.plan.program.ways, strict=True)
+        if way.counted is not None
+    }
+    whole = [name for name, how, share, _ in parts.plan.layers() if how == "whole" and share]
+    return {
+        "outputs": difference([outputs_of(parts, x, y)], [outputs]),
+        "gradients": difference(gradients, wanted),
+        "share": max(max(one) / sum(one) for one in units.values()) if not whole else 1.0,
+        "bytes": sent,
+        "formula": 2 * 4 * samples * case.values(workers),
+    }
+
+
+def outputs_of(parts: Any, x: Any, y: Any) -> Any:
+    """Return the outputs of a model in parts, which compute without being compiled."""
+    seen = []
+    for part in parts.parts:
+        part._evaluated = lambda segment, taken, data, part=part: part._run(segment, taken, data, (), training=False)
+    loss = parts.parts[-1]._model._compile_loss
+    call = loss.call
+    vars(loss)["call"] = lambda y, y_pred, weight=None: (seen.append(np.asarray(y_pred)), call(y, y_pred, weight))[1]
+    parts.evaluate([(x, y)])
+    return seen[0]
+
+
+def child(workers: Sequence[int], samples: int) -> None:
+    """Print a line of JSON for each case, with the backend of this process."""
+    for name, case in CASES.items():
+        for count in workers:
+            print(json.dumps({"case": name, "workers": count, **compared(case, count, samples)}), flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, and print the table. Returns the exit code."""
+    options = read_options(__doc__, argv, backends=["tensorflow", "jax"], workers=[2, 3], samples=64, child=False)
+    if options.child:
+        child(options.workers, options.samples)
+        return 0
+    missed = 0
+    print(
+        "| backend | case | workers | outputs | gradients | share | bytes | formula |\n|---|---|---|---|---|---|---|---|"
+    )
+    for backend in options.backends:
+        how = [*map(str, options.workers), "--samples", str(options.samples), "--child"]
+        command = [sys.executable, "-m", "tests.trials.within", "--workers", *how]
+        environment = {**os.environ, "KERAS_BACKEND": backend}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        for line in done.stdout.splitlines():
+            one = json.loads(line)
+            good = (
+                max(one["outputs"], one["gradients"]) <= CLOSE
+                and (one["workers"] != 3 or one["share"] <= LARGEST_SHARE)
+                and one["bytes"] <= MOST_BYTES * one["formula"]
+            )
+            missed += not good
+            sizes = f"{one['share']:.1%} | {one['bytes']:,} | {one['formula']:,}"
+            differences = f"{one['outputs']:.1e} | {one['gradients']:.1e}"
+            print(
+                f"| {backend} | {one['case']} | {one['workers']} | {differences} | {sizes} |{'' if good else ' missed'}"
+            )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
