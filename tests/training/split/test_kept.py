@@ -52,6 +52,20 @@ async def test_a_state_travels_in_pieces(monkeypatch):
     assert asked == ["layout", *["piece"] * 3]
 
 
+async def test_some_arrays_of_a_state_travel_alone(monkeypatch):
+    monkeypatch.setattr(kept, "PIECE_BYTES", 5)
+    there, asked = state(), []
+
+    async def ask(verb, part, version, *where):
+        asked.extend(where[1:])
+        return there.layout if verb == "layout" else there.read(*where)
+
+    found = await fetched(ask, 1, 5, ["weight 3"])
+    assert np.array_equal(found.get("weight 3"), ARRAYS["weight 3"])
+    assert "weight 0" not in found
+    assert asked == [5, 3]
+
+
 @pytest.mark.parametrize("piece", [np.zeros(3, "u1"), np.zeros(200, "f4")])
 async def test_a_piece_of_another_size_is_refused(piece):
     async def ask(verb, *of):

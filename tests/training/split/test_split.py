@@ -1,5 +1,7 @@
 """Models in parts on real workers."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -163,6 +165,10 @@ async def test_a_checkpoint_has_the_whole_model_however_it_is_cut(two_workers, t
     await whole.train_model()
     with pytest.raises(Interrupted):
         await stop_after(app(two_workers, Cut, checkpoint=tmp_path, **options), 1).train_model()
+    (manifest,) = tmp_path.glob("*/manifest.json")
+    writers = [file["by"] for file in json.loads(manifest.read_text())["slices"]]
+    assert writers
+    assert 0 not in writers  # the master writes no weights
     resumed = app(two_workers, Cut, checkpoint=tmp_path, resume="auto", **{**options, **then})
     await resumed.train_model()
     assert distance(resumed.model.get_weights(), whole.model.get_weights()) < 1e-6

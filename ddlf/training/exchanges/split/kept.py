@@ -10,7 +10,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -85,6 +85,11 @@ class State:
             for name, (begin, kind, shape) in self._places.items()
         }
 
+    def span(self, name: str) -> tuple[int, int]:
+        """Return where an array begins in the file, and its number of bytes."""
+        begin, kind, shape = self._places[name]
+        return begin, kind.itemsize * prod(shape)
+
     def write(self, begin: int, values: np.ndarray[Any, Any]) -> None:
         """Write bytes, an array of uint8."""
         data = memoryview(values.data)
@@ -156,13 +161,31 @@ Ask = Callable[..., Awaitable[Any]]
 """Calls a verb of the replica that has a state: ``layout`` or ``piece``."""
 
 
-async def fetched(ask: Ask, part: int, version: int) -> State:
-    """Return the state of a part, piece by piece from another machine."""
+async def fetched(ask: Ask, part: int, version: int, names: Collection[str] | None = None) -> State:
+    """Return the state of a part, piece by piece from another machine.
+
+    Args:
+        ask: Calls a verb of the replica that has the state.
+        part, version: The state.
+        names: The arrays to fetch; None for all.
+    """
     layout: Sequence[Any] = await ask("layout", part, version)
-    state = State([(str(name), str(kind), tuple(map(int, shape))) for name, kind, shape in layout])
-    for begin in range(0, state.nbytes, PIECE_BYTES):
-        piece = np.asarray(await ask("piece", part, version, begin, PIECE_BYTES))
-        if piece.dtype != np.uint8 or len(piece) != min(PIECE_BYTES, state.nbytes - begin):
-            raise ProtocolError(f"a piece of part {part + 1} has {piece.nbytes} bytes")
-        state.write(begin, piece)
+    there = State([(str(name), str(kind), tuple(map(int, shape))) for name, kind, shape in layout])
+    if names is None:
+        await _copied(ask, part, version, there, (0, there.nbytes), 0)
+        return there
+    state = State([one for one in there.layout if one[0] in names])
+    for name, _, _ in state.layout:
+        await _copied(ask, part, version, state, there.span(name), state.span(name)[0])
     return state
+
+
+async def _copied(ask: Ask, part: int, version: int, state: State, span: tuple[int, int], into: int) -> None:
+    """Copy bytes of the state on another machine, from a place with a size, to a place in another state."""
+    begin, nbytes = span
+    for at in range(0, nbytes, PIECE_BYTES):
+        count = min(PIECE_BYTES, nbytes - at)
+        piece = np.asarray(await ask("piece", part, version, begin + at, count))
+        if piece.dtype != np.uint8 or len(piece) != count:
+            raise ProtocolError(f"a piece of part {part + 1} has {piece.nbytes} bytes")
+        state.write(into + at, piece)

@@ -196,7 +196,7 @@ class Group:
         run, places, at = self._run, self._places, self._at
         keeper, slices = run.keeper, None
         due = keeper is not None and keeper.is_due(run.version + 1)
-        if keeper is not None and due and not shown and not self._plan.program.pieces:  # slices have whole weights
+        if keeper is not None and due and not shown:
             slices = await keeper.sliced(run.progress, partial(places.write, at, places.version + 1))
         places.moved(at)
         self._states.changed()

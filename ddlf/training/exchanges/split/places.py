@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from ddlf.training.crew.recovery import LOSS, first_line
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.split.kept import KeptStates, State, fetched, in_slice, optimizer_name, weight_name
 from ddlf.training.exchanges.split.plan import Part, Plan
+from ddlf.training.exchanges.split.uniting import needs, united, written
 from ddlf.training.progress import WeightsRef
 from ddlf.training.slot.task import OPTIMIZER
 
@@ -98,8 +99,8 @@ class Places:
         if isinstance(weights, WeightsRef) and weights.first is not None:
             return {"seed": self._seed}
         me = self._plan.parts[part]
-        if isinstance(weights, WeightsRef) and (slices := weights.slices) is not None and not self._plan.program.pieces:
-            wanted = self._in_slices(me, everything=True)
+        if isinstance(weights, WeightsRef) and (slices := weights.slices) is not None:
+            wanted = self._in_slices(self._arrays_of(me))
             has = [{*file["arrays"]} for file in slices.files]
             listed = set[str]().union(*has)
             if all(name in listed for which, name in wanted.items() if which.startswith("weight")):
@@ -113,7 +114,7 @@ class Places:
             of = self._plan.optimizer.of
             found |= {
                 optimizer_name(place): self._plan.piece(part, of[place], optimizer[place])
-                for place in self._optimizer_of(me, everything=True)
+                for place in self._optimizer_of(me)
             }
         return {"arrays": found}
 
@@ -134,17 +135,18 @@ class Places:
         """
         if self.source is not None:
             return self.source
-        plan, found = self._plan, dict[str, list[np.ndarray[Any, Any]]]()
+        plan, views = self._plan, dict[str, np.ndarray[Any, Any]]()
         for part in plan.parts:
             if part.weights or not part.number:
-                views = (await self.bring_part(part.number)).views()
-                mine = [weight_name(place) for place in part.weights]
-                mine += [optimizer_name(place) for place in self._optimizer_of(part, everything=False)]
-                for name in mine:
-                    found.setdefault(name, []).append(views[name])
-        weights = [plan.joined(place, found[weight_name(place)]) for place in range(len(self._names))]
-        of = enumerate(plan.optimizer.of)
-        return Source(weights, [plan.joined(weight, found[optimizer_name(place)]) for place, weight in of])
+                names = written(plan, part)
+                views |= (await self._united_here(part.number, names)).views()
+        weights = [views[weight_name(place)] for place in range(len(self._names))]
+        return Source(weights, [views[optimizer_name(place)] for place in range(len(plan.optimizer.of))])
+
+    async def _united_here(self, part: int, names: Sequence[str]) -> State:
+        """Return whole arrays that a part writes, in a file on the master."""
+        states = {number: await self.bring_part(number) for number in {part, *needs(self._plan, names)}}
+        return await asyncio.to_thread(united, self._plan, part, states, names)
 
     async def bring_part(self, part: int) -> State:
         """Return the state of a part, fetched from a worker into a file on the master.
@@ -188,32 +190,47 @@ class Places:
             slices: The slices of the checkpoint.
         """
         there = self._members.members()
+        states = KeptStates()  # shares that the master unites, if a worker cannot write
+        holders = {part: [there[member] for member in members if member in there] for part, members in at.items()}
+
+        async def state(part: int) -> State:
+            if (part, version) not in states:
+                for proxy in holders[part]:
+                    try:
+                        found = await fetched(partial(proxy.call, self._members.role), part, version)
+                    except LOSS:
+                        continue
+                    states.put(part, version, found)
+                    break
+                else:
+                    raise self.gone(part)
+            return states.of(part, version)
 
         async def one(part: Part) -> None:
-            names = self._in_slices(part, everything=False)
-            proxies = [there[member] for member in at[part.number] if member in there]
+            names = written(self._plan, part)
+            stored = self._in_slices(names)
+            shares = needs(self._plan, names)
+            where = [[number, [proxy.id for proxy in holders[number]]] for number in shares]
 
-            async def written(place: dict[str, Any]) -> dict[str, Any]:
-                for proxy in proxies:
+            async def on_worker(place: dict[str, Any]) -> dict[str, Any]:
+                for proxy in holders[part.number] if all(workers for _, workers in where) else ():
                     try:
-                        told = await proxy.call(self._members.role, "write", part.number, version, place, names)
+                        told = await proxy.call(self._members.role, "write", part.number, version, place, stored, where)
                         return {**told, "by": proxy.id}
                     except LOSS:
                         continue
                 return {"why": ""}
 
             async def here() -> tuple[dict[str, Any], dict[str, Any]]:
-                for proxy in proxies:
-                    try:
-                        state = await fetched(partial(proxy.call, self._members.role), part.number, version)
-                        return in_slice(state.views(), names), {}
-                    except LOSS:
-                        continue
-                raise self.gone(part.number)
+                found = {number: await state(number) for number in {part.number, *shares}}
+                return in_slice(united(self._plan, part.number, found, names).views(), stored), {}
 
-            await slices.write_one(part.number, written, here)
+            await slices.write_one(part.number, on_worker, here)
 
-        await asyncio.gather(*map(one, self._plan.parts))
+        try:
+            await asyncio.gather(*map(one, self._plan.parts))
+        finally:
+            states.close()
         like = self._plan.graph.model.weights
         slices.sliced[WEIGHTS] = [
             (f"{place:04d} {name}", np.dtype(one.dtype).name, list(map(int, one.shape)))
@@ -221,23 +238,22 @@ class Places:
         ]
         slices.left = [{OPTIMIZER: len(self._plan.optimizer.paths)}]
 
-    def _in_slices(self, part: Part, *, everything: bool) -> dict[str, str]:
-        """Return for each array of a part's state its name in slices.
+    def _in_slices(self, names: Iterable[str]) -> dict[str, str]:
+        """Return for arrays of states their names in slices."""
 
-        Args:
-            part: The part.
-            everything: Whether to include what the part has, but other parts write.
-        """
-        weights = part.all_weights if everything else part.weights
-        found = {weight_name(place): part_name(WEIGHTS, 0, f"{place:04d} {self._names[place]}") for place in weights}
-        return found | {
-            optimizer_name(place): part_name(SLOTS + OPTIMIZER, 0, f"slot 0000 {place:04d}")
-            for place in self._optimizer_of(part, everything=everything)
-        }
+        def stored(name: str) -> str:
+            kind, place = name.split()
+            if kind == "weight":
+                return part_name(WEIGHTS, 0, f"{int(place):04d} {self._names[int(place)]}")
+            return part_name(SLOTS + OPTIMIZER, 0, f"slot 0000 {int(place):04d}")
 
-    def _optimizer_of(self, part: Part, *, everything: bool) -> list[int]:
-        """Return the numbers of the variables of the optimizer that a part has, or that it writes."""
-        if not everything:
-            return self._plan.writes(part)
+        return {name: stored(name) for name in names}
+
+    def _arrays_of(self, part: Part) -> list[str]:
+        """Return the names of the arrays in the state of a part."""
+        return [*map(weight_name, part.all_weights), *map(optimizer_name, self._optimizer_of(part))]
+
+    def _optimizer_of(self, part: Part) -> list[int]:
+        """Return the numbers of the variables of the optimizer that a part has."""
         mine = {*part.weights, None}
         return [place for place, of in enumerate(self._plan.optimizer.of) if of in mine]

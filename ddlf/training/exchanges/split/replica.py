@@ -23,7 +23,7 @@ from ddlf.data.stream import StreamClosed
 from ddlf.errors import AppMissing, BadUpdate, ConfigError, LeaseError
 from ddlf.events import Warned
 from ddlf.training.checkpoints.restored import Restored
-from ddlf.training.checkpoints.slices import write_if_seen
+from ddlf.training.checkpoints.slices import is_seen, write_if_seen
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.evaluation.model import batches_of, end_reading
@@ -33,6 +33,7 @@ from ddlf.training.exchanges.split.kept import KeptStates, State, fetched, in_sl
 from ddlf.training.exchanges.split.part import KINDS, ModelPart
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.stage import Stage, expected
+from ddlf.training.exchanges.split.uniting import needs, united
 from ddlf.training.exchanges.split.variables import unmade
 from ddlf.training.roles import REPLICA
 from ddlf.training.slot.build import describe_optimizer, describe_weights, fresh_names, ready_model
@@ -183,19 +184,40 @@ class SplitReplica(Replica, Restored):
         self._show(version)
 
     @concurrent
-    async def write(self, part: int, version: int, place: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-        """Write the state of a part into a checkpoint.
+    async def write(
+        self, part: int, version: int, place: dict[str, Any], names: dict[str, str], where: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Write arrays of a part into a checkpoint. Arrays that are cut are written whole.
 
         Args:
             part, version: The state.
             place: Where to write, as in ``write_if_seen``.
             names: The name in the slice of each array to write.
+            where: The parts whose shares make these arrays whole, each with the workers that have its state.
 
         Returns:
             The answer of ``write_if_seen``.
         """
-        state = self._kept.of(part, version)
-        return await asyncio.to_thread(lambda: write_if_seen(place, in_slice(state.views(), names)))
+        if not is_seen(place):
+            return write_if_seen(place, {})
+        states, fetching = {part: self._kept.of(part, version)}, KeptStates()
+        try:
+            for number, workers in where:
+                if (number, version) in self._kept:
+                    states[number] = self._kept.of(number, version)
+                    continue
+                ask, shares = partial(self._ask, workers[0], REPLICA), needs(self._plan, [*names])
+                states[number] = await fetched(ask, number, version, shares[number])
+                fetching.put(number, version, states[number])
+            return await asyncio.to_thread(
+                lambda: write_if_seen(place, in_slice(united(self._plan, part, states, [*names]).views(), names))
+            )
+        except (AppMissing, LeaseError) as error:
+            return {"why": error.message, "seen": True}
+        except Unreached as error:
+            return {"why": f"worker {error.worker} was not reached: {error.why}", "seen": True}
+        finally:
+            fetching.close()
 
     def _stop(self) -> None:
         super()._stop()
@@ -374,16 +396,27 @@ class SplitReplica(Replica, Restored):
         if self._part is not None and (self._part.number != number or read(optimizer_name(0)) is None):
             self._rebuild(self._seed)
         weights = self.app.model.weights
+        whole = state is not None and "slices" in state  # slices have whole arrays
+
+        def shape(place: int) -> tuple[int, ...]:
+            return self._plan.program.shapes[place] if whole else self._plan.shape(number, place)
+
+        def mine(place: int | None, value: Any) -> Any:
+            return self._plan.piece(number, place, value) if whole else value
 
         def fill(place: int) -> None:
             if (value := read(weight_name(place))) is None:
                 raise AppMissing(f"weight {place + 1} is not in the state of part {number + 1}")
-            put(weights[place], value.reshape(self._plan.shape(number, place)))
+            put(weights[place], mine(place, value.reshape(shape(place))))
 
         part = self._made(number, order, fill)
         paths = self._plan.optimizer.paths
         self._optimizer_is(
-            {path: value for i, path in enumerate(paths) if (value := read(optimizer_name(i))) is not None}
+            {
+                path: mine(self._plan.optimizer.of[i], value)
+                for i, path in enumerate(paths)
+                if (value := read(optimizer_name(i))) is not None
+            }
             or self._known
         )
         return part
@@ -424,6 +457,7 @@ class SplitReplica(Replica, Restored):
                 order["micro_batches"],
                 order["within"],
                 order["replicas"],
+                order["by_rows"],
             )
         mine = self._plan.parts[number].all_weights
         for place in mine:
@@ -457,7 +491,6 @@ class SplitReplica(Replica, Restored):
 
     def _rounds(self, part: ModelPart, task: Task, order: dict[str, Any]) -> dict[str, float]:
         """Train the local epochs of a round. Return the metrics of the last one, if this part has the loss."""
-                order["by_rows"],
         model, size = self.app.model, task.batch_size
         reseed(model, (task.seed, task.round, task.slot, part.number))
         if self._position is not None and (steps := task.place) is not None:
