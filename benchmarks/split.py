@@ -1,9 +1,10 @@
-"""Measure a model in stages beside one process, and the idle time and the memory of its stages.
+"""Measure a model in parts beside one process, and the idle time and the memory of its stages.
 
     python -m benchmarks.split [--quick] [--only speed,idle,memory]
 
 *Speed*: the acoustic model of Dean et al. 2012 (440 inputs, four layers of 2,560 sigmoid units, 8,192 outputs: 41.8 M
-weights), batches of 256 in 8 micro-batches. ``stages`` are two workers with one thread each. ``sums`` is one process
+weights), batches of 256 in 8 micro-batches. ``stages`` are two workers with one thread each. ``within`` are two such
+workers that cut each layer, without micro-batches. ``sums`` is one process
 with one thread that adds up the gradients of the same micro-batches, so it gets the same weights. ``fit`` is one such
 process with Keras's ``fit``, whose matrix products of whole batches are more efficient than those of micro-batches. The
 ways take turns. With equal parts and without other costs, ``stages`` would be 16 / 9 = 1.78 times as fast as ``sums``.
@@ -37,7 +38,10 @@ from ddlf.events import Event, PartTrained
 
 MODULE = "benchmarks.split"
 BATCH, MICRO_BATCHES = 256, 8
-BAR = 1.4
+BARS = {"stages": 1.4, "within": 1.3}
+"""How much faster than ``sums`` each way should be."""
+CUTS = {"stages": ("stages:2", MICRO_BATCHES), "within": ("within:2", 1)}
+"""The cut of each way with two workers, and its number of micro-batches."""
 STEPS = 6
 """Steps of a turn."""
 FORWARD_S, BACKWARD_S = 0.03, 0.06
@@ -75,11 +79,12 @@ def turn() -> bool:
     return bool(sys.stdin.readline())
 
 
-async def stages(steps: int) -> None:
-    """Train rounds of the model in two stages, one in each turn."""
+async def parted(way: str, steps: int) -> None:
+    """Train rounds of the model in two parts, one in each turn."""
     async with Cluster.local(2) as cluster:
         app = Speech(cluster)
         app.steps, app.master_epochs = steps, 1_000
+        app.split, app.micro_batches = CUTS[way]
 
         async def next_turn(record: Any) -> None:
             print(record.compute_s / steps, record.seconds / steps, flush=True)
@@ -144,11 +149,11 @@ def summed(app: Speech) -> Callable[[], Any]:
     return epoch
 
 
-WAYS = ("stages", "sums", "fit")
+WAYS = ("stages", "within", "sums", "fit")
 
 
 @contextlib.contextmanager
-def contenders(steps: int) -> Iterator[dict[str, subprocess.Popen[str]]]:
+def contenders(steps: int, ways: Sequence[str]) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """Yield a process for each way, which waits for its first turn."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -158,7 +163,7 @@ def contenders(steps: int) -> Iterator[dict[str, subprocess.Popen[str]]]:
         way: subprocess.Popen(
             [sys.executable, "-m", MODULE, "--way", way, "--steps", str(steps)], cwd=ROOT, env=environment, **pipes
         )
-        for way in WAYS
+        for way in ways
     }
     try:
         yield processes
@@ -183,22 +188,26 @@ def ask(process: subprocess.Popen[str]) -> tuple[float, float]:
     raise RuntimeError(f"a contender ended: {process.args}")
 
 
-def speed(repeats: int, steps: int) -> None:
+def speed(repeats: int, steps: int, ways: Sequence[str]) -> None:
     """Print the table of the speed."""
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
-    with contenders(steps) as processes:
-        for way in WAYS:
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    with contenders(steps, ways) as processes:
+        for way in ways:
             ask(processes[way])  # compiles
-        for _, way in turns(WAYS, repeats):
+        for _, way in turns(ways, repeats):
             found[way].append(ask(processes[way]))
             print(f"{way}: {found[way][-1][0]:.3f} s a step", file=sys.stderr, flush=True)
-    rows = [["way", "seconds of a step", "with the round", "stages are faster by"]]
-    for way in WAYS:
-        ratios = [other[0] / mine[0] for mine, other in zip(found["stages"], found[way], strict=True)]
-        columns = (Spread.of([one[place] for one in found[way]]).text() for place in (0, 1))
-        rows.append([way, *columns, Spread.of(ratios).text()])
+    cut = [way for way in CUTS if way in ways]
+    rows = [["way", "seconds of a step", "with the round", *(f"{way} is faster by" for way in cut)]]
+    for way in ways:
+        columns = [Spread.of([one[place] for one in found[way]]).text() for place in (0, 1)]
+        for other in cut:
+            ratios = [one[0] / mine[0] for mine, one in zip(found[other], found[way], strict=True)]
+            columns.append(Spread.of(ratios).text())
+        rows.append([way, *columns])
+    bars = ", ".join(f"{BARS[way]} for {way}" for way in cut)
     print(
-        f"{table(rows)}\n\n{repeats} turns of {steps} steps; the bar is {BAR} beside sums; with the round: also its weights to the master\n"
+        f"{table(rows)}\n\n{repeats} turns of {steps} steps; the bars beside sums: {bars}; with the round: also its weights to the master\n"
     )
 
 
@@ -348,13 +357,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer turns and steps: less than 3 minutes")
     parser.add_argument("--only", default=",".join(PARTS), help="some of speed, idle, memory")
     parser.add_argument("--stages", default="2,3,4", help="numbers of stages whose idle time is measured")
+    parser.add_argument("--ways", default=",".join(WAYS), help="some of the ways of speed")
     parser.add_argument("--repeats", type=int, default=0)
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     steps, repeats = options.steps or (4 if options.quick else STEPS), options.repeats or (3 if options.quick else 7)
-    if options.way == "stages":
-        asyncio.run(stages(steps))
+    if options.way in CUTS:
+        asyncio.run(parted(options.way, steps))
     elif options.way:
         alone(options.way, steps)
     else:
@@ -362,7 +372,7 @@ def main() -> None:
         if unknown := set(asked) - set(PARTS):
             parser.error(f"unknown: {', '.join(unknown)}; choose of {', '.join(PARTS)}")
         if "speed" in asked:
-            speed(repeats, steps)
+            speed(repeats, steps, options.ways.split(","))
         if "idle" in asked:
             asyncio.run(idle([int(one) for one in options.stages.split(",")], steps))
         if "memory" in asked:
