@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddlf.worker.assignment import GROWING
+from ddlf.worker.cards import BUILD_FILES
 from tests import fake_nvml
 
 GIB = 2**30
@@ -26,6 +27,7 @@ class Cards:
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
         self.site = folder / "site"
         self.site.mkdir(parents=True)
         self._file = folder / "cards.json"
@@ -44,9 +46,23 @@ class Cards:
         monkeypatch.syspath_prepend(str(self.site))
         self.has(card(0), card(1))
 
+    def compute_with(self, backend: str) -> None:
+        """Let Keras use a backend, and let this backend count as built for CUDA, in this process and in new ones."""
+        self._patch.setenv("KERAS_BACKEND", backend)
+        if backend in BUILD_FILES:
+            build = self.site / "build.txt"
+            build.write_text("'cuda_version', '13.0'\ncuda = '13.0'\n")
+            pattern = BUILD_FILES[backend][1]
+            self._patch.setitem(BUILD_FILES, backend, (str(build), pattern))
+            (self.site / "sitecustomize.py").write_text(
+                f"from ddlf.worker.cards import BUILD_FILES\nBUILD_FILES[{backend!r}] = ({str(build)!r}, {pattern!r})\n"
+            )
+
     def has(self, *cards, **more):
         """Change the cards of the machine."""
-        self._file.write_text(json.dumps({"cards": cards, **more}))
+        new = self._file.with_suffix(".new")
+        new.write_text(json.dumps({"cards": cards, **more}))
+        new.replace(self._file)  # a daemon may be reading it
 
     def install(self, name, version):
         """Let a distribution count as installed."""

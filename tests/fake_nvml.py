@@ -6,6 +6,7 @@ the processes of workers find it, too. Texts are bytes, as in earlier releases o
 
 import json
 import os
+import threading
 from types import SimpleNamespace
 
 
@@ -42,7 +43,21 @@ def nvmlDeviceGetCount():
 
 
 def nvmlDeviceGetHandleByIndex(index):
-    return machine()["cards"][index]
+    return _working(machine()["cards"][index])
+
+
+def nvmlDeviceGetHandleByUUID(uuid):
+    for card in machine()["cards"]:
+        for handle in (card, *card.get("instances", ())):
+            if handle["uuid"] == uuid:
+                return _working(handle)
+    raise NVMLError(6)  # not found
+
+
+def _working(handle):
+    if "error" in handle:
+        raise NVMLError(handle["error"])
+    return handle
 
 
 def nvmlDeviceGetUUID(handle):
@@ -54,7 +69,44 @@ def nvmlDeviceGetName(handle):
 
 
 def nvmlDeviceGetMemoryInfo(handle):
-    return SimpleNamespace(total=handle["memory"], free=handle.get("free", handle["memory"]))
+    if handle.get("hangs"):
+        threading.Event().wait()
+    free = handle.get("free", handle["memory"])
+    return SimpleNamespace(total=handle["memory"], free=free, used=handle["memory"] - free)
+
+
+def nvmlDeviceGetUtilizationRates(handle):
+    return SimpleNamespace(gpu=_reported(handle, "utilisation"))
+
+
+def nvmlDeviceGetPowerUsage(handle):
+    return 1000 * _reported(handle, "watts")
+
+
+def nvmlDeviceGetTemperature(handle, sensor):
+    return _reported(handle, "celsius")
+
+
+def _reported(handle, name):
+    if name not in handle:
+        raise NVMLError(3)  # not supported
+    return handle[name]
+
+
+def nvmlEventSetCreate():
+    return {}
+
+
+def nvmlDeviceRegisterEvents(handle, kinds, events):
+    events[handle["uuid"]] = set()  # its Xids that were reported
+
+
+def nvmlEventSetWait_v2(events, milliseconds):
+    for card in machine()["cards"]:
+        if (known := events.get(card["uuid"])) is not None and card.get("xid", 0) not in {0, *known}:
+            known.add(card["xid"])
+            return SimpleNamespace(device=card, eventData=card["xid"])
+    raise NVMLError(10)  # timeout
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):

@@ -39,6 +39,7 @@ from ddlf.cluster.config.addresses import DEFAULT_PORT, find_config
 from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, ProtocolError
 from ddlf.rpc.tokens import find_tokens
 from ddlf.worker.card_check import Checked, check_card
+from ddlf.worker.lost_cards import forget_lost
 from ddlf.worker.machine import TENSORFLOWS, about
 
 if TYPE_CHECKING:
@@ -189,13 +190,18 @@ async def _examine_cards(report: Diagnosis, say: Callable[[str], None]) -> list[
     usable = [
         card
         for card in gpus["cards"]
-        if card["number"] in gpus["seen"] and card["free"] >= LITTLE_CARD_MEMORY and gpus["build_cuda"]
+        if card["number"] in gpus["seen"]
+        and (card["free"] >= LITTLE_CARD_MEMORY or card["lost"])
+        and gpus["build_cuda"]
     ]
     checks = dict(zip((card["uuid"] for card in usable), await _checked(backend, usable), strict=True))
     findings = []
     for card in gpus["cards"]:
         checked = report.cards[card["number"]] = checks.get(card["uuid"])
         say(f"          {card_line(card, checked, backend, gpus)}")
+        if checked is not None and not checked.problem and forget_lost(card["uuid"]):
+            say(f"          it was left alone, because it {card['lost']}; it computes, so workers take it again")
+            card["lost"] = ""
         if checked is not None and checked.problem:
             name = f"the card {card['number']} ({card['name']})"
             findings.append(Problem("warning", (HERE,), f"{name}: {checked.problem}", REPAIR_CARD))
@@ -210,7 +216,7 @@ def card_line(card: dict[str, Any], checked: Checked | None, backend: str, gpus:
     """Return a card, its memory and the result of its check, as one text to print."""
     parts = [
         f"{card['number']} ({card['name']})",
-        f"{card['free'] / 1e9:.1f} of {card['memory'] / 1e9:.1f} GB memory free",
+        "memory unknown" if card["lost"] else f"{card['free'] / 1e9:.1f} of {card['memory'] / 1e9:.1f} GB memory free",
     ]
     if card["processes"]:
         parts.append(f"used by process {', '.join(map(str, card['processes']))}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ddlf.errors import ConfigError, DDLFError
+from ddlf.worker.cards import REPAIR
 from ddlf.worker.machine import TENSORFLOWS
 
 LITTLE_MEMORY = 10**9
@@ -144,12 +145,29 @@ def of_cards(gpus: dict[str, Any], where: str) -> Iterator[Problem]:
     if gpus["wrong"]:
         yield warning(gpus["wrong"], "change CUDA_VISIBLE_DEVICES, or unset it")
     for card in gpus["cards"]:
-        if card["number"] in gpus["seen"] and card["free"] < LITTLE_CARD_MEMORY:
+        if card["number"] not in gpus["seen"]:
+            continue
+        if card.get("lost"):  # daemons of earlier releases do not know it
+            yield warning(
+                f"no worker takes the card {card['number']} ({card['name']}), because it {card['lost']}", REPAIR
+            )
+        elif card["free"] < LITTLE_CARD_MEMORY:
             users = ", ".join(map(str, card["processes"])) or "that this machine does not show"
             yield warning(
                 f"the card {card['number']} ({card['name']}) has {_gb(card['free'])} of {_gb(card['memory'])} memory free",
                 f"end what uses it (processes {users}), or choose another card with --gpus",
             )
+        elif others := _others(card["processes"], gpus.get("programs", {})):
+            yield warning(
+                f"the card {card['number']} ({card['name']}) is busy with {', '.join(others)}: a worker would be slow there",
+                "wait for it, end it, or choose another card with --gpus",
+            )
+
+
+def _others(processes: Iterable[int], programs: dict[str, str]) -> list[str]:
+    """Return the processes on a card that do not belong to DDLF, for people."""
+    names = {pid: programs.get(str(pid), "") for pid in processes}
+    return [f"process {pid}" + f" ({name})" * bool(name) for pid, name in names.items() if not name.startswith("ddlf")]
 
 
 def _major(version: str) -> int:

@@ -20,6 +20,7 @@ from ddlf.cli.parsing import Command, Parser
 from ddlf.cluster.config.addresses import find_config
 from ddlf.errors import ConnectError
 from ddlf.events.record import size
+from ddlf.monitor.card_use import briefly
 from ddlf.monitor.terminal.phrases import duration, number, rate
 
 POLL_S = 1.0
@@ -27,7 +28,7 @@ ANSWER_S = 3.0
 """Seconds to wait for the state of the workers. A busy master does not ask them."""
 COLORS = {"busy": "cyan", "idle": "green", "suspect": "yellow", "lost": "red", "gone": "red"}
 BARS = "▁▂▃▄▅▆▇█"
-TITLES = ("does", "rate", "updates", "memory", "cores", "sent", "received")
+TITLES = ("does", "rate", "updates", "memory", "cores", "sent", "received", "card")
 OF_A_RUN = ("rate", "updates")
 LINES = 6
 """Of the log, if the workers leave so many rows."""
@@ -193,7 +194,7 @@ def _workers(known: dict[str, Any], columns: int, rows: int) -> list[RenderableT
     titles = [
         title
         for title in TITLES[: 2 if columns < 60 else 5 if columns < 100 else None]
-        if known["run"] or title not in OF_A_RUN
+        if (known["run"] or title not in OF_A_RUN) and (title != "card" or any(map(cards_of, asked.values())))
     ]
     for title in titles[1:]:
         table.add_column(title, justify="right", no_wrap=True)
@@ -206,6 +207,7 @@ def _workers(known: dict[str, Any], columns: int, rows: int) -> list[RenderableT
             "rate": rate(lane["rate"]) if lane.get("rate") else "",
             "updates": str(lane.get("updates") or ""),
             "memory": size(used) if (used := (facts.get("memory") or {}).get("used")) else "",
+            "card": "; ".join(map(briefly, cards_of(facts))),
             "cores": str(facts.get("cores") or ""),
             "sent": size(facts["sent"]) if facts else "",
             "received": size(facts["received"]) if facts else "",
@@ -213,6 +215,11 @@ def _workers(known: dict[str, Any], columns: int, rows: int) -> list[RenderableT
         name = facts.get("name") or lane.get("name") or f"worker {worker}"
         table.add_row(Text(name, style=COLORS[how]), Text(words), *(cells[title] for title in titles[1:]))
     return [table, *([Text(f"and {len(numbers) - len(fits)} more", style="dim")] if len(fits) < len(numbers) else [])]
+
+
+def cards_of(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the readings of a worker's cards; empty without cards, and for daemons of earlier releases."""
+    return facts.get("cards") or []
 
 
 def _part(number: int, part: dict[str, Any], names: dict[int, str], columns: int) -> Text:

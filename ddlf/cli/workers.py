@@ -17,6 +17,7 @@ from ddlf.cli.runs import add_out, runs_folder
 from ddlf.cluster.link import master_name
 from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, RequestTimeout
 from ddlf.events.facts import to_data
+from ddlf.monitor.card_use import as_text
 from ddlf.monitor.runs import folder, table
 from ddlf.monitor.runs.past import UNUSED, read
 from ddlf.rpc.messages import Request
@@ -123,6 +124,8 @@ def describe(answer: Any, label: str) -> str:
     ]
     restarts += f", holds {' and '.join(holds)}" if holds else ""
     restarts += f", on card {', '.join(gpus)}" if (gpus := answer.get("gpus")) else ""
+    readings = [f"{card['number']}: {as_text(card)}" for card in answer.get("cards") or ()]
+    restarts += f" ({'; '.join(readings)})" if readings else ""
     plain = ", INSECURE PLAINTEXT" if answer["insecure_plaintext"] else ""
     return f"{state}; {answer['host']}, up {answer['uptime_s']:.0f} s, Python {answer['python']}{restarts}{plain}"
 

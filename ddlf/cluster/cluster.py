@@ -120,6 +120,7 @@ SHOWN = (
     "uptime_s",
     "cores",
     "gpus",
+    "cards",
     "memory",
     "lease",
     "python",

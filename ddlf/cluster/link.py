@@ -52,6 +52,7 @@ from ddlf.errors import (
     WorkerLost,
 )
 from ddlf.events import (
+    CardRead,
     Event,
     ExecutorEnded,
     Stream,
@@ -158,7 +159,7 @@ log = logging.getLogger(__name__)
 
 OFFERS = 3
 """Offered connections of a worker that has joined, tried one after another."""
-EVENTS = frozenset({"executor_exited", "leaving", "lease_lost", "logged", "stopped_by", "wanted", "wrote"})
+EVENTS = frozenset({"cards", "executor_exited", "leaving", "lease_lost", "logged", "stopped_by", "wanted", "wrote"})
 """Events that a daemon reports. Other events, from newer daemons, are ignored."""
 NEWS_S = 2.0
 """Seconds that the master waits, after a data connection ended, for the daemon's report about the executor."""
@@ -223,7 +224,7 @@ class LinkState:
         self.lease: LeaseError | None = None
         self.notice: Notice | None = None
         self.loss: WorkerLost | None = None
-        self._stopped_by = self._stopped_hint = ""
+        self._stopped_by = self._stopped_hint = self._lost_card = ""
         self._left = left
         self._last_lines = last_lines
         self._when_lost = when_lost
@@ -241,7 +242,8 @@ class LinkState:
 
     def open(self) -> None:
         """Record that the daemon has accepted the master, which makes earlier reports irrelevant."""
-        self.phase, self.lease, self._stopped_by, self.notice, self.loss = Phase.OPEN, None, "", None, None
+        self.phase, self.lease, self.notice, self.loss = Phase.OPEN, None, None, None
+        self._stopped_by = self._lost_card = ""
 
     def lose(self) -> None:
         """Record that the connection to the daemon has ended."""
@@ -309,6 +311,7 @@ class LinkState:
         elif event == "stopped_by":
             self._stopped_by = str(facts["by"])
             self._stopped_hint = str(facts.get("hint", "ask that user, and start the worker again"))
+            self._lost_card = str(facts.get("lost_card", ""))
         else:
             self.lease = LeaseError(
                 f"was taken over by {facts['by']} at {facts['since']}, epoch {facts['epoch']} > {epoch}",
@@ -350,6 +353,9 @@ class LinkState:
             code = left.exit_code
             lost.signal = signal.Signals(-code).name if code is not None and code < 0 else None
             lost.cause = left.cause
+            if self._lost_card:  # the worker has said more than its exit code does
+                lost.cause = Cause.CARD
+                return
             if left.words or code is not None:
                 lost.message = left.words or (
                     f"its process was ended by {lost.signal}"
@@ -377,6 +383,8 @@ class LinkState:
             lost.cause = Cause.NOTICE
         if self._stopped_by:
             lost.message, lost.hint = f"was stopped by {self._stopped_by}", self._stopped_hint
+        if self._lost_card:
+            lost.message, lost.cause = f"has ended, because {self._lost_card}", Cause.CARD
         return lost
 
 
@@ -488,6 +496,12 @@ class WorkerEvents:
             dropped = 0
         if dropped:
             self._emit(WorkerWrote(**self._who(), stream="stdout", lines=(), dropped=dropped))
+
+    def read_cards(self, facts: dict[str, Any]) -> None:
+        """Emit an event for each card of the worker, with what the daemon has read."""
+        for card in facts["cards"]:
+            values = {name: card[name] for name in ("memory", "total", "utilisation", "watts", "celsius")}
+            self._emit(CardRead(**self._who(), card=f"{card['number']} ({card['name']})", **values))
 
     def logged(self, facts: dict[str, Any]) -> None:
         """Emit the event with the lines that native code and the daemon of the worker wrote."""
@@ -1051,6 +1065,9 @@ class Link:
                 return
             if frame.name == "wrote":
                 self.worker_events.wrote(facts)
+                return
+            if frame.name == "cards":
+                self.worker_events.read_cards(facts)
                 return
             if frame.name == "logged":
                 self.worker_events.logged(facts)

@@ -63,6 +63,7 @@ class ModelBuilt(Event):
         threads: Distinct numbers of threads of the workers.
         seconds: Seconds from the first connection until model and data were ready.
         bfloat16_gain: Speed-up of matrix products in bfloat16 on the first worker's machine; 0 if not measured.
+        tf32: Which float32 products cards round to TF32, such as ``"products and convolutions"``; empty for none.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ModelBuilt(Event):
     threads: tuple[int, ...]
     seconds: float
     bfloat16_gain: float = 0.0
+    tf32: str = ""
 
 
 class DataLoaded(Event):
@@ -503,6 +505,20 @@ class PassEnded(Event):
     portions: tuple[PortionCounts, ...]
 
 
+class GradientsOverflowed(SlotEvent):
+    """With ``mixed_float16``, the gradients of all steps of a slot's round overflowed, so the round taught nothing.
+
+    Keras halves the scale of the loss with each such step. This is usual at the beginning of a run with short rounds.
+
+    Args:
+        steps: Number of skipped steps.
+        scale: The scale of the loss for the next round.
+    """
+
+    steps: int
+    scale: float
+
+
 class UpdateRejected(SlotEvent):
     """An update was rejected.
 
@@ -766,6 +782,26 @@ class WorkerConnected(ClusterEvent):
     engine: str = ""
     incarnation: int = 0
     gpus: tuple[str, ...] = ()
+
+
+class CardRead(ClusterEvent):
+    """The daemon of a worker has read the state of a card by NVML. It does so about every 10 s during a run.
+
+    Args:
+        card: The card, such as ``"0 (NVIDIA H100 80GB HBM3)"``.
+        memory: Used bytes of its memory, by all programs.
+        total: All bytes of its memory.
+        utilisation: Percent of the time in which it computes; None if it does not report this, like the next two.
+        watts: Its power.
+        celsius: Its temperature.
+    """
+
+    card: str
+    memory: int
+    total: int
+    utilisation: int | None = None
+    watts: float | None = None
+    celsius: int | None = None
 
 
 class WorkerDisconnected(ClusterEvent):

@@ -15,12 +15,10 @@ import importlib
 import json
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from ddlf.errors import ConfigError
@@ -28,6 +26,7 @@ from ddlf.settings.checks import count_of_bytes
 from ddlf.worker.cards import (
     MASK,
     NONE,
+    REPAIR,
     Card,
     build_of,
     find_cards,
@@ -36,6 +35,7 @@ from ddlf.worker.cards import (
     read_names,
     seen_cards,
 )
+from ddlf.worker.lost_cards import folder_of_cards, lost_cards
 from ddlf.worker.machine import keras_backend
 
 CARDS = "DDLF_CARDS"
@@ -122,6 +122,8 @@ class Assignment:
             if not cards:
                 _refuse_memory(memory, "without a card")
                 return cls()
+            if mask is not None and (lost := [card for card in cards if card.lost]):
+                raise ConfigError(f"{MASK}={mask} names the card {lost[0]}, which {lost[0].lost}", hint=REPAIR)
         else:
             cards = named_cards(_cards_for(names), names, mask)
         with one_at_a_time():
@@ -162,6 +164,10 @@ class Assignment:
             variables[MEMORY] = str(self._memory)
             variables[JAX_SHARE_NEW if JAX_SHARE_NEW in os.environ else JAX_SHARE] = f"{share:.4f}"
         return variables
+
+    def avoided(self) -> list[str]:
+        """Return a sentence about each card of this machine that was lost, so that no worker takes it."""
+        return [f"the card {card} is left alone, because it {card.lost}" for card in find_cards().cards if card.lost]
 
     def described(self) -> list[str]:
         """Return the number and name of each card, and the limit, for people."""
@@ -221,16 +227,10 @@ def check_memory(memory: int | None, card: Card, workers: int = 1) -> None:
 # -- locks ------------------------------------------------------------------------------------------------------------
 
 
-def _folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"ddlf-cards-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
     """Let no other process of this user look for free cards meanwhile. So workers that start together find different cards."""
-    lock = os.open(_folder(), os.O_RDONLY)
+    lock = os.open(folder_of_cards(), os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -246,10 +246,18 @@ def free_cards(cards: Sequence[Card], memory: int | None = None) -> tuple[Card, 
     """
     free = []
     for card in cards:
-        lock = _try_to_lock(card, shared=memory is not None)
+        lock = None if card.lost else _try_to_lock(card, shared=memory is not None)
         if lock is not None:
             os.close(lock)
             free.append(card)
+    if not free and (lost := [card for card in cards if card.lost]):
+        others = (
+            f", and {listed([card for card in cards if not card.lost])} has a worker" if len(lost) < len(cards) else ""
+        )
+        raise ConfigError(
+            f"no card of this machine is free: {', and '.join(f'the card {card} {card.lost}' for card in lost)}{others}",
+            hint=f"{REPAIR}; or leave the cards alone with --gpus none",
+        )
     if not free:
         raise ConfigError(
             f"each card of this machine has a worker of DDLF already: {listed(cards)}",
@@ -261,7 +269,7 @@ def free_cards(cards: Sequence[Card], memory: int | None = None) -> tuple[Card, 
 
 def _try_to_lock(card: Card, *, shared: bool) -> int | None:
     """Return the descriptor of a lock on a card; None if another worker has the card."""
-    lock = os.open(_folder() / card.uuid.replace("/", "-"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    lock = os.open(folder_of_cards() / card.uuid.replace("/", "-"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -304,6 +312,23 @@ def wish(gpus: object = None, gpu_memory: object = None) -> Wanted:
     except ValueError as error:
         raise ConfigError(f"gpus {error}") from None
     return Wanted(names, count_of_bytes("gpu_memory", gpu_memory))
+
+
+def instead_of_lost(wanted: Wanted) -> Wanted:
+    """Return the card of a local worker that starts again: its own, or a free one if its own was lost.
+
+    Args:
+        wanted: The cards that ``spread`` has given the worker.
+
+    Raises:
+        ConfigError: No other card is free.
+    """
+    lost = lost_cards()
+    if wanted.names is None or not lost.keys() & {*wanted.names}:
+        return wanted
+    with one_at_a_time():
+        card = free_cards(usable_cards(os.environ.get(MASK)), wanted.memory)[0]
+    return Wanted((card.uuid,), wanted.memory)
 
 
 def spread(workers: int, wanted: Wanted) -> list[Wanted]:
@@ -360,6 +385,11 @@ def cards_of_executor() -> list[str]:
     return []
 
 
+def memory_limit() -> int:
+    """Return the limit of this executor's memory on each card, in bytes; 0 without a limit, or outside of an executor."""
+    return int(os.environ.get(MEMORY) or 0)
+
+
 def prepare_framework() -> None:
     """Let a framework that is already imported obey the environment of this executor. Call it after the import of Keras,
     and before the first use of the framework.
@@ -370,7 +400,7 @@ def prepare_framework() -> None:
     Raises:
         ConfigError: TensorFlow has used a card already.
     """
-    limit = int(os.environ.get(MEMORY) or 0)
+    limit = memory_limit()
     backend = keras_backend()
     if CARDS not in os.environ or backend not in sys.modules:
         return

@@ -11,13 +11,14 @@ import contextlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ddlf.errors import ConfigError
+from ddlf.worker.lost_cards import lost_cards
 
 MASK = "CUDA_VISIBLE_DEVICES"
 """Environment variable of CUDA with the cards that a process may use."""
@@ -33,6 +34,9 @@ NVIDIA, DISPLAY = "0x10de", "0x03"
 INSTALL = "python -m pip install nvidia-ml-py"
 NOT_FOUND, NOT_LOADED, MISMATCH = 12, 9, 18
 """Errors of NVML: the library is missing, the driver does not run, or the two have different versions."""
+FELL_OFF, NEEDS_RESET, NOT_FOUND_CARD = 15, 16, 6
+"""Errors of NVML about one card: it has fallen off the bus, must be reset, or is not there."""
+REPAIR = "reset it with nvidia-smi --gpu-reset, or restart the machine; then ddlf doctor tries it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Card:
         memory: Bytes of its memory.
         free: Free bytes of its memory.
         processes: Process ids of the programs that compute on it.
+        lost: Why workers leave it alone since it was lost; empty if it works. Its memory is unknown then.
     """
 
     number: str
@@ -54,9 +59,26 @@ class Card:
     memory: int
     free: int
     processes: tuple[int, ...] = ()
+    lost: str = ""
 
     def __str__(self) -> str:
         return f"{self.number} ({self.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A card that was lost.
+
+    Args:
+        card: The card.
+        why: The reason, as the end of a sentence about the card.
+    """
+
+    card: Card
+    why: str
+
+    def __str__(self) -> str:
+        return f"the card {self.card} {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,34 +114,60 @@ def find_cards() -> Found:
         return _without_driver(error)
     try:
         version = int(pynvml.nvmlSystemGetCudaDriverVersion())
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        cards = tuple(card for index, handle in enumerate(handles) for card in _cards_of(pynvml, index, handle))
-        return Found(cards, _text(pynvml.nvmlSystemGetDriverVersion()), f"{version // 1000}.{version % 1000 // 10}")
+        cards, problems, lost = list[Card](), list[str](), lost_cards()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                here = [*_cards_of(pynvml, index, pynvml.nvmlDeviceGetHandleByIndex(index), lost)]
+                cards += here
+                if not here:
+                    problems.append(f"the card {index} is divided (MIG), but has no instance")
+            except pynvml.NVMLError as error:
+                if error.value not in (FELL_OFF, NEEDS_RESET):
+                    raise
+                problems.append(
+                    f"the card {index} {'has fallen off the bus' if error.value == FELL_OFF else 'must be reset'}"
+                )
+        return Found(
+            tuple(cards),
+            _text(pynvml.nvmlSystemGetDriverVersion()),
+            f"{version // 1000}.{version % 1000 // 10}",
+            " and ".join(problems),
+            _repair(problems[0]) if problems else "",
+        )
     except pynvml.NVMLError as error:
         return Found(problem=f"NVML cannot read the cards: {error}", do="see dmesg for lines with NVRM, and restart it")
     finally:
         pynvml.nvmlShutdown()
 
 
-def _cards_of(nvml: Any, index: int, handle: Any) -> Iterator[Card]:
+def _repair(problem: str) -> str:
+    if "MIG" in problem:
+        return "make one with nvidia-smi mig -cgi PROFILE -C, or end the division with nvidia-smi -mig 0"
+    return "reset it with nvidia-smi --gpu-reset, or restart the machine"
+
+
+def _cards_of(nvml: Any, index: int, handle: Any, lost: Mapping[str, str]) -> Iterator[Card]:
     """Yield a card, or its instances if it is divided."""
     divided = False
     with contextlib.suppress(nvml.NVMLError):  # older cards cannot be divided
         divided = bool(nvml.nvmlDeviceGetMigMode(handle)[0])
     if not divided:
-        yield _card(nvml, str(index), handle)
+        yield _card(nvml, str(index), handle, lost)
         return
     for instance in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with contextlib.suppress(nvml.NVMLError):  # there are fewer instances than the card could have
-            yield _card(nvml, f"{index}:{instance}", nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, instance))
+            handle_of_instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, instance)
+            yield _card(nvml, f"{index}:{instance}", handle_of_instance, lost)
 
 
-def _card(nvml: Any, number: str, handle: Any) -> Card:
+def _card(nvml: Any, number: str, handle: Any, lost: Mapping[str, str]) -> Card:
+    uuid, name = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
+    if uuid in lost:  # it may hang at any other question
+        return Card(number, uuid, name, 0, 0, lost=lost[uuid])
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     processes: tuple[int, ...] = ()
     with contextlib.suppress(nvml.NVMLError):  # a container may not see them
         processes = tuple(int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    uuid, name = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
     return Card(number, uuid, name, int(memory.total), int(memory.free), processes)
 
 
@@ -229,6 +277,8 @@ def named_cards(cards: Sequence[Card], names: Sequence[str], mask: str | None) -
             raise ConfigError(f"the card {card} is hidden by {MASK}={mask}", hint="change this variable, or unset it")
         if card in chosen:
             raise ConfigError(f"the card {card} is named twice", hint="name it once")
+        if card.lost:
+            raise ConfigError(f"the card {card} cannot be used, because it {card.lost}", hint=REPAIR)
         chosen.append(card)
     if len(chosen) > 1 and any(":" in card.number for card in chosen):
         raise ConfigError("a process can use only one instance of divided cards (MIG)", hint="name one")
@@ -320,7 +370,7 @@ def facts_of_cards(backend: str, mask: str | None) -> dict[str, Any]:
     Returns:
         The fields of ``Found``; ``package``, ``build_cuda`` and ``extra``, the fields of ``Build``; ``others``, a sentence
         about cards that DDLF does not hand out; ``mask``; ``seen``, the numbers of the cards that the mask leaves;
-        ``wrong``, what is wrong with the mask.
+        ``wrong``, what is wrong with the mask; ``programs``, the program of each process that computes on a card.
     """
     found = find_cards()
     wrong = ""
@@ -339,4 +389,12 @@ def facts_of_cards(backend: str, mask: str | None) -> dict[str, Any]:
         "mask": mask,
         "wrong": wrong,
         "seen": [card.number for card in seen],
+        "programs": {str(pid): program_of(pid) for card in found.cards for pid in card.processes},
     }
+
+
+def program_of(pid: int) -> str:
+    """Return the name of the program of a process; empty if it is unknown, as that of another container."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""

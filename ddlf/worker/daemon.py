@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddlf.errors import ConfigError, DDLFError, LeaseError, ProtocolError, VersionError
+from ddlf.errors import ConfigError, DDLFError, LeaseError, ProtocolError, VersionError, WorkerLost
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.connection import Connection
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, short_answer
@@ -42,10 +42,13 @@ from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, describe, dumps, load
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import make_certificate, worker_tls
 from ddlf.worker.assignment import Assignment
+from ddlf.worker.card_watch import CardWatch
+from ddlf.worker.cards import REPAIR
 from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess, Questions
 from ddlf.worker.forwarding import LOOK_S
 from ddlf.worker.joining import Dialled, Join, Joining
 from ddlf.worker.lease import MASTER_ID_BYTES, Holder, Lease
+from ddlf.worker.lost_cards import remember_lost
 from ddlf.worker.machine import addresses_of, cores, cpu_group, footprint, same_machine
 from ddlf.worker.options import Options
 
@@ -97,6 +100,9 @@ def remove_abandoned() -> list[Path]:
 
 
 STOP_CHECK_S = 0.5
+CARD_CHECK_S = 0.5
+CARD_TELL_S = 10.0
+"""Seconds between two reports of the state of cards to the master."""
 
 
 def is_stopped(pid: int) -> bool:
@@ -382,7 +388,7 @@ class Daemon:
     Attributes:
         process: The executor's process.
         assignment: The worker's cards.
-        left: Why the worker ended by itself: no master that it could join. None otherwise.
+        left: Why the worker ended by itself: no master that it could join, or a lost card. None otherwise.
     """
 
     def __init__(
@@ -415,6 +421,7 @@ class Daemon:
                 hint="choose another with --state-dir",
             ) from None
         self.process = self._make_process(state_dir)
+        self._card_watch = CardWatch(self.assignment.cards) if self.assignment.cards else None
         self._controls: set[Control] = set()
         self._questions = Questions()
         self.process.on_question = lambda question, descriptor: self._questions.put(
@@ -490,7 +497,7 @@ class Daemon:
             async with asyncio.TaskGroup() as tasks:
                 forever = (
                     *(self.process.keep_running(), self._accept(), self._join()),
-                    *(self._end_stopped_executors(), self._forward_native_output()),
+                    *(self._end_stopped_executors(), self._forward_native_output(), self._watch_cards()),
                 )
                 running = [tasks.create_task(coroutine) for coroutine in forever]
                 waiting = tasks.create_task(self.process.settled.wait())
@@ -504,6 +511,8 @@ class Daemon:
             for control in list(self._controls):
                 control.close()
             await self.process.end()
+            if self._card_watch is not None:
+                self._card_watch.stop()
             self.assignment.release()
             self._folder.remove()
 
@@ -525,6 +534,36 @@ class Daemon:
         while True:
             await asyncio.sleep(LOOK_S)
             self.process.lines.look_at_native()
+
+    async def _watch_cards(self) -> None:
+        """End this worker if one of its cards is lost, so that other workers compute its slots. A worker without cards
+        watches nothing.
+        """
+        if self._card_watch is None:
+            return
+        for sentence in await asyncio.to_thread(self.assignment.avoided):
+            self.log(sentence)
+        self._card_watch.start()
+        told, problem = 0.0, ""
+        while (loss := self._card_watch.loss(self._holder.dead_after_s if self._holder else None)) is None:
+            if self._holder is not None and self._card_watch.readings and time.monotonic() - told >= CARD_TELL_S:
+                told = time.monotonic()
+                self._holder.event("cards", {"cards": self._readings()})
+            if self._card_watch.problem != problem:
+                problem = self._card_watch.problem
+                self.log(problem or "NVML reads the cards again")
+            await asyncio.sleep(CARD_CHECK_S)
+        await asyncio.to_thread(remember_lost, loss.card.uuid, loss.why)
+        self.log(f"{loss}; this worker ends")
+        if self._holder is not None:
+            facts = {"by": f"its daemon, because {loss}", "lost_card": str(loss), "hint": REPAIR}
+            self._holder.event("stopped_by", facts)
+        self.left = WorkerLost(str(loss), hint=f"{REPAIR}; a new worker takes another card")
+        self._stop.set()
+
+    def _readings(self) -> list[dict[str, Any]]:
+        """Return the newest readings of the worker's cards, as data."""
+        return [] if self._card_watch is None else [reading.data() for reading in self._card_watch.readings]
 
     @property
     def failure(self) -> str:
@@ -710,6 +749,7 @@ class Daemon:
             "uptime_s": time.monotonic() - self._started,
             "cores": cores(),
             "gpus": self.assignment.described(),
+            "cards": self._readings(),
             "memory": footprint(os.getpid(), self.process.pid),
             "masters": sum(1 for control in self._controls if control.claimed),  # leave out the listening sockets
             "datasets": dict(zip(("count", "bytes"), self.process.activity.datasets, strict=True)),

@@ -38,7 +38,7 @@ def with_cards(*cards: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def card(number: int = 0, **changes: Any) -> dict[str, Any]:
     """A card with free memory."""
-    known = {"number": str(number), "uuid": f"GPU-{number}", "name": "Test Card", "processes": []}
+    known = {"number": str(number), "uuid": f"GPU-{number}", "name": "Test Card", "processes": [], "lost": ""}
     return {**known, "memory": 16 * GB, "free": 15 * GB, **changes}
 
 

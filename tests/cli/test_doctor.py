@@ -22,6 +22,7 @@ from ddlf.testing.in_process import InProcessDaemon
 from ddlf.testing.network import Fault, FaultProxy
 from ddlf.worker import daemon as daemon_module
 from ddlf.worker.card_check import Checked
+from ddlf.worker.lost_cards import forget_lost, lost_cards, remember_lost
 from tests.cli.facts import GB, card, machine, with_cards
 from tests.daemons import TOKEN, DaemonWithoutProcesses, connected
 from tests.patience import PATIENCE_S
@@ -134,6 +135,30 @@ async def test_doctor_computes_on_each_card_that_can_be_used(monkeypatch, capsys
     assert "2 (Test Card), 15.0 of 16.0 GB memory free, hidden by CUDA_VISIBLE_DEVICES=0,1,3\n" in text
     assert "3 (Test Card), 0.5 of 16.0 GB memory free, not tried, see below\n" in text
     assert "this machine: the card 1 (Test Card): jax cannot use it: no kernel image" in text
+
+
+async def test_doctor_lets_workers_take_a_repaired_card_again(monkeypatch, capsys, free_port):
+    lost = "has fallen off the bus (Xid 79)"
+    both = [card(0, lost=lost, free=0, memory=0), card(1, lost=lost, free=0, memory=0)]
+    monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=with_cards(*both), keras_backend="jax"))
+
+    async def check(backend, uuid):
+        return Checked("Test Card", 51.2) if uuid == "GPU-0" else Checked(problem="jax cannot use it: no device")
+
+    monkeypatch.setattr(module, "check_card", check)
+    monkeypatch.setattr(module, "DEFAULT_PORT", free_port)
+    for uuid in ("GPU-0", "GPU-1"):
+        remember_lost(uuid, lost)
+    try:
+        assert await doctor(options()) == 1
+        assert [*lost_cards()] == ["GPU-1"]
+    finally:
+        forget_lost("GPU-1")
+    text = capsys.readouterr().out
+    assert (
+        f"0 (Test Card), memory unknown, 51.2 TFLOP/s in a matrix product with jax\n          it was left alone, because it {lost}"
+        in text
+    )
 
 
 async def test_doctor_says_which_cards_it_does_not_hand_out(monkeypatch, capsys, free_port):

@@ -74,6 +74,21 @@ def test_healthy_machine_and_worker_have_no_findings():
             "the card 0 (Test Card) has 0.5 GB of 16.0 GB memory free",
             "end what uses it (processes 7, 8), or choose another card with --gpus",
         ),
+        (
+            dict(gpus=with_cards(card(processes=[7, 8, 9]), programs={"7": "blender", "8": "", "9": "ddlf:9000"})),
+            "the card 0 (Test Card) is busy with process 7 (blender), process 8: a worker would be slow there",
+            "choose another card with --gpus",
+        ),
+        (
+            dict(gpus=with_cards(card(free=0, memory=0, lost="has fallen off the bus (Xid 79) at 12:00:00"), card(1))),
+            "no worker takes the card 0 (Test Card), because it has fallen off the bus (Xid 79) at 12:00:00",
+            "reset it with nvidia-smi --gpu-reset",
+        ),
+        (
+            dict(gpus=with_cards(problem="the card 0 is divided (MIG), but has no instance", do="make one")),
+            "the card 0 is divided (MIG), but has no instance",
+            "make one",
+        ),
         (dict(memory_free=GB // 2), "0.5 GB of 16.0 GB memory is free", "fewer workers"),
         (
             dict(disks=[{"folder": "/tmp", "size": 20 * GB, "free": GB // 10}]),

@@ -13,6 +13,8 @@ from ddlf.monitor.dashboard.board import Board, Seen
 from ddlf.monitor.dashboard.viewer import take
 from tests.monitor.dashboard.made_up import NAMES, answers, beginning, in_parts, one_round
 
+answers_ = answers
+
 
 def shown(*, workers=4, columns=80, rows=24, run=True, rounds=2, more=(), app="MnistCNN"):
     board, known = Board(cluster="lab"), {"run": None, "lanes": [], "workers": [], "curves": {}, "log": []}
@@ -83,6 +85,23 @@ def test_top_shows_workers_without_a_run():
     assert lines[1].split() == ["worker", "does", "memory", "cores", "sent", "received"]
     assert "busy with 'train' for 0.4 s" in lines[2]
     assert "1.17 GB" in lines[2]
+
+
+def test_top_shows_cards(monkeypatch):
+    reading = {
+        "number": "0",
+        "utilisation": 87,
+        "memory": 12 * 10**9,
+        "total": 80 * 10**9,
+        "watts": 310.2,
+        "celsius": 61,
+    }
+    monkeypatch.setitem(
+        globals(), "answers", lambda workers: [{**one, "cards": [reading]} for one in answers_(workers)]
+    )
+    lines = shown(run=False, columns=120)
+    assert lines[1].split() == ["worker", "does", "memory", "cores", "sent", "received", "card"]
+    assert "87 %, 12.0 GB, 61 °C" in lines[2]
 
 
 def test_top_shows_the_parts_of_a_model():

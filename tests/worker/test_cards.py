@@ -53,6 +53,14 @@ def test_missing_driver_is_named_with_its_remedy(cards, tmp_path, monkeypatch, e
     assert do in found.do
 
 
+def test_divided_card_without_an_instance_is_a_problem(cards):
+    cards.has(card(0, instances=[]), card(1))
+    found = find_cards()
+    assert [each.number for each in found.cards] == ["1"]
+    assert found.problem == "the card 0 is divided (MIG), but has no instance"
+    assert found.do.startswith("make one with nvidia-smi mig -cgi")
+
+
 def test_missing_package_is_named_where_there_is_a_driver(tmp_path, monkeypatch):
     usual = importlib.util.find_spec
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None if name == "pynvml" else usual(name))

@@ -85,6 +85,7 @@ class Cause(StrEnum):
     TIME_LIMIT = "time limit"
     NODE = "node lost"
     CRASH = "crash"
+    CARD = "card lost"
     CANCELLED = "cancelled"
 
 

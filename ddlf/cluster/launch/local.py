@@ -20,7 +20,7 @@ from ddlf.cluster.launch.launcher import Address, Cause, Incarnation, Launcher, 
 from ddlf.cluster.launch.processes import end
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.rpc.tokens import Tokens, new_token
-from ddlf.worker.assignment import GROWING, NO_WISH, Wanted, count_of_workers, spread
+from ddlf.worker.assignment import GROWING, NO_WISH, Wanted, count_of_workers, instead_of_lost, spread
 from ddlf.worker.process import Template, can_fork, child_environment
 
 START_TIMEOUT_S = 30.0
@@ -91,6 +91,8 @@ class Local(Launcher):
             raise ConnectError("the local workers were ended", hint="connect the cluster again")
         async with self._locks[index]:
             if await self.left(index) is not None:
+                if self._cards:
+                    self._cards[index] = instead_of_lost(self._cards[index])
                 process, port = await self._unless_stopped(self._start_one(index))
                 self._processes[index], self.addresses[index] = process, ("127.0.0.1", port)
             return self.addresses[index]

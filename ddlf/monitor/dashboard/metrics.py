@@ -23,6 +23,13 @@ OF_UPDATES = (
     ("lost", "lost", "How often the worker was lost"),
 )
 """Field of ``Sums``, name of the metric, and its help text."""
+OF_CARDS = (
+    ("utilisation", "utilisation_percent", "Percent of the time in which a card of the worker computes"),
+    ("memory", "memory_bytes", "Used memory of a card of the worker"),
+    ("watts", "power_watts", "Power of a card of the worker"),
+    ("celsius", "temperature_celsius", "Temperature of a card of the worker"),
+)
+"""Field of ``Reading``, name of the metric, and its help text."""
 
 
 def text(board: Board) -> bytes:
@@ -89,7 +96,17 @@ class _Board(Collector):
             for family, value in ((memory, (worker.get("memory") or {}).get("used")), (cores, worker.get("cores"))):
                 if value is not None:
                     family.add_metric([number], value)
-        yield from (up, busy, memory, cores, restarts)
+        yield from (up, busy, memory, cores, restarts, *self._cards())
+
+    def _cards(self) -> Iterator[Metric]:
+        for fact, name, what in OF_CARDS:
+            family = GaugeMetricFamily(f"ddlf_card_{name}", what, labels=["worker", "card"])
+            for worker in self._board.workers:
+                for card in worker.get("cards") or ():
+                    if card[fact] is not None:
+                        family.add_metric([str(worker["worker"]), card["number"]], card[fact])
+            if family.samples:
+                yield family
 
 
 def _gauge(name: str, what: str, value: Any) -> GaugeMetricFamily:

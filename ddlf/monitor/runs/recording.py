@@ -23,6 +23,7 @@ from ddlf.errors import ConfigError
 from ddlf.events.facts import to_data
 from ddlf.events.record import RoundRecord, row
 from ddlf.events.sinks import to_json
+from ddlf.monitor.card_use import CardUse
 from ddlf.monitor.runs import folder, summary
 from ddlf.monitor.runs.background import Behind, Timed, log, reason
 from ddlf.monitor.runs.logs import OF_USER_CODE, OF_WORKER, STAMP
@@ -71,6 +72,7 @@ class FolderWriter:
         self._columns: list[str] = []
         self._begun: dict[str, str] = {}  # the first line of a worker's new incarnation, until it writes something
         self._incarnations: dict[str, int] = {}
+        self._cards = CardUse()
         self._is_torn = False
         if job:
             self._state = replace(self._state, job=job, checkpoint=_checkpoint_of(app))
@@ -154,6 +156,8 @@ class FolderWriter:
                 self._summary["model"] = str(Path(event.path).resolve())
             case e.CheckpointWritten():
                 self._summary["checkpoints"] = str(Path(event.path).resolve())
+            case e.CardRead():
+                self._cards.tell(event)
             case e.TrainingBegan() if self._state.restarts:
                 self._remove_metrics_after(event.version)
             case e.TrainingBegan():
@@ -254,6 +258,8 @@ class FolderWriter:
             ],
             "ledger": summary.ledger_of(app),
         }
+        if cards := self._cards.rows():
+            facts["cards"] = cards
         if self._last is not None:
             facts["results"] = summary.results(self._last, self._test)
         folder.write_json(self._path / folder.SUMMARY, facts)

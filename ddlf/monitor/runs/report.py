@@ -17,6 +17,7 @@ from typing import Any
 
 from ddlf import events as e
 from ddlf.events.facts import to_data
+from ddlf.monitor.card_use import as_text
 from ddlf.monitor.dashboard.board import Column, Seen
 from ddlf.monitor.runs import folder, table
 from ddlf.monitor.runs.past import Past, read
@@ -246,6 +247,7 @@ def _environment(past: Past) -> list[list[str]]:
     ]
     cards = [f"{each['name']}: {', '.join(each['gpus'])}" for each in summary.get("workers", ()) if each.get("gpus")]
     rows += [["cards", "; ".join(cards)]] if cards else []
+    rows += [[f"use of card {use['card']} by {use['worker']}", as_text(use)] for use in summary.get("cards", ())]
     if command := summary.get("command"):
         rows.append(["command", " ".join(command)])
     if ledger := summary.get("ledger"):

@@ -1,14 +1,18 @@
 """Cards of local workers and of ``ddlf-worker``: executors have their mask before a framework is imported. NVML is a stand-in."""
 
+import asyncio
 import os
 import sys
+import time
 
 import pytest
 
+from ddlf.cli.workers import describe
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError, DDLFError
-from ddlf.events import WorkerConnected
-from tests.cards import card
+from ddlf.events import CardRead, WorkerConnected
+from ddlf.worker.lost_cards import forget_lost, lost_cards
+from tests.cards import GIB, card
 from tests.patience import PATIENCE_S
 from tests.processes import command
 
@@ -17,6 +21,11 @@ FIRST, SECOND = "GPU-00000000-0000", "GPU-10000000-0000"
 
 def mask():
     return os.environ.get("CUDA_VISIBLE_DEVICES"), "sched" in sys.modules
+
+
+def wait():
+    while True:
+        time.sleep(0.05)
 
 
 def die():
@@ -36,6 +45,51 @@ async def test_each_card_gets_one_worker_whose_executors_know_it(cards):
         assert await cluster.workers[1].run_method(mask) == (SECOND, False)
     connected = [event for event in events if isinstance(event, WorkerConnected)]
     assert {(event.worker, event.gpus) for event in connected} == {(1, ("0 (Test Card)",)), (2, ("1 (Test Card)",))}
+
+
+async def test_status_and_events_have_the_readings_of_cards(cards):
+    cards.has(card(0, utilisation=87, watts=310.5, celsius=61))
+    read = asyncio.Event()
+    cluster, events = Cluster.local(1), []
+
+    def look(event):
+        if isinstance(event, CardRead):
+            events.append(event)
+            read.set()
+
+    cluster.subscribe(look)
+    async with cluster, asyncio.timeout(PATIENCE_S):
+        await read.wait()
+        (reading,) = (await cluster.workers[0].status())["cards"]
+        status = await cluster.workers[0].status()
+    assert events[0] == CardRead(
+        worker=1,
+        name="worker 1",
+        card="0 (Test Card)",
+        memory=0,
+        total=16 * GIB,
+        utilisation=87,
+        watts=310.5,
+        celsius=61,
+    )
+    assert reading["celsius"] == 61
+    assert "on card 0 (Test Card) (0: 87 %, 0.0 of 17.2 GB, 310 W, 61 °C)" in describe(status, "")
+
+
+async def test_lost_card_ends_its_worker_with_the_reason(cards):
+    cluster = Cluster.local()
+    async with cluster:
+        assert [found for found, _ in await cluster.run_method(mask)] == [FIRST, SECOND]
+        waiting = asyncio.ensure_future(cluster.workers[0].run_method(wait))
+        cards.has(card(0, xid=79), card(1), card(2))
+        try:
+            with pytest.raises(DDLFError, match=r"the card 0 \(Test Card\) has fallen off the bus \(Xid 79\)"):
+                await waiting
+            assert lost_cards()[FIRST].startswith("has fallen off the bus (Xid 79) at")
+            await cluster.workers[0].reconnect()
+            assert await cluster.workers[0].run_method(mask) == ("GPU-20000000-0000", False)
+        finally:
+            forget_lost(FIRST)
 
 
 async def test_fork_of_the_warm_template_has_the_mask(cards):

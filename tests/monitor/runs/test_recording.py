@@ -17,7 +17,7 @@ import pytest
 from ddlf import IApp
 from ddlf.cli.run import _connect
 from ddlf.errors import ConfigError
-from ddlf.events import Evaluated, ModelSaved, SlotMoved, WorkerWrote
+from ddlf.events import CardRead, Evaluated, ModelSaved, SlotMoved, WorkerWrote
 from ddlf.events.record import History
 from ddlf.events.sinks import from_json
 from ddlf.monitor.runs import folder, past
@@ -64,6 +64,31 @@ async def test_a_run_leaves_all_that_happened(tmp_path):
     assert summary["results"]["loss"] == app.history[-1].loss
     assert (path / folder.REPORT).stat().st_size > 50_000
     assert past.read(path).records == list(app.history)
+
+
+async def test_use_of_cards_is_in_the_summary_and_the_report(tmp_path):
+    app = fake(tmp_path)
+    read = {"worker": 1, "name": "pc01", "card": "0 (H100)", "total": 80 * 10**9}
+    with recorded(app) as path:
+        await app.train_model()
+        app.run_context.emit(CardRead(**read, memory=10**10, utilisation=80, watts=300.0, celsius=60))
+        app.run_context.emit(CardRead(**read, memory=2 * 10**10, utilisation=90, watts=320.0, celsius=58))
+        app.run_context.emit(CardRead(**{**read, "card": "1:0 (MIG 1g.10gb)"}, memory=10**9))
+    first, second = folder.read_json(path / folder.SUMMARY)["cards"]
+    assert first == {
+        "worker": "pc01",
+        "card": "0 (H100)",
+        "readings": 2,
+        "utilisation": 85.0,
+        "watts": 310.0,
+        "memory": 2 * 10**10,
+        "total": 80 * 10**9,
+        "celsius": 60,
+    }
+    assert (second["utilisation"], second["celsius"]) == (None, None)
+    report = (path / folder.REPORT).read_text()
+    assert '["use of card 0 (H100) by pc01","85 %, 20.0 of 80.0 GB, 310 W, 60 ' in report
+    assert '["use of card 1:0 (MIG 1g.10gb) by pc01","1.0 of 80.0 GB"]' in report
 
 
 async def test_a_program_gets_no_folder_unless_it_asks_for_one(tmp_path, monkeypatch):

@@ -241,6 +241,12 @@ function drawWorkers(run, now) {
     if (lane.updates) list.push([whole(lane.updates), lane.updates === 1 ? "update" : "updates"]);
     if (worker.cores) list.push([whole(worker.cores), worker.cores === 1 ? "core" : "cores"]);
     if (memory?.used) list.push([bytes(memory.used), "memory"]);
+    for (const card of worker.cards ?? []) {
+      if (card.utilisation !== null) list.push([`${card.utilisation} %`, `of card ${card.number}`]);
+      if (card.memory !== null) list.push([bytes(card.memory), `on card ${card.number}`]);
+      if (card.watts !== null) list.push([`${Math.round(card.watts)} W`, ""]);
+      if (card.celsius !== null) list.push([`${card.celsius} °C`, ""]);
+    }
     if (worker.sent !== undefined) list.push([bytes(worker.sent), "sent"], [bytes(worker.received), "received"]);
     const { done, backup, dropped } = lane.portions ?? {};
     if (done) list.push([whole(done), done === 1 ? "portion" : "portions"]);

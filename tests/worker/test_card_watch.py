@@ -1,0 +1,159 @@
+"""A worker sees that its card is lost or hangs, and reads how busy it is. NVML is a stand-in."""
+
+import time
+
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.worker import card_watch, lost_cards
+from ddlf.worker.assignment import NO_WISH, Assignment, Wanted, instead_of_lost, spread
+from ddlf.worker.card_watch import CardWatch, Reading
+from ddlf.worker.cards import find_cards
+from ddlf.worker.lost_cards import forget_lost, remember_lost
+from tests.cards import GIB, card
+from tests.patience import PATIENCE_S
+
+FIRST = "GPU-00000000-0000"
+
+
+@pytest.fixture
+def watch(cards, monkeypatch):
+    monkeypatch.setattr(card_watch, "LOOK_S", 0.01)
+    made = CardWatch(find_cards().cards[:1])
+    yield made
+    made.stop()
+
+
+def until(found):
+    end = time.monotonic() + PATIENCE_S
+    while not (result := found()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return result
+
+
+def test_readings_have_what_the_card_reports(cards, watch):
+    cards.has(card(0, free=4 * GIB, utilisation=87, watts=310.5, celsius=61), card(1))
+    watch.start()
+    assert until(lambda: watch.readings) == (Reading("0", "Test Card", 87, 12 * GIB, 16 * GIB, 310.5, 61),)
+    cards.has(card(0))
+    until(lambda: watch.readings == (Reading("0", "Test Card", None, 0, 16 * GIB, None, None),))
+    assert watch.loss() is None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"error": 15}, "has fallen off the bus, as NVML reports"),
+        ({"error": 16}, "must be reset, as NVML reports"),
+        ({"xid": 79}, "has fallen off the bus (Xid 79)"),
+        ({"xid": 119}, "does not answer its driver (Xid 119)"),
+    ],
+)
+def test_lost_card_has_a_reason(cards, watch, change, why):
+    watch.start()
+    until(lambda: watch.readings)
+    cards.has(card(0, **change), card(1))
+    loss = until(watch.loss)
+    assert str(loss) == f"the card 0 (Test Card) {why}"
+
+
+def test_card_that_is_gone_is_lost(cards, watch):
+    watch.start()
+    until(lambda: watch.readings)
+    cards.has(card(1))
+    assert until(watch.loss).why == "is not there any more, as NVML reports"
+
+
+def test_card_that_hangs_is_lost_after_the_patience_of_the_master(cards, watch):
+    watch.start()
+    until(lambda: watch.readings)
+    cards.has(card(0, hangs=True), card(1))
+    assert watch.loss(PATIENCE_S) is None
+    assert str(until(lambda: watch.loss(0.2))) == "the card 0 (Test Card) hangs: it has not answered for 0.2 s"
+
+
+def test_fault_of_a_program_or_of_the_driver_is_no_loss(cards, watch):
+    watch.start()
+    until(lambda: watch.readings)
+    cards.has(card(0, xid=31, utilisation=1), card(1))
+    until(lambda: watch.readings and watch.readings[0].utilisation == 1)
+    cards.has(card(0, error=999))
+    assert until(lambda: watch.problem) == "NVML cannot read the cards: NVML error 999"
+    assert watch.loss() is None
+    cards.has(card(0, utilisation=2))
+    until(lambda: watch.readings[0].utilisation == 2 and not watch.problem)
+
+
+def test_next_start_leaves_a_lost_card_alone(cards):
+    remember_lost(FIRST, "has fallen off the bus (Xid 79)")
+    try:
+        assert [each.number for each in Assignment.take(NO_WISH).cards] == ["1"]
+        with pytest.raises(
+            ConfigError, match=r"no card of this machine is free: the card 0 \(Test Card\) has fallen .* and 1"
+        ):
+            Assignment.take(NO_WISH)
+        with pytest.raises(
+            ConfigError,
+            match=r"the card 0 \(Test Card\) cannot be used, because it has fallen off the bus \(Xid 79\) at ..:..:..; reset it",
+        ):
+            Assignment.take(Wanted(("0",)))
+        assert Assignment().avoided()[0].startswith("the card 0 (Test Card) is left alone, because it has fallen off")
+    finally:
+        assert forget_lost(FIRST)
+    assert not forget_lost(FIRST)
+    assert Assignment().avoided() == []
+    assert [each.number for each in Assignment.take(NO_WISH).cards] == ["0"]
+
+
+def test_mask_of_a_lost_card_is_refused(cards, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    remember_lost(FIRST, "hangs")
+    try:
+        with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES=0 names the card 0 \(Test Card\), which hangs at"):
+            Assignment.take(NO_WISH)
+    finally:
+        forget_lost(FIRST)
+
+
+def test_a_card_that_hangs_is_not_asked_again(cards):
+    cards.has(card(0, hangs=True), card(1))
+    remember_lost(FIRST, "hangs")
+    try:
+        assert [bool(each.lost) for each in find_cards().cards] == [True, False]
+    finally:
+        forget_lost(FIRST)
+
+
+def test_lost_cards_count_until_the_machine_restarts(cards, monkeypatch, tmp_path):
+    remember_lost(FIRST, "hangs")
+    try:
+        monkeypatch.setattr(lost_cards, "BOOT", tmp_path / "boot_id")
+        assert lost_cards.lost_cards() == {}
+    finally:
+        forget_lost(FIRST)
+
+
+def test_other_cards_are_found_beside_one_that_fell_off(cards):
+    cards.has(card(0, error=15), card(1))
+    found = find_cards()
+    assert [each.number for each in found.cards] == ["1"]
+    assert (found.problem, found.do) == (
+        "the card 0 has fallen off the bus",
+        "reset it with nvidia-smi --gpu-reset, or restart the machine",
+    )
+
+
+def test_local_worker_whose_card_was_lost_gets_a_free_one(cards):
+    (own,) = spread(1, NO_WISH)
+    assert own.names == (FIRST,)
+    assert instead_of_lost(own) is own
+    remember_lost(FIRST, "hangs")
+    try:
+        assert instead_of_lost(own).names == ("GPU-10000000-0000",)
+        taken = Assignment.take(Wanted(("1",)))
+        with pytest.raises(ConfigError, match="no card of this machine is free"):
+            instead_of_lost(own)
+        taken.release()
+    finally:
+        forget_lost(FIRST)
