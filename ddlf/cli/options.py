@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.parsing import Command, Option, Parser, addresses, cards, listening, memory, number
 from ddlf.errors import ConfigError
-from ddlf.settings.checks import OneOf, Whole
+from ddlf.settings.checks import OneOf, Whole, switch
 from ddlf.settings.setting import Setting
 from ddlf.training.registry import EXCHANGE, MODE, SETTINGS, KindOf, option, titles
 
@@ -262,6 +262,8 @@ def _values(name: str, setting: Setting[Any, Any]) -> dict[str, Any]:
     check = setting.accepts
     if isinstance(check, OneOf):
         return {"choices": check.names}
+    if check is switch:
+        return {"action": "store_true", "default": None}
     if isinstance(check, Whole):
         return {"type": number(check.low, check.high), "metavar": setting.flag}
     kind = float if isinstance(setting.default, float) else str

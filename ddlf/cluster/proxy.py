@@ -502,6 +502,23 @@ class ProxyWorker(IWorker):
             await self.restart()
             await self._link.open_data()
 
+    async def use_determinism(self, on: bool) -> bool:
+        """Have the executor compute equal bits in each run, or not.
+
+        A process cannot change this, so an executor that does otherwise is restarted and loses its state.
+
+        Returns:
+            Whether the executor does so. Workers of earlier releases do not know it.
+        """
+        await self._link.open_data()
+        if self.facts.get("deterministic", False) != on:
+            self._link.session["deterministic"] = on
+            await self._link.open_data()
+        if self.facts.get("deterministic", on) != on:
+            await self.restart()
+            await self._link.open_data()
+        return bool(self.facts.get("deterministic", False)) == on
+
     async def release(self) -> None:
         """Let a worker that has announced its end go, because this master needs nothing from it any more."""
         with contextlib.suppress(DDLFError):

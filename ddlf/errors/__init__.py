@@ -23,6 +23,7 @@
     |   `-- LeaseError (PermissionError)        another master has the worker or the folder
     |-- AppMissing (LookupError)                a worker does not host a role of this run
     |-- BadUpdate (ValueError)                  an update cannot be merged
+    |-- OutOfMemory (MemoryError)               a batch does not fit into the memory of a card or machine
     |-- ClusterTooSmall (ConnectionError)       too few workers remain
     |-- DatasetError (ValueError)               a data set cannot be used
     |   |-- DatasetDamaged                      a partition file differs from the manifest
@@ -350,6 +351,26 @@ class BadUpdate(DDLFError, ValueError):
 
     tensor: str = ""
     count: int = 0
+
+
+class OutOfMemory(DDLFError, MemoryError):
+    """A batch does not fit into the memory of a card or machine.
+
+    What to do:
+        Set ``batch_size`` to the largest batch that fitted, which the text names, or to less. ``mixed_bfloat16`` halves the
+        memory of a batch. On a shared card, raise ``--gpu-memory``.
+
+    Attributes:
+        batch_size: Samples in the batch that did not fit; 0 if it is unknown.
+        fitted: Samples in the largest batch that fitted; 0 if none did, or if it is unknown.
+        card: The card and its limit, such as ``"0 (NVIDIA H200), at most 8.6 GB"``; empty on a CPU.
+        peak: The largest number of bytes that arrays have taken on the card; 0 if it is unknown.
+    """
+
+    batch_size: int = 0
+    fitted: int = 0
+    card: str = ""
+    peak: int = 0
 
 
 __all__ = [name for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, DDLFError)]

@@ -1017,7 +1017,17 @@ def describe(error: BaseException) -> dict[str, Any]:
         facts["may_have_run"] = may_have_run
     if not isinstance(error, DDLFError):
         facts |= _carried(error)
+    elif declared := _declared(error):
+        facts["declared"] = declared
     return facts
+
+
+def _declared(error: DDLFError) -> dict[str, Any]:
+    """Return the facts of an error that its class declares, as far as they are plain data."""
+    names = {
+        name for kind in type(error).__mro__ for name in vars(kind).get("__annotations__", ()) if kind is not DDLFError
+    }
+    return {name: value for name, value in vars(error).items() if name in names and name[0] != "_" and _is_data(value)}
 
 
 def _hint(error: BaseException) -> str:
@@ -1089,7 +1099,8 @@ def _rebuild(facts: dict[str, Any], worker: str) -> DDLFError:
     hint = str(facts.get("hint", ""))
     own = getattr(ddlf.errors, name.removeprefix("ddlf.errors."), None) if name.startswith("ddlf.errors.") else None
     if isinstance(own, type) and issubclass(own, DDLFError) and not frames and own is not RemoteError:
-        error = own(message, hint=hint, worker=worker)
+        declared = {name: value for name, value in facts.get("declared", {}).items() if hasattr(own, name)}
+        error = own(message, hint=hint, worker=worker, **declared)
         if isinstance(error, RequestFailed):
             error.may_have_run = bool(facts.get("may_have_run", True))
         return error

@@ -1,6 +1,6 @@
 """Faults at given points of a training run, as a value: ``FaultPlan().kill(worker=2, at_round=3)``.
 
-Runs on the master; wrong updates run on workers. A plan can be printed and replayed, because its text is the Python
+Runs on the master; wrong updates and full memory run on workers. A plan can be printed and replayed, because its text is the Python
 code that makes it. It follows the run's events, not a clock: a fault of a worker in a round begins when that worker
 gets its slot of the round, or later with ``after``.
 """
@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self
 
 import numpy as np
 
+from ddlf.data.trees import leaves
 from ddlf.errors import ConfigError, DDLFError
 from ddlf.events import Event, SlotFinished, SlotStarted
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import Direction, Fault, FaultProxy
 from ddlf.testing.store import KINDS, check_shares
+from ddlf.worker.frameworks import framework
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -180,6 +182,23 @@ class Wrong(PlannedFault):
             raise ConfigError("wrong_update needs a worker, because workers change their own updates")
         if self.kind not in WRONG:
             raise ConfigError(f"kind must be one of {', '.join(WRONG)}, got {self.kind!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillMemory(PlannedFault):
+    """Make a worker's framework report that its card has no memory for batches of more than ``fits`` samples."""
+
+    fits: int
+
+    def check(self) -> None:
+        if self.slot is not None:
+            raise ConfigError("fill_memory needs a worker, because the fault runs on the worker")
+        if isinstance(self.fits, bool) or not isinstance(self.fits, int) or self.fits < 0:
+            raise ConfigError(f"fits must be a number of samples, 0 or more, got {self.fits!r}")
+
+
+ON_WORKERS = (Wrong, FillMemory)
+"""The faults that run on workers. All others act on their processes and connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,6 +364,7 @@ NAMES: dict[object, str] = {
     Partition: "partition",
     Reset: "reset",
     Wrong: "wrong_update",
+    FillMemory: "fill_memory",
     CutLink: "cut_link",
     SlowLink: "slow_link",
     ResetLink: "reset_link",
@@ -352,8 +372,8 @@ NAMES: dict[object, str] = {
 }
 
 
-class WrongUpdates:
-    """Replaces the method ``train`` of an app on the workers, to send wrong updates in some rounds.
+class FaultyTraining:
+    """Replaces the method ``train`` of an app on the workers, to send wrong updates or to run out of memory in some rounds.
 
     Args:
         app: The app.
@@ -361,17 +381,38 @@ class WrongUpdates:
         faults: The faults of all workers.
     """
 
-    def __init__(self, app: IApp, original: Callable[..., Any] | None, faults: tuple[Wrong, ...]) -> None:
+    def __init__(self, app: IApp, original: Callable[..., Any] | None, faults: tuple[Wrong | FillMemory, ...]) -> None:
         self._app = app
         self._original = original
         self._faults = faults
 
     def __call__(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
         train = self._original or functools.partial(type(self._app).train, self._app)
-        outcome = train(weights, worker_epochs, batch_size)
         here = self._app.worker.id, self._app.replica.round
-        kinds = [fault.kind for fault in self._faults if (fault.worker, fault.at_round) == here]
+        faults = [fault for fault in self._faults if (fault.worker, fault.at_round) == here]
+        for fault in faults:
+            if isinstance(fault, FillMemory):
+                _fill_memory(self._app.model, fault.fits)
+                _check_memory(batch_size, fault.fits)
+        outcome = train(weights, worker_epochs, batch_size)
+        kinds = [fault.kind for fault in faults if isinstance(fault, Wrong)]
         return _harm_later(outcome, kinds) if inspect.iscoroutine(outcome) else _harm(outcome, kinds)
+
+
+def _check_memory(samples: int, fits: int) -> None:
+    if samples > fits:
+        raise framework().full_error()
+
+
+def _fill_memory(model: Any, fits: int) -> None:
+    """Make single steps of a model run out of memory, too."""
+    step = model.train_on_batch
+
+    def train_on_batch(x: Any, *args: Any, **options: Any) -> Any:
+        _check_memory(len(next(leaves(x))[1]), fits)
+        return step(x, *args, **options)
+
+    model.train_on_batch = train_on_batch
 
 
 def _harm(outcome: Any, kinds: Sequence[str]) -> Any:
@@ -438,6 +479,7 @@ class FaultPlan:
     reset = _method(Reset)
     storage = _method(Storage)
     wrong_update = _method(Wrong)
+    fill_memory = _method(FillMemory)
     cut_link = _method(CutLink)
     slow_link = _method(SlowLink)
     reset_link = _method(ResetLink)
@@ -475,7 +517,7 @@ class FaultPlan:
         for number, worker in sorted(chance.sample(places, faults)):
             kind = chance.choice(list(kinds))
             where: dict[str, Any] = {"worker": worker, "at_round": number}
-            if kind != "wrong_update":
+            if kind not in ("wrong_update", "fill_memory"):
                 where["after"] = round(chance.random(), 2)
             seconds = round(chance.uniform(0.2, 3.0), 1)
             more: dict[str, dict[str, Any]] = {
@@ -484,6 +526,7 @@ class FaultPlan:
                 "partition": {"seconds": seconds, "direction": chance.choice(["to_worker", "to_master", None])},
                 "storage": {"seconds": seconds, chance.choice(KINDS): 0.5} if kind == "storage" else {},
                 "wrong_update": {"kind": chance.choice(list(WRONG))},
+                "fill_memory": {"fits": chance.randint(0, 64)} if kind == "fill_memory" else {},
                 "kill_shard": {"shard": chance.randint(1, workers)} if kind == "kill_shard" else {},
             }
             if kind.endswith("_link"):
@@ -524,16 +567,16 @@ class FaultPlan:
                 cluster.machine(fault.other if fault.slot is None else 1)
                 await fault.ways(cluster)  # make the proxies before the run introduces the workers to each other
         injection = Injection(self, cluster)
-        wrong = [fault for fault in self.faults if isinstance(fault, Wrong)]
+        there = [fault for fault in self.faults if isinstance(fault, ON_WORKERS)]
         before = {name: vars(app)[name] for name in ("train",) if name in vars(app)}
         take_off = app.subscribe(injection.observe)
-        if wrong:  # wrong updates are the only faults that run on workers
-            vars(app)["train"] = WrongUpdates(app, before.get("train"), tuple(wrong))
+        if there:
+            vars(app)["train"] = FaultyTraining(app, before.get("train"), tuple(there))
         try:
             yield injection
         finally:
             take_off()
-            if wrong:
+            if there:
                 del vars(app)["train"]
             vars(app).update(before)
             await injection.end()

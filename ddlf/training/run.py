@@ -30,7 +30,15 @@ from ddlf.algorithms.weights import Fault, Weights, fault
 from ddlf.cluster.cluster import Cluster
 from ddlf.data.parts import has
 from ddlf.errors import BadUpdate, ConfigError
-from ddlf.events import Committed, Converged, Event, SlotsChanged, UpdateArrived, UpdateClipped
+from ddlf.events import (
+    Committed,
+    Converged,
+    Event,
+    GradientsOverflowed,
+    SlotsChanged,
+    UpdateArrived,
+    UpdateClipped,
+)
 from ddlf.events.record import RoundRecord, metrics
 from ddlf.rpc.iworker import awaited
 from ddlf.training.callbacks.master import Callbacks
@@ -604,6 +612,13 @@ class Run:
         """
         reply: Reply = await self.near(slot, number, part, partial(self.exchange.send, make), avoid=avoid)
         self.crew.emit(arrived(reply))
+        if reply.overflow:
+            steps, scale = reply.overflow
+            self.crew.emit(
+                GradientsOverflowed(
+                    round=reply.task.round + 1, slot=reply.slot + 1, worker=reply.worker, steps=int(steps), scale=scale
+                )
+            )
         return reply
 
     async def near(

@@ -191,6 +191,17 @@ class Local(Group):
         "",
         FACT,
     )
+    """Weights are float32 with each format, and so is the merge. With ``mixed_float16`` Keras scales the loss. The scale
+    and its counter belong to the state of the optimizer, so they survive rounds, losses of workers and a resume."""
+
+    tf32: Setting[str, str] = Setting(
+        "auto",
+        OneOf("auto", "on", "off"),
+        "whether cards round factors of float32 products to TF32, with 10 of 23 bits: on, off, or as the framework does (auto)",
+        "",
+        FILE | FACT,
+    )
+    """TensorFlow and JAX do this by default, and PyTorch only in convolutions. CPUs and older cards cannot."""
 
     rate_decay: Setting[RateDecay | Plateau, RateDecay | Plateau | str] = Setting(
         "never", RATE_DECAY, "how the learning rate decays with the epochs", "RULE", FACT
@@ -541,6 +552,17 @@ class RunSpec(Group):
     synchronous run uses the cores of its smallest machine divided by the slots per machine, and a resumed run the
     number in its checkpoint. Set a number to get the same bits on other machines. In asynchronous and Downpour
     training, each worker uses its share of its machine's cores by default."""
+
+    deterministic: Setting[bool, bool] = Setting(
+        False,
+        switch,
+        "compute equal bits in each run, also on cards; an op that cannot is an error",
+        "",
+        FILE | FACT,
+    )
+    """Each backend has an option for this: op determinism of TensorFlow, XLA's deterministic ops, and the deterministic
+    algorithms of PyTorch, cuDNN and cuBLAS. The promise holds for equal cards, drivers and versions. It costs speed. The
+    master and all workers use it."""
 
     callbacks: Setting[Sequence[Any], Sequence[Any]] = Setting(
         (), CALLBACKS, "Keras callbacks that run on the master once per epoch, as for fit"

@@ -24,6 +24,7 @@ from ddlf.rpc.iworker import IWorker, awaited
 from ddlf.worker.activity import HeldPart, Shard
 from ddlf.worker.assignment import cards_of_executor
 from ddlf.worker.calls import Hosting, Method, Methods, once
+from ddlf.worker.determinism import set_environment
 from ddlf.worker.machine import THREADS, cores, cores_of_engine
 from ddlf.worker.peers import Peers
 
@@ -65,6 +66,7 @@ class Worker(IWorker):
         self._compute: ThreadPoolExecutor | None = None
         self._own_threads = threads_of_environment()
         self._threads = 0
+        self._deterministic: bool | None = None  # None until a session decides
         self.peers = Peers(self._name)
         self.roles: Hosting
         self._own_attributes = frozenset(vars(self)) | {"_own_attributes"}
@@ -75,18 +77,22 @@ class Worker(IWorker):
         Args:
             session: The settings of the session. ``id`` and ``N`` of this worker. ``threads``, the threads for
                 computation, or ``share``, the number of workers that share this machine's cores; the first session of a
-                process decides, because libraries read the number once. ``pickle_results``, whether the master
+                process decides, because libraries read the number once. The same holds for ``deterministic``, whether the
+            framework computes equal bits in each run. ``pickle_results``, whether the master
                 unpickles. ``lease``, the master's key, or ``guest``, for a master that has no lease and changes
                 nothing.
 
         Returns:
             Versions, process id and host name; ``cores``, the cores of this worker, which its environment may limit;
-            ``threads``, the threads of this process; ``gpus``, its cards.
+            ``threads``, the threads of this process; ``deterministic``, whether it computes equal bits in each run;
+            ``gpus``, its cards.
         """
         if not session.get("guest"):
             self.id = session.get("id", 0)
             self.N = session.get("N", 0)
             self._threads = self._threads or self._set_threads(session.get("threads"), session.get("share", 1))
+            if self._deterministic is None and session.get("deterministic") is not None:
+                self._deterministic = set_environment(session["deterministic"] is True)
         return {
             "python": platform.python_version(),
             "numpy": np.__version__,
@@ -96,6 +102,7 @@ class Worker(IWorker):
             "cores": min(cores(), self._own_threads or cores()),
             "has_own_cores": bool(cores_of_engine()),
             "threads": self._threads,
+            "deterministic": bool(self._deterministic),
             "gpus": cards_of_executor(),
         }
 

@@ -513,7 +513,7 @@ async def test_settings_of_other_modes_are_refused_by_name(settings, said):
 
 
 USED = {
-    *("mode", "master_epochs", "seed", "slots", "threads", "callbacks", "wait_for_workers_s"),
+    *("mode", "master_epochs", "seed", "slots", "threads", "deterministic", "tf32", "callbacks", "wait_for_workers_s"),
     *("class_weight", "pairs", "tolerance", "portion", "shards"),
     *(
         "evaluate_every",

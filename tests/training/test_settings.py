@@ -133,6 +133,8 @@ WRONG = [
         dict(threads=0),
         "threads must be a whole number of 1 or more, or None for one number for all workers, chosen from cores and slots, got 0",
     ),
+    (dict(deterministic=2), "deterministic must be True or False, got 2"),
+    (dict(tf32="no"), "tf32 must be one of auto, on, off, got 'no'"),
     (dict(slots=0), "slots must be a whole number of 1 or more, or None for as many as workers, got 0"),
     (dict(slots=1.5), "slots must be a whole number of 1 or more, or None for as many as workers, got 1.5"),
     (dict(slots="3"), "slots must be a whole number of 1 or more, or None for as many as workers, got '3'"),

@@ -109,6 +109,7 @@ TROUBLE = (
     e.UpdateRejected,
     e.CheckpointFailed,
     e.CheckpointDamaged,
+    e.GradientsOverflowed,
     e.ResidualDropped,
 )
 

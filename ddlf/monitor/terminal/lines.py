@@ -28,6 +28,7 @@ KINDS: dict[type[e.Event], Any] = {
     e.WaitingForWorkers: "waiting",
     e.UpdateRejected: "rejected",
     e.UpdateClipped: "clipped",
+    e.GradientsOverflowed: "overflow",
     e.ResidualDropped: "dropped",
     e.CheckpointFailed: "checkpoint",
 }
@@ -103,6 +104,11 @@ def _sentence(event: e.Event) -> str:
             return f"no workers left; waiting {event.seconds:g} s for one to return"
         case e.UpdateRejected() | e.UpdateClipped():
             return f"worker {event.worker}, {event.why}"
+        case e.GradientsOverflowed():
+            return (
+                f"slot {event.slot} on worker {event.worker} has learned nothing: float16 overflowed in all {event.steps} "
+                f"steps of its round; the loss is now scaled by {event.scale:g}"
+            )
         case e.ResidualDropped():
             what = {
                 "residual": f"the residual of {event.codec} in slot {event.slot}",
@@ -133,6 +139,8 @@ def _line(event: e.Event) -> str:
                     f"\nprecision float32; matrix products are {event.bfloat16_gain:.1f}x as fast in bfloat16 here: "
                     "try mixed_bfloat16"
                 )
+            if event.tf32:
+                text += f"\nprecision {event.tf32} of float32 use TF32 on cards, with 10 of 23 bits: --tf32 off computes with all"
             return text
         case e.DataLoaded():
             how = (

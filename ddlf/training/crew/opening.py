@@ -20,7 +20,7 @@ from ddlf.cluster.cluster import default_cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data import parts
 from ddlf.data.datasets import not_finite
-from ddlf.errors import AppError, DatasetMismatch
+from ddlf.errors import AppError, ConfigError, DatasetMismatch
 from ddlf.events import DataLoaded, Event, ModelBuilt, Warned
 from ddlf.events.phases import Phase, PhasesInTurn
 from ddlf.extras import hooks
@@ -32,6 +32,7 @@ from ddlf.training.crew.threads import chosen_threads, given_threads, unused_cor
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.run import hooked
 from ddlf.training.samples.files import check_all_there, files_of, held
+from ddlf.training.slot.arithmetic import Arithmetic, mixed, prepare_master, said_of, set_arithmetic
 from ddlf.training.slot.build import NumberFormat, describe_weights, number_format, ready_model
 from ddlf.training.slot.replica import Replica, no_exit
 
@@ -60,6 +61,7 @@ class Opening:
             need not load them.
         opened: Facts about each opened worker, by its number.
         threads: Number of threads of each worker; None leaves each its own number.
+        arithmetic: How the master computes.
         checked: Whether the workers have been compared with the master. Later workers are compared when they open.
 
     Raises:
@@ -79,6 +81,8 @@ class Opening:
         self.watches: list[AbstractContextManager[None]] = []
         self.opened: dict[int, dict[str, Any]] = {}
         self.threads: int | None = None
+        self.arithmetic = Arithmetic()
+        self._kinds: set[str] = set()  # the kinds of cards of the workers so far
         self.checked = False
         self._asked: set[int] = set()
         self._telling: set[asyncio.Future[Any]] = set()
@@ -109,6 +113,7 @@ class Opening:
             phases.begin("importing")
             await worker.preload(*PRELOADED)
             await self._use_threads(worker)
+            await self._use_determinism(worker)
             phases.begin("sending", total=self._size, unit="bytes")
             await worker.call(self._role, "open", self._replica, self.app, self.run, pickle=self._pickle)
             wanted = self.wanted if self.content.done() else None
@@ -126,11 +131,19 @@ class Opening:
             await self.content
             facts = await self._load(worker, self.wanted, phases)
         if self.checked:
+            _check_backends({**self.opened, worker.id: facts})
             _check_models(self.app, {worker.id: facts})
             _check_data(self.app.run_context.content, {worker.id: facts})
+            self._say_kind(worker, Arithmetic.of(facts))
         self.opened[worker.id] = facts
         if self.checked:  # before this point, the master may not have its data
             self.app.run_context.local_files[worker.id] = held(facts["here"], files_of(self.app))
+
+    def _say_kind(self, worker: ProxyWorker, arithmetic: Arithmetic) -> None:
+        """Say once that a worker which has come later computes on another kind of card."""
+        if arithmetic.kind not in self._kinds:
+            self._tell(Warned(about="cards", why=mixed({worker.name: arithmetic}, sorted(self._kinds))))
+            self._kinds.add(arithmetic.kind)
 
     async def _use_threads(self, worker: ProxyWorker) -> None:
         if self.threads is None:
@@ -139,6 +152,13 @@ class Opening:
         if worker.facts["threads"] != self.threads:  # workers of earlier releases use their environment's number
             why = f"{worker.name} computes with {worker.facts['threads']} threads, not {self.threads}: its results may differ in bits"
             self._tell(Warned(about="threads", why=f"{why}. Unset OMP_NUM_THREADS there, or update DDLF"))
+
+    async def _use_determinism(self, worker: ProxyWorker) -> None:
+        if not await worker.use_determinism(self.app.deterministic):  # a worker of an earlier release
+            why = (
+                f"{worker.name} cannot compute equal bits in each run, as deterministic=True demands: update DDLF there"
+            )
+            self._tell(Warned(about="deterministic", why=why))
 
     def choose_threads(self, *, equal: bool, fresh: bool) -> None:
         """Choose the number of threads of all workers, after they are connected."""
@@ -164,9 +184,11 @@ class Opening:
     async def here(self, seed: int) -> None:
         """Load the data and build the model on the master, in parallel with the workers."""
         app = self.app
+        prepare_master(app)
         # First, and on a thread: meanwhile the event loop can send the app to workers that have imported Keras, too.
         with Phase(app.run_context.emit, "importing"):
             await asyncio.gather(self._have_asked(app.cluster.workers), have_keras())
+            self.arithmetic = set_arithmetic(app)
         if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
             before = dict(vars(app))
             with Phase(app.run_context.emit, "loading"):
@@ -221,12 +243,14 @@ class Opening:
             The number of training samples.
         """
         app, opened = self.app, dict(sorted(self.opened.items()))
+        _check_backends(opened)
         _check_models(app, opened)
         _check_data(self.content.result(), opened)
         for number, facts in opened.items():
             app.run_context.local_files[number] = held(facts["here"], files_of(app))
         check_all_there(files_of(app), app.run_context.local_files)
         self.checked = True
+        self._kinds = {Arithmetic.of(facts).kind for facts in opened.values()}
         first = next(iter(opened.values()))
         app.run_context.content, app.run_context.optimizer = first["fingerprint"], first["optimizer"]
         samples: int = first["samples"]
@@ -276,7 +300,7 @@ async def crew_of(
             seed = app.seed if seed is None else seed
             await _both(opening.here(seed), crew.ready())
             samples = opening.check()
-            _tell(app, opening.opened, time.perf_counter() - begin)
+            _tell(app, opening, time.perf_counter() - begin)
             with contextlib.ExitStack() as stack:
                 for watch in opening.watches:
                     stack.enter_context(watch)
@@ -347,8 +371,10 @@ async def _make(app: App, method: Callable[[], Any]) -> None:
         app.run_context.made = made
 
 
-def _tell(app: App, opened: dict[int, dict[str, Any]], seconds: float) -> None:
+def _tell(app: App, opening: Opening, seconds: float) -> None:
+    opened = opening.opened
     first = next(iter(opened.values()))
+    computed = {f"worker {number}": Arithmetic.of(facts) for number, facts in sorted(opened.items())}
     app.run_context.emit(
         ModelBuilt(
             name=app.model.name,
@@ -358,8 +384,11 @@ def _tell(app: App, opened: dict[int, dict[str, Any]], seconds: float) -> None:
             threads=tuple(sorted({worker.facts["threads"] for worker in app.cluster.workers if worker.id in opened})),
             seconds=seconds,
             bfloat16_gain=max(facts["gain"] for facts in opened.values()),
+            tf32=next((one.tf32 for one in computed.values() if one.tf32), ""),
         )
     )
+    for about, why in said_of(app, computed, opening.arithmetic):
+        app.run_context.emit(Warned(about=about, why=why))
     for name in parts.NAMES:
         if getattr(app, name, None) is not None and (found := not_finite(getattr(app, name))):
             app.run_context.emit(Warned(about="data", why=f"{found} of {name} are NaN or infinite"))
@@ -378,6 +407,17 @@ def _tell(app: App, opened: dict[int, dict[str, Any]], seconds: float) -> None:
             seconds=max(facts["seconds"] for facts in opened.values()),
         )
     )
+
+
+def _check_backends(opened: dict[int, dict[str, Any]]) -> None:
+    """Refuse workers with different backends: their results have other bits, and their optimizers other states."""
+    first, *others = opened.items()
+    for number, facts in others:
+        if facts.get("backend") != first[1].get("backend"):
+            raise ConfigError(
+                f"worker {number} computes with {facts['backend']}, and worker {first[0]} with {first[1]['backend']}",
+                hint="set KERAS_BACKEND to the same backend on each machine, and start the workers again",
+            )
 
 
 def _check_models(app: App, opened: dict[int, dict[str, Any]]) -> None:

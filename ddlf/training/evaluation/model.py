@@ -16,6 +16,7 @@ from ddlf.data.stream import LEAST_BATCHES
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
+from ddlf.training.slot.card_errors import explained
 from ddlf.training.slot.feed import Feed, FileFeed, gathered, make_feed, memory_of
 from ddlf.training.slot.variables import set_weights
 
@@ -55,7 +56,7 @@ def evaluate(
         set_weights(app.model, weights)
     batch_size = fitting(app, part, batch_size)
     telling = [] if moved is None else [_telling(moved, batch_size)]
-    with _reading(app, _feed(app, part, batch_size)) as dataset:
+    with explained(app, lambda: batch_size, evaluates=True), _reading(app, _feed(app, part, batch_size)) as dataset:
         return scalars(app.model.evaluate(dataset, verbose=0, return_dict=True, callbacks=callbacks or telling))
 
 
@@ -97,7 +98,7 @@ def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int,
         feed = _feed(app, part, batch_size, begin, end)
     except ConfigError as error:  # this machine has less memory than the machine that chose the batches
         return {"why": error.message}
-    with _one_at_a_time(app), _reading(app, feed) as dataset:
+    with explained(app, lambda: batch_size, evaluates=True), _one_at_a_time(app), _reading(app, feed) as dataset:
         model.evaluate(dataset, verbose=0, callbacks=[Counting()])
     if why:
         return {"why": why[0]}

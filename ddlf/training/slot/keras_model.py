@@ -22,6 +22,7 @@ from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.slot.batchnorm import measured
 from ddlf.training.slot.build import describe_optimizer, describe_weights
+from ddlf.training.slot.loss_scale import LossScale, Overflow
 from ddlf.training.slot.model import Gradient
 from ddlf.training.slot.optimizers import (
     HELD_PATH,
@@ -92,6 +93,7 @@ class KerasModel:
             continue_schedule(model.optimizer)
         self._position = RunPosition.of(model.optimizer)
         self.rule = KerasRule(model)
+        self._loss_scale = LossScale(model.optimizer)
         self._fresh = read_optimizer(model)
         self._slot: int | None = None  # the slot whose optimizer state is in the model
         self._rates: Sequence[Sequence[float]] = ()
@@ -140,6 +142,7 @@ class KerasModel:
         if self._position is not None and (steps := task.place) is not None:
             made = task.epochs * -(-len(task.indices) // task.batch_size)
             self._position.set(steps, made)
+        self._loss_scale.begin()
         self._rates, self._first_epoch = task.rates, task.first_epoch
         self._set_rates(task.first_epoch)
         reseed(model, (task.seed, task.round, task.slot))
@@ -223,6 +226,10 @@ class KerasModel:
             ).history
         self._told = scalars({name: values[-1] for name, values in history.items()})
         return dict(self._told)
+
+    def overflow(self, task: Task) -> Overflow | None:
+        """Return how a round with a scaled loss overflowed; None if it made a step."""
+        return self._loss_scale.overflow(task.slot + 1, task.round + 1)
 
     def entries(self, task: Task) -> int:
         """Return how many label entries of a round count in the loss, at least 1; 0 if the loss ignores no entries."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ddlf.algorithms.local_rules import Control
 from ddlf.algorithms.weights import Weights
+from ddlf.training.slot.loss_scale import Overflow
 from ddlf.training.slot.task import Task
 
 Gradient = Callable[[tuple[Any, ...], Weights], tuple[Weights, dict[str, float]]]
@@ -101,6 +102,13 @@ class TrainableModel(Protocol):
 
     def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
         """Return the sums and counts behind the metrics of this round, as ``metrics.read_state`` does."""
+
+    def overflow(self, task: Task) -> Overflow | None:
+        """Return how a round with a scaled loss overflowed; None if it made a step.
+
+        Raises:
+            AppError: Gradients overflow even without a scale.
+        """
 
     def entries(self, task: Task) -> int:
         """Return how many label entries of a round count in the loss, at least 1; 0 if the loss ignores no entries."""

@@ -13,6 +13,7 @@ from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Weights, is_float
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED
 from ddlf.training.slot.batchnorm import moving
+from ddlf.training.slot.loss_scale import Overflow
 from ddlf.training.slot.model import Gradient
 from ddlf.training.slot.task import Task
 
@@ -135,6 +136,9 @@ class NumpyModel:
 
     def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
         return NOTHING_COUNTED
+
+    def overflow(self, task: Task) -> Overflow | None:
+        return None
 
     def entries(self, task: Task) -> int:
         return 0

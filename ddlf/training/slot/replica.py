@@ -12,6 +12,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,7 +29,16 @@ from ddlf.rpc.iworker import awaited
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.evaluation.model import beside, counts
-from ddlf.training.slot.build import NumberFormat, fresh_names, gain_of_bfloat16, ready_model, set_precision
+from ddlf.training.slot.arithmetic import Arithmetic, set_arithmetic
+from ddlf.training.slot.build import (
+    NumberFormat,
+    forget_distribution,
+    fresh_names,
+    gain_of_bfloat16,
+    ready_model,
+    set_precision,
+)
+from ddlf.training.slot.card_errors import explained, largest_that_fits
 from ddlf.training.slot.feed import Samples, TrainingSamples, in_order
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
@@ -75,7 +85,10 @@ class Replica:
         self._found: dict[str, str] = {}
         self._samples: Samples = TrainingSamples(app, {}, ArrayCache(), lambda: self.stopping)
         self._task: Task
+        self._batch = 0  # samples in a batch of this round
+        self._fitted = 0  # samples in the largest batch that this role has trained on
         self._fed: list[Any] = []  # the samples of each epoch of this round
+        self._arithmetic = Arithmetic()
         self._told = 0.0  # time of the last progress report
         self.slots = KeptStates()
         self._model: TrainableModel
@@ -148,7 +161,12 @@ class Replica:
         If the call is cancelled, the work ends at the next batch.
         """
         gone: list[bool] = []
-        computing = asyncio.ensure_future(self._worker.compute(lambda: None if gone else work()))
+
+        def explaining() -> Any:
+            with explained(self.app, lambda: self._batch, self._largest_batch):
+                return None if gone else work()
+
+        computing = asyncio.ensure_future(self._worker.compute(explaining))
         try:
             return await asyncio.shield(computing)
         except asyncio.CancelledError:
@@ -156,6 +174,10 @@ class Replica:
             self._stop()
             await asyncio.wait([computing])
             raise
+
+    def _largest_batch(self) -> int:
+        """Return the largest batch that fitted into the memory, after one did not; 0 if none did."""
+        return self._fitted or largest_that_fits(self.app, self.app.model, self._batch)
 
     @concurrent
     async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
@@ -227,7 +249,9 @@ class Replica:
     def begin(self, format: Sequence[str] | None = None) -> None:
         """Import Keras, and set the number format for layers before any layer is made."""
         set_precision(self.app.precision, None if format is None else NumberFormat(*format))
+        forget_distribution()
         prepare_framework()
+        self._arithmetic = set_arithmetic(self.app)
 
     def build(self) -> dict[str, Any]:
         """Create the app's model, and return facts about it, which the master compares."""
@@ -238,6 +262,7 @@ class Replica:
         return {
             **model.facts(),
             "text": getattr(getattr(self.app.model, "notation", None), "digest", ""),
+            "arithmetic": asdict(self._arithmetic),
             "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
         }
 
@@ -273,7 +298,9 @@ class Replica:
         begin = time.perf_counter()
         round = self._begin_round(task)
         update, metrics = self._trained(round)
+        overflow = self._model.overflow(task) or ()
         left = self._end_round(round, update)
+        self._fitted = max(self._fitted, min(task.batch_size, len(task.indices)))
         wait_data_s, files = self._samples.told()
         skipped = self._samples.skipped
         return Reply(
@@ -291,12 +318,13 @@ class Replica:
             stopped=self.stopping,
             state={name: left[name] for name in task.back},
             entries=self._model.entries(task),
+            overflow=overflow,
         )
 
     def _begin_round(self, task: Task) -> SlotRound:
         """Begin a slot's round: give each part of the slot's state the arrays that it left in the round before."""
         self.stopping, self._task, self._fed = False, task, []
-        self._told = time.monotonic()
+        self._told, self._batch = time.monotonic(), task.batch_size
         round, state = SlotRound(task, self._model), self.slots.begin(task)
         key = frozenset(state), task.keep, task.local
         if key not in self._needed:

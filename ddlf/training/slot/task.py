@@ -165,6 +165,7 @@ class Reply:
             not be reached.
         entries: Number of label entries that count, at least 1, if the loss ignores some (``stabilisers/masked.py``);
             0 otherwise.
+        overflow: The fields of ``Overflow`` if gradients overflowed in all steps; empty otherwise.
     """
 
     task: Task
@@ -186,6 +187,7 @@ class Reply:
     pushed: dict[str, Any] | None = None
     skipped: Sequence[tuple[int, int]] = ()
     entries: int = 0
+    overflow: Sequence[float] = ()
 
     @property
     def weight(self) -> int:
@@ -207,7 +209,8 @@ class Reply:
 
     def to_message(self) -> dict[str, Any]:
         """Return the reply as a message: the worker's facts, and the fingerprint of the samples that it trained on."""
-        return {"digest": self.task.digest(), **{name: getattr(self, name) for name in _FROM_WORKER}}
+        facts = {name: getattr(self, name) for name in _FROM_WORKER}
+        return {"digest": self.task.digest(), **facts, "overflow": tuple(self.overflow)}
 
     @classmethod
     def from_message(
@@ -245,6 +248,7 @@ class Reply:
         facts["skipped"] = _left_out(facts["skipped"], task, worker)
         if type(facts["entries"]) is not int or facts["entries"] < 0:
             raise ProtocolError("reports no valid number of counted entries", worker=worker)
+        facts["overflow"] = tuple(map(float, message.get("overflow", ())))  # earlier releases do not report it
         facts["state"] = {name: list(facts["state"][name]) for name in task.back}
         return cls(task=task, **facts)
 

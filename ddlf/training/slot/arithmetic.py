@@ -1,0 +1,96 @@
+"""How a node computes: its kind of card, equal bits in each run, and TF32. Runs on master and workers.
+
+The settings are ``deterministic`` and ``tf32``. Each node obeys them before it builds the model, and reports its card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ddlf.errors import ConfigError
+from ddlf.training.context import App
+from ddlf.worker.determinism import DETERMINISTIC_OPS, set_environment
+from ddlf.worker.frameworks import framework, lacks_flags
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How a node computes.
+
+    Args:
+        card: The kind of its card, such as ``"NVIDIA H200"``; empty on the CPU.
+        tf32: Which float32 products its card rounds to TF32; empty for none.
+        in_any_case: Why ``deterministic`` has no effect there; empty if it has, or if it is off.
+    """
+
+    card: str = ""
+    tf32: str = ""
+    in_any_case: str = ""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Self:
+        """Return what a worker reports about itself. Workers of earlier releases report nothing."""
+        return cls(**facts.get("arithmetic", {}))
+
+    @property
+    def kind(self) -> str:
+        """The kind of its processor, which decides its bits, for people."""
+        return self.card or "a CPU"
+
+
+def prepare_master(app: App) -> None:
+    """Let the master compute like its workers. Call it before Keras is imported.
+
+    Raises:
+        ConfigError: JAX has read its flags already.
+    """
+    set_environment(app.deterministic)
+    if app.deterministic and lacks_flags():
+        raise ConfigError(
+            "deterministic=True comes too late for JAX in this process: it has used the card before, and reads its flags once",
+            hint=f"make arrays in load_dataset and create_model, or start with XLA_FLAGS={DETERMINISTIC_OPS}",
+        )
+
+
+def set_arithmetic(app: App) -> Arithmetic:
+    """Let the framework of this process obey the app's settings, and return how it computes."""
+    here = framework()
+    here.set_tf32(app.tf32)
+    in_any_case = here.determine(app.deterministic)
+    return Arithmetic(here.card(), here.tf32(), in_any_case)
+
+
+def said_of(app: App, workers: Mapping[str, Arithmetic], master: Arithmetic) -> Iterator[tuple[str, str]]:
+    """Yield what the user must know about the arithmetic of a run: a subject and a sentence.
+
+    Args:
+        app: The user's ``IApp``.
+        workers: How each worker computes, by its name.
+        master: How the master computes.
+    """
+    reasons = [one.in_any_case for one in (*workers.values(), master)]
+    if app.deterministic and all(reasons):
+        yield "deterministic", f"deterministic=True changes nothing in this run: {reasons[0]}"
+    if app.tf32 != "auto" and not any(one.card for one in workers.values()):
+        yield "tf32", f"tf32={app.tf32!r} changes nothing in this run: no worker computes on a card"
+    if len({one.kind for one in workers.values()}) > 1:
+        yield "cards", mixed(workers)
+
+
+def mixed(workers: Mapping[str, Arithmetic], others: Iterable[str] = ()) -> str:
+    """Return a sentence about workers that compute on different kinds of cards.
+
+    Args:
+        workers: How each worker computes, by its name.
+        others: The kinds of further workers.
+    """
+    names: dict[str, list[str]] = {}
+    for name, one in workers.items():
+        names.setdefault(one.kind, []).append(name)
+    kinds = [f"{kind} ({', '.join(who)})" for kind, who in names.items()] + [f"{kind} (the others)" for kind in others]
+    return (
+        f"a slot has other bits on another kind of card, and this run computes on {' and '.join(kinds)}: equal bits in "
+        "each run need workers of one kind"
+    )

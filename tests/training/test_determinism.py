@@ -1,0 +1,164 @@
+"""``deterministic`` and ``tf32``: what a run does with them, what it says, and what a checkpoint compares."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ddlf.errors import AppError, CheckpointMismatch, ConfigError
+from ddlf.events import ModelBuilt, Warned
+from ddlf.testing import in_process_cluster
+from ddlf.testing.fake_run import FakeRun
+from ddlf.training.crew.opening import Opening, _check_backends
+from ddlf.training.slot import arithmetic
+from ddlf.training.slot.arithmetic import Arithmetic, mixed, prepare_master, said_of
+from tests.training.models import Blobs, app, equal
+
+
+def determinism_of(worker=None):
+    from tensorflow.python.framework import config
+
+    return config.is_op_determinism_enabled()
+
+
+def process_of(self):
+    import os
+
+    flags = os.environ.get("XLA_FLAGS", ""), os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    config = sys.modules.get("tensorflow.python.framework.config")
+    return [*flags, config is not None and config.is_op_determinism_enabled(), os.getpid()]
+
+
+async def test_run_turns_op_determinism_on_and_the_next_one_off():
+    async with in_process_cluster(1) as cluster:
+        first = app(cluster, deterministic=True, optimizer="adam", dropout=0.2)
+        said = []
+        first.subscribe(said.append)
+        await first.train_sync()
+        assert determinism_of()
+        assert first.run_context.progress.settings["deterministic"] is True
+        assert not [event for event in said if isinstance(event, Warned) and event.about in ("deterministic", "cards")]
+        second = app(cluster, deterministic=True, optimizer="adam", dropout=0.2)
+        await second.train_sync()
+        assert equal(first.model.get_weights(), second.model.get_weights())
+        await app(cluster, master_epochs=1).train_sync()
+        assert not determinism_of()
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_executor_computes_like_the_run_demands(two_workers):
+    before = await two_workers.run_method(process_of)
+    assert [found[:2] for found in before] == [["", ""]] * 2
+    await app(two_workers, deterministic=True, master_epochs=1).train_sync()
+    during = await two_workers.run_method(process_of)
+    assert [found[:3] for found in during] == [["--xla_gpu_deterministic_ops=true", ":4096:8", True]] * 2
+    await app(two_workers, deterministic=True, master_epochs=1).train_sync()
+    assert await two_workers.run_method(process_of) == during  # nothing was restarted
+    await app(two_workers, master_epochs=1).train_sync()
+    after = await two_workers.run_method(process_of)
+    assert [found[:3] for found in after] == [["", "", False]] * 2
+
+
+async def test_run_is_not_resumed_with_another_arithmetic(tmp_path):
+    await FakeRun(checkpoint=tmp_path, deterministic=True).train_sync(2)
+    with pytest.raises(CheckpointMismatch, match="deterministic: True in the checkpoint, False now"):
+        await FakeRun(resume=tmp_path).train_sync(3)
+    with pytest.raises(CheckpointMismatch, match="tf32: 'auto' in the checkpoint, 'off' now"):
+        await FakeRun(resume=tmp_path, deterministic=True, tf32="off").train_sync(3)
+    resumed = FakeRun(resume=tmp_path, deterministic=True)
+    await resumed.train_sync(3)
+    assert resumed.history[-1].round == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "about"),
+    [
+        ({}, ["", ""], []),
+        ({"deterministic": True}, ["", ""], []),
+        ({"tf32": "off"}, ["", ""], ["tf32"]),
+        ({"tf32": "off"}, ["H100", "H100"], []),
+        ({}, ["H100", "H200"], ["cards"]),
+        ({}, ["H100", ""], ["cards"]),
+    ],
+)
+def test_what_a_setting_cannot_do_is_said(settings, workers, about):
+    computed = {f"worker {number}": Arithmetic(card=card) for number, card in enumerate(workers, 1)}
+    assert [found for found, _ in said_of(app(None, **settings), computed, Arithmetic())] == about
+
+
+def test_determinism_without_effect_is_said():
+    why = "JAX computes equal bits on CPUs in any case"
+    workers = {"worker 1": Arithmetic(in_any_case=why)}
+    trained = app(None, deterministic=True)
+    assert list(said_of(trained, workers, Arithmetic(in_any_case=why))) == [
+        ("deterministic", f"deterministic=True changes nothing in this run: {why}")
+    ]
+    assert not list(said_of(trained, workers, Arithmetic("H100")))
+
+
+def test_mixed_cards_are_named_with_their_workers():
+    kinds = {"worker 1": Arithmetic("H100"), "worker 2": Arithmetic(), "worker 3": Arithmetic("H100")}
+    assert mixed(kinds) == (
+        "a slot has other bits on another kind of card, and this run computes on H100 (worker 1, worker 3) and a CPU (worker "
+        "2): equal bits in each run need workers of one kind"
+    )
+
+
+async def test_a_worker_that_comes_later_with_another_card_is_said_once():
+    opening, said = Opening(app(None), "a run"), []
+    opening.app.subscribe(said.append)
+    opening._kinds = {"H100"}
+    late = SimpleNamespace(name="worker 3 (pc03)")
+    for card in ("H100", "A100", "A100"):
+        opening._say_kind(late, Arithmetic(card))
+    (warned,) = said
+    assert "computes on A100 (worker 3 (pc03)) and H100 (the others)" in warned.why
+
+
+def test_jax_that_has_used_the_card_of_the_master_is_refused(monkeypatch):
+    monkeypatch.setattr(arithmetic, "lacks_flags", lambda: True)
+    with pytest.raises(ConfigError, match="comes too late for JAX in this process: it has used the card before"):
+        prepare_master(app(None, deterministic=True))
+    prepare_master(app(None))
+
+
+async def test_products_in_tf32_are_said(monkeypatch):
+    from ddlf.monitor.terminal.lines import line
+    from ddlf.worker.frameworks import TensorFlow
+
+    monkeypatch.setattr(TensorFlow, "tf32", lambda self: "products and convolutions")
+    async with in_process_cluster(1) as cluster:
+        trained, said = app(cluster, Blobs, master_epochs=1), []
+        trained.subscribe(said.append)
+        await trained.train_sync()
+    (built,) = [event for event in said if isinstance(event, ModelBuilt)]
+    assert "precision products and convolutions of float32 use TF32 on cards" in line(built)
+
+
+def test_workers_with_different_backends_are_refused():
+    opened = {1: {"backend": "tensorflow"}, 3: {"backend": "jax"}}
+    with pytest.raises(
+        ConfigError,
+        match="worker 3 computes with jax, and worker 1 with tensorflow; set KERAS_BACKEND to the same backend",
+    ):
+        _check_backends(opened)
+    _check_backends({1: {"backend": "jax"}, 2: {"backend": "jax"}})
+
+
+class Mirrored(Blobs):
+    """Its model is made in a strategy of TensorFlow."""
+
+    async def create_model(self):
+        import tensorflow as tf
+
+        with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+            await super().create_model()
+
+
+async def test_model_of_a_strategy_of_tensorflow_is_refused_by_name():
+    async with in_process_cluster(1) as cluster:
+        with pytest.raises(
+            AppError,
+            match="is made in a MirroredStrategy of TensorFlow, which does not fit the rounds of a worker; leave it",
+        ):
+            await app(cluster, Mirrored).train_sync()

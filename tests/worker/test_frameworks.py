@@ -1,0 +1,137 @@
+"""What DDLF knows about the framework under Keras. Errors are those of the installed frameworks, or their texts on cards."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ddlf.worker import determinism
+from ddlf.worker.frameworks import FRAMEWORKS, OTHER, framework
+
+INSTALLED = [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
+
+
+@pytest.mark.parametrize(
+    ("backend", "text", "op"),
+    [
+        (
+            "jax",
+            "UNIMPLEMENTED: HLO instruction %select-and-scatter.2 = f32[8,8]{1,0} select-and-scatter(...) does not have a "
+            "deterministic implementation, but run-to-run determinism is required.",
+            "select-and-scatter.2 = f32[8,8]{1,0} select-and-scatter(...)",
+        ),
+        (
+            "torch",
+            "cumsum_cuda_kernel does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'.",
+            "cumsum_cuda_kernel",
+        ),
+        (
+            "tensorflow",
+            "A deterministic GPU implementation of DepthwiseConvBackpropFilter is not currently available with this version of cuDNN.",
+            "DepthwiseConvBackpropFilter",
+        ),
+        ("tensorflow", "Determinism is not yet supported in GPU implementation of DenseBincount.", "DenseBincount"),
+        ("tensorflow", "Random ops require a seed to be set when determinism is enabled.", "Random ops"),
+        ("tensorflow", "something else is not available", ""),
+    ],
+)
+def test_framework_names_the_op_without_determinism(backend, text, op):
+    assert FRAMEWORKS[backend].op_without_determinism(RuntimeError(text)) == op
+
+
+@pytest.mark.parametrize("backend", INSTALLED)
+def test_framework_knows_its_error_of_full_memory(backend):
+    here = FRAMEWORKS[backend]
+    assert here.is_full(here.full_error())
+    assert not here.is_full(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))  # of the user's code
+
+
+def test_a_backend_without_cards_says_that_it_has_no_setting(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "numpy")
+    assert framework() is OTHER
+    assert framework().determine(True) == "the backend numpy has no setting for it"
+    assert framework().determine(False) == ""
+    assert (framework().card(), framework().tf32(), framework().peak()) == ("", "", 0)
+    assert framework().is_full(MemoryError())
+
+
+SETTINGS = """
+import json, os
+from ddlf.worker.frameworks import framework
+here = framework()
+found = [here.tf32(), here.card()]
+def state():
+    if here.name == "tensorflow":
+        import tensorflow as tf
+        from tensorflow.python.framework import config
+        return [config.is_op_determinism_enabled(), tf.config.experimental.tensor_float_32_execution_enabled()]
+    if here.name == "jax":
+        import jax
+        return [None, jax.config.jax_default_matmul_precision]
+    import torch
+    return [torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32]
+for on, tf32 in ((True, "off"), (True, "on"), (False, "auto")):
+    here.set_tf32(tf32)
+    found += [here.determine(on) != "", *state()]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("tensorflow", [False, True, False, False, True, True, False, False, True]),
+        ("jax", [True, None, "highest", True, None, "tensorfloat32", False, None, None]),
+        ("torch", [False, True, False, False, True, True, False, False, True]),
+    ],
+)
+def test_framework_obeys_the_settings_and_returns_to_its_defaults(backend, expected):
+    assert backend in INSTALLED or backend == "torch"
+    if backend not in INSTALLED:
+        return
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    ended = subprocess.run(
+        [sys.executable, "-c", SETTINGS], env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(ended.stdout.splitlines()[-1]) == ["", "", *expected]
+
+
+def test_environment_is_set_and_restored(monkeypatch):
+    monkeypatch.setattr(determinism, "_set_here", set())
+    monkeypatch.setattr(determinism, "jax_was_used", lambda: False)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x")
+    assert determinism.set_environment(True)
+    assert os.environ["XLA_FLAGS"] == "--xla_dump_to=/tmp/x --xla_gpu_deterministic_ops=true"
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert determinism.set_environment(True)
+    assert os.environ["XLA_FLAGS"].count("deterministic") == 1
+    assert not determinism.set_environment(False)
+    assert os.environ["XLA_FLAGS"] == "--xla_dump_to=/tmp/x"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    monkeypatch.delenv("XLA_FLAGS")
+    determinism.set_environment(True)
+    determinism.set_environment(False)
+    assert "XLA_FLAGS" not in os.environ
+
+
+def test_flags_of_the_user_stay(monkeypatch):
+    monkeypatch.setattr(determinism, "_set_here", set())
+    monkeypatch.setattr(determinism, "jax_was_used", lambda: False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setenv("XLA_FLAGS", determinism.DETERMINISTIC_OPS)
+    determinism.set_environment(True)
+    determinism.set_environment(False)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    assert os.environ["XLA_FLAGS"] == determinism.DETERMINISTIC_OPS
+
+
+def test_jax_that_was_used_keeps_its_flags(monkeypatch):
+    monkeypatch.setattr(determinism, "jax_was_used", lambda: True)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert not determinism.set_environment(True)
+    monkeypatch.setenv("XLA_FLAGS", determinism.DETERMINISTIC_OPS)
+    assert determinism.set_environment(False)
