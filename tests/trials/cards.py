@@ -1,0 +1,224 @@
+"""Train on simulated cards: equal bits for any number of workers, and after a killed worker, a lost card or full memory.
+
+    python -m tests.trials.cards [--backend jax ...] [--workers 1 2 4 8] [--faults 10]
+
+A stand-in for NVML has eight cards, and the framework computes on the CPU. The first part trains eight slots on 1, 2, 4
+and 8 workers, one card each. It compares the SHA-256 of the weights, and the masks of all executors. The second part
+kills an executor, takes a card off the bus, lets a card hang, or fills its memory, each in a random round. A worker whose
+card is lost computes nothing until it is ended, as with a real card. The exit code is 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddlf
+from ddlf.cluster.cluster import Cluster
+from ddlf.errors import OutOfMemory
+from ddlf.events import Event, SlotStarted, WorkerConnected, WorkerLost
+from ddlf.worker.lost_cards import forget_lost, lost_cards
+from tests.cards import Cards, card
+from tests.training.models import Blobs, Quick
+
+COUNT = 8
+SLOTS = 8
+DEAD_AFTER_S = 8.0
+FAULTS = ("killed", "lost", "hung", "full")
+CHANGES: dict[str, dict[str, Any]] = {"lost": {"xid": 79}, "hung": {"hangs": True}}
+
+
+def uuid(number: int) -> str:
+    """Return the unique name of a card of the stand-in."""
+    return f"GPU-{number}0000000-0000"
+
+
+class OnCards(Blobs):
+    """Trains a small Keras model with eight slots."""
+
+    slots = SLOTS
+    optimizer = "adam"
+    samples = 512
+    master_epochs = 3
+    deterministic = True
+
+
+class Faulty(Quick):
+    """Computes nothing while its card is lost, and has full memory on demand."""
+
+    slots = 4
+    master_epochs = 6
+    full_in = 0
+
+    def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
+        from ddlf.worker.frameworks import framework
+
+        if self.full_in == self.replica.round:
+            raise framework().full_error()
+        self._compute()
+        found = super().train(weights, worker_epochs, batch_size)
+        self._compute()
+        return found
+
+    def _compute(self) -> None:
+        def is_lost() -> bool:
+            cards = json.loads(Path(os.environ["FAKE_NVML"]).read_text())["cards"]
+            own = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+            return any(one["uuid"] in own and ("xid" in one or "hangs" in one) for one in cards)
+
+        while is_lost():
+            time.sleep(0.05)
+
+
+def sha256(app: ddlf.IApp) -> str:
+    """Return the SHA-256 of an app's weights."""
+    return hashlib.sha256(b"".join(np.ascontiguousarray(w).tobytes() for w in app.model.get_weights())).hexdigest()
+
+
+def mask() -> str:
+    """Return the mask of this executor."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "none")
+
+
+async def on_workers(workers: int) -> tuple[str, list[str]]:
+    """Train on some workers, one card each, and return the SHA-256 of the weights and the masks."""
+    async with Cluster.local(workers, gpus=list(range(workers))) as cluster:
+        app = OnCards(cluster)
+        await app.train_sync()
+        return sha256(app), await cluster.run_method(mask)
+
+
+def widths(workers: Sequence[int]) -> Iterator[str]:
+    """Yield a line for each number of workers; it begins with ``WRONG`` if the bits or a mask differ."""
+    expected = ""
+    for count in workers:
+        found, masks = asyncio.run(on_workers(count))
+        expected = expected or found
+        right = found == expected and masks == [uuid(number) for number in range(count)]
+        yield f"{'right' if right else 'WRONG'} {count} workers: SHA-256 {found[:16]}, masks {', '.join(masks)}"
+
+
+@dataclass
+class Outcome:
+    """What came of a run with a fault.
+
+    Args:
+        kind: The fault.
+        sha: The SHA-256 of the weights; empty if the run ended with an error.
+        told: The reason of the loss, or the error.
+        moved: Whether the worker came again on another card.
+    """
+
+    kind: str
+    sha: str = ""
+    told: str = ""
+    moved: bool = False
+
+
+async def with_fault(cards: Cards, kind: str, chance: random.Random) -> Outcome:
+    """Train with one fault in a random round of a random worker; ``kind`` "" causes none."""
+    outcome, number, worker = Outcome(kind), chance.randint(2, 5), chance.randint(1, 2)
+    doing: list[asyncio.Task[None]] = []
+    async with Cluster.local(2, gpus=[0, 1], dead_after_s=DEAD_AFTER_S) as cluster:
+        app = Faulty(cluster)
+        app.full_in = number if kind == "full" else 0
+
+        async def kill() -> None:
+            os.kill((await cluster.workers[worker - 1].status())["executor_pid"], signal.SIGKILL)
+
+        def look(event: Event) -> None:
+            if isinstance(event, SlotStarted) and (event.round, event.worker) == (number, worker) and not doing:
+                if kind == "killed":
+                    doing.append(asyncio.get_running_loop().create_task(kill()))
+                elif kind in CHANGES:
+                    change = CHANGES[kind]
+                    cards.has(*(card(at, **(change if at == worker - 1 else {})) for at in range(COUNT)))
+                    doing.append(asyncio.get_running_loop().create_task(asyncio.sleep(0)))
+            elif isinstance(event, WorkerLost) and event.worker == worker:
+                outcome.told = outcome.told or event.why
+            elif isinstance(event, WorkerConnected) and event.worker == worker and event.again:
+                outcome.moved = event.gpus != (f"{worker - 1} (Test Card)",)
+
+        app.subscribe(look)
+        app.cluster.subscribe(look)
+        try:
+            await app.train_sync()
+            outcome.sha = sha256(app)
+        except OutOfMemory as error:
+            outcome.told = error.message
+        if doing:
+            await asyncio.gather(*doing)
+    return outcome
+
+
+def is_right(outcome: Outcome, expected: str) -> bool:
+    """Return whether a run with a fault has the promised result."""
+    if outcome.kind == "full":
+        return "does not fit into the memory of the card" in outcome.told
+    reason = {"killed": "SIGKILL", "lost": "has fallen off the bus (Xid 79)", "hung": "hangs: it has not answered"}
+    return outcome.sha == expected and reason[outcome.kind] in outcome.told
+
+
+def faults(cards: Cards, count: int, kinds: Sequence[str] = FAULTS, seed: int = 0) -> Iterator[str]:
+    """Yield a line for each run with a fault; it begins with ``WRONG`` if it has not the promised result."""
+    chance = random.Random(seed)
+    expected = asyncio.run(with_fault(cards, "", chance)).sha
+    for kind in kinds:
+        for _ in range(count):
+            try:
+                outcome = asyncio.run(with_fault(cards, kind, chance))
+            finally:
+                avoided = [*lost_cards()]
+                for name in avoided:
+                    forget_lost(name)
+                cards.has(*map(card, range(COUNT)))
+            right = is_right(outcome, expected) and bool(avoided) == (kind in CHANGES)
+            yield f"{'right' if right else 'WRONG'} {kind}: SHA-256 {outcome.sha[:16] or 'none'}, {outcome.told}" + (
+                ", came again on another card" if outcome.moved else ""
+            )
+
+
+def main() -> int:
+    """Run the trial."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", nargs="*", default=["tensorflow", "jax"])
+    parser.add_argument("--workers", nargs="*", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--faults", type=int, default=10)
+    parser.add_argument("--kinds", nargs="*", default=FAULTS)
+    options = parser.parse_args()
+    wrong = 0
+    for backend in options.backend:
+        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+            cards = Cards(Path(folder), patch)
+            cards.compute_with(backend)
+            cards.has(*map(card, range(COUNT)))
+            print(f"== {backend}", flush=True)
+            if options.workers:
+                for line in widths(options.workers):
+                    print(line, flush=True)
+                    wrong += line.startswith("WRONG")
+            if options.faults and backend == options.backend[0]:
+                for line in faults(cards, options.faults, options.kinds):
+                    print(line, flush=True)
+                    wrong += line.startswith("WRONG")
+    print(f"{wrong} wrong")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

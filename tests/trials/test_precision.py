@@ -1,0 +1,15 @@
+"""Run the short form of the trial of mixed precision."""
+
+from tests.trials.precision import FORMATS, lower, rows
+
+
+def test_each_format_learns():
+    found = rows(["dense"], [0], 2, samples=1000, tested=1000)
+    assert [format for _, format, _ in found] == list(FORMATS)
+    assert not lower(found, 0.05)
+    assert min(one for *_, (one,) in found) > 0.7
+
+
+def test_lower_accuracy_is_found():
+    found = [("cnn", "float32", [0.98, 0.97]), ("cnn", "mixed_float16", [0.97, 0.965])]
+    assert lower(found) == ["cnn with mixed_float16 is 0.75% below float32"]
