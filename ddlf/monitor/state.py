@@ -261,6 +261,8 @@ class State:
             lane.is_gone, lane.round, lane.loss, lane.portions = False, 0, None, Portions()
 
     def _commit(self, record: RoundRecord, now: float) -> None:
+        if self.record is not None and record.version <= self.record.version:  # the run has gone back
+            self._marks.clear()
         self.record, self.rounds, self.slots = record, record.rounds, record.slots or self.slots
         self.metrics |= record.metrics | {f"test_{name}": value for name, value in record.test.items()}
         reached = float(record.round)

@@ -166,7 +166,7 @@ class FileLedger:
             return
         one = replace(indices, again=(), end=indices.begin + len(indices))
         if skipped:
-            self._skipped.append((one, epochs, tuple(skipped)))
+            self._skipped = [*self._skipped, (one, epochs, tuple(skipped))]
         alike = [(open, times) for open, times in self._open if _epoch(open) == _epoch(one)]
         if all(times == epochs for _, times in alike) and _is_all([one, *(open for open, _ in alike)], self.samples):
             self._open = [entry for entry in self._open if entry not in alike]
@@ -178,9 +178,10 @@ class FileLedger:
                 and replace(open, end=one.end) == replace(one, begin=open.begin)
                 and open.end == one.begin
             ):
-                self._open[number] = replace(open, end=one.end), times
+                longer = replace(open, end=one.end), times
+                self._open = [*self._open[:number], longer, *self._open[number + 1 :]]
                 return
-        self._open.append((one, epochs))
+        self._open = [*self._open, (one, epochs)]
 
     @property
     def counts(self) -> np.ndarray[Any, Any]:
@@ -623,6 +624,16 @@ class Progress:
         for name in SHALLOW:
             setattr(then, name, copy.copy(getattr(self, name)))
         return then
+
+    def go_back(self, then: Self) -> None:
+        """Restore the state of a snapshot. The records and the ledger stay the same objects, since others have them."""
+        records, ledger = self.records, self.ledger
+        del records[len(then.records) :]
+        vars(ledger).update(vars(then.ledger))
+        then = then.snapshot()  # later rounds do not change the argument
+        for one in fields(self):
+            setattr(self, one.name, getattr(then, one.name))
+        self.records, self.ledger = records, ledger
 
     def set_back(self, then: Self) -> None:
         """Restore the state of a snapshot, with its weights in this process."""

@@ -228,8 +228,15 @@ class Reporter:
         """Whether a callback reads the weights after each epoch, so that the master must have them."""
         return self._callbacks is not None and self._callbacks.need_weights
 
+    async def go_back(self, then: Progress) -> None:
+        """Continue after an earlier state of the run, whose progress has its records and the states of callbacks."""
+        self.is_testing = self.converged = False
+        del self._app.history[len(then.records) :]
+        if self._callbacks is not None:
+            await self._callbacks.go_back()
+
     async def close(self) -> None:
-        """Cancel the reports that are still running, because the run has failed."""
+        """Cancel the reports that are still running, because the run has failed or goes back."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -516,6 +523,16 @@ class Run:
         if self._reporting is not None and await self._reporting:
             self.stopping = True
         return self.stopping
+
+    async def go_back(self, then: Progress) -> None:
+        """Return to an earlier state of this run, because a later one was lost. Its rounds are trained again."""
+        self._reporting, self.stopping = None, False
+        await self.reporter.close()
+        if self.keeper is not None:
+            self.keeper.drop()
+            await self.keeper.finish()
+        self.progress.go_back(then)
+        await self.reporter.go_back(then)
 
     def converge(self, reason: str) -> None:
         """Note that the loop ends the training before all its epochs are done, and why, as a sentence."""

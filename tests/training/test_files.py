@@ -1,5 +1,6 @@
 """Training on partition files: portions travel in the place of samples, the ledger is some numbers, and the bits are those of an undisturbed run."""
 
+import copy
 import json
 import random
 
@@ -174,6 +175,19 @@ def test_the_ledger_of_files_counts_what_was_read_and_nothing_else():
     ledger.add(one, 1)  # twice, and the others never: no epoch
     assert not ledger.is_exact(2)
     assert ledger.counts.tolist() == [3] * 5 + [1] * 5
+
+
+def test_a_copy_of_the_ledger_does_not_change_with_it():
+    one, two, other = (
+        Portion(shuffle="none", seed=0, epoch=0, slots=3, start=start, stop=start + 4) for start in (0, 4, 8)
+    )
+    ledger = FileLedger(12, [6, 6])
+    ledger.add(one, 1)
+    before = copy.copy(ledger)
+    ledger.add(two, 1, skipped=[1])
+    ledger.add(other, 1)
+    ledger.add(one[:2], 1)
+    assert before.counts.tolist() == [1] * 4 + [0] * 8
 
 
 def test_what_was_left_out_is_in_the_ledger_and_stays_there():

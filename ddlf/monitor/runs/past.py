@@ -242,6 +242,8 @@ def _take(past: Past, data: dict[str, Any]) -> None:
     past.board.tell(event, now)
     match event:
         case e.Committed():
+            while past.records and past.records[-1].version >= event.record.version:  # the run has gone back
+                del past.records[-1], past.times[-1]
             past.records.append(event.record)
             past.times.append(now)
         case e.RunBegan() | e.ModelBuilt() | e.DataLoaded() | e.TrainingBegan():

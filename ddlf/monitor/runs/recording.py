@@ -107,7 +107,7 @@ class FolderWriter:
             for when, event in batch
             if isinstance(event, e.Committed)
         ]:
-            self._write_metrics(rows)
+            self._write_metrics(without_replaced(rows))
         if any(isinstance(event, e.RunBegan | e.TrainingBegan) for _, event in batch):
             self._write_summary()
             if (notation := getattr(vars(self._app).get("model"), "notation", None)) is not None:
@@ -149,6 +149,8 @@ class FolderWriter:
         """Store those facts of an event that the run's summary will contain."""
         match event:
             case e.Committed():
+                if self._last is not None and event.record.version <= self._last.version:  # the run has gone back
+                    self._remove_metrics_after(event.record.version - 1)
                 self._last = event.record
             case e.Evaluated():
                 self._test = event.metrics
@@ -392,6 +394,16 @@ def recorded(app: UserApp, origins: dict[str, str] | None = None, job: str = "")
 def _begins(event: e.WorkerConnected) -> str:
     which = f"incarnation {event.incarnation} of {event.name}" if event.incarnation else event.name
     return f"{which} on {event.host}" + (f" ({event.engine})" if event.engine else "")
+
+
+def without_replaced(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of rounds that are not trained again later, because the run has gone back."""
+    kept: list[dict[str, Any]] = []
+    for one in rows:
+        while kept and kept[-1]["version"] >= one["version"]:
+            kept.pop()
+        kept.append(one)
+    return kept
 
 
 def _asks_for_checkpoints(app: UserApp) -> bool:

@@ -75,6 +75,7 @@ class Callbacks:
         self._progress: Progress
         self._list: Any
         self._states: CallbackStates
+        self._first_rates: list[float] = []
 
     @property
     def stopped(self) -> bool:
@@ -137,6 +138,10 @@ class Callbacks:
         """
         await compute(self._begin_epoch)
 
+    async def go_back(self) -> None:
+        """Give the callbacks their states of an earlier round, which the progress has now."""
+        await compute(self._go_back)
+
     async def end(self, *, whole: bool) -> None:
         """Call ``on_train_end`` of all callbacks.
 
@@ -188,6 +193,7 @@ class Callbacks:
         self._show()
         model.stop_training, model._initial_epoch = False, None
         before = self._now()
+        self._first_rates = read_rates(model)
         self._list.on_train_begin()
         self._states = CallbackStates(callbacks)
         missing = [] if progress.callbacks is None else self._states.write(progress.callbacks)
@@ -212,6 +218,13 @@ class Callbacks:
         progress.version = progress.merges = progress.round * (1 if self._in_rounds else len(progress.states))
         if self._app.optimizer_state != "fresh" and not self._steps and (state := read_optimizer(model)):
             progress.states[:] = [{OPTIMIZER: state} for _ in progress.states]
+
+    def _go_back(self) -> None:
+        assert self._progress.callbacks is not None  # a run goes back only if it writes checkpoints
+        self._states.go_back(self._progress.callbacks)
+        write_rates(self._model, self._first_rates)  # the progress has no rates before a callback sets one
+        self._show()
+        self._model.stop_training = False
 
     def _begin_epoch(self) -> None:
         progress, before = self._progress, self._now()

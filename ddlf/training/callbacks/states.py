@@ -123,6 +123,18 @@ class CallbackStates:
                 del vars(callback)[attribute]
             vars(callback).update({attribute: _decoded(parts) for attribute, (parts, _) in first.items()})
 
+    def go_back(self, state: Sequence[Any]) -> None:
+        """Restore the callbacks' attributes of an earlier round.
+
+        Attributes that are not data, such as a function that a callback has chosen in its first epoch, stay.
+        """
+        for name, callback in self._callbacks.items():
+            first, now = self._first[name], _encoded(callback).keys()
+            for attribute in now - first.keys():
+                del vars(callback)[attribute]
+            vars(callback).update({one: _decoded(parts) for one, (parts, _) in first.items() if one in now})
+        self.write(state)
+
 
 def _encoded(callback: Any) -> dict[str, tuple[list[bytes], bytes]]:
     """Return the attributes of a callback that are data: each one as bytes, with a hash to notice changes."""

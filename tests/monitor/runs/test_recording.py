@@ -11,17 +11,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from ddlf import IApp
 from ddlf.cli.run import _connect
 from ddlf.errors import ConfigError
-from ddlf.events import CardRead, Evaluated, ModelSaved, SlotMoved, WorkerWrote
+from ddlf.events import CardRead, Committed, Evaluated, ModelSaved, SlotMoved, WorkerWrote
 from ddlf.events.record import History
 from ddlf.events.sinks import from_json
 from ddlf.monitor.runs import folder, past
-from ddlf.monitor.runs.recording import recorded
+from ddlf.monitor.runs.recording import FolderWriter, recorded
 from ddlf.monitor.runs.summary import without_secrets
 from ddlf.monitor.terminal.display import Display
 from ddlf.testing import FakeRun, in_process_cluster
@@ -89,6 +90,22 @@ async def test_use_of_cards_is_in_the_summary_and_the_report(tmp_path):
     report = (path / folder.REPORT).read_text()
     assert '["use of card 0 (H100) by pc01","85 %, 20.0 of 80.0 GB, 310 W, 60 ' in report
     assert '["use of card 1:0 (MIG 1g.10gb) by pc01","1.0 of 80.0 GB"]' in report
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+async def test_rounds_that_are_trained_again_replace_the_former_ones(tmp_path, size):
+    app = fake(None)
+    await app.train_model()
+    first = app.history[0]
+    order = [(1, 1.0), (2, 2.0), (3, 3.0), (2, 12.0), (3, 13.0)]
+    records = [replace(first, round=n, version=n, metrics=first.metrics | {"loss": loss}) for n, loss in order]
+    writer = FolderWriter(app, tmp_path, {})
+    for begin in range(0, len(records), size):
+        writer.write([(1.0, Committed(record=record)) for record in records[begin : begin + size]])
+    with (tmp_path / folder.METRICS).open(encoding="utf-8", newline="") as file:
+        rows = [(int(row["version"]), float(row["loss"])) for row in csv.DictReader(file)]
+    assert rows == [(1, 1.0), (2, 12.0), (3, 13.0)]
+    assert [(one.version, one.metrics["loss"]) for one in past.read(tmp_path).records] == rows
 
 
 async def test_a_program_gets_no_folder_unless_it_asks_for_one(tmp_path, monkeypatch):
@@ -280,7 +297,7 @@ async def test_who_was_connected_to_is_in_the_folder_of_a_run_of_the_command_lin
 
 KILLED = """
 import asyncio, sys
-from ddlf.monitor.runs.recording import recorded
+from ddlf.monitor.runs.recording import FolderWriter, recorded
 from ddlf.testing import FakeRun
 
 class App(FakeRun):

@@ -5,8 +5,12 @@ import json
 import numpy as np
 import pytest
 
+import ddlf.data
 from ddlf.algorithms.partition import shuffled
-from ddlf.errors import BadUpdate
+from ddlf.data.place import Folder
+from ddlf.data.sources import open_source
+from ddlf.data.split import split
+from ddlf.errors import BadUpdate, ClusterTooSmall
 from ddlf.events import Committed, SlotMoved, Warned
 from ddlf.training.slot.variables import is_made
 from tests.training.models import Blobs, app, blobs, distance, equal
@@ -47,6 +51,22 @@ class Cut(Blobs):
 
     async def create_model(self):
         self.model = clipped()
+
+
+def lowering():
+    """A callback that counts epochs: it halves the learning rate after two epochs without a better loss."""
+    import keras
+
+    return keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2, min_delta=10.0, min_lr=0.0)
+
+
+class InFiles(Cut):
+    place = ""
+
+    async def load_dataset(self):
+        await super().load_dataset()
+        del self.x_test, self.y_test
+        self.test_data = ddlf.data.open(self.place)
 
 
 class WithNaN(Cut):
@@ -127,6 +147,72 @@ async def test_losses_and_a_resume_with_another_cut_change_no_bit(two_workers, t
     assert equal(resumed.model.get_weights(), whole.model.get_weights())
     assert equal(resumed.optimizers[0], whole.optimizers[0])
     assert resumed.ledger.is_exact(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cut", [{"split": "stages:2"}, {"split": "within:2", "micro_batches": 1}], ids=["slices", "shares"]
+)
+async def test_the_run_goes_back_to_its_checkpoint_if_a_part_and_its_copy_are_lost(two_workers, tmp_path, cut):
+    options = dict(master_epochs=6, batch_size=64, callbacks=[], checkpoint_every=2) | cut
+    whole, lost = (
+        app(two_workers, Cut, **{**options, "callbacks": [lowering()], "checkpoint": tmp_path / name})
+        for name in ("whole", "lost")
+    )
+    await whole.train_model()
+    kills, told = {3, 5}, []
+
+    def kill(event):
+        if isinstance(event, Committed) and event.record.round in kills:
+            kills.remove(event.record.round)
+            kill_executor(two_workers, 1)()
+            kill_executor(two_workers, 2)()
+        if isinstance(event, Warned) and "were lost after round" in event.why:
+            told.append(event.why)
+
+    lost.subscribe(kill)
+    await lost.train_model()
+    assert [why.rpartition(" ")[2] for why in told] == ["2", "4"]
+    assert equal(lost.model.get_weights(), whole.model.get_weights())
+    assert equal(lost.optimizers[0], whole.optimizers[0])
+    assert [one.round for one in lost.history] == [1, 2, 3, 4, 5, 6]
+    assert [one.metrics["learning_rate"] for one in lost.history] == [
+        one.metrics["learning_rate"] for one in whole.history
+    ]
+    assert [one.metrics["loss"] for one in lost.history] == [one.metrics["loss"] for one in whole.history]
+    assert lost.ledger.is_exact(6)
+
+
+@pytest.mark.slow
+async def test_without_a_checkpoint_the_loss_of_a_part_and_its_copy_ends_the_run(two_workers):
+    lost = app(two_workers, Cut, master_epochs=4, batch_size=64)
+
+    def kill(event):
+        if isinstance(event, Committed) and event.record.round == 2:
+            kill_executor(two_workers, 1)()
+            kill_executor(two_workers, 2)()
+
+    lost.subscribe(kill)
+    with pytest.raises(
+        ClusterTooSmall, match=r"part \d of the model and its copy are lost, and the run has no checkpoint"
+    ):
+        await lost.train_model()
+
+
+@pytest.mark.slow
+async def test_parts_evaluate_data_in_files_as_the_master_does(two_workers, tmp_path):
+    x, y = blobs(900, seed=3)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    split(open_source(tmp_path / "data.npz"), Folder(tmp_path / "data"), [300, 400, 200], shuffle=False)
+    found, told = [], []
+    for options in ({"split": "stages:2"}, {"split": None, "micro_batches": None}):
+        trained = app(two_workers, InFiles, place=str(tmp_path / "data"), evaluate_every=1, **options)
+        trained.subscribe(lambda event: told.append(event.why) if isinstance(event, Warned) else None)
+        await trained.train_model()
+        whole = trained.model.evaluate(x, y, batch_size=512, verbose=0, return_dict=True)
+        assert trained.history[-1].test == pytest.approx(whole, rel=1e-6)
+        found.append(trained.history)
+    assert not [why for why in told if "the master evaluates" in why]
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ A round of s parts::
     the workers train the round together; each keeps the state of its part, and another worker keeps a copy
 
 If a worker is lost, all others stop, and the round begins again from its first weights. The samples, the seeds and the
-cut are the same, so the result has the same bits. The master has no weights until the end, unless a callback or a hook
+cut are the same, so the result has the same bits. If a part and its copy are lost together, the run goes back to its
+last checkpoint. The master has no weights until the end, unless a callback or a hook
 reads them.
 """
 
@@ -33,7 +34,7 @@ from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.evaluation.model import EVALUATION_BATCH, fitting
 from ddlf.training.evaluation.workers import NAMES, elsewhere, fingerprints
 from ddlf.training.exchanges.members import NOTICED_S, Member, Members
-from ddlf.training.exchanges.split.places import Places, Source
+from ddlf.training.exchanges.split.places import PartLost, Places, Source
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.states import SplitStates
 from ddlf.training.progress import WeightsRef, shapes
@@ -66,21 +67,31 @@ class Pipeline:
         group = Group(run, self.plan)
         try:
             with contextlib.suppress(Ended):
-                async for round in run.rounds():
-                    if run.reporter.is_testing and await run.reported():  # the parts evaluate the round before first
-                        break
-                    carrying = asyncio.ensure_future(group.carry(round.tasks))
-                    try:
-                        await run.meanwhile()
-                        replies, idle = await carrying
-                    finally:
-                        await end_all([carrying])
-                    run.arrived = time.perf_counter()
-                    shown = round.last or self.reads or (run.reporter.shows and run.progress.ends_epoch(round.number))
-                    more = {"idle": idle} if len(self.plan.parts) > 1 else {}
-                    await group.commit(replies, more, shown=shown)
+                while (lost := await self._rounds(run, group)) is not None:
+                    await group.go_back(lost)
         finally:
             await to_its_end(group.settle())
+
+    async def _rounds(self, run: Run, group: Group) -> PartLost | None:
+        """Train the remaining rounds. Return an error if a part and its copy were lost."""
+        try:
+            async for round in run.rounds():
+                if run.reporter.is_testing and await run.reported():  # the parts evaluate the round before first
+                    break
+                carrying = asyncio.ensure_future(group.carry(round.tasks))
+                try:
+                    await run.meanwhile()
+                    replies, idle = await carrying
+                finally:
+                    await end_all([carrying])
+                run.arrived = time.perf_counter()
+                shown = round.last or self.reads or (run.reporter.shows and run.progress.ends_epoch(round.number))
+                more = {"idle": idle} if len(self.plan.parts) > 1 else {}
+                await group.commit(replies, more, shown=shown)
+            await run.reported()
+        except PartLost as error:
+            return error
+        return None
 
 
 @dataclass(slots=True)
@@ -95,6 +106,7 @@ class _Job:
         check: Raises an error if a result does not fit.
         more: Returns the entries of a part's order that others do not share.
         other: Why a worker cannot take part, if its data differs.
+        lost: The error if the state of a part is lost.
     """
 
     verb: str
@@ -104,6 +116,7 @@ class _Job:
     check: Callable[[int, dict[str, Any], ProxyWorker], None] | None = None
     more: Callable[[int], dict[str, Any]] = lambda part: {}
     other: str = ""
+    lost: PartLost | None = None
 
 
 @dataclass(slots=True)
@@ -145,7 +158,7 @@ class Group:
         assert isinstance(states, SplitStates)
         self._states = states
         states.bring = self._optimizer
-        self._home = run.progress.snapshot()
+        self._home, self._left = run.progress.snapshot(), source  # the last state that is not only on workers
         self._waits = False  # whether a warning has said that the run waits for workers
         run.crew.hand_back.append(self._hand_back)
 
@@ -161,7 +174,7 @@ class Group:
         run, begin = self._run, time.perf_counter()
         if (source := self._places.source) is not None and source.optimizer is None:
             optimizer = run.progress.states[0].get(OPTIMIZER)
-            self._places.source = Source(source.weights, optimizer)
+            self._places.source = self._left = Source(source.weights, optimizer)
         tasks = [run.exchange.completed(task) for task in tasks]
         messages = [replace(task, weights=None, state=None).to_message() for task in tasks]
         replica = self._plan.replica
@@ -200,9 +213,10 @@ class Group:
             slices = await keeper.sliced(run.progress, partial(places.write, at, places.version + 1))
         places.moved(at)
         self._states.changed()
-        weights: Weights | WeightsRef
+        left: Source | None = None
         if shown or (due and slices is None):
-            weights = (await places.bring()).weights
+            left = await places.bring()
+            weights = left.weights
         else:
             weights = WeightsRef(
                 like=shapes(run.progress.weights),
@@ -215,9 +229,25 @@ class Group:
         await run.commit(weights, replies, **more)
         changed = run.progress.weights
         if changed is not weights:  # a callback has changed them: the workers receive them from the master
-            places.begin_with(Source(changed, await self._optimizer()))
+            left = Source(changed, await self._optimizer())
+            places.begin_with(left)
         if shown or due:
-            self._home = run.progress.snapshot()
+            self._home, self._left = run.progress.snapshot(), left or Source(changed, None)
+
+    async def go_back(self, lost: PartLost) -> None:
+        """Return to the last checkpoint, or to a later round whose weights the master has.
+
+        Raises:
+            PartLost: There is no checkpoint.
+        """
+        run, reached = self._run, self._run.progress.round
+        if run.keeper is None or not self._home.version:
+            raise lost
+        await run.go_back(self._home)
+        self._states.set_back(run.progress.states)
+        self._places.begin_with(self._left)
+        why = f"a part of the model and its copy were lost after round {reached}: the run continues after round {run.progress.round}"
+        run.crew.emit(Warned(about="model", why=why))
 
     async def settle(self) -> None:
         """Fetch the final state to the master. If it is lost, restore the last state that the master can read."""
@@ -283,12 +313,15 @@ class Group:
         """Have the workers of all parts do a job. Return the results, in the order of the parts."""
         parts = range(len(self._plan.parts))
         works = [self._run.crew.carry(part, job.round, partial(self._work, part, job), leaves=False) for part in parts]
-        return list(await asyncio.gather(*works))
+        found = list(await asyncio.gather(*works))
+        if job.lost is not None:
+            raise job.lost
+        return found
 
     async def _work(self, part: int, job: _Job, worker: ProxyWorker, holds: bool) -> dict[str, Any]:
         """Have a worker do its part of a job, as often as the other parts need it. Return the result."""
         try:
-            while not job.other:
+            while not job.other and job.lost is None:
                 attempt = self._attempt
                 attempt.workers[part] = worker
                 if len(attempt.workers) == len(self._plan.parts):
@@ -308,7 +341,12 @@ class Group:
         try:
             await asyncio.wait([over, doing], return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
-                result = doing.result()
+                try:
+                    result = doing.result()
+                except PartLost as error:
+                    job.lost = error
+                    self._again(attempt)
+                    return None
                 if "peer" in result:
                     await self._unreached(attempt, worker, result)
                     return None

@@ -24,6 +24,10 @@ from ddlf.training.progress import WeightsRef
 from ddlf.training.slot.task import OPTIMIZER
 
 
+class PartLost(ClusterTooSmall):
+    """Error: no worker has the state of a part."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A state of the whole model that is not on workers.
@@ -84,7 +88,7 @@ class Places:
         """Return the entry ``state`` of an order: how a worker gets the state of a part.
 
         Raises:
-            ClusterTooSmall: The state is lost.
+            PartLost: The state is lost.
         """
         holders = [proxy for _, proxy in self.holders(part)]
         if any(one.id == worker.id for one in holders):
@@ -118,11 +122,11 @@ class Places:
             }
         return {"arrays": found}
 
-    def gone(self, part: int) -> ClusterTooSmall:
+    def gone(self, part: int) -> PartLost:
         """Return the error that says that the state of a part is lost."""
-        return ClusterTooSmall(
-            f"the workers that had part {part + 1} of the model are lost",
-            hint="resume from the last checkpoint; with checkpoint_every=1 no round is lost",
+        return PartLost(
+            f"the workers that had part {part + 1} of the model and its copy are lost, and the run has no checkpoint",
+            hint="set checkpoint (--checkpoint FOLDER): then the run continues from the last one",
         )
 
     # -- on the master ------------------------------------------------------------------------------------------------
@@ -131,7 +135,7 @@ class Places:
         """Return the whole state. Arrays that were on workers are in files on the master.
 
         Raises:
-            ClusterTooSmall: A part is lost.
+            PartLost: A part is lost.
         """
         if self.source is not None:
             return self.source
@@ -152,7 +156,7 @@ class Places:
         """Return the state of a part, fetched from a worker into a file on the master.
 
         Raises:
-            ClusterTooSmall: The part is lost.
+            PartLost: The part is lost.
         """
         version = self.version
         if (part, version) not in self._here:
