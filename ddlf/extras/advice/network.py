@@ -13,6 +13,7 @@ import numpy as np
 
 from ddlf.data.trees import leaves
 from ddlf.extras.advice.facts import USUAL_CUT, WEIGHTED, LayerFacts, OptimizerFacts, OutputFacts
+from ddlf.training.slot.variables import is_made
 
 ARGUMENTS = frozenset(
     {"units", "filters", "kernel_size", "strides", "padding", "rate", "use_bias", "data_format", "groups", "input_dim"}
@@ -265,6 +266,9 @@ def _equal(kernel: Any) -> float | None:
     try:
         import keras
 
+        if not is_made(kernel):  # the model spans workers: a few values of its initializer, not all, which need memory
+            few = keras.ops.convert_to_numpy(kernel._initializer((2,) * len(kernel.shape), dtype=kernel.dtype))
+            return float(few.flat[0]) if few.min() == few.max() else None
         some = keras.ops.convert_to_numpy(kernel.value[..., :2] if math.prod(kernel.shape) > 1 << 16 else kernel.value)
         if not some.size or some.min() != some.max():
             return None
