@@ -1,7 +1,8 @@
-"""Run the short form of the trial that kills workers and the master of a model in parts."""
+"""Run the short forms of the trials of models in parts."""
 
 from tests.trials.killed import kills
 from tests.trials.split import APP
+from tests.trials.split_alike import BARS, METRICS, compared
 
 
 def test_bits_stay_when_parts_and_master_are_killed():
@@ -9,3 +10,9 @@ def test_bits_stay_when_parts_and_master_are_killed():
     assert result["masters"] == 1, result
     assert result["same"], result
     assert result["ledger"], result
+
+
+def test_stages_train_a_skip_over_two_cuts_as_one_process_does():
+    weights, metrics = compared("skip over two cuts", "momentum", stages=3, steps=3)
+    assert weights <= BARS["momentum"]
+    assert metrics <= METRICS

@@ -203,37 +203,60 @@ def seed_layers(model, seed):
 
 
 def gradients_of(model, batch, samples, share):
+    """Return the gradients of a micro-batch times its share, compiled as ``fit`` compiles its steps."""
     import keras
 
-    x, y, w = (*batch, None, None)[:3]
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
+    if "gradients" not in vars(model):
+        object.__setattr__(model, "gradients", KINDS_OF_GRADIENTS[keras.backend.backend()](model))
+    return model.gradients((*batch, None, None)[:3], samples, share)
 
+
+def tensorflow_gradients(model):
+    import tensorflow as tf
+
+    @tf.function
+    def gradients(x, y, w, samples):
         with tf.GradientTape() as tape:
             y_pred = model(x, training=True)
             loss = model.compute_loss(x, y, y_pred, w)
-        found = tape.gradient(loss, [one.value for one in model.trainable_variables])
         model._loss_tracker.update_state(loss, sample_weight=samples)
         model.compute_metrics(x, y, y_pred, w)
-        return [tf.convert_to_tensor(one) * share for one in found]
+        return tape.gradient(loss, [one.value for one in model.trainable_variables])
+
+    return lambda batch, samples, share: [tf.convert_to_tensor(one) * share for one in gradients(*batch, samples)]
+
+
+def jax_gradients(model):
     import jax
+    import keras
 
-    states = [*model.non_trainable_variables, *model.metrics_variables]
+    @jax.jit
+    def gradients(trained, before, batch, samples):
+        states = [*model.non_trainable_variables, *model.metrics_variables]
 
-    def of(trained):
-        mapping = zip(model.trainable_variables, trained, strict=True)
-        with keras.StatelessScope(state_mapping=list(mapping)) as scope:
-            y_pred = model(x, training=True)
-            loss = model.compute_loss(x, y, y_pred, w)
-        after = [scope.get_current_value(one) for one in states]
-        return loss, (y_pred, after)
+        def of(trained):
+            mapping = [*zip(model.trainable_variables, trained, strict=True), *zip(states, before, strict=True)]
+            x, y, w = batch
+            with keras.StatelessScope(state_mapping=mapping) as scope:
+                y_pred = model(x, training=True)
+                loss = model.compute_loss(x, y, y_pred, w)
+                model._loss_tracker.update_state(loss, sample_weight=samples)
+                model.compute_metrics(x, y, y_pred, w)
+            found = [scope.get_current_value(one) for one in states]
+            return loss, [old if new is None else new for old, new in zip(before, found, strict=True)]
 
-    (loss, (y_pred, after)), found = jax.value_and_grad(of, has_aux=True)(
-        [one.value for one in model.trainable_variables]
-    )
-    for variable, value in zip(states, after, strict=True):
-        if value is not None:
+        (_, after), found = jax.value_and_grad(of, has_aux=True)(trained)
+        return found, after
+
+    def added(batch, samples, share):
+        states = [*model.non_trainable_variables, *model.metrics_variables]
+        trained, before = ([one.value for one in some] for some in (model.trainable_variables, states))
+        found, after = gradients(trained, before, batch, samples)
+        for variable, value in zip(states, after, strict=True):
             variable.assign(value)
-    model._loss_tracker.update_state(loss, sample_weight=samples)
-    model.compute_metrics(x, y, y_pred, w)
-    return [one * share for one in found]
+        return [one * share for one in found]
+
+    return added
+
+
+KINDS_OF_GRADIENTS = {"tensorflow": tensorflow_gradients, "jax": jax_gradients}

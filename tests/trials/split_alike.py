@@ -1,0 +1,203 @@
+"""Compare models in stages with one process that adds up the same micro-batches.
+
+    python -m tests.trials.split_alike [--backends tensorflow jax] [--models MLP CNN] [--steps 20]
+
+Each model trains in 2 and in 3 stages, each stage on its own thread with its own copy of the model, as on workers. The
+table has the largest difference of a weight after all steps, and of a metric relative to its value. The bars are 1e-6
+with SGD and momentum, 1e-4 with Adam, and 1e-6 for metrics. The exit code is 1 if a difference is larger.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.trials.options import read_options
+
+BATCH, MICRO_BATCHES = 64, 8
+LAST = 40
+"""Samples of the last batch."""
+BARS = {"sgd": 1e-6, "momentum": 1e-6, "adam": 1e-4}
+METRICS = 1e-6
+WORDS, LENGTH = 1000, 32
+
+
+def optimizer(name: str) -> Any:
+    """Return an optimizer."""
+    import keras
+
+    optimizers = keras.optimizers
+    made = {
+        "sgd": lambda: optimizers.SGD(0.01),
+        "momentum": lambda: optimizers.SGD(0.005, momentum=0.9),
+        "adam": lambda: optimizers.Adam(1e-3),
+    }
+    return made[name]()
+
+
+def classifier(inputs: Any, outputs: Any, name: str) -> Any:
+    """Return a compiled model of 10 classes."""
+    import keras
+
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer(name), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def mlp(name: str, dropout: float = 0.0) -> Any:
+    """A network of dense layers for digits."""
+    import keras
+
+    layers = keras.layers
+    x = found = keras.Input((784,))
+    for units in (512, 256, 128):
+        found = layers.Dense(units, activation="relu")(found)
+        found = layers.Dropout(dropout)(found) if dropout else found
+    return classifier(x, layers.Dense(10, activation="softmax")(found), name)
+
+
+def with_dropout(name: str) -> Any:
+    """The network of dense layers with dropout between them."""
+    return mlp(name, 0.3)
+
+
+def cnn(name: str) -> Any:
+    """A convolutional network for digits."""
+    import keras
+
+    layers = keras.layers
+    x = keras.Input((28, 28, 1))
+    found = layers.MaxPooling2D()(layers.Conv2D(32, 3, activation="relu")(x))
+    found = layers.MaxPooling2D()(layers.Conv2D(64, 3, activation="relu")(found))
+    found = layers.Dropout(0.25)(layers.Dense(128, activation="relu")(layers.Flatten()(found)))
+    return classifier(x, layers.Dense(10, activation="softmax")(found), name)
+
+
+def skip(name: str) -> Any:
+    """A skip that crosses two cuts in three stages."""
+    import keras
+
+    layers = keras.layers
+    x = keras.Input((784,))
+    first = layers.Dense(256, activation="tanh")(x)
+    second = layers.Dense(256, activation="relu")(first)
+    third = layers.Dense(256, activation="relu")(second)
+    return classifier(x, layers.Dense(10, activation="softmax")(layers.Add()([third, first])), name)
+
+
+def transformer(name: str) -> Any:
+    """A block of a transformer that is used twice."""
+    import keras
+
+    layers = keras.layers
+    x = keras.Input((LENGTH,), dtype="int32")
+    found = layers.Embedding(WORDS, 64)(x)
+    attend, one, two = layers.MultiHeadAttention(4, 16), layers.LayerNormalization(), layers.LayerNormalization()
+    wide, narrow = layers.Dense(256, activation="gelu"), layers.Dense(64)
+    for _ in range(2):
+        found = one(layers.Add()([found, attend(found, found)]))
+        found = two(layers.Add()([found, narrow(wide(found))]))
+    return classifier(x, layers.Dense(10, activation="softmax")(layers.GlobalAveragePooling1D()(found)), name)
+
+
+def several(name: str) -> Any:
+    """Two inputs and two outputs, of which one is computed in an early stage."""
+    import keras
+
+    layers = keras.layers
+    image, more = keras.Input((784,), name="image"), keras.Input((16,), name="more")
+    hidden = layers.Dense(256, activation="relu")(image)
+    early = layers.Dense(1, name="early")(hidden)
+    joined = layers.Concatenate()([layers.Dense(128, activation="tanh")(hidden), more])
+    late = layers.Dense(10, activation="softmax", name="late")(layers.Dense(128, activation="relu")(joined))
+    model = keras.Model({"image": image, "more": more}, {"early": early, "late": late})
+    losses = {"early": "mse", "late": "sparse_categorical_crossentropy"}
+    metrics = {"late": ["accuracy"], "early": ["mae"]}
+    model.compile(optimizer(name), loss=losses, loss_weights={"early": 0.5, "late": 1.0}, metrics=metrics)
+    return model
+
+
+MODELS: dict[str, Callable[[str], Any]] = {
+    "MLP": mlp,
+    "CNN": cnn,
+    "skip over two cuts": skip,
+    "transformer block, used twice": transformer,
+    "two inputs and outputs": several,
+    "dropout": with_dropout,
+}
+
+
+def batches(model: str, steps: int) -> list[tuple[Any, ...]]:
+    """Return made-up batches for a model; the last one is smaller."""
+    chance, found = np.random.default_rng(7), list[tuple[Any, ...]]()
+    for step in range(steps):
+        count = LAST if step == steps - 1 else BATCH
+        y = chance.integers(0, 10, count)
+        image = (0.3 * chance.normal(size=(count, 784)) + 0.1 * y[:, None]).astype("float32")
+        if model == "CNN":
+            found.append((image.reshape(count, 28, 28, 1), y))
+        elif model.startswith("transformer"):
+            found.append((chance.integers(0, WORDS, (count, LENGTH)).astype("int32"), y))
+        elif model.startswith("two"):
+            x = {"image": image, "more": chance.normal(size=(count, 16)).astype("float32")}
+            found.append((x, {"early": chance.normal(size=(count, 1)).astype("float32"), "late": y}))
+        else:
+            found.append((image, y))
+    return found
+
+
+def compared(model: str, name: str, stages: int, steps: int) -> tuple[float, float]:
+    """Return the largest difference of a weight, and the largest relative one of a metric."""
+    from tests.training.models import distance
+    from tests.training.split.together import Parts, trained_plain
+
+    build, data = lambda: MODELS[model](name), batches(model, steps)
+    parts = Parts(build, f"stages:{stages}", BATCH, MICRO_BATCHES)
+    parts.begin_epoch()
+    for number, batch in enumerate(data):
+        parts.train(batch, (0, number))
+    weights, metrics = trained_plain(build, data, MICRO_BATCHES)
+    mine = parts.metrics((steps - 1) * BATCH + LAST)
+    assert mine.keys() == metrics.keys()
+    return distance(parts.weights(), weights), max(abs(mine[one] / value - 1) for one, value in metrics.items())
+
+
+def rows(models: Sequence[str], steps: int, stages: Sequence[int]) -> bool:
+    """Print a row for each model and optimizer. Return whether all are within the bars."""
+    import keras
+
+    fine = True
+    for model in models:
+        for name, bar in BARS.items():
+            for count in stages:
+                weights, metrics = compared(model, name, count, steps)
+                within = weights <= bar and metrics <= METRICS
+                fine = fine and within
+                of = {"backend": keras.backend.backend(), "model": model, "optimizer": name, "stages": count}
+                print(json.dumps({**of, "weights": weights, "metrics": metrics, "within": within}), flush=True)
+    return fine
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare on each backend, in its own process. Returns the exit code."""
+    models, backends = list(MODELS), ["tensorflow", "jax"]
+    options = read_options(__doc__, argv, backends=backends, models=models, steps=20, stages=[2, 3], here=False)
+    if options.here:
+        return 0 if rows(options.models, options.steps, options.stages) else 1
+    again = [sys.executable, "-m", "tests.trials.split_alike", "--here", "--steps", str(options.steps)]
+    again += ["--stages", *map(str, options.stages), "--models", *options.models]
+    codes = [
+        subprocess.run(again, env={**os.environ, "KERAS_BACKEND": backend}, check=False).returncode
+        for backend in options.backends
+    ]
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
