@@ -263,7 +263,7 @@ class Sleepers(IApp):
         self.model.compile(keras.optimizers.SGD(0.01), "mse")
 
 
-async def idle_of(count: int, steps: int) -> list[float]:
+async def idle_of(cluster: Cluster, count: int, steps: int) -> list[float]:
     """Return the mean share of idle time of all stages, in each round but the first."""
     shares: dict[int, list[float]] = {}
 
@@ -271,22 +271,22 @@ async def idle_of(count: int, steps: int) -> list[float]:
         if isinstance(event, PartTrained) and event.round > 1:
             shares.setdefault(event.round, []).append(event.idle_s / event.seconds)
 
-    async with Cluster.local(count) as cluster:
-        app = Sleepers(cluster)
-        app.count, app.steps = count, steps
-        app.split = f"layers:{','.join(f'sleeper_{number}' for number in range(1, count))}"
-        app.subscribe(hear)
-        await app.train_model()
+    app = Sleepers(cluster)
+    app.count, app.steps = count, steps
+    app.split = f"layers:{','.join(f'sleeper_{number}' for number in range(1, count))}"
+    app.subscribe(hear)
+    await app.train_model()
     return [statistics.mean(one) for one in shares.values()]
 
 
 async def idle(counts: Sequence[int], steps: int) -> None:
     """Print the table of idle time for some numbers of stages."""
     rows = [["stages", "idle", "formula", "difference"]]
-    for count in counts:
-        found = Spread.of(await idle_of(count, steps))
-        formula = (count - 1) / (MICRO_BATCHES + count - 1)
-        rows.append([str(count), found.text(".3f"), f"{formula:.3f}", f"{found.median - formula:+.3f}"])
+    async with Cluster.local(max(counts)) as cluster:
+        for count in counts:
+            found = Spread.of(await idle_of(cluster, count, steps))
+            formula = (count - 1) / (MICRO_BATCHES + count - 1)
+            rows.append([str(count), found.text(".3f"), f"{formula:.3f}", f"{found.median - formula:+.3f}"])
     print(f"{table(rows)}\n\n{MICRO_BATCHES} micro-batches; the bar is a difference of 0.05\n")
 
 
