@@ -10,7 +10,7 @@ import asyncio
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -867,13 +867,15 @@ class Cluster(Group):
         """Let each of these workers call every other one in a run; ``ddlf.cluster.introduce`` has the details."""
         await introduce(workers, run)
 
-    async def introduced(self, workers: Sequence[ProxyWorker], run: str) -> list[tuple[ProxyWorker, ProxyWorker, str]]:
+    async def introduced(
+        self, workers: Sequence[ProxyWorker], run: str, *, calls: Mapping[int, Collection[int]] | None = None
+    ) -> list[tuple[ProxyWorker, ProxyWorker, str]]:
         """Introduce workers like ``introduce``, but return the pairs without a connection instead of raising an error.
 
         Returns:
             For each such pair: the caller, the called worker, and the reason.
         """
-        return await introduced(workers, run)
+        return await introduced(workers, run, calls=calls)
 
     async def look(self) -> list[dict[str, Any]]:
         """Return the state of each worker, missing ones included, as its daemon reports it.

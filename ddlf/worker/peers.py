@@ -174,6 +174,11 @@ class Peer:
             raise self._lost(self._silence.message)
 
     @property
+    def connected(self) -> bool:
+        """Whether this side has a connection to the other worker now."""
+        return self._channel is not None
+
+    @property
     def bytes_sent(self) -> int:
         """Bytes sent on all connections that this side has opened to the other worker."""
         return self._bytes_before[0] + (self._channel.stream.bytes_sent if self._channel else 0)

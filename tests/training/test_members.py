@@ -117,7 +117,7 @@ class Crew:
     def changed(self):
         pass
 
-    async def introduced(self, workers, run):
+    async def introduced(self, workers, run, calls=None):
         pairs = ((self.workers[one - 1], self.workers[other - 1]) for one, other in self.unmet)
         return [(*pair, "127.0.0.1:1 refused") for pair in pairs if {*pair} <= {*workers}]
 

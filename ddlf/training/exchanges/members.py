@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from ddlf.algorithms.update_check import Verdict
@@ -28,6 +28,8 @@ from ddlf.training.slot.task import Reply
 
 Member = tuple[int, int]
 """A worker's number, and how often it received the app. A new count: the worker lost its earlier state."""
+Link = frozenset[int]
+"""The numbers of two workers that call each other."""
 Unmet = Sequence[tuple[ProxyWorker, ProxyWorker, str]]
 """Pairs without a link: the calling worker, the worker that it cannot reach, and the error at each address."""
 NOTICED_S = 10.0
@@ -84,6 +86,7 @@ class Members:
         self.restoring: Restoring | None = self.checkpoints
         self.evaluation: Any = None  # an ``EvaluationThere``, if workers share evaluations
         self._introduced: set[Member] = set()
+        self._links: frozenset[Link] | None = None  # the pairs that call each other; None for all
         self._content: dict[tuple[Any, ...], dict[str, str]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._looking: set[asyncio.Task[None]] = set()
@@ -148,11 +151,12 @@ class Members:
                     continue  # the crew notices the loss
         return None
 
-    async def reach(self, worker: ProxyWorker | None = None) -> None:
+    async def reach(self, worker: ProxyWorker | None = None, links: Collection[Link] | None = None) -> None:
         """Introduce all workers to each other, and make sure that some of them have the weights.
 
         Args:
             worker: The worker that receives a task; None if several workers act together.
+            links: The pairs of workers that call each other; None for all pairs.
 
         Raises:
             ConnectError: Two workers that meet for the first time cannot reach each other.
@@ -161,10 +165,12 @@ class Members:
             left_out: set[str] = set()
             while True:
                 present = {one: proxy for one, proxy in self.members().items() if proxy.name not in left_out}
-                if present.keys() <= self._introduced:
+                known = self._links is None or (links is not None and self._links >= {*links})
+                if present.keys() <= self._introduced and known:
                     break
+                self._links = None if links is None else frozenset(links)
                 try:
-                    unmet = await self._cluster.introduced(list(present.values()), self._run)
+                    unmet = await self._met(list(present.values()))
                 except LOSS as error:
                     lost = getattr(error, "worker", "")
                     if not lost or (worker is not None and lost == worker.name):
@@ -179,6 +185,17 @@ class Members:
                 self._leave_out([(one.id, other.id, f"{cannot_reach(one, other)}: {why}") for one, other, why in unmet])
             await self.begin()
 
+    async def _met(self, workers: Sequence[ProxyWorker]) -> Unmet:
+        """Introduce workers to each other, and return the pairs without a link."""
+        if self._links is None:
+            return await self._cluster.introduced(workers, self._run)
+        here = {worker.id for worker in workers}
+        calls: dict[int, set[int]] = {number: set() for number in here}
+        for one, other in (link for link in self._links if len(link) == 2 and link <= here):
+            calls[one].add(other)
+            calls[other].add(one)
+        return await self._cluster.introduced(workers, self._run, calls=calls)
+
     async def cut(self, worker: int, other: int, why: str) -> None:
         """Exclude one of two workers whose link has failed, and continue without it.
 
@@ -192,7 +209,7 @@ class Members:
             if worker not in present or other not in present:
                 return
             try:  # find all broken links: the worker with the most of them leaves the run
-                unmet: Unmet = await self._cluster.introduced(list(present.values()), self._run)
+                unmet: Unmet = await self._met(list(present.values()))
             except LOSS:
                 unmet = []
             broken = [(one.id, two.id, f"{cannot_reach(one, two)} any more: {reason}") for one, two, reason in unmet]

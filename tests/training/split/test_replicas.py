@@ -34,6 +34,17 @@ def test_the_number_of_steps_comes_from_the_first_part_that_steps():
     assert steps == [False, True, False, False]
 
 
+def test_parts_of_two_replicas_call_the_parts_that_they_exchange_arrays_with():
+    plan = plan_of(dense(6, 4), "stages:2", replicas=2)
+    pairs = {frozenset(pair) for pair in ((0, 1), (2, 3), (0, 2), (1, 3))}
+    assert plan.links() == pairs
+    assert [plan.following(part) for part in range(4)] == [1, 0, 3, 2]
+    clipped = dense(6, 4)
+    clipped.optimizer.global_clipnorm = 1.0
+    assert plan_of(clipped, "stages:2", replicas=2).links() == pairs
+    assert plan_of(dense(6, 4), "stages:1", replicas=3).following(2) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "batches", "split", "tolerance"),

@@ -1,17 +1,17 @@
 """Models in parts on real workers."""
 
-import json
-
 import numpy as np
 import pytest
 
 import ddlf.data
+from ddlf import Cluster
 from ddlf.algorithms.partition import shuffled
 from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.errors import BadUpdate, ClusterTooSmall
-from ddlf.events import Committed, SlotMoved, Warned
+from ddlf.events import Committed, PartTrained, SlotMoved, Warned
+from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.slot.variables import is_made
 from tests.training.models import Blobs, app, blobs, distance, equal
 from tests.training.split.together import trained_plain
@@ -245,21 +245,49 @@ async def test_the_loss_of_a_worker_of_cut_layers_changes_no_bit(two_workers):
     ],
     ids=["shares", "slices", "slots"],
 )
-async def test_a_checkpoint_has_the_whole_model_however_it_is_cut(two_workers, tmp_path, first, then):
+async def test_a_checkpoint_has_the_whole_model_however_it_is_cut(two_workers, tmp_path, monkeypatch, first, then):
+    writers, add = [], Slices.add
+
+    def added(slices, number, place, written, by):
+        writers.append(by)
+        add(slices, number, place, written, by)
+
+    monkeypatch.setattr(Slices, "add", added)
     options = dict(master_epochs=3, micro_batches=1, batch_size=64) | first
     whole = app(two_workers, Cut, **options)
     await whole.train_model()
     with pytest.raises(Interrupted):
         await stop_after(app(two_workers, Cut, checkpoint=tmp_path, **options), 1).train_model()
-    (manifest,) = tmp_path.glob("*/manifest.json")
-    writers = [file["by"] for file in json.loads(manifest.read_text())["slices"]]
     assert writers
-    assert 0 not in writers  # the master writes no weights
+    assert 0 not in writers  # the master writes no slice
     resumed = app(two_workers, Cut, checkpoint=tmp_path, resume="auto", **{**options, **then})
     await resumed.train_model()
     assert distance(resumed.model.get_weights(), whole.model.get_weights()) < 1e-6
     assert distance(resumed.optimizers[0], whole.optimizers[0]) < 1e-6
     assert resumed.ledger.is_exact(3)
+
+
+class Looking(Cut):
+    """Asks each worker for its connections after the first round."""
+
+    async def on_round(self, record):
+        if record.round == 1:
+            role = self.run_context.name, "replica"
+            self.seen = {one.id: set(await one.call(role, "connections")) for one in self.cluster.workers}
+
+
+@pytest.mark.slow
+async def test_groups_have_the_planned_connections_only(one_template):
+    """Two slots of two stages: stages send activations to each other, and each stage its gradients to the other slot."""
+    async with Cluster.local(4) as cluster:
+        trained, parts = app(cluster, Looking, slots=2, master_epochs=2), {}
+        trained.subscribe(
+            lambda event: parts.update({event.slot: event.worker}) if type(event) is PartTrained else None
+        )
+        await trained.train_model()
+    one, two, three, four = (parts[slot] for slot in (1, 2, 3, 4))
+    assert trained.seen == {one: {two, three}, two: {one, four}, three: {one, four}, four: {two, three}}
+    assert trained.ledger.is_exact(2)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from ddlf.training.crew.recovery import end_all, first_line
 from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.evaluation.model import EVALUATION_BATCH, fitting
 from ddlf.training.evaluation.workers import NAMES, elsewhere, fingerprints
-from ddlf.training.exchanges.members import NOTICED_S, Member, Members
+from ddlf.training.exchanges.members import NOTICED_S, Link, Member, Members
 from ddlf.training.exchanges.split.places import PartLost, Places, Source
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.states import SplitStates
@@ -128,6 +128,7 @@ class _Attempt:
         workers: The worker of each part, by number.
         results: The results of the parts that have ended.
         over: Set when the attempt has failed, or all parts have ended.
+        links: The pairs of workers that call each other in it.
     """
 
     number: int
@@ -135,6 +136,7 @@ class _Attempt:
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
     together: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    links: set[Link] = field(default_factory=set)
 
 
 class Group:
@@ -374,9 +376,13 @@ class Group:
         import keras
 
         await self._all_there(attempt, part)
+        copy, state = self._copy_of(attempt, part), await self._places.state_for(part, worker)
+        workers = {number: one.id for number, one in attempt.workers.items()}
+        attempt.links.update(frozenset(map(workers.__getitem__, link)) for link in self._plan.links())
+        others = [*([] if copy is None else [copy.id]), *([state["from"]] if state and "from" in state else [])]
+        attempt.links.update(frozenset((worker.id, other)) for other in others)
         async with self._reached:
-            await self._members.reach(worker)
-        copy = self._copy_of(attempt, part)
+            await self._members.reach(worker, attempt.links)
         order = job.order | {
             **job.more(part),
             "part": part,
@@ -391,7 +397,7 @@ class Group:
             "backend": keras.backend.backend(),
             "version": self._places.version,
             "copy": None if copy is None else copy.id,
-            "state": await self._places.state_for(part, worker),
+            "state": state,
         }
         if job.hear is not None:
             self._run.crew.emit(SlotStarted(round=job.round + 1, slot=part + 1, worker=worker.id))
@@ -412,7 +418,7 @@ class Group:
 
     def _copy_of(self, attempt: _Attempt, part: int) -> ProxyWorker | None:
         """Return the worker that keeps a copy of a part's state after a round; None if there is no other worker."""
-        following = attempt.workers[(part + 1) % len(self._plan.parts)]
+        following = attempt.workers[self._plan.following(part)]
         if following is not attempt.workers[part]:
             return following
         crew = self._run.crew

@@ -339,6 +339,32 @@ class Plan:
                         hint="choose a cut that has all its calls in one part, with split='layers:NAME,...'",
                     )
 
+    def links(self) -> set[frozenset[int]]:
+        """Return the pairs of parts whose workers call each other in a round, or when they write a checkpoint."""
+        found, count = set[frozenset[int]](), self.parts_of_replica
+        for part in self.parts:
+            base, number = part.number - part.number % count, part.number % count
+            values = (one for one in self.program.values if one.part == number)
+            others = {base + receiver for one in values for receiver in one.receivers}
+            others.update(owner for _, owner in part.borrows)
+            others.add(self.following(part.number))
+            if self.program.pieces:  # they put the shares of weights together
+                others.update(base + one for one in range(count) if self.stage(one) == self.stage(number))
+            if self.graph.model.optimizer.global_clipnorm and part.weights:
+                others.update(one.number for one in self.parts if one.weights)
+            found.update(frozenset((part.number, other)) for other in others - {part.number})
+        return found
+
+    def following(self, part: int) -> int:
+        """Return the part whose worker keeps a copy of the state of another part.
+
+        It is the next one of the same replica. Without another part, it is the same part of the next replica.
+        """
+        count = self.parts_of_replica
+        if count == 1:
+            return (part + 1) % len(self.parts)
+        return part - part % count + (part + 1) % count
+
     def warning(self) -> str:
         """Return a sentence about layers that see single micro-batches; "" without any."""
         names = [layer.name for layer in self.graph.model._flatten_layers() if "BatchNorm" in type(layer).__name__]

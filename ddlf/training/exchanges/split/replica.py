@@ -219,6 +219,12 @@ class SplitReplica(Replica, Restored):
         finally:
             fetching.close()
 
+    @offered
+    async def connections(self) -> list[int]:
+        """Return the numbers of the workers to which this one has connections."""
+        peers = self._worker.peers
+        return [number for number in peers if peers[number].connected]
+
     def _stop(self) -> None:
         super()._stop()
         self._inbox.stop()
