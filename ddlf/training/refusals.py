@@ -162,7 +162,7 @@ def _unused(spec: RunSpec) -> Iterator[Refusal]:
                 f"leave {name} at {setting.default!r}, or {instead}",
             )
     yield Refusal(
-        "exchange" in train.unused and exchange.name != "star",
+        "exchange" in train.unused and exchange.name != "star" and train.name not in exchange.strategies,
         f"exchange={exchange.name!r} has no effect in {train.words} training: {train.unused.get('exchange')}",
         "leave exchange at 'star', or train in mode 'sync'",
     )

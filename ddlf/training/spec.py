@@ -373,6 +373,7 @@ class StrategySettings(Group):
         keeps_optimizer: Whether a slot's optimizer keeps its state from round to round.
         about_rates: The effect that a learning rate set by a callback lacks here; "" if it has its full effect.
         role: The role that trains on the workers, as ``"module:Class"``; "" for the role of the exchange.
+        role_of_part: The role of a worker that has only a part of the model; "" for the role of the exchange.
         unused: Settings of every run, and maybe ``exchange``, that have no effect here, each with the reason.
         slot_parts: The names of the slot parts that it uses; None for all. A run is refused if a setting makes slots
             keep another part.
@@ -386,6 +387,7 @@ class StrategySettings(Group):
     keeps_optimizer: ClassVar[bool] = True
     about_rates: ClassVar[str] = ""
     role: ClassVar[str] = ""
+    role_of_part: ClassVar[str] = ""
     unused: ClassVar[dict[str, str]] = {}
     slot_parts: ClassVar[tuple[str, ...] | None] = None
 
@@ -601,6 +603,8 @@ class RunSpec(Group):
     @property
     def role(self) -> str:
         """The class on the workers that trains, as ``"module:Class"``."""
+        if self.exchange.spans_workers and self.train.role_of_part:
+            return self.train.role_of_part
         return self.train.role or self.exchange.role
 
     def slots_on(self, workers: int) -> int:

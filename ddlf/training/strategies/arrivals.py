@@ -24,6 +24,10 @@ Begin = Callable[[dict[str, Weights], Weights, int], Weights]
 """Returns a slot's initial weights for a round; arguments: the loop's state, the global weights and the slot."""
 
 
+Carry = Callable[[int, int, Any, Callable[[], Task]], Coroutine[Any, Any, Reply]]
+"""Has workers train a round of a slot; arguments: the slot, its round, its samples, and a function that makes the
+task."""
+
 Gate = Callable[[int, int], bool]
 """Returns whether a slot may begin a round; both arguments count from 0."""
 
@@ -45,6 +49,7 @@ def arrivals(
     *,
     paced: bool = False,
     gate: Gate = always,
+    carry: Carry | None = None,
 ) -> AsyncIterator[Reply]:
     """Yield the replies of all slots with accepted updates, in the order of arrival.
 
@@ -57,9 +62,10 @@ def arrivals(
         paced: Whether faster slots get more steps in a round.
         gate: Whether a slot may begin a round, both numbered from 0. It is called again after each reply and after
             ``turn``.
+        carry: Has workers carry a slot's round; None for one worker.
     """
     run.progress.begin_async()
-    run.loops = loops = Arrivals(run, begin, bound, paced, gate)
+    run.loops = loops = Arrivals(run, begin, bound, paced, gate, carry)
     return loops.replies()
 
 
@@ -77,10 +83,20 @@ class Arrivals:
         bound: Rounds that a slot may be ahead of the slowest one; None for no limit.
         paced: Whether faster slots get more steps in a round.
         gate: Returns whether a slot may begin a round.
+        carry: Has workers carry a slot's round; None for one worker.
     """
 
-    def __init__(self, run: Run, begin: Begin, bound: int | None, paced: bool, gate: Gate = always) -> None:
+    def __init__(
+        self,
+        run: Run,
+        begin: Begin,
+        bound: int | None,
+        paced: bool,
+        gate: Gate = always,
+        carry: Carry | None = None,
+    ) -> None:
         self._run = run
+        self._carry = carry or run.carry
         self._gate = gate
         self._begin = begin
         self._bound = bound
@@ -186,7 +202,7 @@ class Arrivals:
             await self._round_begins(slot, number)
             part = await run.part(slot, number)
             run.tries[slot] = 0
-            reply = await run.carry(slot, number, part, partial(self._task, slot, number, part))
+            reply = await self._carry(slot, number, part, partial(self._task, slot, number, part))
             if slot in self._told:
                 await self._told.pop(slot)  # at most K records, with their weights, may wait for an evaluation
             if run.stopping or reply.stopped:

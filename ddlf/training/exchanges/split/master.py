@@ -120,7 +120,7 @@ class _Job:
 
 
 @dataclass(slots=True)
-class _Attempt:
+class Attempt:
     """One attempt of a group at a job.
 
     Args:
@@ -128,7 +128,7 @@ class _Attempt:
         workers: The worker of each part, by number.
         results: The results of the parts that have ended.
         over: Set when the attempt has failed, or all parts have ended.
-        links: The pairs of workers that call each other in it.
+        links: Pairs of workers that call each other in it, apart from the pairs of the plan.
     """
 
     number: int
@@ -145,13 +145,14 @@ class Group:
     Args:
         run: The run.
         plan: How the model is cut.
+        first: The crew's number of its first part, from 0.
     """
 
-    def __init__(self, run: Run, plan: Plan) -> None:
+    def __init__(self, run: Run, plan: Plan, first: int = 0) -> None:
         members = run.exchange.weights_out
         assert isinstance(members, Members)
-        self._run, self._plan, self._members = run, plan, members
-        self._attempt = _Attempt(1)
+        self._run, self._plan, self._members, self._first = run, plan, members, first
+        self._attempt = Attempt(1)
         self._reached = asyncio.Lock()
         self._at: dict[int, list[Member]] = {}  # part -> workers with its state after the round that was trained last
         source = Source(run.progress.weights, None)
@@ -192,7 +193,7 @@ class Group:
         found = await self._done(job)
         for part, result in enumerate(found):
             seconds, idle_s = float(result["compute_s"]), float(result["idle_s"])
-            of = dict(round=tasks[0].round + 1, slot=part + 1, worker=result["worker"])
+            of = dict(round=tasks[0].round + 1, slot=self._first + part + 1, worker=result["worker"])
             run.crew.emit(PartTrained(**of, seconds=seconds, idle_s=idle_s))
             run.crew.emit(SlotFinished(**of))
         idle = sum(result["idle_s"] / max(result["compute_s"], 1e-9) for result in found) / len(found)
@@ -314,7 +315,8 @@ class Group:
     async def _done(self, job: _Job) -> list[dict[str, Any]]:
         """Have the workers of all parts do a job. Return the results, in the order of the parts."""
         parts = range(len(self._plan.parts))
-        works = [self._run.crew.carry(part, job.round, partial(self._work, part, job), leaves=False) for part in parts]
+        carry, first = self._run.crew.carry, self._first
+        works = [carry(first + part, job.round, partial(self._work, part, job), leaves=False) for part in parts]
         found = list(await asyncio.gather(*works))
         if job.lost is not None:
             raise job.lost
@@ -336,7 +338,7 @@ class Group:
             self._fail(part)
             raise
 
-    async def _try(self, attempt: _Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any] | None:
+    async def _try(self, attempt: Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any] | None:
         """Take part in an attempt. Return the result; None if the attempt has failed because of another part."""
         over = asyncio.ensure_future(attempt.over.wait())
         doing = asyncio.ensure_future(self._one(attempt, part, job, worker))
@@ -366,25 +368,20 @@ class Group:
         finally:
             await end_all([over, doing])
 
-    def _again(self, attempt: _Attempt) -> None:
+    def _again(self, attempt: Attempt) -> None:
         """End an attempt, and begin the next one."""
-        self._attempt = _Attempt(attempt.number + 1)
+        self._attempt = Attempt(attempt.number + 1)
         attempt.over.set()
 
-    async def _one(self, attempt: _Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any]:
+    async def _one(self, attempt: Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any]:
         """Wait for the workers of all parts, have this one do its part, and return its checked result."""
         import keras
 
         await self._all_there(attempt, part)
-        copy, state = self._copy_of(attempt, part), await self._places.state_for(part, worker)
-        workers = {number: one.id for number, one in attempt.workers.items()}
-        attempt.links.update(frozenset(map(workers.__getitem__, link)) for link in self._plan.links())
-        others = [*([] if copy is None else [copy.id]), *([state["from"]] if state and "from" in state else [])]
-        attempt.links.update(frozenset((worker.id, other)) for other in others)
-        async with self._reached:
-            await self._members.reach(worker, attempt.links)
+        copy = self._copy_of(attempt, part)
         order = job.order | {
             **job.more(part),
+            **await self._prepared(attempt, part, worker, job.round),
             "part": part,
             "ends": self._plan.ends,
             "within": self._plan.program.workers,
@@ -396,11 +393,10 @@ class Group:
             "attempt": attempt.number,
             "backend": keras.backend.backend(),
             "version": self._places.version,
-            "copy": None if copy is None else copy.id,
-            "state": state,
         }
         if job.hear is not None:
-            self._run.crew.emit(SlotStarted(round=job.round + 1, slot=part + 1, worker=worker.id))
+            slot = self._first + part + 1
+            self._run.crew.emit(SlotStarted(round=job.round + 1, slot=slot, worker=worker.id))
         hear = None if job.hear is None else partial(job.hear, part)
         result: dict[str, Any] = await worker.call(self._members.role, job.verb, order, hear=hear)
         if "peer" in result:
@@ -416,7 +412,29 @@ class Group:
         at = [self._members.member(one.id) for one in (worker, copy) if one is not None]
         return result | {"worker": worker.id, "at": [one for one in at if one is not None]}
 
-    def _copy_of(self, attempt: _Attempt, part: int) -> ProxyWorker | None:
+    async def _prepared(self, attempt: Attempt, part: int, worker: ProxyWorker, number: int) -> dict[str, Any]:
+        """Introduce the workers, and return the entries of a part's order about its state.
+
+        Args:
+            attempt: The attempt.
+            part: Number of the part.
+            worker: Its worker.
+            number: Number of the round.
+        """
+        copy, state = self._copy_of(attempt, part), await self._places.state_for(part, worker)
+        others = [*([] if copy is None else [copy.id]), *([state["from"]] if state and "from" in state else [])]
+        attempt.links.update(frozenset((worker.id, other)) for other in others)
+        async with self._reached:
+            await self._members.reach(worker, self._links_of(attempt))
+        return {"copy": None if copy is None else copy.id, "state": state}
+
+    def _links_of(self, attempt: Attempt) -> set[Link]:
+        """Return the pairs of workers that call each other in an attempt."""
+        workers = {number: one.id for number, one in attempt.workers.items()}
+        planned = (link for link in self._plan.links() if link <= workers.keys())
+        return attempt.links | {frozenset(map(workers.__getitem__, link)) for link in planned}
+
+    def _copy_of(self, attempt: Attempt, part: int) -> ProxyWorker | None:
         """Return the worker that keeps a copy of a part's state after a round; None if there is no other worker."""
         following = attempt.workers[self._plan.following(part)]
         if following is not attempt.workers[part]:
@@ -425,7 +443,7 @@ class Group:
         others = [one for (number, _), one in sorted(self._members.members().items()) if number != following.id]
         return next((one for one in others if not crew.is_leaving(one.id)), None)
 
-    async def _all_there(self, attempt: _Attempt, part: int) -> None:
+    async def _all_there(self, attempt: Attempt, part: int) -> None:
         """Wait until each part has a worker.
 
         Raises:
@@ -455,7 +473,7 @@ class Group:
             return
         self._again(attempt)
 
-    async def _unreached(self, attempt: _Attempt, worker: ProxyWorker, result: dict[str, Any]) -> None:
+    async def _unreached(self, attempt: Attempt, worker: ProxyWorker, result: dict[str, Any]) -> None:
         """Wait until the crew notices the loss of a worker that another one has not reached.
 
         Raises:
@@ -479,7 +497,7 @@ class Group:
         replica = self._plan.replica(part)
         for number, member in sorted(self._attempt.workers.items()):
             if self._plan.replica(number) == replica:
-                of = dict(round=task.round + 1, slot=number + 1, worker=member.id)
+                of = dict(round=task.round + 1, slot=self._first + number + 1, worker=member.id)
                 self._run.crew.emit(SlotMoved(**of, **done, loss=loss if number == part else None))
 
     def _check(self, task: Task, result: dict[str, Any], worker: ProxyWorker) -> None:

@@ -221,7 +221,7 @@ class SplitReplica(Replica, Restored):
 
     @offered
     async def connections(self) -> list[int]:
-        """Return the numbers of the workers to which this one has connections."""
+        """Return the numbers of the connected workers."""
         peers = self._worker.peers
         return [number for number in peers if peers[number].connected]
 
@@ -523,10 +523,15 @@ class SplitReplica(Replica, Restored):
                 end = begin + mine
                 seed = (task.seed, task.round, epoch, number, *([task.slot] * (task.slot > 0)))
                 stage.train(batch, mine, seed, sum(counts[1:]))
-                if mine and part.is_last and (now := time.monotonic()) - self._told >= MOVED_EVERY_S:
-                    self._told = now
-                    self._tell(task.first_epoch + epoch, end, model.get_metrics_result())
+                if mine:
+                    self._tell_moved(part, task.first_epoch + epoch, end)
         return scalars(model.get_metrics_result()) if part.is_last else {}
+
+    def _tell_moved(self, part: ModelPart, epoch: int, done: int) -> None:
+        """Tell the master now and then how many samples of an epoch are done, if this part has the loss."""
+        if part.is_last and (now := time.monotonic()) - self._told >= MOVED_EVERY_S:
+            self._told = now
+            self._tell(epoch, done, self.app.model.get_metrics_result())
 
     def _batches(self, part: ModelPart, task: Task) -> Iterator[tuple[Any, ...]]:
         """Yield the batches of an epoch, as ``fit`` takes them; empty tuples if the part reads no data."""

@@ -40,7 +40,7 @@ class Split(Exchange):
     """
 
     name: ClassVar[str] = "split"
-    strategies: ClassVar[tuple[str, ...]] = ("sync",)
+    strategies: ClassVar[tuple[str, ...]] = ("sync", "downpour")
     about: ClassVar[str] = "activations between parts of one model"
     chosen_by: ClassVar[str] = "split"
     spans_workers: ClassVar[bool] = True
@@ -106,7 +106,7 @@ class Split(Exchange):
 
         assert self.parts is not None
         plan = self._plan(app, spec)
-        check_workers(self.parts, plan, crew.size)
+        check_workers(self.parts, plan, crew.size, spec.slots or 1)
         app.run_context.emit(plan.event())
         if why := plan.warning():
             app.run_context.emit(Warned(about="model", why=why))
@@ -146,7 +146,8 @@ class Split(Exchange):
         if self.parts.within > 1:
             check_steps(app.model.optimizer)
         usual = 1 if self.parts.within > 1 and self.parts.parts == 1 else min(USUAL_MICRO_BATCHES, size)
-        plan = Plan.of(graph, self.parts, size, self.micro_batches or usual, spec.slots or 1)
+        replicas = (spec.slots or 1) if spec.train.in_rounds else 1  # others train at their own pace
+        plan = Plan.of(graph, self.parts, size, self.micro_batches or usual, replicas)
         plan.check()
         return plan
 
@@ -240,15 +241,16 @@ def names_in(code: CodeType) -> set[str]:
     return {*code.co_names}.union(*(names_in(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
-def check_workers(cut: Cut, plan: Plan, workers: int) -> None:
-    """Raise an error if there are fewer workers than parts.
+def check_workers(cut: Cut, plan: Plan, workers: int, slots: int = 1) -> None:
+    """Raise an error if there are fewer workers than parts in all slots.
 
     Raises:
         ConfigError: There are fewer workers.
     """
-    parts = len(plan.parts)
+    slots = max(slots, plan.replicas)
+    parts = plan.parts_of_replica * slots
     if parts > workers:
-        copies = f" in {plan.replicas} slots" * (plan.replicas > 1)
+        copies = f" in {slots} slots" * (slots > 1)
         raise ConfigError(
             f"split={str(cut)!r} makes {parts} parts of this model{copies}, and there {'are' if workers > 1 else 'is'} "
             f"{workers} worker{'s' * (workers > 1)}",

@@ -80,15 +80,7 @@ class Owners:
 
     async def each(self, one: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
         """Call a coroutine function for each server, all at the same time. If one fails, cancel the others."""
-        if len(self.owners) == 1:
-            return [await one(0)]
-        tasks = [asyncio.ensure_future(one(shard)) for shard in range(len(self.owners))]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await for_each(one, len(self.owners))
 
     async def of(
         self, shard: int, verb: str, *arguments: Any, again: int | None = None, epoch: int | None = None
@@ -159,6 +151,59 @@ class Owners:
         return self._news
 
 
+async def for_each(one: Callable[[int], Coroutine[Any, Any, T]], count: int) -> list[T]:
+    """Call a coroutine function for some numbers from 0, all at the same time. If one fails, cancel the others."""
+    if count == 1:
+        return [await one(0)]
+    tasks = [asyncio.ensure_future(one(number)) for number in range(count)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SomeOwners:
+    """The workers of some servers, for a client that only has the layers on these.
+
+    Args:
+        all: The workers of all servers.
+        shards: Numbers of these servers, which follow each other. The client counts them from 0.
+    """
+
+    all: Owners
+    shards: Sequence[int]
+
+    @property
+    def owners(self) -> Sequence[int]:
+        """The worker of each server."""
+        return [self.all.owners[shard] for shard in self.shards]
+
+    @property
+    def epochs(self) -> Sequence[int]:
+        """The term of each server."""
+        return [self.all.epochs[shard] for shard in self.shards]
+
+    @property
+    def parts(self) -> Sequence[tuple[Slice, Slice]]:
+        """For each server, its ranges of the client's rows of trained and of untrained values."""
+        parts = [self.all.parts[shard] for shard in self.shards]
+        (first, _), (low, _) = parts[0]
+        return [((a - first, b - first), (c - low, d - low)) for (a, b), (c, d) in parts]
+
+    async def each(self, one: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
+        """Call a coroutine function for each server, like ``Owners.each``."""
+        return await for_each(one, len(self.shards))
+
+    async def of(
+        self, shard: int, verb: str, *arguments: Any, again: int | None = None, epoch: int | None = None
+    ) -> Any:
+        """Call a method of a server, like ``Owners.of``."""
+        return await self.all.of(self.shards[shard], verb, *arguments, again=again, epoch=epoch)
+
+
 ON_THEIR_WAY = 2
 """Maximum number of a replica's unacknowledged pushes. The next push waits."""
 NONE = np.zeros(0, np.float32)
@@ -224,6 +269,8 @@ class ModelReplica:
         numbers: For each server, the number of the first push that it lacks. It is
             not 0 if the replica had pushed before its worker was lost.
         epochs: Term of each server when ``numbers`` was read.
+        begins: Number of the first push that some server of the whole replica lacks; None if ``numbers`` has all of
+            its servers.
 
     Attributes:
         first: Number of the first push that some server lacks. This incarnation begins with its steps.
@@ -236,16 +283,17 @@ class ModelReplica:
     life: int
     round: int
     steps: int
-    owners: Owners
+    owners: Owners | SomeOwners
     cadence: Cadence
     numbers: Sequence[int]
     epochs: list[int]
+    begins: int | None = None
     done: int = 0
     read: list[int] = field(default_factory=list)
     lost: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.first = min(self.numbers)
+        self.first = min(self.numbers) if self.begins is None else self.begins
         self.left = max(self.steps - self.first * self.cadence.n_push, 0)
         self._next = self.first
         self._fetching: asyncio.Future[Fetched] | None = None
@@ -286,6 +334,11 @@ class ModelReplica:
             [number, *(one[1] for one in answers if one), *(one[0] for one in answers if one)]
             for number, answers in whole
         ]
+
+    @property
+    def next(self) -> int:
+        """The number of the next push, from 0."""
+        return self._next
 
     async def take(self, unpushed: Row | None, rate: float) -> tuple[Row, Row]:
         """Return the weights of the current fetch from the servers.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlf.algorithms.flat_weights import Row, Rows
+from ddlf.algorithms.flat_weights import Row, Rows, Slice
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
@@ -33,7 +33,7 @@ from ddlf.training.crew.recovery import end_all, first_line
 from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.evaluation.model import EVALUATION_BATCH
 from ddlf.training.exchanges.members import Members
-from ddlf.training.progress import WeightsRef, local, shapes, slices_of
+from ddlf.training.progress import WeightsRef, is_unmade, local, shapes, slices_of
 from ddlf.training.run import Run
 from ddlf.training.slot.task import Reply
 from ddlf.training.strategies.arrivals import arrivals
@@ -110,7 +110,8 @@ class Serving:
 
     def __init__(self, run: Run, there: Members, how: DownpourSettings, codec: Outward) -> None:
         self._run, self._there, self._how, self._codec = run, there, how, codec
-        weights = shapes(run.progress.weights)
+        unmade = is_unmade(run.progress.weights)  # nobody has made the first weights yet
+        weights = (local if unmade else shapes)(run.progress.weights)
         self._rows = Rows.of(weights, run.facts.trainable)
         if not self._rows.sizes[0]:
             raise ConfigError(
@@ -130,7 +131,7 @@ class Serving:
             )
         self._layers = [name.rpartition("/")[0] or name for name in run.facts.names] if how.cut == "layers" else None
         if how.shards:
-            self._rows.cut(how.shards, self._layers)  # refuse impossible settings before a worker receives anything
+            self.cut(how.shards)  # refuse impossible settings before a worker receives anything
         n = how.softsync or self._replicas
         self._collects = self._replicas // n
         self._placement = Placement(run, there, how, self._restored)
@@ -145,6 +146,13 @@ class Serving:
         self._begun = run.version
         self._warm = how.warm_start if how.warm_start is not None else self._some_pushes()
         there.begin, there.says = self._begin, self.told
+
+    def cut(self, shards: int) -> list[tuple[Slice, Slice]]:
+        """Divide the weights among a number of servers. Return the ranges of both rows for each one."""
+        return self._rows.cut(shards, self._layers)
+
+    async def looked(self) -> None:
+        """Do what follows from a look at the servers. Here nothing."""
 
     # -- before and while replicas train ------------------------------------------------------------------------------
 
@@ -180,6 +188,7 @@ class Serving:
             try:
                 found = await self._placement.versions()
                 await self._placement.balance()
+                await self.looked()
             except ClusterTooSmall:
                 return  # the crew reports this loss
             for replica, at in self._placement.reached.items():
@@ -202,7 +211,7 @@ class Serving:
             await self._placement.look()
             await self._placement.meet()
         else:
-            parts = self._rows.cut(self._shards_wanted(self._placement.places()), self._layers)
+            parts = self.cut(self._shards_wanted(self._placement.places()))
             await self._placement.give(parts, self._facts(parts, self._run.progress))
 
     # -- after a round ------------------------------------------------------------------------------------------------

@@ -76,6 +76,16 @@ class Placement:
         self._one_at_a_time = asyncio.Lock()
         self._telling: set[asyncio.Task[None]] = set()
 
+    @property
+    def epochs(self) -> Sequence[int]:
+        """The term of each server."""
+        return self._epochs
+
+    @property
+    def holders(self) -> Sequence[Sequence[Member]]:
+        """For each server, the workers that are to have its backups."""
+        return self._holders
+
     async def give(self, parts: Sequence[Any], facts: Sequence[dict[str, Any]]) -> None:
         """Give each server to a worker at the beginning, and announce to all workers which worker has it.
 

@@ -531,17 +531,34 @@ class Stepper:
     """
 
     def __init__(self, model: Any) -> None:
-        import keras
-
         check_optimizer(model.optimizer)
         trained = {id(weight) for weight in model.trainable_weights}
-        self.rows = Rows.of(model.get_weights(), [id(weight) in trained for weight in model.weights])
-        self._optimizer = _made(innermost(model.optimizer))
-        model.optimizer = _around(model.optimizer, self._optimizer)
+        rows = Rows.of(model.get_weights(), [id(weight) in trained for weight in model.weights])
+        optimizer = self.made(innermost(model.optimizer))
+        model.optimizer = _around(model.optimizer, optimizer)
         model.optimizer.build(model.trainable_variables)
+        self._begin_with(model, rows, optimizer, model.trainable_variables)
+
+    @staticmethod
+    def made(compiled: Any) -> Any:
+        """Return the optimizer that replaces a compiled one."""
+        return _made(compiled)
+
+    def _begin_with(self, model: Any, rows: Rows, optimizer: Any, trained: Sequence[Any]) -> None:
+        """Set the attributes.
+
+        Args:
+            model: The model, with its optimizer.
+            rows: Layout of the weights.
+            optimizer: The result of ``made`` in the model's optimizer.
+            trained: The variables of this optimizer.
+        """
+        import keras
+
+        self.rows, self._optimizer = rows, optimizer
         self._position = RunPosition.of(model.optimizer)
         model.train_function = None  # the step may have been compiled for the other optimizer
-        kept = {id(w): kept for w, kept in zip(model.trainable_variables, self._optimizer.unpushed, strict=True)}
+        kept = {id(w): kept for w, kept in zip(trained, self._optimizer.unpushed, strict=True)}
         variables = [model.weights[place] for place in self.rows.trained]
         self._trained = _Variables(variables)
         self._rest = _Variables([model.weights[place] for place in self.rows.rest])

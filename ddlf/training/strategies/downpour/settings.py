@@ -27,6 +27,7 @@ class DownpourSettings(Strategy):
     keeps_optimizer: ClassVar[bool] = False
     about_rates: ClassVar[str] = "applies only between two fetches of a replica; shards step at the rate of push_rule"
     role: ClassVar[str] = "ddlf.training.strategies.downpour.replica:DownpourReplica"
+    role_of_part: ClassVar[str] = "ddlf.training.strategies.downpour.part:DownpourPart"
     slot_parts: ClassVar[tuple[str, ...] | None] = ("optimizer", "callbacks")
     unused: ClassVar[dict[str, str]] = {
         "worker_epochs": "a round is one epoch of a replica, or worker_steps of it",
@@ -162,6 +163,17 @@ class DownpourSettings(Strategy):
             spec.local.precision == "mixed_float16",
             "precision='mixed_float16' scales the loss on each worker, but replicas push gradients without this scale",
             "use precision='mixed_bfloat16'",
+        )
+        cut = getattr(spec.exchange, "parts", None) if spec.exchange.spans_workers else None
+        yield Refusal(
+            cut is not None and cut.within > 1,
+            f"split={str(cut)!r} cuts layers, and with mode='downpour' a server has whole layers of a part",
+            "use split='stages:N', or train in mode 'sync'",
+        )
+        yield Refusal(
+            cut is not None and self.replicas not in (None, spec.slots or 1),
+            f"replicas={self.replicas} share slots, but with split a slot is a group of workers that carries one replica",
+            "leave replicas out, and set slots",
         )
         yield Refusal(
             spec.exchange.update_policy == "clip",

@@ -20,8 +20,11 @@ class Downpour(DownpourSettings):
 
     def loop(self, spec: RunSpec, step: CommonStep | None) -> Loop:
         """Return the master's training loop, in which replicas push to servers."""
+        from ddlf.training.strategies.downpour.groups import GroupedReplicas
         from ddlf.training.strategies.downpour.master import Replicas
 
+        if (plan := getattr(spec.exchange, "plan", None)) is not None:
+            return GroupedReplicas(self, spec.exchange.weights_codec, plan)
         return Replicas(self, spec.exchange.weights_codec)
 
     def weights(self, place: Place) -> WeightSource:

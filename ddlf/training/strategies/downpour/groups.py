@@ -1,0 +1,275 @@
+"""Downpour whose replicas are groups of workers, each with a part of the model. Runs on the master.
+
+A slot is a group. Its parts train a round together, as ``ddlf.training.exchanges.split`` does, and each part fetches
+and pushes the weights of its layers. No server has layers of two parts. If a worker is lost, its group begins again
+behind the last push that all servers have, so each push counts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ddlf.algorithms.flat_weights import Rows, Slice
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import ConfigError
+from ddlf.training.context import App
+from ddlf.training.crew.recovery import end_all
+from ddlf.training.evaluation.master import to_its_end
+from ddlf.training.evaluation.model import EVALUATION_BATCH
+from ddlf.training.exchanges.members import Link, Members
+from ddlf.training.exchanges.split.master import Attempt, Group
+from ddlf.training.exchanges.split.plan import Part, Plan
+from ddlf.training.run import Run
+from ddlf.training.slot.task import Reply, Task
+from ddlf.training.strategies.arrivals import arrivals
+from ddlf.training.strategies.downpour.master import Serving
+
+if TYPE_CHECKING:
+    from ddlf.algorithms.codec import Outward
+    from ddlf.training.strategies.downpour.settings import DownpourSettings
+
+RANGES = tuple[Slice, Slice]
+"""Ranges of the rows of trained and of untrained values."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedReplicas:
+    """The master's training loop of Downpour, whose replicas are groups of workers.
+
+    Args:
+        how: The settings of Downpour.
+        weights_codec: Codec of weights from servers to replicas.
+        plan: How the model is cut.
+    """
+
+    how: DownpourSettings
+    weights_codec: Outward
+    plan: Plan
+
+    def begin(self, run: Run) -> None:
+        """Do nothing before training: the servers have the state of the push rule."""
+
+    async def train(self, run: Run) -> None:
+        """Train until all groups have done their rounds or the run ends. Then fetch the final weights to the master."""
+        there = run.exchange.weights_out
+        assert isinstance(there, Members)
+        serving = PartServing(run, there, self.how, self.weights_codec, self.plan)
+        groups = serving.groups = [ReplicaGroup(run, self.plan, serving, slot) for slot in range(run.slots)]
+
+        async def carry(slot: int, number: int, part: Any, make: Callable[[], Task]) -> Reply:
+            (reply,), _ = await groups[slot].carry([make()])
+            return reply
+
+        watching = asyncio.ensure_future(serving.watch())
+        try:
+            async for reply in arrivals(run, bound=self.how.max_staleness, gate=serving.may_begin, carry=carry):
+                await serving.committed(reply)
+        finally:
+            await end_all([watching])
+            await there.close()
+            await to_its_end(serving.settle())
+
+
+class PartServing(Serving):
+    """The master's side of the servers, which have the layers of one part each.
+
+    Args:
+        run, there, how, codec: Arguments of ``Serving``.
+        plan: How the model is cut.
+
+    Raises:
+        ConfigError: Parts share weights, or there are fewer servers than parts.
+    """
+
+    def __init__(self, run: Run, there: Members, how: DownpourSettings, codec: Outward, plan: Plan) -> None:
+        check_plan(plan)
+        self._plan = plan
+        self.groups: Sequence[ReplicaGroup] = ()
+        super().__init__(run, there, how, codec)
+
+    def cut(self, shards: int) -> list[RANGES]:
+        """Divide the weights of each part among its servers."""
+        self._shards_of = shards_of(self._rows, self._plan, shards, self._layers)
+        return [one for part in self._shards_of for one in part]
+
+    def shards(self, part: int) -> list[int]:
+        """Return the numbers of the servers that have the weights of a part."""
+        begin = sum(map(len, self._shards_of[:part]))
+        return list(range(begin, begin + len(self._shards_of[part])))
+
+    async def round_of(self, slot: int, number: int) -> dict[str, Any]:
+        """Begin a round of a slot's replica, or begin it again. Return the entry ``replica`` of the orders of its parts."""
+        told = self.told(slot, number, False)
+        (id,) = told["replicas"]
+        epochs = list(self._placement.epochs)
+        calls = (self._placement.call(shard, "begin", [id], told["life"], number) for shard in range(len(epochs)))
+        numbers = [int(found[0]) for found in await asyncio.gather(*calls)]
+        return {"id": id, "life": told["life"], "all": told["all"], "numbers": numbers, "epochs": epochs}
+
+    def links(self) -> set[Link]:
+        """Return the pairs of workers that call each other now.
+
+        They are the pairs of a group, parts and the servers of their layers, and servers and their copies.
+        """
+        owners, found = self._placement.owners, set[Link]()
+        for shard, (owner, _) in enumerate(owners):
+            found.update(frozenset((owner, holder)) for holder, _ in self._placement.holders[shard])
+        for group in self.groups:
+            found |= group.links()
+            for part, worker in group.workers().items() if owners else ():
+                found.update(frozenset((worker, owners[shard][0])) for shard in self.shards(part))
+        return found
+
+    async def meet(self, worker: ProxyWorker | None = None) -> None:
+        """Introduce workers to each other that call each other now, after the servers have their places."""
+        await self._there.reach(worker, self.links())
+        await self._there.reach(worker, self.links())  # the first one may have given the servers their places
+
+    async def looked(self) -> None:
+        """Introduce the workers that have received servers or copies."""
+        await self.meet()
+
+    async def _evaluated(
+        self, worker: int, app: App, part: str, batch_size: int = EVALUATION_BATCH
+    ) -> dict[str, float] | None:
+        """Return None: no worker has the whole model, so the master evaluates."""
+        return None
+
+
+class ReplicaGroup(Group):
+    """The workers that together carry one replica, each a part of it.
+
+    Args:
+        run: The run.
+        plan: How the model is cut.
+        serving: The master's side of the servers.
+        slot: Number of the slot, from 0.
+    """
+
+    def __init__(self, run: Run, plan: Plan, serving: PartServing, slot: int) -> None:
+        super().__init__(run, plan, first=slot * len(plan.parts))
+        self._serving, self._slot = serving, slot
+        self._begun: tuple[int, asyncio.Future[dict[str, Any]]] | None = None
+
+    def workers(self) -> dict[int, int]:
+        """Return the number of the worker of each part in the current attempt."""
+        return {part: worker.id for part, worker in self._attempt.workers.items()}
+
+    def links(self) -> set[Link]:
+        """Return the pairs of workers that exchange arrays in the current attempt."""
+        return self._links_of(self._attempt)
+
+    async def _prepared(self, attempt: Attempt, part: int, worker: ProxyWorker, number: int) -> dict[str, Any]:
+        """Introduce the group, and return the entries of a part's order about its weights, which are on servers."""
+        async with self._reached:
+            await self._serving.meet(worker)
+        if self._begun is None or self._begun[0] != attempt.number:
+            self._begun = attempt.number, asyncio.ensure_future(self._serving.round_of(self._slot, number))
+        told = await asyncio.shield(self._begun[1])
+        return {"state": None, "copy": None, "replica": {**told, "shards": self._serving.shards(part)}}
+
+    def _copy_of(self, attempt: Attempt, part: int) -> None:
+        """Return None: the servers have the state."""
+
+    async def _hand_back(self, number: int) -> None:
+        """Do nothing if a worker leaves: the servers have the state."""
+
+    def _reply(self, task: Task, results: Sequence[dict[str, Any]], begin: float) -> Reply:
+        told = [result["pushed"] for result in results]
+        return replace(
+            super()._reply(task, results, begin),
+            pushed={
+                "pushes": [joined(of_parts, 2) for of_parts in zip(*(one["pushes"] for one in told), strict=True)],
+                "fetches": [joined(of_parts, 1) for of_parts in zip(*(one["fetches"] for one in told), strict=True)],
+                "lost": [
+                    [self._serving.shards(part)[int(shard)], int(count)]
+                    for part, one in enumerate(told)
+                    for shard, count in one["lost"]
+                ],
+                "refused": 0,
+            },
+        )
+
+
+def joined(rows: Sequence[Sequence[int]], head: int) -> list[int]:
+    """Return the facts of all servers about a push, or about a fetch, from the facts of each part's servers.
+
+    Args:
+        rows: For each part, ``head`` numbers that are the same for all; then for each server one number, once for
+            fetches, twice for pushes.
+        head: How many numbers are the same.
+    """
+    facts = [list(map(int, row[head:])) for row in rows]
+    kinds = 2 if head == 2 else 1
+    counts = [len(one) // kinds for one in facts]
+    more = [one[kind * n : (kind + 1) * n] for kind in range(kinds) for one, n in zip(facts, counts, strict=True)]
+    return [*map(int, rows[0][:head]), *(value for one in more for value in one)]
+
+
+def shards_of(rows: Rows, plan: Plan, shards: int, layers: Sequence[str] | None) -> list[list[RANGES]]:
+    """Return for each part the ranges of its servers.
+
+    Args:
+        rows: Layout of the model's weights as rows.
+        plan: How the model is cut.
+        shards: Number of servers. Parts with more weights have more of them.
+        layers: Layer name of each weight, if servers have whole layers; None otherwise.
+
+    Raises:
+        ConfigError: There are fewer servers than parts, or more than layers.
+    """
+    parts = [_rows_of(rows, part) for part in plan.parts]
+    if shards < len(parts):
+        raise ConfigError(
+            f"shards={shards} are fewer than the {len(parts)} parts of the model, and each server has layers of one part",
+            hint=f"set shards={len(parts)} or more, or leave it out",
+        )
+    sizes = [part.sizes[0] for part in parts]
+    most = [
+        size if layers is None else len({layers[i] for i in part.trained})
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    counts = [1] * len(parts)
+    for _ in range(shards - len(parts)):
+        free = [part for part in range(len(parts)) if counts[part] < most[part]]
+        counts[max(free or range(len(parts)), key=lambda part: sizes[part] / counts[part])] += 1
+    found, begin, low = [], 0, 0
+    for part, count in zip(parts, counts, strict=True):
+        cut = part.cut(count, layers)
+        found.append([((a + begin, b + begin), (c + low, d + low)) for (a, b), (c, d) in cut])
+        begin, low = begin + part.sizes[0], low + part.sizes[1]
+    return found
+
+
+def _rows_of(rows: Rows, part: Part) -> Rows:
+    mine = {*part.weights}
+    return Rows(rows.like, [i for i in rows.trained if i in mine], [i for i in rows.rest if i in mine])
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise an error for a cut whose parts do not have their own weights each.
+
+    Raises:
+        ConfigError: Names the problem.
+    """
+    if shared := sorted({place for part in plan.parts for place, _ in part.borrows}):
+        raise ConfigError(
+            f"the weight {plan.graph.model.weights[shared[0]].path!r} is used in two parts, and mode='downpour' pushes each weight once",
+            hint="choose a cut that has all calls of its layer in one part, with split='layers:NAME,...'",
+        )
+    order = [place for part in plan.parts for place in part.weights]
+    if order != sorted(order):
+        raise ConfigError(
+            "mode='downpour' needs parts whose weights follow each other in model.weights",
+            hint="choose another cut with split='layers:NAME,...', or train in mode 'sync'",
+        )
+    trained = {id(weight) for weight in plan.graph.model.trainable_variables}
+    weights = plan.graph.model.weights
+    if empty := [part for part in plan.parts if not any(id(weights[place]) in trained for place in part.weights)]:
+        raise ConfigError(
+            f"part {empty[0].number + 1} of the model has no trained weights, and mode='downpour' needs some in each part",
+            hint="choose another cut with split='layers:NAME,...', or train in mode 'sync'",
+        )

@@ -1,0 +1,199 @@
+"""A part of a model as a part of a replica in Downpour: it fetches and pushes the weights of its layers only.
+
+Runs in the executor. All parts of a replica fetch and push at the same steps, each from and to the servers of its
+layers. Between two fetches a part steps with the compiled optimizer's learning rate, as a whole replica does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ddlf.algorithms.flat_weights import Row, Rows
+from ddlf.algorithms.push_rules import Cadence, is_finite
+from ddlf.errors import BadUpdate
+from ddlf.training.context import App
+from ddlf.training.evaluation.metrics import scalars
+from ddlf.training.exchanges.split.inbox import Stopped
+from ddlf.training.exchanges.split.part import ModelPart
+from ddlf.training.exchanges.split.replica import SplitReplica
+from ddlf.training.roles import REPLICA, SERVERS
+from ddlf.training.slot.keras_model import reseed
+from ddlf.training.slot.optimizers import innermost, write_rates
+from ddlf.training.slot.task import Task
+from ddlf.training.slot.variables import put
+from ddlf.training.strategies.downpour.client import ModelReplica, SomeOwners, record
+from ddlf.training.strategies.downpour.replica import LOOK_S, Stepper
+from ddlf.training.strategies.downpour.server import Servers
+from ddlf.worker.peers import calls_of
+
+if TYPE_CHECKING:
+    from ddlf.worker.worker import Worker
+
+T = TypeVar("T")
+
+
+class PartStepper(Stepper):
+    """The weights of a part, and its optimizer, which sums the gradients and takes plain SGD steps.
+
+    Args:
+        model: The model, whose optimizer is one of ``Stepper.made``.
+        rows: Layout of the whole model's weights as rows.
+        places: Numbers of the part's weights.
+        trained: The variables of the optimizer.
+    """
+
+    def __init__(self, model: Any, rows: Rows, places: Sequence[int], trained: Sequence[Any]) -> None:
+        mine = {*places}
+        kept = Rows(rows.like, [i for i in rows.trained if i in mine], [i for i in rows.rest if i in mine])
+        self._begin_with(model, kept, model.optimizer, trained)
+
+
+class DownpourPart(SplitReplica):
+    """One worker's part of an app's model in Downpour, and the servers on this worker.
+
+    Args:
+        worker: The replica's worker.
+        app: App that the master sent.
+        run: Name of the run.
+    """
+
+    def __init__(self, worker: Worker, app: App, run: str) -> None:
+        super().__init__(worker, app, run)
+        self._rows: Rows
+        self._stepper: PartStepper
+        self._client: ModelReplica | None = None
+        self._base: Row = np.zeros(0, np.float32)  # untrained values at the last push or take
+        ask = calls_of(worker.id, worker.peers, worker.roles.call, run)
+        self._servers = Servers(worker.id, run, worker.roles, ask, lambda: self._rows, worker.on_shard)
+        worker.roles.play(run, SERVERS, self._servers, of=REPLICA)
+
+    async def close(self) -> None:
+        """Close the servers on this worker, then do what ``SplitReplica.close`` does."""
+        self._worker.on_shard(None)
+        await self._servers.close()
+        await super().close()
+
+    # -- on the compute thread ----------------------------------------------------------------------------------------
+
+    def build(self, seed: int | None = None) -> dict[str, Any]:
+        """Build the model without memory, and replace its optimizer by one that sums gradients."""
+        facts = super().build(seed)
+        model = self.app.model
+        trained = {id(weight) for weight in model.trainable_weights}
+        like = [np.broadcast_to(np.zeros((), str(one.dtype)), tuple(one.shape)) for one in model.weights]
+        self._rows = Rows.of(like, [id(weight) in trained for weight in model.weights])
+        model.optimizer = Stepper.made(innermost(model.optimizer))
+        return facts
+
+    def _become(self, order: dict[str, Any]) -> ModelPart:
+        """Make this worker's part, unless it has it already. The servers have its weights."""
+        number = order["part"]
+        if self._part is not None and self._part.number != number:
+            self._rebuild(self._seed)
+        if self._part is None:
+            model = self.app.model
+
+            def fill(place: int) -> None:
+                like = self._rows.like[place]
+                put(model.weights[place], np.zeros(like.shape, like.dtype))
+
+            part = self._made(number, order, fill)
+            self._stepper = PartStepper(model, self._rows, self._plan.parts[number].weights, part.trained)
+        assert self._part is not None
+        return self._part
+
+    def _keep(self, part: ModelPart, version: int) -> None:
+        """Do nothing: the servers have the state."""
+
+    def _results(self, part: ModelPart, metrics: dict[str, float]) -> dict[str, Any]:
+        assert self._client is not None
+        return {**super()._results(part, metrics), "pushed": record([self._client])}
+
+    def _rounds(self, part: ModelPart, task: Task, order: dict[str, Any]) -> dict[str, float]:
+        """Train a round, and fetch and push weights meanwhile. Return the metrics, if this part has the loss."""
+        size, told, count = task.batch_size, order["replica"], len(task.indices)
+        steps, cadence = -(-count // size), Cadence(n_fetch=self.app.n_fetch, n_push=self.app.n_push)
+        client = self._client = ModelReplica(
+            id=told["id"],
+            life=told["life"],
+            round=task.round,
+            steps=steps,
+            owners=SomeOwners(self._servers.owners, told["shards"]),
+            cadence=cadence,
+            numbers=[told["numbers"][shard] for shard in told["shards"]],
+            epochs=[told["epochs"][shard] for shard in told["shards"]],
+            begins=min(told["numbers"]),
+        )
+        stepper, skipped = self._stepper, steps - client.left
+        try:
+            reseed(self.app.model, (task.seed, task.round, task.slot, part.number))
+            if task.rates:
+                write_rates(self.app.model, task.rates[0])
+            stepper.begin(task.round * steps)
+            stepper.begin_at(task.place, client.left)
+            part.begin_round()
+            stage = self._stage = self._begin(part, order)
+            part.begin_epoch()
+            left = task.indices[skipped * size :]
+            self._fed.append(left)
+            batches = self._batches(part, replace(task, indices=left))
+            for number in range(skipped, steps):
+                if self.stopping:
+                    raise Stopped
+                if cadence.takes(client.done):
+                    self._take(client)
+                batch, samples = next(batches), min(size, count - number * size)
+                if number == skipped:
+                    part.prepare(batch)
+                stage.train(batch, samples, (task.seed, task.round, 0, number, *([task.slot] * (task.slot > 0))))
+                client.done += 1
+                if cadence.pushes(client.done - 1, client.left):
+                    self._push(client, told["all"])
+                self._tell_moved(part, task.first_epoch, number * size + samples)
+            self._wait(client.pushed())
+        finally:
+            self._loop.call_soon_threadsafe(client.end)
+        return scalars(self.app.model.get_metrics_result()) if part.is_last and client.left else {}
+
+    def _take(self, client: ModelReplica) -> None:
+        stepper = self._stepper
+        unpushed = None if client.done % client.cadence.n_push == 0 else stepper.unpushed()
+        own = self._base - stepper.rest() if client.done else np.float32(0)
+        weights, rest = self._wait(client.take(unpushed, stepper.rate))
+        self._base = rest
+        stepper.set(weights, rest - own)
+
+    def _push(self, client: ModelReplica, replicas: int) -> None:
+        stepper = self._stepper
+        gradient, rest = stepper.unpushed(), stepper.rest()
+        stepper.take_up(None)
+        change = np.float32(1 / replicas) * (self._base - rest)
+        if not (is_finite(gradient) and is_finite(change)):
+            raise BadUpdate(
+                f"push {client.next + 1} of replica {client.id + 1} has NaN or infinite values",
+                hint="lower the learning rate of the model, or that of push_rule",
+            )
+        self._base = rest
+        self._wait(client.push(gradient, change))
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the event loop, wait for it on the thread that trains, and return its result.
+
+        Raises:
+            Stopped: Training must stop before the coroutine has ended.
+        """
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        while True:
+            try:
+                return future.result(LOOK_S)
+            except TimeoutError:
+                if future.done():
+                    raise
+                if self.stopping:
+                    future.cancel()
+                    raise Stopped from None
