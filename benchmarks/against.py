@@ -1,12 +1,12 @@
 """Compare the speed of this version with another commit, in turns.
 
-    python -m benchmarks.against COMMIT [--only rpc|training] [--repeats 12]
+    python -m benchmarks.against COMMIT [--only rpc|training|sharded|downpour] [--repeats 12]
 
 Each repeat starts one process with the code of each version. A process starts workers and measures small calls (one at
-a time, and 100 in flight), arrays of 2.06 and 100 MB that go to a worker and back, and rounds of synchronous training
-of the MNIST CNN on two workers. A ratio is this version's time divided by the other's. The output is the median of the
-ratios within each repeat, with quartiles. Both versions run the measuring code of this version, so it only uses
-functions that both have.
+a time, and 100 in flight), arrays of 2.06 and 100 MB that go to a worker and back, and the training of the MNIST CNN on
+two workers: rounds through the master, rounds between the workers (``exchange="sharded"``), and epochs of Downpour. A
+ratio is this version's time divided by the other's. The output is the median of the ratios within each repeat, with
+quartiles. Both versions run the measuring code of this version, so it only uses functions that both have.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,13 @@ async def rpc() -> dict[str, float]:
     return found
 
 
-async def training() -> dict[str, float]:
-    """Seconds of a round, compiled before."""
+async def training(what: str = "round of training", **how: Any) -> dict[str, float]:
+    """Seconds of a round, compiled before; or of an epoch of a slot, without rounds.
+
+    Args:
+        what: Name of what is measured.
+        how: Settings of the app.
+    """
     from apps.mnist_cnn import MNISTCNN
     from benchmarks.network import computed_s
     from ddlf import Cluster
@@ -81,18 +87,26 @@ async def training() -> dict[str, float]:
             await super().load_dataset()
             self.x_train, self.y_train = self.x_train[:TRAINING_SAMPLES], self.y_train[:TRAINING_SAMPLES]
 
-    computed: list[float] = []
+    ended: list[tuple[float, float]] = []
 
     async with Cluster.local(2) as cluster:
         app = App(cluster)
-        app.on_round = lambda record: computed.append(computed_s([os.getpid()]))
-        records = await app.train_sync(master_epochs=TRAINING_ROUNDS + 1)
-    what = "round of training"
-    seconds = statistics.median(record.seconds for record in records[1:])
-    return {what: seconds, f"{what}{COMPUTED}": (computed[-1] - computed[0]) / TRAINING_ROUNDS}
+        app.on_round = lambda record: ended.append((time.perf_counter(), computed_s([os.getpid()])))
+        for name, value in {"master_epochs": TRAINING_ROUNDS + 1, **how}.items():
+            setattr(app, name, value)
+        await app.train_model()
+    first = len(ended) // (TRAINING_ROUNDS + 1) - 1  # the last record of the first epoch
+    begin, end = ended[first], ended[-1]
+    seconds, computed = ((after - before) / (len(ended) - first - 1) for before, after in zip(begin, end, strict=True))
+    return {what: seconds, f"{what}{COMPUTED}": computed}
 
 
-PARTS = {"rpc": rpc, "training": training}
+PARTS = {
+    "rpc": rpc,
+    "training": training,
+    "sharded": partial(training, "round of training, sharded", exchange="sharded"),
+    "downpour": partial(training, "epoch of a slot, Downpour", mode="downpour"),
+}
 
 
 def run(tree: Path, part: str) -> dict[str, float]:
