@@ -180,7 +180,10 @@ class WolfeSearch:
             if self._high is None and now.slope < 0:  # the minimum is farther away
                 before, self._low = self._low, now
                 self.step = _further(before, now)
-                return "try" if self._told < self.tries else "unbounded"
+                if self._told < self.tries:
+                    return "try"
+                # Rounding errors may hide what the slopes say: a loss of 0 stays 0.
+                return "unbounded" if now.loss <= self.loss + self.decrease * now.step * self.slope else "failed"
             if self._high is None or now.slope * (self._high.step - self._low.step) >= 0:
                 self._high = self._low
             self._low = now

@@ -158,6 +158,18 @@ def test_a_search_without_a_lower_loss_fails_without_a_step():
     assert search.best.step == 0
 
 
+def test_a_loss_of_zero_has_a_lower_bound():
+    """Its slopes say that it falls, but rounding errors hide it."""
+    search, outcome = WolfeSearch(0.0, -1e-9), "try"
+    while outcome == "try":
+        outcome = search.tell(0.0, -1e-9)
+    assert outcome == "failed"
+    search, outcome = WolfeSearch(0.0, -1e-9), "try"
+    while outcome == "try":
+        outcome = search.tell(-1e-9 * search.step, -1e-9)
+    assert outcome == "unbounded"
+
+
 @pytest.mark.parametrize("shards", [1, 3, 8])
 def test_dots_have_the_same_bits_on_any_number_of_shards(shards):
     chance = np.random.default_rng(0)
