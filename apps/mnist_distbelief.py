@@ -72,10 +72,10 @@ class Mnist(ddlf.IApp):
         if self.curve is None:
             super().on_round(record)
             return
-        # All but what a worker has itself goes to another one. In a pass of L-BFGS a worker fetches the weights and pushes two sums of 8 bytes
+        # All but what a worker has itself goes to another one. In a pass of L-BFGS a worker fetches the weights and pushes a sum of 8 bytes
         # a value; at the end of a step, weights and gradient go to the copies.
         passes = record.metrics.get("passes", 0)
-        models = len(record.pushes) + len(record.fetches) + passes * self.cluster.N * 5 + 2 * bool(passes)
+        models = len(record.pushes) + len(record.fetches) + passes * self.cluster.N * 3 + 2 * bool(passes)
         between = models * 4 * self.values * (1 - 1 / self.cluster.N) / 1e6
         before = self.curve[-1] if self.curve else (0.0, 0.0, 0.0, 0.0)
         master = (record.bytes_out + record.bytes_back) / 1e6

@@ -31,54 +31,75 @@ def test_portions_have_each_sample_once(samples, slots, size):
     assert (counts == 1).all()
 
 
+def one_of(pool, slot):
+    """Take one portion."""
+    (portion,) = pool.take(slot)
+    return portion
+
+
 def test_a_slot_takes_its_own_portions_and_then_neighbours_of_the_slot_with_the_most_left():
     pool, _ = pool_of()
-    assert [pool.take(0).number for _ in range(4)] == [0, 1, 2, 3]
-    pool.take(1)
-    assert [pool.take(0).number for _ in range(3)] == [11, 10, 9]
+    assert [one.number for one in pool.take(0)] == [0, 1], "many wait"
+    assert [one_of(pool, slot).number for slot in (0, 0, 1)] == [2, 3, 4]
+    assert [one_of(pool, 0).number for _ in range(7)] == [11, 10, 9, 8, 7, 6, 5]
+    assert pool.take(0) == []
 
 
 def test_a_portion_that_another_slot_has_not_begun_is_computed_at_once_and_a_late_one_after_a_while():
     pool, clock = pool_of(samples=4, slots=2, size=1)
-    mine, theirs = [pool.take(0), pool.take(0)], [pool.take(1), pool.take(1)]
+    mine, theirs = [one_of(pool, 0), one_of(pool, 0)], [one_of(pool, 1), one_of(pool, 1)]
     assert not pool.waits
     clock.now = 10.0
     for portion in mine:
-        assert pool.done(portion, 0, portion.number)
+        assert pool.done([portion], 0, [portion.number]) == [True]
         clock.now += 10
     queued, _ = pool.second(0)
-    assert queued == theirs[1], "the other slot computes its first one"
-    assert pool.done(queued, 0, 2)
-    assert not pool.done(theirs[1], 1, 2), "it counts once"
+    assert queued == [theirs[1]], "the other slot computes its first one"
+    assert pool.done(queued, 0, [2]) == [True]
+    assert pool.done([theirs[1]], 1, [2]) == [False], "it counts once"
     late, wait_s = pool.second(0)
-    assert late is None
+    assert late == []
     assert wait_s == pytest.approx(pool._since[1] + LATE * np.median(pool._took) - clock.now)
     clock.now += wait_s
-    assert pool.second(0)[0] == theirs[0]
-    assert pool.second(0) == (None, None), "two have it already"
+    assert pool.second(0)[0] == [theirs[0]]
+    assert pool.second(0) == ([], None), "two have it already"
+
+
+def test_two_portions_together_are_late_after_twice_the_time():
+    pool, clock = pool_of(samples=8, slots=2, size=1)
+    theirs = pool.take(1)
+    assert len(theirs) == 2
+    for _ in range(6):
+        assert pool.done(pool.take(0), 0, [0]) == [True]
+    assert not pool.waits
+    assert pool.second(0)[0] == [theirs[1]], "the other slot may not have begun it"
+    pool._took = [10.0]
+    assert pool.second(0) == ([], 2 * LATE * 10)
+    clock.now = 2 * LATE * 10
+    assert pool.second(0)[0] == [theirs[0]]
 
 
 def test_what_was_lost_with_a_worker_is_computed_again_but_not_what_was_pushed():
     pool, _ = pool_of(samples=6, slots=2, size=1)
-    first, second, third = (pool.take(0) for _ in range(3))
-    pool.done(first, 0, "a")
+    first, second, third = (one_of(pool, 0) for _ in range(3))
+    pool.done([first], 0, ["a"])
     pool.pushed(0, [first.number])
-    pool.done(second, 0, "b")
+    pool.done([second], 0, ["b"])
     pool.give_back(0)
     assert pool.results == {first.number: "a"}
-    assert [pool.take(0), pool.take(0)] == [second, third]
+    assert [one_of(pool, 0), one_of(pool, 0)] == [second, third]
     assert not pool.is_over
 
 
 def test_a_lost_portion_that_another_slot_computes_too_does_not_wait():
     pool, _ = pool_of(samples=2, slots=2, size=1)
-    one, other = pool.take(0), pool.take(1)
-    pool.done(one, 0, 0)
+    one, other = one_of(pool, 0), one_of(pool, 1)
+    pool.done([one], 0, [0])
     pool._since[1] = -100.0
-    assert pool.second(0)[0] == other
+    assert pool.second(0)[0] == [other]
     pool.give_back(1)
     assert not pool.waits
-    assert pool.done(other, 0, 1)
+    assert pool.done([other], 0, [1]) == [True]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -95,12 +116,12 @@ def test_each_portion_counts_and_is_pushed_once_whatever_happens(seed):
             ["take", "take", "done", "done", "done", "push", "lose"], p=[0.2, 0.2, 0.2, 0.2, 0.1, 0.08, 0.02]
         )
         if what == "take" and len(at[slot]) < 2:
-            portion = pool.take(slot) or (pool.second(slot)[0] if not at[slot] else None)
-            at[slot] += [portion] if portion else []
+            portions = pool.take(slot) or (pool.second(slot)[0] if not at[slot] else [])
+            at[slot] += [portions] if portions else []
         elif what == "done" and at[slot]:
-            portion = at[slot].pop(0)
-            if pool.done(portion, slot, portion.number):
-                counted[slot].append(portion.number)
+            numbers = [portion.number for portion in at[slot][0]]
+            counts = pool.done(at[slot].pop(0), slot, numbers)
+            counted[slot] += [number for number, is_first in zip(numbers, counts, strict=True) if is_first]
         elif what == "push" and counted[slot]:
             pushed += counted[slot]
             pool.pushed(slot, counted[slot])

@@ -251,13 +251,14 @@ async def uneven(slow: float = 1.0, stops: bool = False, portion_s: float = 0.1)
             lock = asyncio.Lock()
 
             async def rpc(request: Any, timeout_s: Any = None, worker: Any = worker, lock: Any = lock) -> Any:
-                if request.args[2] == "portion" and len(request.args) > 3:
+                if request.args[2] == "portions":
                     times = begun.setdefault(request.args[3], {}).setdefault(worker.id, [])
                     async with lock:  # a worker computes one portion at a time
-                        times.append(time.perf_counter())
-                        if worker.id == 4 and stops and len(times) == 8:
-                            await asyncio.sleep(60)
-                        await asyncio.sleep(portion_s * (slow if worker.id == 4 else 1))
+                        for _ in request.args[-1]:
+                            times.append(time.perf_counter())
+                            if worker.id == 4 and stops and len(times) == 8:
+                                await asyncio.sleep(60)
+                            await asyncio.sleep(portion_s * (slow if worker.id == 4 else 1))
                 return await FakeWorker.rpc(worker, request, timeout_s)
 
             worker.rpc = rpc

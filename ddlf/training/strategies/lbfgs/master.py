@@ -3,7 +3,7 @@
 An iteration, with the commands of ``shards.py``::
 
     direction: coefficients from dot products; aim
-    line search: begin; workers compute all portions at weights + step * direction, and add gradients; sums
+    line search: workers enter a pass, compute all portions at weights + step * direction, and add gradients; sums
     repeat with other steps until the strong Wolfe conditions hold
     stage, settle: the trial becomes the weights; dots of the new vectors
 
@@ -66,7 +66,7 @@ from ddlf.training.strategies.lbfgs.shards import VECTORS, shard_parts
 
 AHEAD = 2
 """Portions that a worker has at once, so that it receives the next one while it computes."""
-TOGETHER = 4
+TOGETHER = 8
 """Portions whose gradients a worker pushes together."""
 ATTEMPTS = 10
 """The run ends after this number of failures of one iteration."""
@@ -258,12 +258,11 @@ class Coordinator:
         self._made = self._committed = max(0, self._state.version - 1)  # iterations so far
         self._last: Iteration | None = None
         self._number = 0  # of the last pass
-        self._begun_with = 0, 0.0  # number and step of a pass that the shards have begun, before it is needed
+        self._entering: tuple[Any, ...] = ()  # what workers receive when they enter it
         self._passes = 0  # of the current iteration
         self._carried: dict[int, int] = {}  # slot -> the worker that has computed portions for it in this iteration
         self._peak = 0.0
         self._round: Round
-        self._told: dict[str, Any] = {}
         self._prepared: set[Member] = set()
         self._is_whole = False  # whether all owners and backups have the same state, as far as the master knows
         self._brought_at, self._before = run.version, run.progress.snapshot()  # when the master had the weights last
@@ -427,18 +426,16 @@ class Coordinator:
         Raises:
             BadUpdate: The loss has no lower bound.
         """
-        aimed = await self._aim(coefficients, None if is_first else 1.0)
-        if aimed["peak"] <= self._how.tolerance:
-            self.ended = (
-                f"the largest value of the gradient is {aimed['peak']:.3g}, and tolerance={self._how.tolerance:g}"
-            )
+        slope, sizes, peak = await self._aim(coefficients)
+        if peak <= self._how.tolerance:
+            self.ended = f"the largest value of the gradient is {peak:.3g}, and tolerance={self._how.tolerance:g}"
             return None
-        if not aimed["slope"] < 0:
+        if not slope < 0:
             return None
         loss, version = self._state.loss, self._state.version
         assert loss is not None
-        first = min(1.0, 1.0 / aimed["sum"]) if is_first else 1.0
-        search = WolfeSearch(loss, aimed["slope"], first, noise=64 * float(np.finfo(self._type).eps))
+        first = min(1.0, 1.0 / sizes) if is_first else 1.0
+        search = WolfeSearch(loss, slope, first, noise=64 * float(np.finfo(self._type).eps))
         outcome = "try"
         while outcome == "try":
             tried = await self._pass(search.step)
@@ -456,7 +453,7 @@ class Coordinator:
                 tried = await self._pass(search.best.step)
             verdict = "no step satisfies the strong Wolfe conditions, so the one with the least loss was taken"
             tried = replace(tried, verdict=verdict)
-        return replace(tried, before=aimed["peak"])
+        return replace(tried, before=peak)
 
     async def _settled(self, tried: Tried, verdict: str = "", *, first: bool = False, afresh: bool = False) -> bool:
         """Make the weights of the last pass the current ones, on owners and backups.
@@ -466,10 +463,10 @@ class Coordinator:
         calls = (self._call(shard, "stage", self._number, self._backup(shard)) for shard in range(len(self._homes)))
         found = await asyncio.gather(*calls)
         for shard, one in enumerate(found):
-            if "peer" in one:
+            if isinstance(one, dict):
                 raise await self._apart(self._homes[shard].owner[0], one)
-        ss, sy, yy = (float(sum(unpacked(one[name]) for one in found)) for name in ("ss", "sy", "yy"))
-        peak, loss = max(one["peak"] for one in found), self._state.loss
+        ss, sy, yy = (float(sum(unpacked(one[place]) for one in found)) for place in range(3))
+        peak, loss = max(one[3] for one in found), self._state.loss
         if loss is not None and tried.at.loss >= loss and peak >= tried.before:
             return False
         # From here on the version counts: if a worker is lost, another one has the values.
@@ -506,8 +503,8 @@ class Coordinator:
             ConfigError: The two losses differ, or the model changed weights that are not trained, or the loss is not
                 the mean of the losses of the halves.
         """
-        await self._begin(0.0, FixedPoint(0, 1))
-        found: list[dict[str, Any]] = []
+        self._begin(0.0, FixedPoint(0, 1))
+        told: list[list[Any] | dict[str, Any]] = []
         first = self._portions[0]
         half = first.begin + first.samples // 2
         parts = [(first.begin, first.end)] * 2
@@ -515,16 +512,14 @@ class Coordinator:
 
         async def work(worker: ProxyWorker, holds: bool) -> None:
             await self._prepare(worker)
-            found.clear()
-            for begin, end in parts:
-                of = first.number, begin, end
-                found.append(dict(await worker.call(self._there.role, "portion", self._number, [], [], *of)))
+            wanted = [[first.number, begin, end] for begin, end in parts]
+            told[:] = [await worker.call(self._there.role, "portions", self._number, [], [], wanted)]
 
         await self._run.crew.carry(0, self._run.progress.round, work, leaves=False)
-        for told in found:
-            if "peer" in told:
-                raise await self._apart(0, told)
-        one, *others = (Computed.of_message(told["found"]) for told in found)
+        (found,) = told
+        if isinstance(found, dict):
+            raise await self._apart(0, found)
+        one, *others = map(Computed.of_message, found)
         losses = [told.metrics.get("loss", math.nan) for told in (one, *others)]
         if losses[0] != losses[1] and not all(map(math.isnan, losses[:2])):
             raise ConfigError(
@@ -548,9 +543,8 @@ class Coordinator:
         while True:
             self._passes += 1
             begin = time.perf_counter()
-            if self._begun_with != (self._number, step):
-                await self._begin(step, self._format())
-            self._begun_with, format = (0, 0.0), FixedPoint(*self._told["format"])
+            format = FixedPoint.fitting(self._peak if math.isfinite(self._peak) else 0.0, len(self._portions))
+            self._begin(step, format)
             pool = Pool[tuple[Computed, Reply]](self._portions, time.perf_counter)
             carry, number = self._run.crew.carry, self._run.progress.round
             streams = [
@@ -576,11 +570,11 @@ class Coordinator:
             if peak <= format.limit:
                 break
         slopes = []
-        for one in await self._each("sums", self._number):
-            if one["added"] != len(self._portions):
-                raise Again(f"a shard has the gradient of {one['added']} of {len(self._portions)} portions")
-            if one["slope"] is not None:
-                slopes.append(unpacked(one["slope"]))
+        for slope, added in await self._each("sums", self._number):
+            if added != len(self._portions):
+                raise Again(f"a shard has the gradient of {added} of {len(self._portions)} portions")
+            if slope is not None:
+                slopes.append(unpacked(slope))
         return Tried(Point(step, loss, float(sum(slopes)) if slopes else 0.0), replies)
 
     def _tell_pass(self, step: float, loss: float, seconds: float, tallies: Mapping[int, Tally]) -> None:
@@ -589,25 +583,11 @@ class Coordinator:
         of = dict(round=self._now, number=self._passes)
         self._run.crew.emit(PassEnded(**of, step=step, loss=loss, seconds=seconds, portions=portions))
 
-    def _format(self) -> FixedPoint:
-        """Return the number format of the next pass, from the largest gradient of the last one."""
-        return FixedPoint.fitting(self._peak if math.isfinite(self._peak) else 0.0, len(self._portions))
-
-    async def _begin(self, step: float, format: FixedPoint) -> None:
-        await self._each("begin", *self._begun_as(step, format))
-
-    def _begun_as(self, step: float, format: FixedPoint) -> tuple[int, float, list[int]]:
-        """Count a pass. Return the arguments for ``Shards.begin``."""
+    def _begin(self, step: float, format: FixedPoint) -> None:
+        """Begin a pass, which workers then enter."""
         self._number += 1
-        how = [format.places, format.most]
-        self._told = {
-            "number": self._number,
-            "owners": [home.owner[0] for home in self._homes],
-            "parts": [list(part) for part in self._parts],
-            "samples": self._run.facts.samples,
-            "format": how,
-        }
-        return self._number, step, how
+        owners, parts = [home.owner[0] for home in self._homes], [list(part) for part in self._parts]
+        self._entering = owners, parts, self._run.facts.samples, step, [format.places, format.most]
 
     # -- portions -----------------------------------------------------------------------------------------------------
 
@@ -616,15 +596,17 @@ class Coordinator:
 
         If the pass must begin again, note it in the pool, and return.
         """
-        calls: dict[asyncio.Task[Any], Portion | None] = {}  # a push has no portion
+        calls: dict[asyncio.Task[Any], list[Portion]] = {}  # a push has no portions
         dropped: list[int] = []
         pushing: asyncio.Task[Any] | None = None
 
-        def ask(verb: str, portion: Portion | None = None) -> asyncio.Task[Any]:
-            of = [] if portion is None else [portion.number, portion.begin, portion.end]
-            asking = worker.call(self._there.role, verb, self._told["number"], pool.unpushed(slot), list(dropped), *of)
+        def ask(portions: list[Portion]) -> asyncio.Task[Any]:
+            verb, wanted = "push", list[Any]()
+            if portions:
+                verb, wanted = "portions", [[[one.number, one.begin, one.end] for one in portions]]
+            asking = worker.call(self._there.role, verb, self._number, pool.unpushed(slot), list(dropped), *wanted)
             dropped.clear()
-            calls[task := asyncio.ensure_future(asking)] = portion
+            calls[task := asyncio.ensure_future(asking)] = portions
             return task
 
         if self._carried.get(slot) != worker.id:
@@ -639,41 +621,47 @@ class Coordinator:
             else:
                 preparing.cancel()
             while not pool.is_over:
-                while len(calls) - (pushing is not None) < AHEAD and (portion := pool.take(slot)) is not None:
-                    ask("portion", portion)
+                while len(calls) - (pushing is not None) < AHEAD and (portions := pool.take(slot)):
+                    ask(portions)
                 wait_s = None
                 if len(calls) == (pushing is not None):
-                    portion, wait_s = pool.second(slot)
-                    if portion is not None:
-                        pool.tally(worker.id).backup += 1
-                        ask("portion", portion)
+                    portions, wait_s = pool.second(slot)
+                    if portions:
+                        pool.tally(worker.id).backup += len(portions)
+                        ask(portions)
                 ready = len(pool.unpushed(slot))
                 is_idle = len(calls) == (pushing is not None) or pool.is_counted
                 if pushing is None and ready and (ready >= TOGETHER or (is_idle and not pool.waits)):
-                    pushing = ask("push")
+                    pushing = ask([])
                 await _first(*calls, pool.news.wait(), timeout_s=wait_s)
                 for task in [task for task in calls if task.done()]:
-                    portion, told = calls.pop(task), task.result()
-                    if "peer" in told:
+                    portions, told = calls.pop(task), task.result()
+                    if isinstance(told, dict):
                         pool.fail(await self._apart(worker.id, told))
-                    elif portion is None:
+                    elif not portions:
                         pushing = None
-                        pool.pushed(slot, told["portions"])
+                        pool.pushed(slot, told)
                     else:
-                        computed = Computed.of_message(told["found"])
-                        result = computed, self._reply(portion, worker.id, computed)
-                        counted = pool.done(portion, slot, result)
-                        if counted:
-                            pool.tally(worker.id).done += 1
-                            self._run.crew.emit(arrived(result[1]))
-                        else:
-                            pool.tally(worker.id).dropped += 1
-                            dropped.append(portion.number)
+                        dropped += self._counted(pool, slot, worker.id, portions, told)
         finally:
             if pushing is not None:
                 pool.fail(Again(f"worker {worker.id} was lost while it pushed gradients"))
             pool.give_back(slot)
             await end_all([preparing, *calls])
+
+    def _counted(
+        self, pool: Pool[tuple[Computed, Reply]], slot: int, worker: int, portions: list[Portion], told: list[Any]
+    ) -> list[int]:
+        """Note the results of portions from a worker. Return the numbers of the portions that do not count."""
+        found = [Computed.of_message(message) for message in told]
+        results = [(one, self._reply(portion, worker, one)) for portion, one in zip(portions, found, strict=True)]
+        counts, tally = pool.done(portions, slot, results), pool.tally(worker)
+        tally.done += sum(counts)
+        tally.dropped += len(counts) - sum(counts)
+        for (_, reply), is_first in zip(results, counts, strict=True):
+            if is_first:
+                self._run.crew.emit(arrived(reply))
+        return [portion.number for portion, is_first in zip(portions, counts, strict=True) if not is_first]
 
     async def _prepare(self, worker: ProxyWorker) -> None:
         """Let a worker take part in the pass. Before its first one, send it the weights that are not trained."""
@@ -682,7 +670,7 @@ class Coordinator:
         if member is not None and member not in self._prepared:
             await worker.call(self._there.role, "prepare", self._others)
             self._prepared.add(member)
-        await worker.call(self._there.role, "enter", self._told)
+        await worker.call(self._there.role, "enter", self._number, *self._entering)
 
     async def _apart(self, worker: int, told: dict[str, Any]) -> Again:
         """Find out why a worker does not reach another one. If only their link has failed, leave one of them out.
@@ -777,7 +765,7 @@ class Coordinator:
                 to = min(others, key=lambda one: (load[one], one))
                 load[to] += 1
                 told = await self._call(shard, "send", to[0])
-                if "peer" in told:
+                if told:
                     raise await self._apart(home.owner[0], told)
                 home.backup, is_changed = to, True
         if is_changed:
@@ -932,21 +920,14 @@ class Coordinator:
         which = {"version": self._state.version, "owners": owners, "others": self._others}
         return await self._there.evaluated(sorted(self._there.members()), which, app, part, batch_size)
 
-    async def _aim(self, coefficients: list[float], step: float | None) -> dict[str, float]:
+    async def _aim(self, coefficients: list[float]) -> tuple[float, float, float]:
         """Set the direction. Return its slope, and the sum and the maximum of the gradient's absolute values.
 
         Args:
             coefficients: Coefficients of the direction in the vectors.
-            step: The step of the next pass, if it is known: then the shards begin it at once.
         """
-        begun = [] if step is None else self._begun_as(step, self._format())
-        found = await self._each("aim", np.array(coefficients, np.float64), *begun)
-        self._begun_with = (0, 0.0) if step is None else (self._number, step)
-        return {
-            "slope": float(sum(unpacked(one["slope"]) for one in found)),
-            "sum": float(sum(unpacked(one["sum"]) for one in found)),
-            "peak": max(one["peak"] for one in found),
-        }
+        slopes, sizes, peaks = zip(*await self._each("aim", np.array(coefficients, np.float64)), strict=True)
+        return float(sum(map(unpacked, slopes))), float(sum(map(unpacked, sizes))), max(peaks)
 
     async def _dots(self) -> np.ndarray[Any, Any]:
         """Return the dot products of ``s_1..s_k, y_1..y_k, g`` with each other."""

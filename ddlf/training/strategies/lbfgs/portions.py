@@ -17,6 +17,8 @@ import numpy as np
 
 LATE = 1.5
 """A portion is late after this many times the median time of a portion."""
+MANY = 4
+"""A slot takes two portions at once while this many or more wait for each slot. This saves messages."""
 
 Result = TypeVar("Result")
 
@@ -130,7 +132,7 @@ class Pool(Generic[Result]):
     failure: Exception | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
     _waiting: list[list[Portion]] = field(default_factory=list)
-    _at: dict[int, list[int]] = field(default_factory=dict)  # slot -> portions that it has, in the order of computing
+    _at: dict[int, list[list[int]]] = field(default_factory=dict)  # slot -> what it has, in the order of computing
     _since: dict[int, float] = field(default_factory=dict)  # slot -> when it began the first of these
     _last: dict[int, int] = field(default_factory=dict)  # slot -> the last portion that it took
     _counted: dict[int, list[int]] = field(default_factory=dict)  # slot -> portions that count and are not pushed
@@ -160,28 +162,34 @@ class Pool(Generic[Result]):
         """Whether a portion waits for a worker."""
         return any(self._waiting)
 
-    def take(self, slot: int) -> Portion | None:
-        """Return the next waiting portion for a slot; None if none waits."""
-        if slot < len(self._waiting) and self._waiting[slot]:
-            return self._give(self._waiting[slot].pop(0), slot)
-        last = self._last.get(slot, -2)
-        for waiting in self._waiting:
-            for portion in waiting:
-                if abs(portion.number - last) == 1:
-                    waiting.remove(portion)
-                    return self._give(portion, slot)
-        most = max(self._waiting, key=len)
-        return self._give(most.pop(), slot) if most else None
+    def take(self, slot: int) -> list[Portion]:
+        """Return the next waiting portions for a slot: one, two while many wait, or none if none waits."""
+        waiting = sum(map(len, self._waiting))
+        count = min(waiting, 2 if waiting >= MANY * len(self._waiting) else 1)
+        return self._give([self._next(slot) for _ in range(count)], slot)
 
-    def second(self, slot: int) -> tuple[Portion | None, float | None]:
-        """Return a portion of another slot, for a second attempt; or None, and the seconds until one may be late.
+    def _next(self, slot: int) -> Portion:
+        """Take the waiting portion that suits a slot best off its list."""
+        if slot < len(self._waiting) and self._waiting[slot]:
+            found = self._waiting[slot].pop(0)
+        else:
+            last, most = self._last.get(slot, -2), max(self._waiting, key=len)
+            beside = [(waiting, one) for waiting in self._waiting for one in waiting if abs(one.number - last) == 1]
+            waiting, found = beside[0] if beside else (most, most[-1])
+            waiting.remove(found)
+        self._last[slot] = found.number
+        return found
+
+    def second(self, slot: int) -> tuple[list[Portion], float | None]:
+        """Return a portion of another slot, for a second attempt; or none, and the seconds until one may be late.
 
         The seconds are None if nothing can become late before something else changes.
         """
-        copies = [number for numbers in self._at.values() for number in numbers]
-        own = self._at.get(slot, [])
+        at = {of: [number for numbers in calls for number in numbers] for of, calls in self._at.items()}
+        copies = [number for numbers in at.values() for number in numbers]
+        own = at.get(slot, [])
         soonest: float | None = None
-        for other, numbers in self._at.items():
+        for other, numbers in at.items():
             for place, number in reversed(list(enumerate(numbers))):
                 if other == slot or number in own or number in self.results or copies.count(number) > 1:
                     continue
@@ -190,19 +198,26 @@ class Pool(Generic[Result]):
                     if left is None or left > 0:
                         soonest = left if soonest is None else min(soonest, left or soonest)
                         continue
-                return self._give(self.portions[number], slot), None
-        return None, soonest
+                self._last[slot] = number
+                return self._give([self.portions[number]], slot), None
+        return [], soonest
 
-    def done(self, portion: Portion, slot: int, result: Result) -> bool:
-        """Note the result of a portion. Return whether it counts; otherwise another slot was faster."""
+    def done(self, portions: Sequence[Portion], slot: int, results: Sequence[Result]) -> list[bool]:
+        """Note the results of portions that a slot has taken together.
+
+        Returns:
+            For each one whether it counts; otherwise another slot was faster.
+        """
         now = self.clock()
-        self._took.append(now - self._since[slot])
-        self._at[slot].remove(portion.number)
+        numbers = [portion.number for portion in portions]
+        self._took += [(now - self._since[slot]) / len(numbers)] * len(numbers)
+        self._at[slot].remove(numbers)
         self._since[slot] = now
-        counts = portion.number not in self.results
-        if counts:
-            self.results[portion.number] = result
-            self._counted.setdefault(slot, []).append(portion.number)
+        counts = [number not in self.results for number in numbers]
+        for number, result, is_first in zip(numbers, results, counts, strict=True):
+            if is_first:
+                self.results[number] = result
+                self._counted.setdefault(slot, []).append(number)
         self._turn()
         return counts
 
@@ -221,8 +236,8 @@ class Pool(Generic[Result]):
         lost = self._counted.pop(slot, [])
         for number in lost:
             del self.results[number]
-        elsewhere = {number for other, numbers in self._at.items() if other != slot for number in numbers}
-        lost += [number for number in self._at.pop(slot, []) if number not in self.results]
+        elsewhere = {n for other, calls in self._at.items() if other != slot for numbers in calls for n in numbers}
+        lost += [n for numbers in self._at.pop(slot, []) for n in numbers if n not in self.results]
         self._since.pop(slot, None)
         back = [self.portions[number] for number in lost if number not in elsewhere]
         for portion in back:
@@ -235,19 +250,20 @@ class Pool(Generic[Result]):
         self.failure = self.failure or why
         self._turn()
 
-    def _give(self, portion: Portion, slot: int) -> Portion:
-        numbers = self._at.setdefault(slot, [])
-        if not numbers:
-            self._since[slot] = self.clock()
-        numbers.append(portion.number)
-        self._last[slot] = portion.number
-        return portion
+    def _give(self, portions: list[Portion], slot: int) -> list[Portion]:
+        if portions:
+            calls = self._at.setdefault(slot, [])
+            if not calls:
+                self._since[slot] = self.clock()
+            calls.append([portion.number for portion in portions])
+        return portions
 
     def _left_s(self, slot: int) -> float | None:
         """Return the seconds until a slot's first portion is late; None if no portion of the pass is done."""
         if not self._took:
             return None
-        return self._since[slot] + LATE * statistics.median(self._took) - self.clock()
+        together = len(self._at[slot][0])
+        return self._since[slot] + LATE * together * statistics.median(self._took) - self.clock()
 
     def _turn(self) -> None:
         self.news.set()

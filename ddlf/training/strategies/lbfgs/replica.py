@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -109,39 +110,46 @@ class LbfgsReplica(HoldingReplica):
         self._others = others
 
     @concurrent
-    async def enter(self, told: dict[str, Any]) -> None:
+    async def enter(
+        self, number: int, owners: list[int], parts: list[list[int]], samples: int, step: float, format: list[int]
+    ) -> None:
         """Begin a pass, and begin to fetch its weights.
 
         Args:
-            told: The first five arguments of ``Pass``.
+            number, owners, parts, samples: The arguments of ``Pass`` with these names.
+            step: The step along the direction.
+            format: The arguments of ``FixedPoint``.
         """
         if self._pass is not None:
-            if self._pass.number == told["number"]:
+            if self._pass.number == number:
                 return
             self._pass.weights.cancel()
-        format = FixedPoint(*told["format"])
-        parts = [(begin, end) for begin, end in told["parts"]]
-        fetching = asyncio.ensure_future(self._fetched("trial", told["number"], told["owners"], self._others))
+        fetching = asyncio.ensure_future(self._fetched("trial", owners, self._others, number, step, format))
         fetching.add_done_callback(_looked_at)
-        self._pass = Pass(**{**told, "format": format, "parts": parts}, weights=fetching)
+        self._pass = Pass(
+            number=number,
+            owners=owners,
+            parts=[(begin, end) for begin, end in parts],
+            samples=samples,
+            format=FixedPoint(*format),
+            weights=fetching,
+        )
 
     @concurrent
-    async def portion(
-        self, of: int, counts: list[int], dropped: list[int], number: int, begin: int, end: int
-    ) -> dict[str, Any]:
-        """Compute the loss and the gradient of some samples.
+    async def portions(
+        self, of: int, counts: list[int], dropped: list[int], wanted: list[list[int]]
+    ) -> list[Any] | dict[str, Any]:
+        """Compute the loss and the gradient of some portions, one after another.
 
         Args:
             of: Number of the pass.
             counts: Earlier portions of this worker that count and were not pushed.
             dropped: Earlier portions of this worker that do not count, because another worker was faster.
-            number: Number of the portion.
-            begin: Its first sample.
-            end: The index after its last sample.
+            wanted: For each portion its number, its first sample, and the index after its last sample.
 
         Returns:
-            ``found``, the message of ``Computed``; or what ``not_reached`` returns, if the worker of a shard cannot be
-            reached.
+            The message of ``Computed`` for each portion; or what ``not_reached`` returns, if the worker of a shard
+            cannot be reached.
         """
         now, gone = self._in(of), list[bool]()
         now.note(counts, dropped)
@@ -150,21 +158,21 @@ class LbfgsReplica(HoldingReplica):
         except Unreached as error:
             return not_reached(error)
 
-        def compute() -> Computed | None:
+        def compute(number: int, begin: int, end: int) -> Computed | None:
             return None if gone else self._computed_portion(now, weights, number, begin, end)
 
         try:
-            found: Computed = await self._worker.compute(compute)
+            found: list[Computed] = [await self._worker.compute(partial(compute, *one)) for one in wanted]
         finally:
             gone.append(True)  # a cancelled call does not begin to compute
-        return {"found": found.to_message()}
+        return [one.to_message() for one in found]
 
     @concurrent
-    async def push(self, of: int, counts: list[int], dropped: list[int]) -> dict[str, Any]:
-        """Push the sum of the portions that count to all shards. The arguments are as for ``portion``.
+    async def push(self, of: int, counts: list[int], dropped: list[int]) -> list[int] | dict[str, Any]:
+        """Push the sum of the portions that count to all shards. The arguments are as for ``portions``.
 
         Returns:
-            ``portions``, the numbers of the pushed ones; or what ``not_reached`` returns.
+            The numbers of the pushed portions; or what ``not_reached`` returns.
         """
         now = self._in(of)
         now.note(counts, dropped)
@@ -179,7 +187,7 @@ class LbfgsReplica(HoldingReplica):
                 await asyncio.gather(*adding)
             except Unreached as error:
                 return not_reached(error)
-        return {"portions": portions}
+        return portions
 
     async def close(self) -> None:
         """Free the shards on this worker, then do what ``Replica.close`` does."""
@@ -193,8 +201,8 @@ class LbfgsReplica(HoldingReplica):
             raise AppMissing(f"this worker is not in pass {of}")
         return self._pass
 
-    async def _fetched(self, verb: str, of: int, owners: Sequence[int], others: Sequence[Any]) -> Weights:
-        asking = (asked(self._ask, owner, verb, shard, of) for shard, owner in enumerate(owners))
+    async def _fetched(self, verb: str, owners: Sequence[int], others: Sequence[Any], *which: Any) -> Weights:
+        asking = (asked(self._ask, owner, verb, shard, *which) for shard, owner in enumerate(owners))
         row = np.concatenate(await asyncio.gather(*asking))
         return self._rows.weights(row, np.zeros(0, row.dtype), others)
 
@@ -202,7 +210,7 @@ class LbfgsReplica(HoldingReplica):
         if "version" not in which:
             return await super()._weights_of(which)
         try:
-            return await self._fetched("current", which["version"], which["owners"], which["others"])
+            return await self._fetched("current", which["owners"], which["others"], which["version"])
         except Unreached:
             return None
 

@@ -4,8 +4,8 @@ A shard is a range of all trained values. A worker that owns it has, for this ra
 direction, and the last pairs of changes. Another worker has a backup without the direction. The master, which has no
 vector, sends commands::
 
-    aim(coefficients)       direction = sum of coefficient * vector; maybe begin a pass; answers with numbers
-    begin(pass, step)       trial = weights + step * direction; set the sum of gradients to zero
+    aim(coefficients)       direction = sum of coefficient * vector; answers with numbers
+    trial(pass, step)       from replicas: the first one begins the pass with trial = weights + step * direction
     add(pass, ...)          from replicas: add the gradient of some portions of the samples
     sums(pass)              answers with the slope
     stage(pass)             the trial may become the weights: send both to the backup; answers with numbers
@@ -126,7 +126,7 @@ class Shard:
         vectors = self.vectors() if which else []
         return [packed_row(dot(vectors[i], vector) for vector in vectors) for i in which]
 
-    def aim(self, coefficients: Array) -> dict[str, Any]:
+    def aim(self, coefficients: Array) -> tuple[bytes, bytes, float]:
         """Set the direction. Return its slope, and the sum and the maximum of the gradient's absolute values."""
         assert self.gradient is not None
         total = np.zeros(self.weights.size, np.float64)
@@ -134,11 +134,8 @@ class Shard:
             total += coefficient * vector
         self.direction = total.astype(self.weights.dtype)
         sizes = np.abs(self.gradient)
-        return {
-            "slope": packed(dot(self.gradient, self.direction)),
-            "sum": packed(dot(sizes, np.ones(sizes.size))),
-            "peak": float(sizes.max(initial=0.0)),
-        }
+        slope, total_size = dot(self.gradient, self.direction), dot(sizes, np.ones(sizes.size))
+        return packed(slope), packed(total_size), float(sizes.max(initial=0.0))
 
     def begin(self, number: int, step: float, format: FixedPoint) -> None:
         """Begin a pass over all samples with other weights: ``step`` along the direction."""
@@ -169,10 +166,10 @@ class Shard:
         """Return the gradient at the trial, rounded to the type of the weights."""
         return self.format.value(self.total).astype(self.weights.dtype)
 
-    def sums(self) -> dict[str, Any]:
-        """Return the slope at the trial, and how many portions were added."""
+    def sums(self) -> tuple[bytes | None, int]:
+        """Return the slope at the trial, None without a direction; and how many portions were added."""
         slope = None if self.direction is None else packed(dot(self.found(), self.direction))
-        return {"slope": slope, "added": len(self.added)}
+        return slope, len(self.added)
 
     def changes(self) -> tuple[Array, Array]:
         """Return the staged change of the weights and of the gradient. The first pass has none."""
@@ -182,16 +179,17 @@ class Shard:
             return np.zeros(0, weights.dtype), np.zeros(0, weights.dtype)
         return weights - self.weights, gradient - self.gradient
 
-    def stage(self) -> dict[str, Any]:
+    def stage(self) -> tuple[bytes, bytes, bytes, float]:
         """Note that the trial may become the weights.
 
-        Return the dot products that decide whether the pair is kept, and the largest absolute value of the gradient.
+        Return the dot products ``s.s``, ``s.y`` and ``y.y``, which decide whether the pair is kept, and the largest
+        absolute value of the gradient.
         """
         assert self.trial is not None
         self.staged = self.trial, self.found()
         s, y = self.changes()
         peak = float(np.abs(self.staged[1]).max(initial=0.0))
-        return {"ss": packed(dot(s, s)), "sy": packed(dot(s, y)), "yy": packed(dot(y, y)), "peak": peak}
+        return packed(dot(s, s)), packed(dot(s, y)), packed(dot(y, y)), peak
 
     def settle(self, version: int, kept: bool, afresh: bool) -> bool:
         """Make the staged weights and gradient the current ones, unless this was done before.
@@ -276,32 +274,24 @@ class Shards(Restored):
         return {}
 
     @concurrent
-    async def aim(self, number: int, coefficients: Array, *begun: Any) -> dict[str, Any]:
-        """Call ``Shard.aim``, then ``begin`` with these arguments if there are any, which saves a message."""
-        found = dict(await self._computed(number, lambda shard: shard.aim(coefficients)))
-        if begun:
-            await self.begin(number, *begun)
-        return found
+    async def aim(self, number: int, coefficients: Array) -> list[Any]:
+        """Set the direction, and return the numbers of ``Shard.aim``."""
+        return list(await self._computed(number, lambda shard: shard.aim(coefficients)))
 
     @concurrent
-    async def begin(self, number: int, of: int, step: float, format: Sequence[int]) -> None:
-        """Begin the pass ``of`` of a shard, like ``Shard.begin``."""
-        await self._computed(number, lambda shard: shard.begin(of, step, FixedPoint(*format)))
-
-    @concurrent
-    async def sums(self, number: int, of: int) -> dict[str, Any]:
+    async def sums(self, number: int, of: int) -> list[Any]:
         """Return the numbers of ``Shard.sums`` after the pass ``of``."""
         self._in_pass(number, of)
-        return dict(await self._computed(number, Shard.sums))
+        return list(await self._computed(number, Shard.sums))
 
     @concurrent
-    async def stage(self, number: int, of: int, backup: int) -> dict[str, Any]:
+    async def stage(self, number: int, of: int, backup: int) -> list[Any] | dict[str, Any]:
         """Call ``Shard.stage``, and send the staged values to the worker with the backup; 0 for none.
 
         Return the numbers of ``Shard.stage``, or what ``not_reached`` does.
         """
         shard = self._in_pass(number, of)
-        numbers = dict(await self._computed(number, Shard.stage))
+        numbers = list(await self._computed(number, Shard.stage))
         if backup and shard.staged is not None:
             try:
                 await asked(self._ask, backup, "staged", number, shard.version, *shard.staged)
@@ -387,8 +377,17 @@ class Shards(Restored):
         return shard.weights
 
     @offered
-    async def trial(self, number: int, of: int) -> Array:
-        """Return a shard's weights for the pass ``of``. The array does not change any more."""
+    async def trial(self, number: int, of: int, step: float, format: Sequence[int]) -> Array:
+        """Return a shard's weights for the pass ``of``. The array does not change any more.
+
+        The first call of a pass begins it, like ``Shard.begin``.
+        """
+
+        def begun(shard: Shard) -> None:
+            if shard.number < of and not (step and shard.direction is None):
+                shard.begin(of, step, FixedPoint(*format))
+
+        await self._computed(number, begun)
         shard = self._in_pass(number, of)
         assert shard.trial is not None
         return shard.trial
