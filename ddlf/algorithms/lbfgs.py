@@ -183,7 +183,8 @@ class WolfeSearch:
                 if self._told < self.tries:
                     return "try"
                 # Rounding errors may hide what the slopes say: a loss of 0 stays 0.
-                return "unbounded" if now.loss <= self.loss + self.decrease * now.step * self.slope else "failed"
+                promised = (now.step - before.step) * before.slope
+                return "unbounded" if now.loss <= before.loss + self.decrease * promised else "failed"
             if self._high is None or now.slope * (self._high.step - self._low.step) >= 0:
                 self._high = self._low
             self._low = now

@@ -158,15 +158,16 @@ def test_a_search_without_a_lower_loss_fails_without_a_step():
     assert search.best.step == 0
 
 
-def test_a_loss_of_zero_has_a_lower_bound():
+@pytest.mark.parametrize("loss", [0.0, 1e-9])
+def test_a_loss_of_zero_has_a_lower_bound(loss):
     """Its slopes say that it falls, but rounding errors hide it."""
-    search, outcome = WolfeSearch(0.0, -1e-9), "try"
+    search, outcome = WolfeSearch(loss, -1e-24), "try"
     while outcome == "try":
-        outcome = search.tell(0.0, -1e-9)
+        outcome = search.tell(0.0, -1e-24)
     assert outcome == "failed"
-    search, outcome = WolfeSearch(0.0, -1e-9), "try"
+    search, outcome = WolfeSearch(loss, -1e-24), "try"
     while outcome == "try":
-        outcome = search.tell(-1e-9 * search.step, -1e-9)
+        outcome = search.tell(loss - 1e-24 * search.step, -1e-24)
     assert outcome == "unbounded"
 
 
