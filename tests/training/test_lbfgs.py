@@ -353,6 +353,33 @@ async def test_run_resumed_at_any_iteration_has_the_same_bits(more, tmp_path, un
         assert bits(resumed) == undisturbed
 
 
+@pytest.mark.parametrize("verb", ["portions", "push", "sums", "stage", "settle", "aim", "write"])
+@pytest.mark.parametrize("time", [7, 8, 9])
+async def test_a_run_interrupted_at_any_moment_continues_with_the_same_bits(verb, time, tmp_path, undisturbed):
+    run, count = run_of(checkpoint=tmp_path, shards=1), 0
+    training = asyncio.ensure_future(run.train_model())
+    for worker in run.cluster.workers:
+
+        async def rpc(request, timeout_s=None, worker=worker):
+            nonlocal count
+            if request.args[2] == verb:
+                count += 1
+                if count == time:
+                    training.cancel()
+                    await asyncio.sleep(0)
+            return await FakeWorker.rpc(worker, request, timeout_s)
+
+        worker.rpc = rpc
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    done = len(run.history)
+    assert done < 12
+    assert run.ledger.is_exact(done)
+    assert [record.metrics["loss"] for record in run.history] == [one[2] for one in undisturbed[1][:done]]
+    resumed = await trained(checkpoint=tmp_path, resume="auto", shards=1)
+    assert bits(resumed) == undisturbed
+
+
 async def test_checkpoint_is_written_by_the_owners_and_read_by_them(tmp_path, monkeypatch):
     monkeypatch.setattr("ddlf.algorithms.lbfgs.BLOCK", 16)
     whole = await trained(checkpoint=tmp_path, checkpoint_keep=100)

@@ -255,7 +255,7 @@ class Coordinator:
         if self._saved.vectors is None and (why := _dropped(run)):
             self._warn(f"{why}, so L-BFGS begins with an empty history of changes")
         self._state = self._saved.state
-        self._made = self._committed = max(0, self._state.version - 1)  # iterations so far
+        self._first = self._made = max(0, self._state.version - 1)  # iterations so far
         self._last: Iteration | None = None
         self._number = 0  # of the last pass
         self._entering: tuple[Any, ...] = ()  # what workers receive when they enter it
@@ -271,6 +271,11 @@ class Coordinator:
         self._handing_back = asyncio.Lock()
         run.crew.hand_back.append(self._hand_back)
         self.ended = ""
+
+    @property
+    def _committed(self) -> int:
+        """Number of iterations that were committed, with those before this training."""
+        return self._first + self._run.version - self._begun
 
     # -- for the loop -------------------------------------------------------------------------------------------------
 
@@ -309,7 +314,6 @@ class Coordinator:
     async def committed(self, found: Iteration) -> None:
         """Commit an iteration: its portions count as trained on, and its numbers go into the record."""
         run = self._run
-        self._committed += 1
         due = run.keeper is not None and run.keeper.is_due(run.version + 1)
         shown = run.reporter.shows
         remote = partial(
@@ -476,10 +480,11 @@ class Coordinator:
         if not first:
             self._last = Iteration(tried, peak, self._passes, not kept, tuple(filter(None, [verdict, tried.verdict])))
         which, dots = self._new_dots(None if first or afresh else before)
+        self._is_whole = False  # if this is interrupted, some may have the step and others not
         rows = await self._settle(which)
         if rows is None:
             raise Again("a shard has lost its last step")
-        self._state = replace(self._state, dots=_filled(dots, which, rows))
+        self._is_whole, self._state = True, replace(self._state, dots=_filled(dots, which, rows))
         return True
 
     async def _first_pass(self) -> None:
