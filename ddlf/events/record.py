@@ -37,7 +37,8 @@ class TrainingEvent:
             (for the rest of the run) of a worker; ``"backup"`` when a late slot is given to a second worker;
             ``"slots"`` when the number of slots grows; ``"waiting"`` when no worker is left;
             ``"rejected"`` and ``"clipped"`` of an update; ``"dropped"`` when the residual of a slot was lost with its
-            worker; ``"checkpoint"`` when one could not be written.
+            worker; ``"overflow"`` when all gradients of a slot's round overflowed; ``"checkpoint"`` when one could
+            not be written.
         round: Number of the round, from 1.
         slot: Number of the slot, from 1, or None.
         worker: Number of the worker, from 1, or None.
@@ -57,6 +58,7 @@ class TrainingEvent:
         "rejected",
         "clipped",
         "dropped",
+        "overflow",
         "checkpoint",
     ]
     round: int

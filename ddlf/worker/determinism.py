@@ -12,7 +12,7 @@ import sys
 XLA_FLAGS = "XLA_FLAGS"
 DETERMINISTIC_OPS = "--xla_gpu_deterministic_ops=true"
 """Lets XLA choose the same kernels in each run, and refuse an op without an equal one. JAX uses XLA for all
-functions, and TensorFlow for those with ``jit_compile``."""
+functions, and TensorFlow for functions with ``jit_compile``."""
 CUBLAS, WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 """Lets cuBLAS give its streams separate memory. PyTorch demands it."""
 

@@ -74,6 +74,10 @@ class Framework(ABC):
             _is_of(error, self.name) and re.search(self.full, f"{type(error).__name__} {error}") is not None
         )
 
+    def indivisible(self, error: BaseException) -> tuple[int, int] | None:
+        """Return the samples of a batch and the number of cards that it cannot be divided among, if an error says so."""
+        return None
+
     def op_without_determinism(self, error: BaseException) -> str:
         """Return the op that cannot compute equal bits, if an error is about this; empty otherwise."""
         text = str(error)
@@ -183,6 +187,10 @@ class Jax(Framework):
 
     def peak(self) -> int:
         return int((self._jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
+
+    def indivisible(self, error: BaseException) -> tuple[int, int] | None:
+        found = re.search(r"axis 0 is partitioned (\d+) times, but the dimension size is (\d+)", str(error))
+        return (int(found[2]), int(found[1])) if found is not None and _is_of(error, self.name) else None
 
     def full_error(self) -> Exception:
         error: Exception = self._jax.errors.JaxRuntimeError(

@@ -22,7 +22,12 @@ def sentences(mask=None, backend="jax"):
     ("machine", "mask", "backend", "sentence"),
     [
         (dict(error=9), None, "jax", "it has a card of NVIDIA, but no driver that runs; install the driver"),
-        (dict(error=18), None, "jax", "the driver of NVIDIA was updated, and the old one still runs; restart the machine"),
+        (
+            dict(error=18),
+            None,
+            "jax",
+            "the driver of NVIDIA was updated, and the old one still runs; restart the machine",
+        ),
         (
             dict(cards=[card()], cuda=11040, driver="470.82.01"),
             None,

@@ -56,6 +56,8 @@ async def test_largest_batch_of_earlier_rounds_is_named_without_a_search():
             with pytest.raises(OutOfMemory) as caught:
                 await trained.train_sync()
         assert (caught.value.batch_size, caught.value.fitted) == (32, 32)
+        assert caught.value.message.endswith("does not fit into the memory of this machine, though it fitted before")
+        assert caught.value.hint.startswith("see what else uses it with ddlf doctor or set a smaller batch_size or")
 
 
 async def test_memory_that_holds_no_batch_is_said():

@@ -33,7 +33,7 @@ def scales(trained):
 
 
 def run_of(cluster, epochs=4, app_class=None, **settings):
-    trained = app(
+    return app(
         cluster,
         app_class or scaled(),
         precision="mixed_float16",

@@ -135,3 +135,12 @@ def test_jax_that_was_used_keeps_its_flags(monkeypatch):
     assert not determinism.set_environment(True)
     monkeypatch.setenv("XLA_FLAGS", determinism.DETERMINISTIC_OPS)
     assert determinism.set_environment(False)
+
+
+def test_batch_that_cannot_be_divided_among_cards_is_known():
+    import jax
+
+    text = "implies that array axis 0 is partitioned 8 times, but the dimension size is 29 (full shape: (29, 8))"
+    assert FRAMEWORKS["jax"].indivisible(jax.errors.JaxRuntimeError(text)) == (29, 8)
+    assert FRAMEWORKS["jax"].indivisible(ValueError(text)) is None
+    assert FRAMEWORKS["tensorflow"].indivisible(ValueError(text)) is None

@@ -33,7 +33,8 @@ def explained(
 
     Raises:
         OutOfMemory: A batch does not fit into the memory.
-        AppError: The app asks for equal bits, and an op has no way to compute them.
+        AppError: The app asks for equal bits, and an op has no way to compute them; or a batch cannot be divided among the
+            cards of a worker.
     """
     try:
         yield
@@ -43,6 +44,8 @@ def explained(
         here = framework()
         if app.deterministic and (op := here.op_without_determinism(error)):
             raise _lacks_determinism(op) from None
+        if (parts := here.indivisible(error)) is not None:
+            raise _indivisible(*parts) from None
         if not here.is_full(error):
             raise
         peak = _peak()
@@ -63,6 +66,13 @@ def _lacks_determinism(op: str) -> AppError:
     )
 
 
+def _indivisible(samples: int, cards: int) -> AppError:
+    return AppError(
+        f"a batch of {samples} samples cannot be divided among {cards} cards",
+        hint=f"let {cards} divide each batch, also the last one of a slot's epoch: choose the number of samples and batch_size",
+    )
+
+
 def _peak() -> int:
     with contextlib.suppress(Exception):  # a broken card
         return framework().peak()
@@ -74,8 +84,11 @@ def _full(batch_size: int, fitted: int, peak: int, evaluates: bool) -> OutOfMemo
     where = f"the card {card}" if card else "the card of this process" if framework().card() else "this machine"
     what = f"a batch of {batch_size:,} samples" if batch_size else "an array"
     took = f"; arrays took {_gb(peak)} at most" if peak else ""
+    before = 0 < batch_size <= fitted
     most = f"; the largest batch that fitted has {fitted:,} samples" if fitted else ""
-    ways = [] if evaluates else [f"set batch_size={fitted}" if fitted else "set a smaller batch_size"]
+    most = ", though it fitted before" if before else most
+    smaller = f"set batch_size={fitted}" if fitted and not before else "set a smaller batch_size"
+    ways = ["see what else uses it with ddlf doctor"] * before + [smaller] * (not evaluates)
     ways += ["use precision='mixed_bfloat16'", *(["raise --gpu-memory"] if memory_limit() else [])]
     return OutOfMemory(
         f"{what} does not fit into the memory of {where}{' in an evaluation' * evaluates}{took}{most}",
