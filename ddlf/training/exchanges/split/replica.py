@@ -289,6 +289,7 @@ class SplitReplica(Replica, Restored):
             "keras": keras.__version__,
             "backend": keras.backend.backend(),
             "text": getattr(getattr(model, "notation", None), "digest", ""),
+            "arithmetic": asdict(self._arithmetic),
             "gain": 0.0,  # split computes in float32
         }
 
