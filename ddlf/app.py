@@ -21,7 +21,7 @@ from ddlf.training.context import RunContext
 from ddlf.training.progress import local
 from ddlf.training.registry import DEFAULTS, GROUPS, SETTINGS, View, group_of, spread
 from ddlf.training.roles import PRELOADED
-from ddlf.training.slot.variables import set_weights
+from ddlf.training.slot.variables import get_weights, set_weights
 from ddlf.training.spec import Data, Evaluation, Local, Output
 
 if TYPE_CHECKING:
@@ -194,9 +194,9 @@ class IApp:
         """
         from ddlf.algorithms.weights import difference
 
-        self.model.set_weights(weights)
+        set_weights(self.model, weights)
         metrics = self.replica.fit(worker_epochs, batch_size, list(self.worker_callbacks))
-        return difference(weights, self.model.get_weights(), over=True), metrics
+        return difference(weights, get_weights(self.model), over=True), metrics
 
     def is_convergent(self, record: RoundRecord) -> Any:
         """Return whether training can stop. The master calls it after ``on_round``. May be async."""

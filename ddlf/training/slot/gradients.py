@@ -21,6 +21,8 @@ from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.slot.build import describe_optimizer
 from ddlf.training.slot.feed import gathered
 from ddlf.training.slot.keras_model import KerasModel
+from ddlf.training.slot.transfer import transfer
+from ddlf.training.slot.variables import set_weights
 
 
 class Gradients:
@@ -56,8 +58,8 @@ class Gradients:
         """
         import keras
 
-        model, read = self._model, keras.ops.convert_to_numpy
-        model.set_weights(weights)
+        model = self._model
+        set_weights(model, weights)
         self._keeper.iterations.assign(0)
         metrics = scalars(self._train(batch))
         if type(model).train_step is not keras.Model.train_step:
@@ -69,8 +71,9 @@ class Gradients:
             )
         self._is_first = False
         update: Weights = []
-        for weight, kept, before in zip(model.weights, self._kept, weights, strict=True):
-            update += [read(kept)] if kept is not None else difference([before], [read(weight)])
+        kept = [weight if kept is None else kept for weight, kept in zip(model.weights, self._kept, strict=True)]
+        for value, one, before in zip(transfer().read(kept), self._kept, weights, strict=True):
+            update += [value] if one is not None else difference([before], [value])
         return update, metrics
 
     def _train(self, batch: tuple[Any, ...]) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
+from ddlf.training.slot.transfer import transfer
 
 
 def state_of(model: Any) -> list[Any]:
@@ -19,9 +20,7 @@ def state_of(model: Any) -> list[Any]:
 
 def read_optimizer(model: Any) -> Weights:
     """Return the optimizer's state in Keras's order: iterations, learning rate, and its arrays for each weight."""
-    import keras
-
-    return [keras.ops.convert_to_numpy(v) for v in state_of(model)]
+    return transfer().read(state_of(model))
 
 
 def write_optimizer(model: Any, state: Weights) -> None:
@@ -36,8 +35,7 @@ def write_optimizer(model: Any, state: Weights) -> None:
             f"the optimizer's state has {len(state)} arrays, here it has {len(variables)} of other shapes",
             hint="create the same model on the master and on every worker",
         )
-    for variable, array in zip(variables, state, strict=True):
-        variable.assign(array)
+    transfer().write(variables, state)
 
 
 def other_optimizers(model: Any) -> list[str]:

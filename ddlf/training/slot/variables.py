@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights, is_float
+from ddlf.training.slot.transfer import transfer
 
 PIECE = 1 << 20
 """Number of values that are checked at a time."""
@@ -65,13 +66,18 @@ def free(variables: Iterable[Any]) -> None:
             variable._value, variable._initializer = None, keras.initializers.Zeros()
 
 
-def set_weights(model: Any, weights: Weights) -> None:
+def set_weights(model: Any, weights: Sequence[Any]) -> None:
     """Set the weights of a model. Weights without memory are made, one after another."""
     if all(is_made(variable) for variable in model.weights):
-        model.set_weights(weights)
+        transfer().set_weights(model, weights)
         return
     for variable, value in zip(model.weights, weights, strict=True):
         put(variable, value)
+
+
+def get_weights(model: Any) -> Weights:
+    """Return the weights of a model, as arrays that may be read-only."""
+    return transfer().get_weights(model)
 
 
 def shapes_of(variables: Sequence[Any]) -> Weights:

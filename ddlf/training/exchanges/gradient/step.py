@@ -22,6 +22,8 @@ from ddlf.training.context import App
 from ddlf.training.slot.build import first_rows
 from ddlf.training.slot.gradients import check_mean_losses
 from ddlf.training.slot.optimizers import chain, followers, read_optimizer, write_optimizer
+from ddlf.training.slot.transfer import transfer
+from ddlf.training.slot.variables import set_weights
 
 AT_FIRST = "_ddlf_at_first"
 """Attribute of an optimizer with its initial state, because Keras cannot reset it."""
@@ -83,14 +85,14 @@ class Step:
 
         if self._apply is None:
             self._apply = _compiled(self._optimizer)
-        self._model.set_weights(weights)  # a hook may have changed the model's weights
+        set_weights(self._model, weights)  # a hook may have changed the model's weights
         if state is not self._last:
             write_optimizer(self._model, state)
         self._apply([keras.ops.convert_to_tensor(merged[place]) for place in self._places])
         self._last = read_optimizer(self._model)
         after = [np.asarray(w - g, w.dtype) if is_float(w) else w for w, g in zip(weights, merged, strict=True)]
-        for place, weight in zip(self._places, self._model.trainable_variables, strict=True):
-            after[place] = keras.ops.convert_to_numpy(weight)
+        for place, weight in zip(self._places, transfer().read(self._model.trainable_variables), strict=True):
+            after[place] = weight
         return self._last, after
 
 

@@ -28,6 +28,7 @@ from ddlf.training.slot.optimizers import RunPosition, Steps, chain, innermost
 from ddlf.training.slot.parts import parts_named
 from ddlf.training.slot.replica import MOVED_EVERY_S, run_train
 from ddlf.training.slot.task import MOST_FILES, Reply, Task
+from ddlf.training.slot.transfer import transfer
 from ddlf.training.strategies.downpour.client import ModelReplica, record, replicas_of
 from ddlf.training.strategies.downpour.server import Servers
 from ddlf.training.strategies.downpour.settings import DownpourSettings
@@ -639,42 +640,32 @@ class _Variables:
         import keras
 
         self._variables = variables
-        self._read, self._write = _value, _assign
+        self._read, self._write = transfer().read, transfer().write
         if keras.backend.backend() == "tensorflow":
             self._variables = [one.value for one in variables]
-            self._read, self._write = _value_in_tensorflow, _assign_in_tensorflow
+            self._read, self._write = _values_in_tensorflow, _assign_in_tensorflow
 
     def row(self) -> Row:
         """Return the values of all variables, one after another, as one flat array."""
-        parts = [np.asarray(self._read(one), np.float32).reshape(-1) for one in self._variables]
+        parts = [np.asarray(value, np.float32).reshape(-1) for value in self._read(self._variables)]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
     def set(self, arrays: Sequence[Any]) -> None:
         """Set the variables to some values, given in the variables' shapes and types."""
-        for variable, array in zip(self._variables, arrays, strict=True):
-            self._write(variable, array)
+        self._write(self._variables, arrays)
 
 
-def _value(variable: Any) -> Any:
-    import keras
-
-    return keras.ops.convert_to_numpy(variable)
-
-
-def _assign(variable: Any, array: Any) -> None:
-    variable.assign(array)
-
-
-def _value_in_tensorflow(variable: Any) -> Any:
+def _values_in_tensorflow(variables: Sequence[Any]) -> list[Any]:
     import tensorflow as tf
 
-    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).numpy()
+    return [tf.raw_ops.ReadVariableOp(resource=one.handle, dtype=one.dtype).numpy() for one in variables]
 
 
-def _assign_in_tensorflow(variable: Any, array: Any) -> None:
+def _assign_in_tensorflow(variables: Sequence[Any], values: Sequence[Any]) -> None:
     import tensorflow as tf
 
-    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.convert_to_tensor(array))
+    for one, value in zip(variables, values, strict=True):
+        tf.raw_ops.AssignVariableOp(resource=one.handle, value=tf.convert_to_tensor(value))
 
 
 AROUND = {

@@ -1,0 +1,583 @@
+"""Measure what a worker costs on one card (a GPU), beside bare ``fit`` on the same card.
+
+    python -m benchmarks.cards [--model cnn,resnet18,transformer] [--backend jax,torch] [--seconds 2] [--rounds 5]
+    python -m benchmarks.cards --only share,weights,several [--workers 1,2,4] [--setting optimizer_state=stays] [--quick]
+
+There are three measurements::
+
+    share      a round of one DDLF worker and as many epochs of bare ``fit`` take turns on the card. The table has the
+               share of bare fit's rate, the fixed cost of a round, and its parts.
+    weights    all weights of a model move off the card and on it, in the way of a round, beside copies between the card
+               and pinned memory
+    several    some workers share the card, each with a limit of memory, and one worker alone has the card
+
+Bare ``fit`` is one call in another process. It pauses after the epochs of a round, so it pays its own start only once.
+Without a card, everything runs on the CPU, and the table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import ROOT, Spread, run_child, some_of, table
+from ddlf import Cluster, IApp
+from ddlf.worker.assignment import usable_cards
+from ddlf.worker.cards import MASK
+
+ONLY = ("share", "weights", "several")
+WARM = 2
+"""Rounds before the first one that counts. The first one compiles the step."""
+SHARE, PINNED, SUM = 0.97, 0.8, 0.9
+"""The bars: the share of bare fit, of pinned copies, and of one worker's rate."""
+BIG = 100_000_000
+SIDE = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One model of this benchmark, with made-up samples.
+
+    Args:
+        samples: Number of samples.
+        batch_size: Samples in a batch.
+        build: Returns the model, compiled.
+        data: Returns ``x`` and ``y`` of some samples.
+    """
+
+    samples: int
+    batch_size: int
+    build: Callable[[], Any]
+    data: Callable[[int], tuple[Any, Any]]
+
+
+def pictures(samples: int) -> tuple[Any, Any]:
+    """Return pictures with the shape of CIFAR-10, and their classes."""
+    chance = np.random.default_rng(0)
+    return chance.random((samples, 32, 32, 3), np.float32), chance.integers(0, 10, samples, np.int32)
+
+
+def sentences(samples: int) -> tuple[Any, Any]:
+    """Return sequences of 128 tokens, and the tokens that follow."""
+    tokens = np.random.default_rng(0).integers(0, 1000, (samples, 129), np.int32)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def compiled(model: Any, optimizer: Any) -> Any:
+    """Return a model after compiling it for a loss of classes."""
+    import keras
+
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+def cnn() -> Any:
+    """Return a network of six convolutions and 3.2 million parameters, with Adam."""
+    import keras
+    from keras import layers
+
+    parts: list[Any] = [keras.Input((32, 32, 3))]
+    for width in (64, 128, 256):
+        parts += [layers.Conv2D(width, 3, padding="same", activation="relu") for _ in range(2)]
+        parts.append(layers.MaxPooling2D())
+    parts += [layers.Flatten(), layers.Dense(512, activation="relu"), layers.Dense(10)]
+    return compiled(keras.Sequential(parts), keras.optimizers.Adam())
+
+
+def resnet18() -> Any:
+    """Return the ResNet-18 for pictures of 32 x 32: 11.2 million parameters, with batch normalization and momentum."""
+    import keras
+    from keras import layers
+
+    def convolution(x: Any, width: int, size: int, stride: int) -> Any:
+        x = layers.Conv2D(width, size, stride, padding="same", use_bias=False)(x)
+        return layers.BatchNormalization()(x)
+
+    x = image = keras.Input((32, 32, 3))
+    x = layers.ReLU()(convolution(x, 64, 3, 1))
+    for width in (64, 128, 256, 512):
+        for block in range(2):
+            stride = 2 if block == 0 and width > 64 else 1
+            short = convolution(x, width, 1, stride) if stride > 1 else x
+            y = layers.ReLU()(convolution(x, width, 3, stride))
+            x = layers.ReLU()(layers.Add()([convolution(y, width, 3, 1), short]))
+    x = layers.Dense(10)(layers.GlobalAveragePooling2D()(x))
+    return compiled(keras.Model(image, x), keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+def transformer() -> Any:
+    """Return a transformer of 8 blocks and 10 million parameters, with Adam."""
+    import keras
+    from keras import layers
+
+    width, heads = 320, 8
+    tokens = keras.Input((128,), dtype="int32")
+    x = layers.Embedding(1000, width)(tokens)
+    for _ in range(8):
+        y = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(heads, width // heads)(y, y, use_causal_mask=True)])
+        y = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(y))])
+    x = layers.Dense(1000)(layers.LayerNormalization()(x))
+    return compiled(keras.Model(tokens, x), keras.optimizers.Adam())
+
+
+KINDS = {
+    "cnn": Kind(50_000, 256, cnn, pictures),
+    "resnet18": Kind(50_000, 256, resnet18, pictures),
+    "transformer": Kind(8_192, 64, transformer, sentences),
+}
+
+
+class Times:
+    """The moments of one round on the worker, in seconds. ``Timed`` reports the time between two of them."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, float] = {}
+
+    def note(self, name: str) -> None:
+        self.at[name] = time.perf_counter()
+
+    def between(self, first: str, second: str) -> float:
+        return self.at[second] - self.at[first]
+
+    def callback(self) -> Any:
+        """Return a callback for ``fit`` that notes when the epochs begin and end."""
+        import keras
+
+        times = self
+
+        class Noting(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                times.at.setdefault("epochs", time.perf_counter())
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                times.note("epochs over")
+
+        return Noting()
+
+
+class Timed(IApp):
+    """The app of all measurements. Its metrics have the parts of a round.
+
+    Args:
+        cluster: Its workers.
+        facts: The settings of the measurement.
+    """
+
+    verbose = False
+
+    def __init__(self, cluster: Cluster, facts: dict[str, Any]) -> None:
+        super().__init__(cluster)
+        self.facts = facts
+        self.batch_size = facts["batch"]
+        for name, value in facts["settings"].items():
+            setattr(self, name, value)
+        self.worker_epochs, self.master_epochs = facts["epochs"], facts["epochs"] * facts["rounds"]
+
+    async def load_dataset(self) -> None:
+        self.x_train, self.y_train = KINDS[self.facts["model"]].data(self.facts["samples"])
+
+    async def create_model(self) -> None:
+        self.model = KINDS[self.facts["model"]].build()
+
+    async def on_round(self, record: Any) -> None:
+        from benchmarks.cards import TURNS  # a global name of this module would travel to the workers with the app
+
+        await TURNS[0].over(record)
+
+    def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
+        times, fit = Times(), self.replica.fit
+
+        def timed(epochs: int, batch_size: int, callbacks: Any = ()) -> dict[str, float]:
+            times.note("fit")
+            metrics = fit(epochs, batch_size, [*callbacks, times.callback()])
+            times.note("fit over")
+            return metrics
+
+        vars(self.replica)["fit"] = timed
+        times.note("begin")
+        try:
+            update, metrics = super().train(weights, worker_epochs, batch_size)
+        finally:
+            del vars(self.replica)["fit"]
+        times.note("end")
+        parts = {name: times.between(*moments) for name, moments in PARTS.items()}
+        return update, metrics | parts
+
+
+PARTS = {
+    "weights to the card": ("begin", "fit"),
+    "start of fit": ("fit", "epochs"),
+    "epochs": ("epochs", "epochs over"),
+    "end of fit": ("epochs over", "fit over"),
+    "weights back": ("fit over", "end"),
+    "whole": ("begin", "end"),
+}
+"""The parts of a worker's round that ``Timed`` reports, and the moments at which each begins and ends."""
+
+
+# -- bare fit -------------------------------------------------------------------------------------------------------------
+
+
+class Bare:
+    """Bare ``fit`` in another process, which trains when it is asked.
+
+    Args:
+        facts: The settings of the measurement.
+    """
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        command = [sys.executable, "-m", "benchmarks.cards", "--child", json.dumps({**facts, "do": "bare"})]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+    def ask(self, epochs: int) -> dict[str, Any]:
+        """Train some more epochs, and return the seconds of each."""
+        assert self._process.stdin is not None
+        print(epochs, file=self._process.stdin, flush=True)
+        return self.read()
+
+    def read(self) -> dict[str, Any]:
+        """Return the next message of the process. It may print other lines, too."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        raise RuntimeError(f"bare fit ended with exit code {self._process.wait()}")
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def be_bare(facts: dict[str, Any]) -> None:
+    """Train with ``fit`` alone: one call, which waits after each requested number of epochs."""
+    import keras
+
+    kind = KINDS[facts["model"]]
+    model, (x, y) = kind.build(), kind.data(facts["samples"])
+
+    class Turns(keras.callbacks.Callback):  # type: ignore[misc]
+        left, took = 0, ()
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if not self.left:
+                line = sys.stdin.readline()
+                if not line:
+                    os._exit(0)
+                self.left, self.took = int(line), ()
+            self.begin = time.perf_counter()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.took = (*self.took, time.perf_counter() - self.begin)
+            self.left -= 1
+            if not self.left:
+                print(json.dumps({"took": self.took}), flush=True)
+
+    print(json.dumps({"device": device(), "parameters": model.count_params()}), flush=True)
+    model.fit(x, y, batch_size=facts["batch"], epochs=1_000_000, verbose=0, callbacks=[Turns()])
+
+
+def device() -> str:
+    """Return the name of the device that Keras computes on."""
+    import keras
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        found = jax.devices()[0]
+        return "CPU" if found.platform == "cpu" else str(found.device_kind)
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    import tensorflow as tf
+
+    cards = tf.config.list_physical_devices("GPU")
+    return tf.config.experimental.get_device_details(cards[0])["device_name"] if cards else "CPU"
+
+
+# -- share ------------------------------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """Takes the time of rounds, and lets bare ``fit`` train after each.
+
+    Args:
+        bare: Bare ``fit``; None if rounds follow each other.
+        epochs: Epochs of a round.
+    """
+
+    def __init__(self, bare: Bare | None, epochs: int) -> None:
+        self._bare, self._epochs, self._begin = bare, epochs, time.perf_counter()
+        self.rounds: list[dict[str, float]] = []
+
+    async def over(self, record: Any) -> None:
+        """Note a round that is over, and train with bare ``fit``."""
+        found = dict(record.metrics) | {
+            "round": time.perf_counter() - self._begin,
+            "told": record.seconds,
+            "compute": record.compute_s,
+            "transfer": record.transfer_s,
+            "merge": record.merge_s,
+        }
+        if self._bare is not None:
+            took = (await asyncio.to_thread(self._bare.ask, self._epochs))["took"]
+            found["bare"] = sum(took)
+        self.rounds.append(found)
+        self._begin = time.perf_counter()
+
+
+TURNS: list[Turns] = []
+"""The turns of this process. It makes one measurement."""
+
+
+async def share(facts: dict[str, Any]) -> dict[str, Any]:
+    """Let rounds of one worker and bare ``fit`` take turns, and return the seconds of both."""
+    bare = Bare(facts)
+    try:
+        about = await asyncio.to_thread(bare.read)
+        await asyncio.to_thread(bare.ask, 1)  # it compiles the step
+        (epoch,) = (await asyncio.to_thread(bare.ask, 1))["took"]
+        facts = {**facts, "epochs": max(1, round(facts["seconds"] / epoch)), "rounds": WARM + facts["rounds"]}
+        async with Cluster.local(1) as cluster:
+            TURNS.append(turns := Turns(bare, facts["epochs"]))
+            await Timed(cluster, facts).train_sync()
+    finally:
+        bare.close()
+    return {**about, "epochs": facts["epochs"], "rounds": turns.rounds[WARM:], "first": turns.rounds[0]["round"]}
+
+
+def parts_of(round: dict[str, float]) -> dict[str, float]:
+    """Return the parts of a round's fixed cost in seconds: all of the round that bare ``fit`` did not need."""
+    return {
+        "weights to the card": round["weights to the card"],
+        "start of fit": round["start of fit"],
+        "longer epochs": round["epochs"] - round["bare"],
+        "end of fit": round["end of fit"],
+        "weights back": round["weights back"],
+        "optimizer, encoding": round["compute"] - round["whole"],
+        "wire": round["transfer"],
+        "merge": round["merge"],
+        "master": round["round"] - round["compute"] - round["transfer"] - round["merge"],
+    }
+
+
+# -- weights ------------------------------------------------------------------------------------------------------------------
+
+
+def weights(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the seconds of moving many weights off the card and on it, and of pinned copies of as many bytes."""
+    import keras
+
+    from ddlf.training.slot.transfer import transfer
+
+    side = min(SIDE, facts["side"])
+    count = max(1, facts["parameters"] // (side * side))
+    model = keras.Sequential([keras.Input((side,)), *(keras.layers.Dense(side, use_bias=False) for _ in range(count))])
+    pinned = pinned_copies(side, count)
+    values = model.get_weights()
+    found: dict[str, list[float]] = {
+        name: [] for name in ("off", "on", "Keras off", "Keras on", "pinned off", "pinned on")
+    }
+    for _ in range(facts["rounds"] + 1):
+        for name, work in (
+            ("off", lambda: transfer().read(model.weights)),
+            ("on", lambda: transfer().write(model.weights, values)),
+            ("Keras off", model.get_weights),
+            ("Keras on", lambda: model.set_weights(values)),
+            *((name, one) for name, one in pinned.items()),
+        ):
+            wait_for(model)
+            begin = time.perf_counter()
+            work()
+            wait_for(model)
+            found[name].append(time.perf_counter() - begin)
+    return {"device": device(), "bytes": 4 * side * side * count, **{name: took[1:] for name, took in found.items()}}
+
+
+def wait_for(model: Any) -> None:
+    """Wait until the device has done all work on a model's weights."""
+    import keras
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.block_until_ready([one.value for one in model.weights])
+    elif keras.backend.backend() == "torch":
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+def pinned_copies(side: int, count: int) -> dict[str, Callable[[], Any]]:
+    """Return functions that copy arrays between the card and pinned memory, in one piece. This is the limit."""
+    import keras
+
+    size = side * side * count
+    if keras.backend.backend() == "jax":
+        import jax
+
+        device = jax.devices()[0]
+        kinds = [jax.sharding.SingleDeviceSharding(device, memory_kind=kind) for kind in ("pinned_host", "device")]
+        on = jax.device_put(np.ones(size, np.float32), kinds[1])
+        off = jax.block_until_ready(jax.device_put(on, kinds[0]))
+        return {
+            "pinned off": lambda: jax.block_until_ready(jax.device_put(on, kinds[0])),
+            "pinned on": lambda: jax.block_until_ready(jax.device_put(off, kinds[1])),
+        }
+    if keras.backend.backend() == "torch":
+        import torch
+
+        card = "cuda" if torch.cuda.is_available() else "cpu"
+        on = torch.ones(size, device=card)
+        off = torch.empty(size, pin_memory=card == "cuda")
+
+        return {"pinned off": lambda: off.copy_(on), "pinned on": lambda: on.copy_(off)}
+    return {}
+
+
+# -- several -------------------------------------------------------------------------------------------------------------------
+
+
+async def several(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the samples of a second that some workers on one card train in all."""
+    cards = usable_cards(os.environ.get(MASK))
+    on_card: dict[str, Any] = {"gpus": [cards[0].number], "gpu_memory": facts["limit"] or None} if cards else {}
+    async with Cluster.local(facts["workers"], **on_card) as cluster:
+        TURNS.append(turns := Turns(None, facts["epochs"]))
+        await Timed(cluster, {**facts, "rounds": WARM + facts["rounds"]}).train_sync()
+    samples = facts["samples"] * facts["epochs"]
+    rates = [samples / round["round"] for round in turns.rounds[WARM:]]
+    return {"rates": rates, "device": cards[0].name if cards else "CPU"}
+
+
+# -- the command -----------------------------------------------------------------------------------------------------------------
+
+
+def be_child(facts: dict[str, Any]) -> None:
+    """Run one measurement in a process whose Keras has the wanted backend, and print the result as JSON."""
+    # by the name of this module, which the workers know, too
+    from benchmarks import cards
+
+    if facts["do"] == "bare":
+        cards.be_bare(facts)
+        return
+    work = {"share": cards.share, "several": cards.several, "weights": cards.weights}[facts["do"]]
+    found: Any = work(facts)
+    print(json.dumps(asyncio.run(found) if asyncio.iscoroutine(found) else found), flush=True)
+
+
+def measured(backend: str, facts: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Run one measurement with a backend in a child, and return its result."""
+    before = os.environ.get("KERAS_BACKEND")
+    os.environ["KERAS_BACKEND"] = backend
+    try:
+        return run_child("benchmarks.cards", "--child", json.dumps(facts), timeout_s=timeout_s)
+    finally:
+        os.environ.pop("KERAS_BACKEND")
+        if before is not None:
+            os.environ["KERAS_BACKEND"] = before
+
+
+def show_share(name: str, found: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Print the tables of one model with one backend."""
+    rounds = found["rounds"]
+    shares = Spread.of([100 * round["bare"] / round["round"] for round in rounds])
+    fixed = Spread.of([1e3 * (round["round"] - round["bare"]) for round in rounds])
+    rates = [facts["samples"] * found["epochs"] / round["round"] for round in rounds]
+    print(f"\n{name} on {found['device']}: {found['parameters']:,} parameters, {found['epochs']} epochs in a round")
+    rows = [["", "median (range)"]]
+    rows.append(["round of DDLF", Spread.of([round["round"] for round in rounds]).text(".3f") + " s"])
+    rows.append(["bare fit", Spread.of([round["bare"] for round in rounds]).text(".3f") + " s"])
+    rows.append([f"share of bare fit (bar {SHARE:.0%})", shares.text(".1f") + " %"])
+    rows.append(["samples/s", Spread.of(rates).text(",.0f")])
+    rows.append(["first round, with compiling", f"{found['first']:.1f} s"])
+    rows.append(["fixed cost of a round", fixed.text(".0f") + " ms"])
+    parts = {part: Spread.of([1e3 * parts_of(round)[part] for round in rounds]) for part in parts_of(rounds[0])}
+    rows += [[f"- {part}", f"{took.text('.1f')} ms"] for part, took in parts.items()]
+    print(table(rows), flush=True)
+
+
+def show_weights(backend: str, found: dict[str, Any]) -> None:
+    """Print the table of moving weights."""
+    print(f"\nweights of {found['bytes'] / 4:,.0f} parameters with {backend} on {found['device']}")
+    rows = [["direction", "DDLF", "Keras", "pinned copy", f"share of pinned (bar {PINNED:.0%})"]]
+    for way in ("off", "on"):
+        rates = [
+            Spread.of([found["bytes"] / took / 1e9 for took in found[name]]) if found.get(name) else None
+            for name in (way, f"Keras {way}", f"pinned {way}")
+        ]
+        of_pinned = f"{100 * rates[0].median / rates[2].median:.0f} %" if rates[0] and rates[2] else "-"
+        rows.append([way, *(f"{one.text('.1f')} GB/s" if one else "-" for one in rates), of_pinned])
+    print(table(rows), flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=some_of(ONLY), default=list(ONLY), help="measurements (default: all)")
+    parser.add_argument("--model", type=some_of(KINDS), default=list(KINDS), help="default: all")
+    parser.add_argument("--backend", type=some_of(("jax", "torch", "tensorflow")), default=["jax", "torch"])
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="that count (default: %(default)s)")
+    parser.add_argument("--workers", default="1,2,4", help="on one card, for 'several' (default: %(default)s)")
+    parser.add_argument("--limit", default="", help="memory of each of them (default: equal parts)")
+    parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE", help="of the runs of DDLF")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds of one measurement")
+    parser.add_argument("--quick", action="store_true", help="few samples and a small round, to try the command")
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.child is not None:
+        be_child(options.child)
+        return
+    settings = dict(text.split("=", 1) for text in options.setting)
+    for backend in options.backend:
+        if "weights" in options.only:
+            small = {"side": 100, "parameters": 20_000} if options.quick else {"side": SIDE, "parameters": BIG}
+            found = measured(backend, {"do": "weights", "rounds": options.rounds, **small}, options.timeout)
+            show_weights(backend, found)
+        for model in options.model:
+            kind = KINDS[model]
+            facts: dict[str, Any] = {
+                "model": model,
+                "samples": 64 if options.quick else kind.samples,
+                "batch": 16 if options.quick else kind.batch_size,
+                "seconds": 0.0 if options.quick else options.seconds,
+                "rounds": options.rounds,
+                "settings": settings,
+            }
+            epochs = 1  # of a round, if it was not measured
+            if "share" in options.only:
+                found = measured(backend, {"do": "share", **facts}, options.timeout)
+                epochs = found["epochs"]
+                show_share(f"{model} with {backend}", found, facts)
+            if "several" in options.only:
+                rows, one = [["workers on one card", "samples/s in all", f"of one worker (bar {SUM:.0%})"]], 0.0
+                for workers in map(int, options.workers.split(",")):
+                    more = {"do": "several", "workers": workers, "epochs": epochs}
+                    more["limit"] = options.limit
+                    found = measured(backend, {**facts, **more}, options.timeout)
+                    rates, device = Spread.of(found["rates"]), found["device"]
+                    one = one or rates.median
+                    rows.append([str(workers), rates.text(",.0f"), f"{100 * rates.median / one:.0f} %"])
+                print(f"\n{model} with {backend}, workers that share {device}")
+                print(table(rows), flush=True)
+
+
+if __name__ == "__main__":
+    main()

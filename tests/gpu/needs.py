@@ -1,0 +1,33 @@
+"""What the tests with a real card need: a card, and a framework that can compute on it."""
+
+from __future__ import annotations
+
+from ddlf.worker.cards import Card, build_of, find_cards
+
+BACKENDS = ("tensorflow", "jax", "torch")
+
+
+class NoCard(Exception):
+    """This machine has no card for these tests."""
+
+
+def first_card() -> Card:
+    """Return the first card of this machine.
+
+    Raises:
+        NoCard: There is none.
+    """
+    found = find_cards()
+    if not found.cards:
+        reason = found.problem or "this machine has no card of NVIDIA"
+        raise NoCard(f"the tests in tests/gpu need a card: {reason}" + (f"; {found.do}" if found.do else ""))
+    return found.cards[0]
+
+
+def missing(backend: str) -> str:
+    """Return why a backend cannot compute on cards here; empty if it can."""
+    build = build_of(backend)
+    if build.cuda:
+        return ""
+    what = f"{build.package} computes on CPUs only" if build.package else f"{backend} is not installed"
+    return f"{what}; python -m pip install 'ddlf[{build.extra}]'"

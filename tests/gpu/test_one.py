@@ -1,0 +1,86 @@
+"""One worker that has a card alone."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddlf.worker.card_check import check_card
+from ddlf.worker.cards import find_cards
+from ddlf.worker.machine import keras_backend
+from tests.gpu.apps import accuracy, device_here, error_of_product, trained
+
+pytestmark = [pytest.mark.gpu, pytest.mark.asyncio(loop_scope="session")]
+
+
+async def test_doctor_computes_matrix_product_on_card(card):
+    checked = await check_card(keras_backend(), card.uuid)
+    assert checked.problem == ""
+    assert checked.teraflops > 0
+
+
+async def test_executor_computes_on_its_card_only(card, one):
+    (found,) = await one.run_method(device_here)
+    assert found == {"mask": card.uuid, "kind": "gpu", "count": 1}
+
+
+async def test_worker_on_card_learns(card, one):
+    app = await trained(one)
+    assert await accuracy(app) > 0.9
+    used = {process for found in find_cards().cards if found.uuid == card.uuid for process in found.processes}
+    assert used, "no process computes on the card"
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+async def test_mixed_precision_learns_with_weights_in_float32(one, precision):
+    app = await trained(one, precision=precision)
+    assert {weight.dtype.name for weight in app.model.get_weights()} == {"float32"}
+    assert await accuracy(app) > 0.9
+
+
+async def test_loss_scale_of_float16_passes_from_round_to_round(one):
+    """Its optimizer counts the steps since the last overflow, and all steps. Both counts go on in the next round."""
+    app = await trained(one, precision="mixed_float16")
+    (state,) = app.optimizers
+    steps = app.master_epochs * -(-len(app.x_train) // app.batch_size)
+    assert [float(array) for array in state if array.size == 1].count(steps) >= 2
+
+
+async def test_tf32_is_default_as_docs_say(one):
+    """JAX and TensorFlow round the inputs of products to TF32 by default, PyTorch does not."""
+    (error,) = await one.run_method(error_of_product)
+    assert (error < 1e-5) == (keras_backend() == "torch")
+
+
+def values_of_all_kinds() -> list[np.ndarray[Any, Any]]:
+    chance = np.random.default_rng(0)
+    return [
+        chance.standard_normal((300, 200)).astype(np.float32),
+        np.float32(2.5).reshape(()),
+        np.arange(7, dtype=np.int32),
+    ]
+
+
+async def test_values_move_off_the_card_and_on_it_unchanged():
+    """In this process, too, whose Keras computes on the card."""
+    import keras
+
+    from ddlf.training.slot.transfer import Transfer, transfer
+
+    values = values_of_all_kinds()
+    kinds = [(value, value.dtype.name) for value in values]
+    variables = [keras.Variable(np.zeros_like(value), dtype=kind, trainable=False) for value, kind in kinds]
+    assert type(transfer()) is not Transfer or keras_backend() == "tensorflow"
+    transfer().write(variables, values)
+    found = transfer().read(variables)
+    for variable in variables:
+        variable.assign(variable + 1)
+    gc.collect()
+    others = [transfer().read(variables) for _ in range(3)]
+    for value, one, (after, *_) in zip(values, found, zip(*others, strict=True), strict=True):
+        assert one.dtype == value.dtype
+        assert np.array_equal(one, value)
+        assert np.array_equal(after, value + 1)

@@ -1,0 +1,108 @@
+"""Moving values of variables between a card and memory, here with JAX on the CPU, which has pinned memory, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.later import Later
+
+keras = Later("keras")
+transfer = Later("ddlf.training.slot.transfer")
+
+
+@dataclass
+class Variable:
+    """A variable of Keras on JAX.
+
+    Args:
+        value: Its value.
+        dtype: The name of its type.
+    """
+
+    value: Any
+    dtype: str
+    _layout: Any = None
+
+    def assign(self, value: Any) -> None:
+        import jax.numpy as jnp
+
+        self.given = value
+        self.value = jnp.asarray(value, self.dtype)
+
+
+ARRAYS = [
+    np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),
+    np.float32(0.1) * np.ones((), np.float32),
+    np.arange(4, dtype=np.int32),
+    np.array([True, False]),
+    np.zeros((0, 3), np.float32),
+]
+
+
+def variables(arrays: Any = ARRAYS) -> list[Variable]:
+    import jax
+
+    return [Variable(jax.device_put(array), str(array.dtype)) for array in arrays]
+
+
+def test_read_returns_value_of_each_variable() -> None:
+    import jax.numpy as jnp
+
+    half = Variable(jnp.asarray([0.1, 2.0], "bfloat16"), "bfloat16")
+    *found, last = transfer.JaxTransfer().read([*variables(), half])
+    assert [(array.dtype, array.shape) for array in found] == [(array.dtype, array.shape) for array in ARRAYS]
+    assert all(np.array_equal(one, other) for one, other in zip(found, ARRAYS, strict=True))
+    assert str(last.dtype) == "bfloat16"
+    assert last.astype(np.float32).tolist() == [np.float32(jnp.bfloat16(0.1)), 2.0]
+
+
+def test_arrays_keep_values_when_variables_change() -> None:
+    some = variables(ARRAYS[:1])
+    (found,) = transfer.JaxTransfer().read(some)
+    some[0].assign(ARRAYS[0] + 1)
+    some[0].value.delete()
+    assert np.array_equal(found, ARRAYS[0])
+
+
+def test_write_sets_each_variable_to_its_array() -> None:
+    some = variables()
+    transfer.JaxTransfer().write(some, wanted := [~array if array.dtype == bool else array + 1 for array in ARRAYS])
+    assert all(np.array_equal(one.value, other) for one, other in zip(some, wanted, strict=True))
+
+
+def test_variable_of_other_type_converts_by_itself() -> None:
+    some = variables(ARRAYS[:1])
+    transfer.JaxTransfer().write(some, [given := ARRAYS[0].astype(np.float64)])
+    assert some[0].given is given
+    assert np.array_equal(some[0].value, ARRAYS[0])
+
+
+def test_write_refuses_wrong_number_of_arrays() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        transfer.JaxTransfer().write(variables(), ARRAYS[:1])
+
+
+def test_weights_of_model_with_own_methods_move_by_them() -> None:
+    class Own(keras.Model):
+        """A model that stores its weights as their doubles."""
+
+        def get_weights(self) -> Any:
+            return [2 * weight for weight in super().get_weights()]
+
+        def set_weights(self, weights: Any) -> None:
+            super().set_weights([weight / 2 for weight in weights])
+
+    number = keras.Input((1,))
+    model = Own(number, keras.layers.Dense(1)(number))
+    card = transfer.CardTransfer()
+    card.set_weights(model, [np.full((1, 1), 4.0), np.zeros(1)])
+    assert float(keras.ops.convert_to_numpy(model.weights[0])[0, 0]) == 2.0
+    assert card.get_weights(model)[0].tolist() == [[4.0]]
+
+
+def test_keras_moves_weights_on_cpu() -> None:
+    assert type(transfer.transfer()) is transfer.Transfer
