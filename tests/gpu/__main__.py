@@ -45,9 +45,10 @@ def run(backend: str, options: Sequence[str]) -> str:
     if why := missing(backend):
         return f"missing: {why}"
     begin = time.monotonic()
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:anyio", *options, str(HERE)],
-        env={**GROWING, **os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": backend, "DDLF_GPU": "1"},
+        env={**GROWING, **os.environ, "PYTHONPATH": paths, "KERAS_BACKEND": backend, "DDLF_GPU": "1"},
         cwd=ROOT,
         check=False,
     )
