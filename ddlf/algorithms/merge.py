@@ -130,8 +130,8 @@ class RunningMerge(Merge):
 
         a <- n_0 * g_0;  a <- a + n_1 * g_1;  ...;  mean = float32(a / (n_0 + n_1 + ...))
 
-    In float64 the products of float32 values and counts below 2**29 are exact, hence a single slot, or slots that all
-    sent the same, get exactly their update back. Tensors of integers or booleans (counters, seeds) are not averaged:
+    In float64 the products of float32 values and counts below 2**29 are exact, hence slots that all sent the same get
+    exactly their update back. Tensors of integers or booleans (counters, seeds) are not averaged:
     their merged update is zero, so the master's value stays. BatchNorm statistics are averaged like any other float
     tensor.
     """
@@ -175,6 +175,23 @@ class RunningMerge(Merge):
         return mean
 
 
+class SingleMerge(Merge):
+    """The mean of one slot's update, which is the update: the bits of ``RunningMerge`` without its sum in float64.
+
+    It is for types that are narrower than float64. Their means of one update have no rounding error.
+    """
+
+    _update: Sequence[Tensor] = ()
+
+    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
+        self._update = update
+
+    def _merged(self, index: int) -> Tensor:
+        if not self._update:
+            raise ConfigError("cannot merge: the only slot is left out")
+        return np.array(self._update[index], order="C")
+
+
 class Rule(Protocol):
     """The interface of merge rules, which merge the updates of a round into one.
 
@@ -208,7 +225,8 @@ class Mean(Named):
     by_value: ClassVar[bool] = True
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
-        return RunningMerge(slots, like, names)
+        narrow = all(tensor.dtype.itemsize < np.dtype(np.float64).itemsize for tensor in like if is_float(tensor))
+        return (SingleMerge if slots == 1 and narrow else RunningMerge)(slots, like, names)
 
 
 class SortedMerge(Merge):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ddlf.algorithms.merge import MERGE, Krum, Mean, Median, RunningMerge, TrimmedMean, merged
+from ddlf.algorithms.merge import MERGE, Krum, Mean, Median, RunningMerge, SingleMerge, TrimmedMean, merged
 from ddlf.errors import BadUpdate, ConfigError
 
 weighted_mean = partial(merged, Mean())
@@ -61,6 +61,30 @@ def test_summing_in_another_order_would_give_other_bits():
 )
 def test_slots_that_all_sent_the_same_get_exactly_that_back(update, counts):
     assert bits(weighted_mean([[update]] * len(counts), counts)) == bits([update])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@given(values=st.lists(st.floats(-1000, 1000, width=16), min_size=1, max_size=5), count=st.integers(1, 2**40))
+def test_mean_of_one_slot_has_bits_of_running_sum(dtype, values, count):
+    update = [np.array([*values, -0.0, 1e-45], np.float32).astype(dtype), np.array(1.5, dtype), np.array([7])]
+    single, running = Mean().start(1, like=update), RunningMerge(1, like=update)
+    assert type(single) is SingleMerge
+    for merge in (single, running):
+        merge.add(0, update, count, checked=True)
+    assert bits(single.result()) == bits(running.result())
+    assert [array.dtype for array in single.result()] == [array.dtype for array in running.result()]
+    assert not any(np.shares_memory(one, other) for one, other in zip(single.result(), update, strict=True))
+
+
+def test_mean_of_one_slot_in_float64_is_rounded_like_others():
+    assert type(Mean().start(1, like=[np.zeros(2), np.zeros(2, np.float32)])) is RunningMerge
+
+
+def test_mean_without_its_only_slot_is_refused():
+    merge = Mean().start(1, like=[np.zeros(2, np.float32)])
+    merge.leave_out(0)
+    with pytest.raises(ConfigError, match="the only slot is left out"):
+        merge.result()
 
 
 def test_updates_are_summed_as_soon_as_their_turn_comes():

@@ -24,7 +24,7 @@ async def test_allocation_over_the_limit_is_refused_and_workers_train_on(two):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"exchange": "gradient", "batch_size": 32, "master_epochs": 6},
+        {"exchange": "gradient", "worker_epochs": 1, "batch_size": 32},
         {"exchange": "sharded"},
         {"mode": "downpour", "master_epochs": 8},
         {"mode": "async"},
