@@ -535,6 +535,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--backend", type=some_of(("jax", "torch", "tensorflow")), default=["jax", "torch"])
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="that count (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=1, help="of a round, for 'several' without 'share'")
     parser.add_argument("--workers", default="1,2,4", help="on one card, for 'several' (default: %(default)s)")
     parser.add_argument("--limit", default="", help="memory of each of them (default: equal parts)")
     parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE", help="of the runs of DDLF")
@@ -561,7 +562,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "rounds": options.rounds,
                 "settings": settings,
             }
-            epochs = 1  # of a round, if it was not measured
+            epochs = options.epochs
             if "share" in options.only:
                 found = measured(backend, {"do": "share", **facts}, options.timeout)
                 epochs = found["epochs"]

@@ -1,6 +1,7 @@
 from functools import partial
 from itertools import permutations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -63,7 +64,7 @@ def test_slots_that_all_sent_the_same_get_exactly_that_back(update, counts):
     assert bits(weighted_mean([[update]] * len(counts), counts)) == bits([update])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @given(values=st.lists(st.floats(-1000, 1000, width=16), min_size=1, max_size=5), count=st.integers(1, 2**40))
 def test_mean_of_one_slot_has_bits_of_running_sum(dtype, values, count):
     update = [np.array([*values, -0.0, 1e-45], np.float32).astype(dtype), np.array(1.5, dtype), np.array([7])]
