@@ -576,6 +576,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                     rates, device = Spread.of(found["rates"]), found["device"]
                     one = one or rates.median
                     rows.append([str(workers), rates.text(",.0f"), f"{100 * rates.median / one:.0f} %"])
+                    print(
+                        f"{workers} of {options.workers} workers: {rows[-1][1]} samples/s", file=sys.stderr, flush=True
+                    )
                 print(f"\n{model} with {backend}, workers that share {device}")
                 print(table(rows), flush=True)
 
