@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,7 @@ class CutOf:
         if kind == "stages":
             return self._stages(name, value, rest)
         if kind == "memory":
-            return Cut(nbytes=count_of_bytes(name, rest) or 0, text=value)
+            return Cut(nbytes=self._nbytes(name, value, rest), text=value)
         if kind == "layers":
             return self._layers(name, value, rest)
         if kind == "within":
@@ -91,6 +92,13 @@ class CutOf:
         if not text.isdecimal() or int(text) < 1:
             raise ConfigError(f"{name}={value!r} needs a number of {counted} of 1 or more", hint=f"write {example}")
         return int(text)
+
+    def _nbytes(self, name: str, value: str, text: str) -> int:
+        """Return a size in bytes."""
+        with contextlib.suppress(ConfigError):  # its sentence says that the whole setting is a size
+            if nbytes := count_of_bytes(name, text):
+                return nbytes
+        raise ConfigError(f"{name}={value!r} needs the memory of a part", hint="write memory:2GB")
 
     def _layers(self, name: str, value: str, rest: str) -> Cut:
         layers = tuple(one.strip() for one in rest.split(","))
