@@ -31,19 +31,24 @@ async def accuracy(split: str | None, seed: int, rounds: int, workers: int) -> f
         return float((await app.evaluate_model())["accuracy"])
 
 
+def compare(seeds: int, rounds: int) -> list[tuple[float, float]]:
+    """Return the accuracy of whole models and of groups for each seed, and print them."""
+    print("| seed | whole | groups |\n|---|---|---|")
+    found = []
+    for seed in range(seeds):
+        whole = asyncio.run(accuracy(None, seed, rounds, 2))
+        groups = asyncio.run(accuracy("stages:2", seed, rounds, 4))
+        found.append((whole, groups))
+        print(f"| {seed} | {whole:.2%} | {groups:.2%} |", flush=True)
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, print, and compare. Returns the exit code."""
     options = read_options(__doc__, argv, seeds=3, rounds=12)
-    print("| seed | whole | groups |\n|---|---|---|")
-    found = []
-    for seed in range(options.seeds):
-        whole = asyncio.run(accuracy(None, seed, options.rounds, 2))
-        groups = asyncio.run(accuracy("stages:2", seed, options.rounds, 4))
-        found.append((whole, groups))
-        print(f"| {seed} | {whole:.2%} | {groups:.2%} |", flush=True)
-    means = [statistics.mean(column) for column in zip(*found, strict=True)]
-    print(f"| mean | {means[0]:.2%} | {means[1]:.2%} |")
-    return 0 if means[1] >= means[0] - POINTS else 1
+    whole, groups = map(statistics.mean, zip(*compare(options.seeds, options.rounds), strict=True))
+    print(f"| mean | {whole:.2%} | {groups:.2%} |")
+    return 0 if groups >= whole - POINTS else 1
 
 
 if __name__ == "__main__":

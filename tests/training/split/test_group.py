@@ -12,13 +12,13 @@ from ddlf.training.exchanges.split.master import Group
 from ddlf.training.exchanges.split.states import SplitStates
 
 
-def group(workers, parts=2, wait_s=0.01):
+def group(workers, parts=2, wait_s=0.01, **options):
     crew = SimpleNamespace(size=workers, wait_s=wait_s, told=[], hand_back=[])
     crew.emit = crew.told.append
     exchange = SimpleNamespace(weights_out=object.__new__(Members), states=object.__new__(SplitStates))
     facts, progress = SimpleNamespace(names=[], seed=0), SimpleNamespace(weights=[], snapshot=lambda: None)
     run = SimpleNamespace(crew=crew, exchange=exchange, facts=facts, progress=progress)
-    return Group(run, SimpleNamespace(parts=range(parts))), crew
+    return Group(run, SimpleNamespace(parts=range(parts)), **options), crew
 
 
 async def test_a_run_with_too_few_workers_ends_after_the_wait():
@@ -27,6 +27,14 @@ async def test_a_run_with_too_few_workers_ends_after_the_wait():
     with pytest.raises(ClusterTooSmall, match=r"the model has 2 parts, and 1 worker is there after 0\.01 s"):
         await made._all_there(made._attempt, 0)
     assert [type(event) for event in crew.told] == [Warned]
+
+
+async def test_groups_that_share_too_few_workers_end_after_the_wait():
+    """Otherwise two groups with a worker each would wait for each other."""
+    made, _ = group(workers=2, slot=1, groups=2)
+    made._attempt.workers[0] = SimpleNamespace(id=1)
+    with pytest.raises(ClusterTooSmall, match="the model has 2 parts in 2 slots, and 2 workers are there"):
+        await made._all_there(made._attempt, 0)
 
 
 async def test_a_wait_is_told_once_however_many_parts_wait():

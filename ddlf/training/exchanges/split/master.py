@@ -145,13 +145,16 @@ class Group:
     Args:
         run: The run.
         plan: How the model is cut.
-        first: The crew's number of its first part, from 0.
+        slot: Number of its first slot, from 0.
+        groups: The number of groups in the run.
     """
 
-    def __init__(self, run: Run, plan: Plan, first: int = 0) -> None:
+    def __init__(self, run: Run, plan: Plan, slot: int = 0, groups: int = 1) -> None:
         members = run.exchange.weights_out
         assert isinstance(members, Members)
-        self._run, self._plan, self._members, self._first = run, plan, members, first
+        self._run, self._plan, self._members = run, plan, members
+        self._first = slot * len(plan.parts)  # the crew's number of its first part
+        self._groups = groups
         self._attempt = Attempt(1)
         self._reached = asyncio.Lock()
         self._at: dict[int, list[Member]] = {}  # part -> workers with its state after the round that was trained last
@@ -449,10 +452,11 @@ class Group:
         Raises:
             ClusterTooSmall: Too few workers are there, and no more come in time.
         """
-        wait_s, needed = self._run.crew.wait_s, len(self._plan.parts)
+        wait_s, needed = self._run.crew.wait_s, self._groups * len(self._plan.parts)
+        has = f"the model has {len(self._plan.parts)} parts" + f" in {self._groups} slots" * (self._groups > 1)
         if self._run.crew.size < needed and not self._waits:
             self._waits = True
-            why = f"the model has {needed} parts, and {_there(self._run.crew.size)}: the run waits {wait_s:g} s for others"
+            why = f"{has}, and {_there(self._run.crew.size)}: the run waits {wait_s:g} s for others"
             self._run.crew.emit(Warned(about="workers", why=why))
         while not attempt.together.is_set():
             try:
@@ -461,7 +465,7 @@ class Group:
             except TimeoutError:
                 if self._run.crew.size < needed:
                     raise ClusterTooSmall(
-                        f"the model has {needed} parts, and {_there(self._run.crew.size)} after {wait_s:g} s",
+                        f"{has}, and {_there(self._run.crew.size)} after {wait_s:g} s",
                         hint="start more workers, and continue with resume; or cut the model into fewer parts",
                     ) from None
         self._waits = False

@@ -71,8 +71,10 @@ class Split(Exchange):
         flat="split",
     )
     """``stages:2`` cuts between layers, so that all parts take about equally many multiplications. ``within:2`` cuts each
-    layer, and ``stages:2,within:2`` both. ``memory:2GB`` makes as few parts as fit into that memory each. ``layers:``
-    names the first layers of part 2 and of later parts. A value other than None selects ``exchange="split"``."""
+    layer, and ``stages:2,within:2`` both. ``within:2,images:rows`` cuts convolutions by rows of images, and
+    ``images:filters`` by filters; by default, DDLF chooses the way with fewer bytes. ``memory:2GB`` makes as few parts as
+    fit into that memory each. ``layers:`` names the first layers of part 2 and of later parts. A value other than None
+    selects ``exchange="split"``."""
 
     micro_batches: Setting[int | None, int | None] = Setting(
         None,

@@ -150,7 +150,7 @@ class ReplicaGroup(Group):
     """
 
     def __init__(self, run: Run, plan: Plan, serving: PartServing, slot: int) -> None:
-        super().__init__(run, plan, first=slot * len(plan.parts))
+        super().__init__(run, plan, slot, groups=run.slots)
         self._serving, self._slot = serving, slot
         self._begun: tuple[int, asyncio.Future[dict[str, Any]]] | None = None
 

@@ -1,0 +1,8 @@
+"""Run the short form of the trial that compares groups of workers with whole models in Downpour."""
+
+from tests.trials.groups import compare
+
+
+def test_groups_learn_as_whole_models_do(capsys):
+    ((whole, groups),) = compare(seeds=1, rounds=3)
+    assert groups > whole - 0.05, capsys.readouterr().out
