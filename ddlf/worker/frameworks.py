@@ -28,12 +28,16 @@ class Framework(ABC):
         title: Its name for people.
         lacking: Patterns of its errors about an op that has no way to compute equal bits. Their group ``op`` names the op.
         full: Pattern of its errors about too little memory.
+        wrapped_full: Pattern of such an error in the text of another library's error, as Keras's errors about building a
+            model have it; empty if there is none.
     """
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
     lacking: ClassVar[tuple[str, ...]] = ()
     full: ClassVar[str] = "RESOURCE_EXHAUSTED|ResourceExhausted|[Oo]ut of memory|OOM when allocating"
+
+    wrapped_full: ClassVar[str] = ""
 
     def __init__(self) -> None:
         self._is_set = False  # whether ``determine`` is on, and not only the user's own setting
@@ -70,9 +74,10 @@ class Framework(ABC):
 
     def is_full(self, error: BaseException) -> bool:
         """Return whether an error reports too little memory."""
-        return isinstance(error, MemoryError) or (
-            _is_of(error, self.name) and re.search(self.full, f"{type(error).__name__} {error}") is not None
-        )
+        if isinstance(error, MemoryError):
+            return True
+        pattern = self.full if _is_of(error, self.name) else self.wrapped_full
+        return pattern != "" and re.search(pattern, f"{type(error).__name__} {error}") is not None
 
     def indivisible(self, error: BaseException) -> tuple[int, int] | None:
         """Return the samples of a batch and the number of cards that it cannot be divided among, if an error says so."""
@@ -204,6 +209,7 @@ class Torch(Framework):
 
     name, title = "torch", "PyTorch"
     lacking = (r"(?P<op>\S+) does not have a deterministic implementation",)
+    wrapped_full = r"CUDA out of memory\. Tried to allocate"
 
     @property
     def _torch(self) -> Any:

@@ -56,12 +56,12 @@ class Lacking(Pictures):
 
         backend = keras.backend.backend()
 
-        class Sums(keras.layers.Layer):
+        class Means(keras.layers.Layer):
             def call(self, x):
                 if backend == "torch":
                     import torch
 
-                    return torch.kthvalue(x, 2, 1, True).values + x
+                    return torch.nn.functional.adaptive_avg_pool2d(x[:, None, :, None], (16, 1))[:, 0, :, 0]
                 if backend == "tensorflow":
                     import tensorflow as tf
 
@@ -70,7 +70,7 @@ class Lacking(Pictures):
 
         layers = keras.layers
         self.model = keras.Sequential(
-            [keras.Input((16, 16, 3)), layers.MaxPooling2D(), layers.Flatten(), Sums(), layers.Dense(10)]
+            [keras.Input((16, 16, 3)), layers.Flatten(), layers.Dense(64), Means(), layers.Dense(10)]
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.model.compile("adam", loss, jit_compile=backend == "jax")  # XLA has other ways than TensorFlow
