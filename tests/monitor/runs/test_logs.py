@@ -1,5 +1,7 @@
 """What workers wrote, in files of the run's folder, and together again."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from ddlf import IApp
@@ -71,7 +73,7 @@ def test_the_command_shows_the_last_run_and_follows_one_until_it_is_over(tmp_pat
 
     state = folder.read_state(path)
     monkeypatch.setattr(folder, "read_state", lambda path: folder.begun("App"))
-    monkeypatch.setattr("ddlf.cli.runs.time.sleep", over)
+    monkeypatch.setattr("ddlf.cli.runs.time", SimpleNamespace(sleep=over))
     followed = ddlf(capsys, "logs", "-f")[1]
     assert followed.startswith(text)
     assert followed.splitlines()[-1].endswith("[worker-2] the last")
