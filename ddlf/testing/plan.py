@@ -221,6 +221,8 @@ class LinkFault(PlannedFault):
         both = self.slot, self.other
         if self.at_round != event.round or event.slot not in both or not workers.keys() >= {*both}:
             return None
+        if workers[self.slot] == workers[self.other]:  # after a loss, one worker can have both slots
+            return None
         return replace(self, worker=workers[self.slot], other=workers[self.other], slot=None)
 
     async def ways(self, cluster: FaultyCluster) -> list[FaultProxy]:

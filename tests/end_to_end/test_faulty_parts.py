@@ -38,9 +38,9 @@ async def test_portions_of_slowed_cut_off_and_killed_workers_change_no_bit():
     plan = (
         FaultPlan()
         .slow(slot=1, factor=3, seconds=1)
-        .kill(slot=2, at_round=2)
-        .cut_link(slot=1, other=2, at_round=3, seconds=0.5)
-        .kill_shard(shard=1, at_round=4)
+        .cut_link(slot=1, other=2, at_round=2, seconds=0.5)  # before a kill, after which one worker may have both slots
+        .kill_shard(shard=1, at_round=3)
+        .kill(slot=2, at_round=4)
     )
     async with local_cluster(2) as cluster:
         settings = dict(master_epochs=5, slots=2, evaluate_every=0)

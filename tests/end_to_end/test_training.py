@@ -139,3 +139,4 @@ def test_master_and_workers_may_have_different_backends(environment, start_worke
         assert result.returncode == 0, result.stderr
         assert accuracy(result.stdout) >= 0.8
         assert "on jax" in result.stdout
+        assert result.stdout.count("this run computes on worker 1 with jax and worker 2 with tensorflow") == 1

@@ -18,7 +18,7 @@ from ddlf.errors import ConfigError, DDLFError, WorkerLost
 from ddlf.events import SlotFinished, SlotStarted, WaitingForWorkers
 from ddlf.testing.in_process import in_process_cluster
 from ddlf.testing.local import local_cluster
-from ddlf.testing.plan import NAMES, FaultPlan
+from ddlf.testing.plan import NAMES, CutLink, FaultPlan
 from ddlf.training.crew.opening import crew_of
 from ddlf.worker.calls import concurrent, offered
 from tests.patience import PATIENCE_S
@@ -464,3 +464,10 @@ async def train_alone(self, weights, number):
         return outcome[0] if isinstance(outcome, tuple) else outcome
 
     return await self.compute(train)
+
+
+async def test_link_of_two_slots_on_one_worker_is_not_cut():
+    (fault,) = FaultPlan().cut_link(slot=1, other=2, at_round=3).faults
+    event = SlotStarted(round=3, slot=2, worker=1)
+    assert fault.begun(event, {1: 1, 2: 1}) is None
+    assert fault.begun(event, {1: 2, 2: 1}) == CutLink(worker=2, other=1, at_round=3)

@@ -9,9 +9,9 @@ from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 from ddlf.events import ModelBuilt, Warned
 from ddlf.testing import in_process_cluster
 from ddlf.testing.fake_run import FakeRun
-from ddlf.training.crew.opening import Opening, _check_backends
+from ddlf.training.crew.opening import Opening
 from ddlf.training.slot import arithmetic
-from ddlf.training.slot.arithmetic import Arithmetic, mixed, prepare_master, said_of
+from ddlf.training.slot.arithmetic import Arithmetic, mixed, mixed_backends, prepare_master, said_of
 from tests.training.models import Blobs, app, equal
 
 
@@ -135,14 +135,18 @@ async def test_products_in_tf32_are_said(monkeypatch):
     assert "precision products and convolutions of float32 use TF32 on cards" in line(built)
 
 
-def test_workers_with_different_backends_are_refused():
-    opened = {1: {"backend": "tensorflow"}, 3: {"backend": "jax"}}
+def test_workers_with_different_backends_are_named_or_refused_if_bits_must_be_equal():
+    run = SimpleNamespace(deterministic=False)
+    assert mixed_backends(run, {1: "jax", 2: "jax"}) == ""
+    assert mixed_backends(run, {3: "tensorflow", 1: "jax", 2: "tensorflow"}).endswith(
+        "this run computes on worker 1 with jax and worker 2, worker 3 with tensorflow"
+    )
+    run.deterministic = True
+    assert mixed_backends(run, {1: "jax", 2: "jax"}) == ""
     with pytest.raises(
-        ConfigError,
-        match="worker 3 computes with jax, and worker 1 with tensorflow; set KERAS_BACKEND to the same backend",
+        ConfigError, match="deterministic=True needs one backend of Keras, but this run computes on worker 1"
     ):
-        _check_backends(opened)
-    _check_backends({1: {"backend": "jax"}, 2: {"backend": "jax"}})
+        mixed_backends(run, {1: "jax", 3: "tensorflow"})
 
 
 class Mirrored(Blobs):

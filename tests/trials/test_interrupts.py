@@ -43,11 +43,11 @@ def whole(tmp_path_factory):
     ],
 )
 def test_the_check_finds_what_is_wrong(tmp_path: Path, monkeypatch, whole, line, problem):
-    monkeypatch.setattr("tests.trials.interrupts.LIMIT_S", 4 * whole + 3)
+    monkeypatch.setattr("tests.trials.interrupts.LIMIT_S", 6 * whole + 5)
     app = tmp_path / "bad.py"
     # Interrupted when it sleeps: not sooner than the line, and not later than the end.
-    app.write_text(f"import time\n{line}\ntime.sleep({2 * whole + 2})\nasync def main(cluster): pass\n")
-    outcome = interrupted(app, ["--local", "1"], whole)
+    app.write_text(f"import time\n{line}\ntime.sleep({4 * whole + 4})\nasync def main(cluster): pass\n")
+    outcome = interrupted(app, ["--local", "1"], 2 * whole + 2)
     for path in Path("/dev/shm").glob("ddlf-left-*"):
         path.unlink()
     assert problem in "; ".join(outcome.problems)

@@ -7,7 +7,7 @@ def test_each_format_learns():
     found = rows(["dense"], [0], 2, samples=1000, tested=1000)
     assert [format for _, format, _ in found] == list(FORMATS)
     assert not lower(found, 0.05)
-    assert min(one for *_, (one,) in found) > 0.7
+    assert min(one for *_, (one,) in found) > 0.5
 
 
 def test_lower_accuracy_is_found():

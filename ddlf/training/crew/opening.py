@@ -20,7 +20,7 @@ from ddlf.cluster.cluster import default_cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data import parts
 from ddlf.data.datasets import not_finite
-from ddlf.errors import AppError, ConfigError, DatasetMismatch
+from ddlf.errors import AppError, DatasetMismatch
 from ddlf.events import DataLoaded, Event, ModelBuilt, Warned
 from ddlf.events.phases import Phase, PhasesInTurn
 from ddlf.extras import hooks
@@ -32,7 +32,7 @@ from ddlf.training.crew.threads import chosen_threads, given_threads, unused_cor
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.run import hooked
 from ddlf.training.samples.files import check_all_there, files_of, held
-from ddlf.training.slot.arithmetic import Arithmetic, mixed, prepare_master, said_of, set_arithmetic
+from ddlf.training.slot.arithmetic import Arithmetic, mixed, mixed_backends, prepare_master, said_of, set_arithmetic
 from ddlf.training.slot.build import NumberFormat, describe_weights, number_format, ready_model
 from ddlf.training.slot.replica import Replica, no_exit
 
@@ -82,6 +82,7 @@ class Opening:
         self.opened: dict[int, dict[str, Any]] = {}
         self.threads: int | None = None
         self.arithmetic = Arithmetic()
+        self._backends: dict[int, str] = {}  # of the workers so far, by number
         self._kinds: set[str] = set()  # the kinds of cards of the workers so far
         self.checked = False
         self._asked: set[int] = set()
@@ -131,13 +132,20 @@ class Opening:
             await self.content
             facts = await self._load(worker, self.wanted, phases)
         if self.checked:
-            _check_backends({**self.opened, worker.id: facts})
+            self._check_backend(worker.id, facts)
             _check_models(self.app, {worker.id: facts})
             _check_data(self.app.run_context.content, {worker.id: facts})
             self._say_kind(worker, Arithmetic.of(facts))
         self.opened[worker.id] = facts
         if self.checked:  # before this point, the master may not have its data
             self.app.run_context.local_files[worker.id] = held(facts["here"], files_of(self.app))
+
+    def _check_backend(self, number: int, facts: dict[str, Any]) -> None:
+        """Say once that workers compute with different backends of Keras, or refuse it."""
+        is_new = facts["backend"] not in self._backends.values()
+        self._backends[number] = facts["backend"]
+        if (why := mixed_backends(self.app, self._backends)) and is_new:
+            self._tell(Warned(about="backend", why=why))
 
     def _say_kind(self, worker: ProxyWorker, arithmetic: Arithmetic) -> None:
         """Say once that a worker which has come later computes on another kind of card."""
@@ -243,7 +251,8 @@ class Opening:
             The number of training samples.
         """
         app, opened = self.app, dict(sorted(self.opened.items()))
-        _check_backends(opened)
+        for number, facts in opened.items():
+            self._check_backend(number, facts)
         _check_models(app, opened)
         _check_data(self.content.result(), opened)
         for number, facts in opened.items():
@@ -407,17 +416,6 @@ def _tell(app: App, opening: Opening, seconds: float) -> None:
             seconds=max(facts["seconds"] for facts in opened.values()),
         )
     )
-
-
-def _check_backends(opened: dict[int, dict[str, Any]]) -> None:
-    """Refuse workers with different backends: their results have other bits, and their optimizers other states."""
-    first, *others = opened.items()
-    for number, facts in others:
-        if facts.get("backend") != first[1].get("backend"):
-            raise ConfigError(
-                f"worker {number} computes with {facts['backend']}, and worker {first[0]} with {first[1]['backend']}",
-                hint="set KERAS_BACKEND to the same backend on each machine, and start the workers again",
-            )
 
 
 def _check_models(app: App, opened: dict[int, dict[str, Any]]) -> None:

@@ -94,3 +94,30 @@ def mixed(workers: Mapping[str, Arithmetic], others: Iterable[str] = ()) -> str:
         f"a slot has other bits on another kind of card, and this run computes on {' and '.join(kinds)}: equal bits in "
         "each run need workers of one kind"
     )
+
+
+def mixed_backends(app: App, backends: Mapping[int, str]) -> str:
+    """Return a sentence about workers that compute with different backends of Keras; empty if all have the same one.
+
+    Args:
+        app: The user's ``IApp``.
+        backends: The backend of each worker, by its number.
+
+    Raises:
+        ConfigError: They differ, and the app asks for equal bits.
+    """
+    numbers: dict[str, list[int]] = {}
+    for number, backend in sorted(backends.items()):
+        numbers.setdefault(backend, []).append(number)
+    if len(numbers) < 2:
+        return ""
+    who = [
+        f"{', '.join(f'worker {number}' for number in of)} with {backend}" for backend, of in sorted(numbers.items())
+    ]
+    text = f"{' and '.join(who)}"
+    if app.deterministic:
+        raise ConfigError(
+            f"deterministic=True needs one backend of Keras, but this run computes on {text}",
+            hint="set KERAS_BACKEND to the same backend on each machine, and start the workers again",
+        )
+    return f"a slot has other bits with another backend of Keras, and this run computes on {text}"
