@@ -7,6 +7,7 @@ The mean and the variance of all units follow from the mean and the variance of 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ TOTAL = "total"
 
 
 @dataclass(frozen=True)
-class Exchanged(Alike):
+class Exchanged(Alike, ABC):
     """A layer that exchanges numbers, once or several times.
 
     Args:
@@ -33,6 +34,7 @@ class Exchanged(Alike):
     """The kind of the numbers of each exchange."""
     shape: tuple[int | None, ...] = ()
 
+    @abstractmethod
     def tell(self, layer: Any, number: int, value: Any, numbers: Sequence[Any], worker: int) -> tuple[Any, Any]:
         """Compute the numbers for an exchange.
 
@@ -46,11 +48,10 @@ class Exchanged(Alike):
         Returns:
             The values for the next step, in the shape of the share; and the numbers that all workers need.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, layer: Any, value: Any, numbers: Sequence[Any], worker: int, training: bool) -> Any:
         """Return the worker's share of the result, after the last exchange."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ layers. Between two fetches a part steps with the compiled optimizer's learning 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,7 +26,7 @@ from ddlf.training.slot.optimizers import innermost, write_rates
 from ddlf.training.slot.task import Task
 from ddlf.training.slot.variables import put
 from ddlf.training.strategies.downpour.client import ModelReplica, SomeOwners, record
-from ddlf.training.strategies.downpour.replica import LOOK_S, Stepper
+from ddlf.training.strategies.downpour.replica import Stepper, wait
 from ddlf.training.strategies.downpour.server import Servers
 from ddlf.worker.peers import calls_of
 
@@ -187,13 +186,4 @@ class DownpourPart(SplitReplica):
         Raises:
             Stopped: Training must stop before the coroutine has ended.
         """
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        while True:
-            try:
-                return future.result(LOOK_S)
-            except TimeoutError:
-                if future.done():
-                    raise
-                if self.stopping:
-                    future.cancel()
-                    raise Stopped from None
+        return wait(coroutine, self._loop, lambda: self.stopping, Stopped)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -340,6 +340,33 @@ def shares(batches: int, replicas: int) -> list[int]:
 
 LOOK_S = 0.2
 """Seconds between two checks whether to stop, while the compute thread waits for servers."""
+T = TypeVar("T")
+
+
+def wait(
+    coroutine: Coroutine[Any, Any, T],
+    loop: asyncio.AbstractEventLoop,
+    must_stop: Callable[[], bool],
+    stopped: type[Exception],
+) -> T:
+    """Run a coroutine on an event loop, wait for it on the thread that trains, and return its result.
+
+    Args:
+        coroutine: The coroutine.
+        loop: The event loop, which runs on another thread.
+        must_stop: Returns whether training must stop.
+        stopped: The exception to raise then.
+    """
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    while True:
+        try:
+            return future.result(LOOK_S)
+        except TimeoutError:
+            if future.done():
+                raise
+            if must_stop():
+                future.cancel()
+                raise stopped from None
 
 
 class DownpourReplica(HoldingReplica):
@@ -490,22 +517,13 @@ class DownpourReplica(HoldingReplica):
         model, data, telling = self._model, feed.dataset, [*callbacks, turns.callback()]
         return self._samples.during(lambda: model.fit(data, numbers, telling, begin_epoch, end_batch, begun))
 
-    def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop, wait for it on the thread that trains, and return its result.
 
         Raises:
             Stopped: Training must stop before the coroutine has ended.
         """
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        while True:
-            try:
-                return future.result(LOOK_S)
-            except TimeoutError:
-                if future.done():
-                    raise
-                if self.stopping:
-                    future.cancel()
-                    raise Stopped from None
+        return wait(coroutine, self._loop, lambda: self.stopping, Stopped)
 
 
 def batches_of(task: Task) -> int:
