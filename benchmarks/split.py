@@ -296,7 +296,7 @@ async def idle(counts: Sequence[int], steps: int) -> None:
 class Deep(IApp):
     """A network whose activations need more memory than its weights."""
 
-    split, threads, verbose, master_epochs = "stages:2", 1, False, 3
+    split, threads, verbose = "stages:2", 1, False
 
     def load_dataset(self) -> None:
         self.x_train = np.ones((3 * self.batch_size, 16), np.float32)
@@ -313,12 +313,12 @@ class Deep(IApp):
         self.model.compile(keras.optimizers.SGD(0.001), loss)
 
 
-async def peaks(micro_batches: int) -> list[int]:
+async def peaks(micro_batches: int, rounds: int) -> list[int]:
     """Return the peak of the memory of the worker of each stage, in bytes."""
     workers: dict[int, int] = {}
     async with Cluster.local(2) as cluster:
         app = Deep(cluster)
-        app.micro_batches, app.batch_size = micro_batches, PIECE * micro_batches
+        app.micro_batches, app.batch_size, app.master_epochs = micro_batches, PIECE * micro_batches, rounds
 
         def hear(event: Event) -> None:
             if isinstance(event, PartTrained):
@@ -330,12 +330,12 @@ async def peaks(micro_batches: int) -> list[int]:
         return [own(pids[worker])[1] for _, worker in sorted(workers.items())]
 
 
-async def memory() -> None:
-    """Print the table of memory."""
+async def memory(rounds: int) -> None:
+    """Print the table of memory after some rounds of three steps."""
     rows = [["micro-batches", "kept by stage 1, 2", "peak of stage 1 (MB)", "of stage 2 (MB)"]]
     found = {}
     for count in (4, 8, 32):
-        found[count] = await peaks(count)
+        found[count] = await peaks(count, rounds)
         kept = ", ".join(str(most_kept(stage, 2, count)) for stage in range(2))
         rows.append([str(count), kept, *(f"{one / 1e6:.0f}" for one in found[count])])
     worst = max(max(one) / min(one) for one in zip(*found.values(), strict=True)) - 1
@@ -362,7 +362,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    steps, repeats = options.steps or (4 if options.quick else STEPS), options.repeats or (3 if options.quick else 7)
+    steps, repeats = options.steps or (3 if options.quick else STEPS), options.repeats or (3 if options.quick else 7)
     if options.way in CUTS:
         asyncio.run(parted(options.way, steps))
     elif options.way:
@@ -376,7 +376,7 @@ def main() -> None:
         if "idle" in asked:
             asyncio.run(idle([int(one) for one in options.stages.split(",")], steps))
         if "memory" in asked:
-            asyncio.run(memory())
+            asyncio.run(memory(2 if options.quick else 3))
 
 
 if __name__ == "__main__":
