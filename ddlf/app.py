@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ddlf.cluster.cluster import Cluster
-    from ddlf.extras import AdviceReport
+    from ddlf.extras import AdviceReport, TrainingPlan
     from ddlf.training.progress import Ledger
     from ddlf.training.slot.replica import Replica
     from ddlf.worker.worker import Worker
@@ -440,6 +440,28 @@ class IApp:
             report: AdviceReport = await advise(self, level)
             return report
         raise ConfigError("the adviser is not installed", hint="install DDLF with all parts of ddlf.extras")
+
+    async def plan(self, budget_s: float = 60.0) -> TrainingPlan:
+        """Measure short rounds of this app on its workers, and predict how long training takes with other settings.
+
+        The app does not change: a copy of it is trained.
+
+        Args:
+            budget_s: Seconds for all measurements.
+
+        Returns:
+            The plan. Its ``best`` and ``now`` have the predictions for the best settings and for those of the app.
+
+        Raises:
+            ConfigError: A setting cannot be planned, or the planner is not installed.
+        """
+        from ddlf.extras import hooks
+
+        await self.connect()
+        for plan in hooks("plan"):
+            found: TrainingPlan = await plan(self, budget_s)
+            return found
+        raise ConfigError("the planner is not installed", hint="install DDLF with all parts of ddlf.extras")
 
     # -- after training ---------------------------------------------------------------------------------------------
 

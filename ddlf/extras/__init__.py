@@ -1,4 +1,4 @@
-"""Optional parts of DDLF: models as text, the adviser, model export, and stabilisers of training. The core never
+"""Optional parts of DDLF: models as text, the adviser, the planner, model export, and stabilisers of training. The core never
 imports them. They plug into it with hooks.
 
 Each part is a package with an ``EXTRA`` in its ``__init__``. Another package can provide a part through the entry point
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from ddlf.errors import ConfigError
 
-BUILT_IN = ("text", "advice", "export", "stabilisers")
+BUILT_IN = ("text", "advice", "export", "planner", "stabilisers")
 """The parts in the folder of this file."""
 GROUP = "ddlf.extras"
 OPTIONAL_SETTINGS = ("notation", "schedule", "clip", "multipliers", "advice")
@@ -33,6 +33,13 @@ class AdviceReport(Protocol):
     @property
     def advice(self) -> Sequence[object]:
         """Return the findings, the worst first."""
+
+
+class TrainingPlan(Protocol):
+    """The predictions of the planner. Its data are the output of ``ddlf plan --json``."""
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the plan for JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +62,7 @@ class Extra:
         watch_run: Checks an app on the master before training: ``async (app) -> AbstractContextManager``. The context
             is open during the training.
         advise: Looks for mistakes in an app: ``async (app, level: str) -> AdviceReport``.
+        plan: Predicts how long an app trains: ``async (app, budget_s: float) -> TrainingPlan``.
         save_model: Writes a model to a file with one of ``saved_types``: ``(model, path: Path) -> None``.
         saved_types: Suffixes of the files that ``save_model`` writes, with spaces between them.
         begin_executor: Runs once in each executor: ``(ask_master: Callable[[str, str], Any]) -> None``.
@@ -73,6 +81,7 @@ class Extra:
     ready_model: str = ""
     watch_run: str = ""
     advise: str = ""
+    plan: str = ""
     save_model: str = ""
     saved_types: str = ""
     begin_executor: str = ""

@@ -1,0 +1,126 @@
+"""``ddlf plan``: probe the workers, fit the model of time, and compare settings. Runs on the master."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ddlf.app import IApp
+from ddlf.errors import ConfigError
+from ddlf.extras.planner.choice import Choice, Length, alone, choices
+from ddlf.extras.planner.model import Measured, Predicted, Setting, TimeModel, Way
+from ddlf.extras.planner.probe import Budget, Probe, explore, way_of
+from ddlf.training.context import travels
+
+BUDGET_S = 60.0
+CODECS = ("int8",)
+"""Codecs that are measured beside the app's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Predictions for the training of an app on a cluster.
+
+    Args:
+        measured: The measured rounds.
+        spent_s: Seconds of all measurements.
+        workers: Workers of the cluster.
+        samples: n, the training samples.
+        now: The prediction for the app's own settings.
+        best: The fastest prediction with the app's own batch size.
+        fit: Seconds of an epoch of ``fit`` on one machine.
+        all: All predictions, the fastest first.
+        step_s: Seconds of a step of one slot, without an exchange.
+        exchange_s: Seconds of an exchange of the app's own settings.
+    """
+
+    measured: tuple[Measured, ...]
+    spent_s: float
+    workers: int
+    samples: int
+    now: Choice
+    best: Choice
+    fit: Predicted
+    all: tuple[Choice, ...]
+    step_s: float
+    exchange_s: float
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the plan for JSON."""
+        return {
+            "spent_s": self.spent_s,
+            "workers": self.workers,
+            "samples": self.samples,
+            "verdict": self.best.verdict,
+            "step_s": self.step_s,
+            "exchange_s": self.exchange_s,
+            "fit": asdict(self.fit),
+            "best": asdict(self.best),
+            "now": asdict(self.now),
+            "all": [asdict(one) for one in self.all],
+            "measured": [asdict(one) for one in self.measured],
+        }
+
+
+async def plan(
+    app: IApp, budget_s: float = BUDGET_S, batches: Sequence[int] = (), say: Callable[[str], None] | None = None
+) -> Plan:
+    """Measure short rounds of an app on its workers, and predict how long training takes.
+
+    Args:
+        app: The app, with its settings, connected to its cluster. A copy of it is trained.
+        budget_s: Seconds for all measurements.
+        batches: Further batch sizes to compare. The learning rate may have to change with the batch size.
+        say: Shows a line of progress; by default the app's ``say``.
+
+    Raises:
+        ConfigError: A setting cannot be planned, or too little could be measured.
+    """
+    own, cluster = way_of(app), app.cluster
+    assert cluster is not None
+    batch, workers = app.batch_size, cluster.N
+    length = Length(samples=0, epochs=app.worker_epochs, steps=app.worker_steps, most=app.round_samples)
+    slots_now = min(app.slots or workers, workers)
+    ways = list(dict.fromkeys([own, *(replace(own, codec=codec) for codec in CODECS if own.exchange == "star")]))
+    ways += [way for way in (Way("async", "star", own.codec), Way("sync", "gradient", "float32")) if way not in ways]
+    probe, budget = Probe(copied(app)), Budget(budget_s)
+    sizes = list(dict.fromkeys([batch, *batches, 2 * batch]))
+    measured = await explore(probe, ways, sizes, workers, budget, say or app.say)
+    if workers > 1 and all(one.setting.slots == 1 for one in measured):
+        raise ConfigError(
+            f"only one slot could be measured in {budget_s:g} s",
+            hint=f"plan with more time: --budget {2 * budget_s:g}s",
+        )
+    model = TimeModel(measured)
+    length = replace(length, samples=probe.samples)
+    found = choices(model, length, list(dict.fromkeys([batch, *batches])), range(1, workers + 1), model.ways)
+    if not found:
+        raise ConfigError(
+            f"a batch of {batch} samples is more than the {probe.samples} samples of the data",
+            hint="plan with a smaller batch size",
+        )
+    now = next(one for one in found if _is(one.setting, own, slots_now, batch))
+    return Plan(
+        measured=tuple(measured),
+        spent_s=budget.spent,
+        workers=workers,
+        samples=probe.samples,
+        now=now,
+        best=next(one for one in found if one.setting.batch == batch),
+        fit=alone(model, batch, probe.samples, own),
+        all=tuple(found),
+        step_s=model.step(batch),
+        exchange_s=model.exchange(own, slots_now),
+    )
+
+
+def copied(app: IApp) -> IApp:
+    """Return an app with the same settings and cluster, without data and model."""
+    other = type(app)(app.cluster)
+    vars(other).update(travels(app))
+    return other
+
+
+def _is(setting: Setting, way: Way, slots: int, batch: int) -> bool:
+    return (setting.way, setting.slots, setting.batch) == (way, slots, batch)

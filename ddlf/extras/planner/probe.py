@@ -1,0 +1,278 @@
+"""Measures short rounds of an app on its workers. Runs on the master.
+
+Each measurement is a real training of the app that ends after some rounds: same data, model, optimizer, codec and
+workers. Hooks and callbacks of the user do not run, no folder is written, and the workers keep nothing of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ddlf.app import IApp
+from ddlf.errors import ConfigError
+from ddlf.events import Committed, Event, ModelBuilt, TrainingBegan
+from ddlf.extras.planner.model import Measured, Setting, Way
+from ddlf.training.registry import spec_of
+
+FIRST_ROUNDS = 2
+"""Rounds of each slot that do not count: the first ones compile."""
+LEAST_ROUNDS, MOST_ROUNDS = 5, 40
+"""Rounds that count."""
+MEASURE_S = 1.5
+"""Seconds of rounds that count, with enough of them."""
+LONG_ROUND_S = 0.6
+"""Seconds of a long round. A short one has two steps."""
+SHORT_STEPS = 2
+FIRST_STEPS = 4
+
+
+def nothing(*given: Any) -> None:
+    """Replaces a hook of the user."""
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Hears the rounds of one measurement, and ends its training when there are enough.
+
+    Args:
+        setting: The setting.
+        stop: Ends the training.
+        clock: Returns seconds.
+
+    Attributes:
+        seconds: Seconds of each round that counts.
+        sent: Bytes of these rounds, together.
+    """
+
+    setting: Setting
+    stop: Callable[[], Any]
+    clock: Callable[[], float] = time.perf_counter
+    seconds: list[float] = field(default_factory=list)
+    sent: int = 0
+    _ended: dict[int | None, float] = field(default_factory=dict)
+    _heard: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
+
+    def hear(self, event: Event) -> None:
+        """Receive an event of the run."""
+        if not isinstance(event, Committed):
+            return
+        record, now = event.record, self.clock()
+        slot = record.slot
+        before, self._ended[slot] = self._ended.get(slot), now
+        self._heard[slot] += 1
+        share = self.setting.samples / (self.setting.slots if slot is not None else 1)
+        if before is None or self._heard[slot] <= FIRST_ROUNDS or record.samples != round(share):
+            return  # the last round of an epoch may be shorter
+        self.seconds.append(now - before)
+        self.sent += record.bytes_out + record.bytes_back
+        enough = LEAST_ROUNDS * (1 if slot is None else self.setting.slots)
+        measured = sum(self.seconds) / (1 if slot is None else self.setting.slots)
+        if (len(self.seconds) >= enough and measured >= MEASURE_S) or len(self.seconds) >= MOST_ROUNDS * enough:
+            self.stop()
+
+    def result(self) -> Measured | None:
+        """Return what was measured; None without a round that counts."""
+        if not self.seconds:
+            return None
+        return Measured(setting=self.setting, seconds=tuple(self.seconds), sent=self.sent / len(self.seconds))
+
+
+class Probe:
+    """Measures rounds of one app.
+
+    Args:
+        app: The app, connected to its workers. It must not be used for anything else.
+
+    Attributes:
+        samples: n, the number of training samples; 0 before the first measurement.
+        threads: The threads of a worker in each measurement, by its number of slots.
+    """
+
+    def __init__(self, app: IApp) -> None:
+        self.app = app
+        self.samples = 0
+        self.threads: dict[int, int] = {}
+        for name, value in QUIET.items():
+            setattr(app, name, value)
+
+    async def rounds(self, setting: Setting) -> Measured | None:
+        """Train some rounds with a setting. Return their seconds; None if no round counts."""
+        app, way = self.app, setting.way
+        app.mode, app.exchange, app.codec = way.mode, way.exchange, way.codec
+        app.slots, app.batch_size = setting.slots, setting.batch
+        app.worker_steps = None if way.is_one_step else round(setting.steps)
+        app.master_epochs = self._epochs(setting)
+        heard = Rounds(setting, app.stop_training)
+        ends = [app.subscribe(self._hear), app.subscribe(heard.hear)]
+        try:
+            await app.train_model(fresh=True)
+        finally:
+            for end in ends:
+                end()
+        return heard.result()
+
+    def _epochs(self, setting: Setting) -> int:
+        """Return a number of epochs with enough rounds."""
+        rounds = (FIRST_ROUNDS + MOST_ROUNDS * LEAST_ROUNDS) * setting.samples
+        return max(1, -(-int(rounds) // self.samples)) if self.samples else MOST_ROUNDS
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, ModelBuilt):
+            self.app.callbacks = []  # create_model may have set some
+        if isinstance(event, TrainingBegan):
+            self.samples = event.samples
+            self.threads[event.slots] = self.app.run_context.threads or 0
+
+
+QUIET: dict[str, Any] = {
+    "on_round": nothing,
+    "on_event": nothing,
+    "is_convergent": nothing,
+    "verbose": False,
+    "ui": "none",
+    "out": None,
+    "checkpoint": None,
+    "resume": None,
+    "dashboard": None,
+    "callbacks": [],
+    "worker_callbacks": [],
+    "round_samples": None,
+    "worker_epochs": 1,
+    "converge": "never",
+    "evaluate_every": 0,
+}
+"""Replaces hooks of the user, and settings without influence on the time of a round or with effects that outlive it."""
+
+
+def way_of(app: IApp) -> Way:
+    """Return how an app's updates travel.
+
+    Raises:
+        ConfigError: The planner knows no model of this strategy or exchange.
+    """
+    spec = spec_of(app)
+    way = Way(spec.train.name, spec.exchange.name, str(app.codec))
+    if way.mode not in ("sync", "async") or way.exchange not in ("star", "sharded", "gradient"):
+        asked = f"mode={way.mode!r}" if way.mode not in ("sync", "async") else f"exchange={way.exchange!r}"
+        raise ConfigError(
+            f"the planner has no model of time for {asked}",
+            hint="plan with --mode sync or async, and --exchange star, sharded or gradient",
+        )
+    return way
+
+
+@dataclass(slots=True)
+class Budget:
+    """The time of all measurements.
+
+    Args:
+        seconds: The time.
+        clock: Returns seconds.
+    """
+
+    seconds: float
+    clock: Callable[[], float] = time.perf_counter
+    _began: float = 0.0
+    _longest: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    @property
+    def spent(self) -> float:
+        """The seconds since the beginning."""
+        return self.clock() - self._began
+
+    def has_room(self) -> bool:
+        """Return whether one more measurement fits, if it takes as long as the longest one."""
+        return self.spent + self._longest <= self.seconds
+
+    def took(self, seconds: float) -> None:
+        """Add the duration of a measurement."""
+        self._longest = max(self._longest, seconds)
+
+
+async def explore(
+    probe: Probe, ways: Sequence[Way], batches: Sequence[int], most: int, budget: Budget, say: Callable[[str], None]
+) -> list[Measured]:
+    """Measure rounds of one slot and of all workers, short and long ones, with two batch sizes and in all ways.
+
+    The settings that matter most come first. If time remains, all are measured once more, so that a slow moment of the
+    machines counts less.
+
+    Args:
+        probe: Measures.
+        ways: How updates may travel; first the app's own way.
+        batches: The app's batch size, and others.
+        most: The largest number of slots.
+        budget: The time.
+        say: Shows a line of progress.
+    """
+    found: dict[Setting, Measured] = {}
+
+    async def measure(setting: Setting) -> None:
+        begin = budget.clock()
+        measured = await probe.rounds(setting)
+        budget.took(budget.clock() - begin)
+        if measured is None:
+            return
+        if (before := found.get(setting)) is not None:
+            measured = replace(measured, seconds=before.seconds + measured.seconds)
+        found[setting] = measured
+        say(
+            f"{setting.slots} slot{'s' * (setting.slots != 1)}, {setting.way}, {setting.way.codec}, batch {setting.batch}, "
+            f"{setting.steps:g} step{'s' * (setting.steps != 1)}: {measured.median * 1e3:.1f} ms a round"
+        )
+
+    first = Setting(way=ways[0], slots=1, batch=batches[0], steps=FIRST_STEPS)
+    await measure(first)
+    if first not in found:
+        raise ConfigError(
+            f"no round of {FIRST_STEPS} batches of {batches[0]} samples was measured: the data has {probe.samples} samples",
+            hint="plan with a smaller batch size, or more data",
+        )
+    step = found[first].median / FIRST_STEPS
+    todo = [one for one in _settings(ways, batches, most, step, probe.samples) if one != first]
+    for setting in todo:
+        if not budget.has_room():
+            break
+        await measure(setting)
+    for setting in todo:
+        if not budget.has_room():
+            break
+        if setting in found:
+            await measure(setting)
+    return list(found.values())
+
+
+def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: float, samples: int) -> Iterator[Setting]:
+    """Yield the settings to measure. What matters most comes first."""
+
+    def setting(way: Way, slots: int, batch: int, steps: float) -> Iterator[Setting]:
+        longest = 1 if way.is_one_step else samples // (slots * batch)  # a round is at most an epoch
+        if longest >= 1:
+            yield Setting(way=way, slots=slots, batch=batch, steps=max(1, min(round(steps), longest)))
+
+    own, batch = ways[0], batches[0]
+    long = max(4.0 * SHORT_STEPS, LONG_ROUND_S / step)
+    # With another number of slots, workers on one machine may compute with other threads, and then begin anew.
+    for slots in dict.fromkeys((1, most)):
+        yield from setting(own, slots, batch, long)
+        if slots > 1:
+            yield from setting(own, slots, batch, SHORT_STEPS)
+        for other in batches[1:]:
+            yield from setting(own, slots, other, long * batch / other)
+    for way in ways[1:]:
+        yield from setting(way, most, batch, long)
+        if not way.is_one_step:
+            yield from setting(way, most, batch, SHORT_STEPS)
+    if most > 3:
+        yield from setting(own, most // 2, batch, long)
+        yield from setting(own, most // 2, batch, SHORT_STEPS)
+    for way in ways:
+        if way.is_one_step:
+            yield from setting(way, 1, batch, 1)

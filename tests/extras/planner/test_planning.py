@@ -1,0 +1,66 @@
+"""Plans of an app on real workers."""
+
+import json
+
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.extras.planner.planning import plan
+from ddlf.extras.planner.probe import Budget
+from tests.training.models import Quick, app
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """The budget allows four measurements after the first one, which are short."""
+    room = iter((True,) * 4)
+    monkeypatch.setattr(Budget, "has_room", lambda budget: next(room, False))
+    monkeypatch.setattr("ddlf.extras.planner.probe.MEASURE_S", 0.01)
+
+
+class Loud(Quick):
+    """An app whose hooks and callbacks must not run."""
+
+    samples = 4_000
+    callbacks = ("not a callback",)
+
+    def on_round(self, record):
+        raise AssertionError("a hook ran")
+
+    is_convergent = on_event = on_round
+
+
+async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = app(two_workers, Loud)
+    before = dict(vars(asked))
+    found = await asked.plan()
+    assert vars(asked).keys() - {"run_context"} == before.keys() - {"run_context"}
+    assert not asked.history
+    assert list(tmp_path.iterdir()) == []
+    assert found.samples == 4_000
+    assert found.workers == two_workers.N
+    assert found.now.setting.slots == two_workers.N
+    assert found.best.epoch.seconds <= found.now.epoch.seconds
+    assert found.best.low <= found.best.factor <= found.best.high
+    assert {one.setting.slots for one in found.measured} >= {1, two_workers.N}
+    assert json.loads(json.dumps(found.to_data()))["verdict"] == found.best.verdict
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"mode": "downpour"}, "no model of time for mode='downpour'.*--mode sync or async"),
+        ({"batch_size": 5_000}, "no round of 4 batches of 5000 samples was measured"),
+    ],
+)
+async def test_what_cannot_be_planned_is_refused(two_workers, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        await plan(app(two_workers, Loud, **settings))
+
+
+async def test_too_little_time_is_refused(two_workers):
+    with pytest.raises(ConfigError, match=r"only one slot could be measured in 0\.001 s.*--budget 0\.002s"):
+        await plan(app(two_workers, Loud), 0.001)
