@@ -33,6 +33,7 @@ class Plan:
         all: All predictions, the fastest first.
         step_s: Seconds of a step of one slot, without an exchange.
         exchange_s: Seconds of an exchange of the app's own settings.
+        model: Predicts other settings.
     """
 
     measured: tuple[Measured, ...]
@@ -45,6 +46,7 @@ class Plan:
     all: tuple[Choice, ...]
     step_s: float
     exchange_s: float
+    model: TimeModel
 
     def to_data(self) -> dict[str, Any]:
         """Return the plan for JSON."""
@@ -87,9 +89,9 @@ async def plan(
     probe, budget = Probe(copied(app)), Budget(budget_s)
     sizes = list(dict.fromkeys([batch, *batches, 2 * batch]))
     measured = await explore(probe, ways, sizes, workers, budget, say or app.say)
-    if workers > 1 and all(one.setting.slots == 1 for one in measured):
+    if workers > 1 and all(one.setting.slots > 1 for one in measured):
         raise ConfigError(
-            f"only one slot could be measured in {budget_s:g} s",
+            f"no training with one slot could be measured in {budget_s:g} s",
             hint=f"plan with more time: --budget {2 * budget_s:g}s",
         )
     model = TimeModel(measured)
@@ -112,6 +114,7 @@ async def plan(
         all=tuple(found),
         step_s=model.step(batch),
         exchange_s=model.exchange(own, slots_now),
+        model=model,
     )
 
 

@@ -199,7 +199,7 @@ class Budget:
 async def explore(
     probe: Probe, ways: Sequence[Way], batches: Sequence[int], most: int, budget: Budget, say: Callable[[str], None]
 ) -> list[Measured]:
-    """Measure rounds of one slot and of all workers, short and long ones, with two batch sizes and in all ways.
+    """Measure rounds of all workers and of one slot, short and long ones, with two batch sizes and in all ways.
 
     The settings that matter most come first. If time remains, all are measured once more, so that a slow moment of the
     machines counts less.
@@ -228,24 +228,23 @@ async def explore(
             f"{setting.steps:g} step{'s' * (setting.steps != 1)}: {measured.median * 1e3:.1f} ms a round"
         )
 
-    first = Setting(way=ways[0], slots=1, batch=batches[0], steps=FIRST_STEPS)
+    first = Setting(way=ways[0], slots=most, batch=batches[0], steps=1 if ways[0].is_one_step else FIRST_STEPS)
     await measure(first)
     if first not in found:
         raise ConfigError(
-            f"no round of {FIRST_STEPS} batches of {batches[0]} samples was measured: the data has {probe.samples} samples",
+            f"no round of {first.samples:g} samples was measured: the data has {probe.samples}",
             hint="plan with a smaller batch size, or more data",
         )
-    step = found[first].median / FIRST_STEPS
+    step = found[first].median / first.steps
     todo = [one for one in _settings(ways, batches, most, step, probe.samples) if one != first]
     for setting in todo:
         if not budget.has_room():
             break
         await measure(setting)
-    for setting in todo:
+    for setting in [one for one in todo if one in found]:
         if not budget.has_room():
             break
-        if setting in found:
-            await measure(setting)
+        await measure(setting)
     return list(found.values())
 
 
@@ -259,13 +258,18 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
 
     own, batch = ways[0], batches[0]
     long = max(4.0 * SHORT_STEPS, LONG_ROUND_S / step)
+    yield from setting(own, most, batch, long)
+    for other in batches[1:]:
+        yield from setting(own, most, other, long * batch / other)
     # With another number of slots, workers on one machine may compute with other threads, and then begin anew.
-    for slots in dict.fromkeys((1, most)):
-        yield from setting(own, slots, batch, long)
-        if slots > 1:
-            yield from setting(own, slots, batch, SHORT_STEPS)
+    if most > 1:
+        yield from setting(own, 1, batch, SHORT_STEPS)
+        yield from setting(own, 1, batch, long)
         for other in batches[1:]:
-            yield from setting(own, slots, other, long * batch / other)
+            yield from setting(own, 1, other, long * batch / other)
+    for way in ways[1:]:
+        if way.is_one_step:
+            yield from setting(way, 1, batch, 1)
     for way in ways[1:]:
         yield from setting(way, most, batch, long)
         if not way.is_one_step:
@@ -273,6 +277,3 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
     if most > 3:
         yield from setting(own, most // 2, batch, long)
         yield from setting(own, most // 2, batch, SHORT_STEPS)
-    for way in ways:
-        if way.is_one_step:
-            yield from setting(way, 1, batch, 1)

@@ -8,7 +8,7 @@ import pytest
 from ddlf.cli.main import main
 from ddlf.extras.planner.choice import Choice
 from ddlf.extras.planner.command import lines
-from ddlf.extras.planner.model import Predicted, Setting, Way
+from ddlf.extras.planner.model import Measured, Predicted, Setting, TimeModel, Way
 from ddlf.extras.planner.planning import Plan
 
 
@@ -23,6 +23,7 @@ NOW = choice(8, 3.4, 2.3, Way("sync", "star", "float32"))
 FAR = choice(16, 2.0, 4.0, Way("async", "star", "float32"), within=False)
 PLAN = Plan(
     measured=(),
+    model=TimeModel([Measured(setting=NOW.setting, seconds=(1.0,))]),
     spent_s=38.0,
     workers=8,
     samples=60_000,

@@ -115,3 +115,18 @@ def test_the_verdict_follows_from_the_interval(noise, other, verdict):
 )
 def test_batches_of_a_round_follow_from_the_settings(way, length, steps):
     assert length.of(way, slots=2, batch=20) == steps
+
+
+def test_the_two_constants_of_the_published_study_are_a_special_case():
+    """A step costs t_g, and a sample t_s: T = (V / S) t_g + (V / N + V_test) t_s, for two workers on MNIST."""
+
+    def row(batch):
+        return [50_000 / batch, 50_000 / 2 + 10_000]
+
+    batches = (100, 500, 1000, 2000)
+    t_g, t_s = nonnegative(np.array([row(100), row(2000)]), np.array([62.0, 8.0]))
+    assert (t_g, t_s) == (pytest.approx(0.113684, abs=5e-7), pytest.approx(0.00014737, abs=5e-9))
+    times = [np.array(row(batch)) @ (t_g, t_s) for batch in batches]
+    assert [round(seconds, 2) for seconds in times] == [62.0, 16.53, 10.84, 8.0]
+    shares = [100 * row(batch)[0] * t_g / seconds for batch, seconds in zip(batches, times, strict=True)]
+    assert [round(share, 1) for share in shares] == [91.7, 68.8, 52.4, 35.5]

@@ -53,7 +53,7 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     ("settings", "said"),
     [
         ({"mode": "downpour"}, "no model of time for mode='downpour'.*--mode sync or async"),
-        ({"batch_size": 5_000}, "no round of 4 batches of 5000 samples was measured"),
+        ({"batch_size": 5_000}, "no round of 40000 samples was measured: the data has 4000"),
     ],
 )
 async def test_what_cannot_be_planned_is_refused(two_workers, settings, said):
@@ -62,5 +62,5 @@ async def test_what_cannot_be_planned_is_refused(two_workers, settings, said):
 
 
 async def test_too_little_time_is_refused(two_workers):
-    with pytest.raises(ConfigError, match=r"only one slot could be measured in 0\.001 s.*--budget 0\.002s"):
+    with pytest.raises(ConfigError, match=r"no training with one slot could be measured in 0\.001 s.*--budget 0\.002s"):
         await plan(app(two_workers, Loud), 0.001)

@@ -1,0 +1,36 @@
+"""The short form of ``benchmarks.planned``."""
+
+import pytest
+
+from benchmarks import planned
+from ddlf.extras.planner.probe import Budget
+from tests.mnist import folder_with_mnist
+
+
+def test_predictions_are_shown_beside_measured_rounds(monkeypatch, tmp_path, capsys):
+    room = iter((True,) * 5)
+    monkeypatch.setattr(Budget, "has_room", lambda budget: next(room, False))
+    monkeypatch.setattr("ddlf.extras.planner.probe.MEASURE_S", 0.01)
+    monkeypatch.setattr(planned, "SAMPLES", 2_000)
+    monkeypatch.setattr(planned, "WAYS", planned.WAYS[:1])
+    monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path)))
+    planned.main(["--settings", "2", "--repeats", "1", "--models", "mlp"])
+    assert "2 settings: median error" in capsys.readouterr().out
+
+
+def test_settings_are_drawn_by_their_seed():
+    drawn = planned.drawn(48, list(planned.MODELS), 1)
+    assert drawn == planned.drawn(48, list(planned.MODELS), 1) != planned.drawn(48, list(planned.MODELS), 2)
+    assert {setting.slots for _, setting in drawn} == {1, 2}
+    assert len(set(drawn)) == 48
+    assert all(setting.samples <= planned.SAMPLES for _, setting in drawn)
+
+
+@pytest.mark.parametrize(("app", "parameters"), [("mlp", 39_760), ("lstm", 81_674)])
+def test_models_of_the_study_have_its_size(app, parameters, monkeypatch, tmp_path):
+    import asyncio
+
+    monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path)))
+    one = planned.MODELS[app](None)
+    asyncio.run(one.create_model())
+    assert one.model.count_params() == parameters
