@@ -1,6 +1,6 @@
 """Compare the speed of calls with alternatives: ``python -m benchmarks.rpc [--quick] [--json FILE]``.
 
-Each peer is one server process on this machine, which starts once and stays. Each repeat measures every peer in turn,
+Each transport is one server process on this machine, which starts once and stays. Each repeat measures every transport in turn,
 so a disturbance affects all of them. The table shows medians and, in brackets, the range of the middle half of the
 repeats. A ratio is DDLF's time divided by the other time, so DDLF is faster if it is below 1. It is the median of the
 ratios within each repeat.
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers import ALWAYS, PEERS, Peer
+from benchmarks.transports import ALWAYS, TRANSPORTS, Transport
 
 SMALL = bytes(64)
 FLOATS_2MB = 515_000
@@ -39,39 +39,39 @@ class Case:
 
     Args:
         name: In the table.
-        measure: Takes a peer and returns seconds per call.
+        measure: Takes a transport and returns seconds per call.
         shown: Writes such seconds for people.
         pipelined: Whether it needs several calls on one connection at a time.
     """
 
     name: str
-    measure: Callable[[Peer], Awaitable[float]]
+    measure: Callable[[Transport], Awaitable[float]]
     shown: Callable[[float], str]
     pipelined: bool = False
 
 
-def one_at_a_time(value: Any, calls: int) -> Callable[[Peer], Awaitable[float]]:
+def one_at_a_time(value: Any, calls: int) -> Callable[[Transport], Awaitable[float]]:
     """Seconds of a round trip, the mean of ``calls``."""
 
-    async def measure(peer: Peer) -> float:
-        result = await peer.call(value)
+    async def measure(transport: Transport) -> float:
+        result = await transport.call(value)
         assert memoryview(result).nbytes == memoryview(value).nbytes
         del result
         begin = time.perf_counter()
         for _ in range(calls):
-            await peer.call(value)
+            await transport.call(value)
         return (time.perf_counter() - begin) / calls
 
     return measure
 
 
-def in_flight(value: Any, calls: int, at_once: int) -> Callable[[Peer], Awaitable[float]]:
+def in_flight(value: Any, calls: int, at_once: int) -> Callable[[Transport], Awaitable[float]]:
     """Seconds per call while ``at_once`` are open."""
 
-    async def measure(peer: Peer) -> float:
+    async def measure(transport: Transport) -> float:
         async def caller() -> None:
             for _ in range(calls // at_once):
-                await peer.call(value)
+                await transport.call(value)
 
         begin = time.perf_counter()
         await asyncio.gather(*(caller() for _ in range(at_once)))
@@ -94,41 +94,41 @@ def cases(quick: bool) -> list[Case]:
 
 
 async def measure(
-    kinds: list[type[Peer]], repeats: int, quick: bool, pin: str | None = None
+    kinds: list[type[Transport]], repeats: int, quick: bool, pin: str | None = None
 ) -> dict[str, dict[str, list[float]]]:
-    """Start the peers, measure them in turn, end them.
+    """Start the transports, measure them in turn, end them.
 
     Returns:
-        Seconds per call: by case, by peer, one for each repeat.
+        Seconds per call: by case, by transport, one for each repeat.
     """
     todo = cases(quick)
     found: dict[str, dict[str, list[float]]] = {case.name: {} for case in todo}
-    peers = [kind() for kind in kinds]
-    started: list[Peer] = []
+    transports = [kind() for kind in kinds]
+    started: list[Transport] = []
     try:
-        for peer in peers:
+        for transport in transports:
             try:
-                await peer.start()
+                await transport.start()
             except Exception as error:
-                if type(peer) in ALWAYS:
+                if type(transport) in ALWAYS:
                     raise
-                print(f"{peer.name} does not start and is left out: {error}", file=sys.stderr)
+                print(f"{transport.name} does not start and is left out: {error}", file=sys.stderr)
             else:
-                started.append(peer)
+                started.append(transport)
         if pin:
             pin_processes(0 if pin == "one" else 1)
         for repeat in range(-1, repeats):  # the first one warms up
             for case in todo:
-                for peer in started:
-                    if case.pipelined and not peer.pipelines:
+                for transport in started:
+                    if case.pipelined and not transport.pipelines:
                         continue
                     gc.collect()
-                    seconds = await case.measure(peer)
+                    seconds = await case.measure(transport)
                     if repeat >= 0:
-                        found[case.name].setdefault(peer.name, []).append(seconds)
+                        found[case.name].setdefault(transport.name, []).append(seconds)
     finally:
-        for peer in started:
-            await peer.stop()
+        for transport in started:
+            await transport.stop()
     return found
 
 
@@ -178,9 +178,11 @@ def facts() -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rpc", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer calls and only peers that need nothing installed")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer calls and only transports that need nothing installed"
+    )
     parser.add_argument("--repeats", type=int, help="of each measurement (default: 7; 2 with --quick)")
-    parser.add_argument("--peers", help="comma-separated parts of names: ddlf,raw,grpc")
+    parser.add_argument("--transports", help="comma-separated parts of names: ddlf,raw,grpc")
     parser.add_argument("--uvloop", action="store_true", help="run this side on uvloop; the worker stays on asyncio")
     parser.add_argument(
         "--pin",
@@ -189,10 +191,10 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args(argv)
-    kinds = [kind for kind in (ALWAYS if options.quick else PEERS) if kind.available()]
-    if options.peers:
-        parts = ["ddlf", *options.peers.lower().split(",")]
-        kinds = [kind for kind in PEERS if kind.available() and any(part in kind.name.lower() for part in parts)]
+    kinds = [kind for kind in (ALWAYS if options.quick else TRANSPORTS) if kind.available()]
+    if options.transports:
+        parts = ["ddlf", *options.transports.lower().split(",")]
+        kinds = [kind for kind in TRANSPORTS if kind.available() and any(part in kind.name.lower() for part in parts)]
     repeats = options.repeats or (2 if options.quick else 7)
     loop_factory = None
     if options.uvloop:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers import ROOT, Raw
+from benchmarks.transports import ROOT, Raw
 from ddlf import Cluster
 from ddlf.algorithms.merge import RunningMerge
 from ddlf.rpc.connection import Connection

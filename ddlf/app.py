@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ddlf.cluster.cluster import Cluster
     from ddlf.extras import AdviceReport, TrainingPlan
-    from ddlf.training.progress import Ledger
+    from ddlf.training.progress import SampleLedger
     from ddlf.training.slot.replica import Replica
     from ddlf.worker.worker import Worker
 
@@ -94,7 +94,7 @@ class IApp:
     indices: np.ndarray[Any, Any]
     worker: Worker
     replica: Replica
-    ledger: Ledger
+    ledger: SampleLedger
 
     def __init__(self, cluster: Cluster | None = None) -> None:
         self.cluster = cluster

@@ -18,14 +18,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import inf, isfinite, isnan
+from dataclasses import dataclass
+from math import inf, isfinite
 from typing import ClassVar
 
 import numpy as np
 
+from ddlf.algorithms import set_merge
 from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.outer import OuterOptimizer
+from ddlf.algorithms.set_merge import SetMerge, WeightSet
 from ddlf.algorithms.weights import Weights, difference, divided, is_float
 from ddlf.errors import ConfigError
 
@@ -334,47 +336,33 @@ def check_within(name: str, value: float) -> None:
         raise ConfigError(f"{name} must be in (0, 1], got {value}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Peer:
-    """One of two peers (master or slot) whose weights are merged.
+class SetRule(Arrival):
+    """Base of the rules that merge two sets of weights: the master's set, and the set that a slot has trained.
 
-    Args:
-        weights: One array per tensor.
-        trainings: Number of local trainings that the weights went through.
-        accuracy: Accuracy of the last training; NaN if the model reports none.
-    """
-
-    weights: Weights
-    trainings: int
-    accuracy: float = -inf
-
-
-class PeerRule(Arrival):
-    """Base of the rules that merge the weights of two peers: the master is one peer, and each slot is another.
-
-    Each peer has weights, the number of local trainings that they went through, and the accuracy of the last
-    training::
+    A set has weights, the number of local trainings that they went through, and the accuracy of the last training
+    (``WeightSet`` of ``set_merge.py``)::
 
         merge(mine, theirs) -> mine
 
-    A slot's final weights are a peer with one training more than its first weights. Only floats are merged. The rules
+    A slot's final weights are a set with one training more than its first weights. Only floats are merged. The rules
     use the numbers of trainings instead of outer optimizer and staleness.
     """
 
     __slots__ = ()
     ignores: ClassVar[tuple[str, ...]] = ("outer", "staleness")
+    rule: ClassVar[SetMerge]
 
-    @abstractmethod
-    def merge(self, mine: Peer, theirs: Peer) -> Peer:
-        """Return the peer ``mine`` after a merge with ``theirs``; ``mine`` itself if the rule changes nothing."""
+    def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
+        """Return the set ``mine`` after a merge with ``theirs``; ``mine`` itself if the rule changes nothing."""
+        return self.rule.merge(mine, theirs)
 
     def init(self, weights: Weights) -> State:
         return {"peer": [np.asarray(0), np.asarray(-inf)]}
 
     def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
         trainings, accuracy = state["peer"]
-        mine = Peer(weights=weights, trainings=int(trainings), accuracy=float(accuracy))
-        theirs = Peer(
+        mine = WeightSet(weights=weights, trainings=int(trainings), accuracy=float(accuracy))
+        theirs = WeightSet(
             weights=difference(arrived.start, arrived.update),
             trainings=int(arrived.before["peer"][0]) + 1,
             accuracy=arrived.accuracy,
@@ -384,7 +372,7 @@ class PeerRule(Arrival):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Average(PeerRule):
+class Average(SetRule):
     """Take the mean of both weights: ``w <- (w + p) / 2``.
 
     The number of trainings stays. This rule suffers most from staleness.
@@ -393,12 +381,11 @@ class Average(PeerRule):
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
-    def merge(self, mine: Peer, theirs: Peer) -> Peer:
-        return replace(mine, weights=towards(mine.weights, theirs.weights, 0.5))
+    rule: ClassVar[SetMerge] = set_merge.Average()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighted(PeerRule):
+class Weighted(SetRule):
     """Take the mean weighted by trainings: ``w <- (q * p + s * w) / (q + s)``, ``s <- max(s, q)``.
 
     If both are 0, it is the plain mean.
@@ -409,15 +396,12 @@ class Weighted(PeerRule):
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
-    def merge(self, mine: Peer, theirs: Peer) -> Peer:
-        q, s = theirs.trainings, mine.trainings
-        share = q / (q + s) if q + s else 0.5
-        return replace(mine, weights=towards(mine.weights, theirs.weights, share), trainings=max(s, q))
+    rule: ClassVar[SetMerge] = set_merge.Weighted()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mimic(PeerRule):
-    """Move towards a longer-trained peer, else away: ``w <- w + (p - w) / (abs(d) + 1)``, with ``d = q - s``, and ``s <- max(s, q)``.
+class Mimic(SetRule):
+    """Move towards a longer-trained set, else away: ``w <- w + (p - w) / (abs(d) + 1)``, with ``d = q - s``, and ``s <- max(s, q)``.
 
     The sign changes for ``d <= 0``, and ``abs(d)`` is 1 for ``d = 0``, like in the authors' code; their report prints
     the reversed sign. In the source it was the worst of the four rules.
@@ -426,43 +410,21 @@ class Mimic(PeerRule):
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
-    def merge(self, mine: Peer, theirs: Peer) -> Peer:
-        d = theirs.trainings - mine.trainings
-        share = (1 if d > 0 else -1) / ((abs(d) or 1) + 1)
-        return replace(
-            mine,
-            weights=towards(mine.weights, theirs.weights, share),
-            trainings=max(mine.trainings, theirs.trainings),
-        )
+    rule: ClassVar[SetMerge] = set_merge.Mimic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy(PeerRule):
-    """Take the weights of a more accurate peer: ``w <- p`` where its accuracy is higher, else ``w`` stays. The trainings stay.
+class Copy(SetRule):
+    """Take the weights of a more accurate set: ``w <- p`` where its accuracy is higher, else ``w`` stays. The trainings stay.
 
-    The accuracy of a peer is that of its last local epoch. The global weights keep the accuracy of the peer that they
+    The accuracy of a set is that of its last local epoch. The global weights keep the accuracy of the set that they
     came from. The model needs an accuracy metric. The source says that the rule equals a single client.
 
     Source:
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
-    def merge(self, mine: Peer, theirs: Peer) -> Peer:
-        if isnan(theirs.accuracy):
-            raise ConfigError(
-                "arrival='copy' compares accuracies, but the model reports none",
-                hint="compile it with metrics=['accuracy']",
-            )
-        if theirs.accuracy <= mine.accuracy:
-            return mine
-        weights = [p if is_float(p) else w for w, p in zip(mine.weights, theirs.weights, strict=True)]
-        return replace(mine, weights=weights, accuracy=theirs.accuracy)
-
-
-def towards(weights: Weights, others: Weights, share: float) -> Weights:
-    """Return ``weights`` moved towards ``others`` by a share of the difference; a negative share moves them away."""
-    both = zip(weights, others, strict=True)
-    return [np.asarray(w + share * (p - w), w.dtype) if is_float(w) else w.copy() for w, p in both]
+    rule: ClassVar[SetMerge] = set_merge.Copy()
 
 
 ARRIVAL: Family[Arrival] = Family(

@@ -53,7 +53,7 @@ class Span(NamedTuple):
     version: int = 0
 
 
-class Ledger:
+class SampleLedger:
     """How often each sample of a run was trained on, in accepted updates. ``IApp.ledger`` shows it.
 
     A worker reports the samples that it trained on (their digest comes with its update). Only merged updates are
@@ -185,7 +185,7 @@ class FileLedger:
 
     @property
     def counts(self) -> np.ndarray[Any, Any]:
-        """How often each sample was trained on, as in ``Ledger``: int32, shape (n,).
+        """How often each sample was trained on, as in ``SampleLedger``: int32, shape (n,).
 
         It is computed on request, with 4 bytes for each sample.
         """
@@ -385,7 +385,7 @@ class Progress:
     """
 
     weights: Weights | WeightsRef
-    ledger: Any  # Ledger | FileLedger
+    ledger: Any  # SampleLedger | FileLedger
     training: str = field(default_factory=lambda: secrets.token_hex(8))
     version: int = 0
     merges: int = 0
@@ -698,7 +698,7 @@ class Progress:
             }
         arrays: dict[str, dict[str, Any]] = {
             **({} if "weights" in there else {"weights": weights}),
-            **({"ledger": {"counts": self.ledger.counts}} if isinstance(self.ledger, Ledger) else {}),
+            **({"ledger": {"counts": self.ledger.counts}} if isinstance(self.ledger, SampleLedger) else {}),
             **{KEPT + name: numbered(group) for name, group in self.state.items() if KEPT + name not in there},
             **({} if slices is None else slices.arrays),
             **({} if self.callbacks is None else {"callbacks": numbered(self.callbacks)}),
@@ -739,8 +739,8 @@ class Progress:
         arrays, facts = checkpoint.arrays, checkpoint.facts
         if "states" not in facts:
             arrays, facts = as_of_now(arrays, facts)
-        ledger: Any = FileLedger.from_facts(facts["ledger"]) if "ledger" in facts else Ledger(0)
-        if isinstance(ledger, Ledger):
+        ledger: Any = FileLedger.from_facts(facts["ledger"]) if "ledger" in facts else SampleLedger(0)
+        if isinstance(ledger, SampleLedger):
             ledger.counts = np.array(arrays["ledger"]["counts"])
         slot_rounds = list(facts["slot_rounds"])
         progress = Progress(

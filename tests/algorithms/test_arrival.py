@@ -5,8 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ddlf.algorithms.arrival import ARRIVAL, Arrived, Mimic, Peer, Weighted
+from ddlf.algorithms.arrival import ARRIVAL, Arrived, Mimic, Weighted
 from ddlf.algorithms.outer import Nesterov, Subtract
+from ddlf.algorithms.set_merge import WeightSet
 from ddlf.algorithms.staleness import STALENESS
 from ddlf.errors import ConfigError
 
@@ -223,19 +224,19 @@ def test_a_meeting_of_peers_follows_the_table_of_its_source(name):
 
 
 def test_two_peers_meet_without_a_master():
-    one = Peer(weights=[np.array([1.0]), WHOLE], trainings=3)
-    other = Peer(weights=[np.array([5.0]), np.asarray(9)], trainings=1)
+    one = WeightSet(weights=[np.array([1.0]), WHOLE], trainings=3)
+    other = WeightSet(weights=[np.array([5.0]), np.asarray(9)], trainings=1)
     met = Weighted().merge(one, other)
     assert (met.weights[0], met.weights[1], met.trainings) == (2.0, WHOLE, 3)
     assert Mimic().merge(one, other).weights[0] == 1 - 4 / 3  # away from the staler
     nothing = Weighted().merge(
-        Peer(weights=[np.array([1.0])], trainings=0), Peer(weights=[np.array([2.0])], trainings=0)
+        WeightSet(weights=[np.array([1.0])], trainings=0), WeightSet(weights=[np.array([2.0])], trainings=0)
     )
     assert nothing.weights[0] == 1.5
 
 
 def test_copy_needs_an_accuracy():
-    with pytest.raises(ConfigError, match="arrival='copy' compares accuracies, but the model reports none; compile it"):
+    with pytest.raises(ConfigError, match="'copy' compares accuracies, but the model reports none; compile it"):
         ran("copy")
 
 

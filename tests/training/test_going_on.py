@@ -22,7 +22,7 @@ from ddlf.training.checkpoints.durable import seal, unseal
 from ddlf.training.checkpoints.journal import JOURNAL
 from ddlf.training.checkpoints.keeper import Keeper
 from ddlf.training.exchanges.states import SlotStates
-from ddlf.training.progress import Ledger, Progress
+from ddlf.training.progress import Progress, SampleLedger
 from ddlf.training.slot.build import describe
 from tests.patience import PATIENCE_S
 from tests.training.models import equal
@@ -734,7 +734,7 @@ async def test_a_keeper_that_is_interrupted_lets_the_folder_go(tmp_path):
     folder = CheckpointFolder(tmp_path)
     folder.open("a test")
     keeper = Keeper(folder, 1, ["a"], print)
-    progress = Progress(weights=[np.zeros(2)], ledger=Ledger(1), version=1)
+    progress = Progress(weights=[np.zeros(2)], ledger=SampleLedger(1), version=1)
     with (
         mock.patch.object(CheckpointFolder, "save", side_effect=CheckpointError("no space")),
         mock.patch("ddlf.training.checkpoints.keeper.MAX_FAILURES", 1),
@@ -746,7 +746,7 @@ async def test_a_keeper_that_is_interrupted_lets_the_folder_go(tmp_path):
 
 def test_a_checkpoint_has_the_same_facts_when_it_comes_back():
     progress = Progress(
-        weights=[np.zeros(2)], ledger=Ledger(1), states=[{}], speeds=[None],
+        weights=[np.zeros(2)], ledger=SampleLedger(1), states=[{}], speeds=[None],
         epochs=[2, 2, 1, 2, 2], round=3, version=7, asked=9, converged=True, settings={"worker_epochs": 2},
     )  # fmt: skip
     stored = progress.to_checkpoint(["a"])

@@ -10,7 +10,7 @@ import pytest
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
 from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
-from ddlf.training.progress import Ledger, Progress, Span
+from ddlf.training.progress import Progress, SampleLedger, Span
 
 BOTH = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -21,7 +21,9 @@ def no_waiting_for_the_disk(monkeypatch):
 
 
 def planned(samples, slots, *, done=0, **more):
-    progress = Progress(weights=[], ledger=Ledger(samples), states=[{} for _ in range(slots)], speeds=[None] * slots)
+    progress = Progress(
+        weights=[], ledger=SampleLedger(samples), states=[{} for _ in range(slots)], speeds=[None] * slots
+    )
     progress.plan(more.pop("epochs", 2), 1, more=False, **more)
     progress.round = done
     return progress

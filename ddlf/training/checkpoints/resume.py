@@ -28,7 +28,7 @@ from ddlf.training.checkpoints.keeper import Keeper
 from ddlf.training.checkpoints.restoring import Restoring, names_of
 from ddlf.training.checkpoints.slices import WEIGHTS
 from ddlf.training.context import App
-from ddlf.training.progress import FileLedger, Ledger, Progress, WeightsRef, shapes
+from ddlf.training.progress import FileLedger, Progress, SampleLedger, WeightsRef, shapes
 from ddlf.training.refusals import check_slots
 from ddlf.training.registry import DEFAULTS, EXCHANGE, MODE, SETTINGS, flat
 from ddlf.training.samples.files import files_of
@@ -192,7 +192,7 @@ async def begin(
             owners_of(app, partition, samples, slots, spec.seed)
         progress = Progress(
             weights=_weights_of(app),
-            ledger=Ledger(samples) if data is None else FileLedger(samples),
+            ledger=SampleLedger(samples) if data is None else FileLedger(samples),
             versions_from=[] if data is None else [(0, data.manifest.version)],
             states=[{} for _ in range(slots)],
             speeds=[None] * slots,

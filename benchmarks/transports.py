@@ -1,6 +1,6 @@
 """DDLF and its alternatives for calls. Each is one server process that returns its input. Runs on the master.
 
-Every peer offers the same three calls, in the way that its documentation recommends. ``raw`` and ``streams`` are the
+Every transport offers the same three calls, in the way that its documentation recommends. ``raw`` and ``streams`` are the
 floor: they have no types, no errors, no cancellation and no method names.
 """
 
@@ -27,7 +27,7 @@ def echo(value: Any) -> Any:
     return value
 
 
-class Peer:
+class Transport:
     """One server process and a client of it.
 
     Attributes:
@@ -77,7 +77,7 @@ class Server:
         await self._process.wait()
 
 
-class DDLF(Peer):
+class DDLF(Transport):
     """A cluster of one worker with a hosted method."""
 
     name = "DDLF"
@@ -98,7 +98,7 @@ class DDLF(Peer):
         return await self._cluster.run_at(self._worker, "echo", value)
 
 
-class Raw(Peer):
+class Raw(Transport):
     """A blocking socket and a reused buffer."""
 
     name = "raw blocking socket"
@@ -125,7 +125,7 @@ class Raw(Peer):
         return self._buffer[: len(view)]
 
 
-class Streams(Peer):
+class Streams(Transport):
     """asyncio's streams."""
 
     name = "raw asyncio streams"
@@ -150,7 +150,7 @@ class Streams(Peer):
         return await self._reader.readexactly(length)
 
 
-class Grpc(Peer):
+class Grpc(Transport):
     """gRPC's asyncio interface."""
 
     name = "gRPC aio"
@@ -174,7 +174,7 @@ class Grpc(Peer):
         return np.frombuffer(await self._echo(value.tobytes()), value.dtype).reshape(value.shape)
 
 
-class Ray(Peer):
+class Ray(Transport):
     """An actor."""
 
     name = "Ray actor"
@@ -204,7 +204,7 @@ class Ray(Peer):
         return await self._actor.echo.remote(value)
 
 
-class Dask(Peer):
+class Dask(Transport):
     """An actor."""
 
     name = "Dask actor"
@@ -237,5 +237,5 @@ class DaskEcho:
         return value
 
 
-PEERS: tuple[type[Peer], ...] = (DDLF, Raw, Streams, Grpc, Ray, Dask)
-ALWAYS: tuple[type[Peer], ...] = (DDLF, Raw, Streams)
+TRANSPORTS: tuple[type[Transport], ...] = (DDLF, Raw, Streams, Grpc, Ray, Dask)
+ALWAYS: tuple[type[Transport], ...] = (DDLF, Raw, Streams)

@@ -1,0 +1,58 @@
+"""Golden numbers: the tables of WebNN's rules, computed by hand."""
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.set_merge import SET_MERGE, WeightSet, mean_by_trainings
+from ddlf.errors import ConfigError
+
+
+def a_set(*values, trainings=0, accuracy=-np.inf):
+    return WeightSet(weights=[np.array(values), np.array([7])], trainings=trainings, accuracy=accuracy)
+
+
+@pytest.mark.parametrize(
+    ("rule", "s", "q", "weights", "trainings"),
+    [
+        ("average", 3, 1, [3, 4], 3),
+        ("weighted", 3, 1, [2, 3], 3),
+        ("mimic", 3, 1, [-1 / 3, 2 / 3], 3),
+        ("average", 3, 5, [3, 4], 3),
+        ("weighted", 3, 5, [3.5, 4.5], 5),
+        ("mimic", 3, 5, [7 / 3, 10 / 3], 5),
+        ("average", 3, 3, [3, 4], 3),
+        ("weighted", 3, 3, [3, 4], 3),
+        ("mimic", 3, 3, [-1, 0], 3),
+        ("weighted", 0, 0, [3, 4], 0),
+    ],
+)
+def test_a_merge_follows_the_golden_table(rule, s, q, weights, trainings):
+    mine, theirs = a_set(1.0, 2.0, trainings=s), a_set(5.0, 6.0, trainings=q)
+    merged = SET_MERGE.read(rule).merge(mine, theirs)
+    np.testing.assert_allclose(merged.weights[0], weights, rtol=0, atol=1e-6)
+    assert merged.weights[1] == [7]
+    assert merged.trainings == trainings == SET_MERGE.read(rule).trainings(s, q)
+    assert list(mine.weights[0]) == [1, 2]
+
+
+def test_elastic_moves_both_sides_by_the_same_step():
+    x, p = a_set(3.0), a_set(1.0)
+    rule = SET_MERGE.read("elastic:0.25")
+    assert (rule.merge(x, p).weights[0], rule.merge(p, x).weights[0]) == (2.5, 1.5)
+
+
+def test_copy_takes_only_a_more_accurate_set():
+    copy = SET_MERGE.read("copy")
+    mine, better = a_set(1.0, accuracy=0.5), a_set(2.0, accuracy=0.6)
+    assert copy.merge(mine, better).weights[0] == 2
+    assert copy.merge(mine, better).accuracy == 0.6
+    assert copy.merge(better, mine) is better
+    with pytest.raises(ConfigError, match="the model reports none"):
+        copy.merge(mine, a_set(2.0, accuracy=np.nan))
+
+
+def test_the_mean_by_trainings_gives_each_set_its_share():
+    mean = mean_by_trainings([a_set(1.0, trainings=100), a_set(5.0, trainings=300)])
+    assert (mean.weights[0], mean.trainings) == (4.0, 300)
+    assert mean_by_trainings([a_set(1.0), a_set(5.0)]).weights[0] == 3.0
+    assert mean_by_trainings([a_set(1.0), a_set(5.0, trainings=1)]).weights[0] == 5.0
