@@ -1,0 +1,276 @@
+"""The messages between a peer and the server, as bytes. Pure. ``docs/reference/peers_protocol.md`` describes them.
+
+A frame is one binary message of a WebSocket::
+
+    4 bytes  "DDLP"
+    u8       version, 1
+    u8       kind
+    u16      0
+    u32      length of the JSON text, a multiple of 8
+    u32      0
+    ...      JSON text, padded with spaces
+    ...      a set, or nothing
+
+So a set begins at a multiple of 8. All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, fields
+from math import isfinite
+from typing import Any, ClassVar, TypeVar, dataclass_transform, get_type_hints
+
+from ddlf.errors import ProtocolError
+
+MAGIC = b"DDLP"
+VERSION = 1
+PREFIX = struct.Struct("<4sBBHII")
+MOST_TEXT_BYTES = 4096
+"""Largest JSON text that a peer may send."""
+MOST_WELCOME_BYTES = 2**20
+"""Largest JSON text of the server: the welcome contains the text of the model."""
+MOST_NAME = 64
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Message:
+    """A message. Each subclass is a frozen dataclass; ``set`` has the bytes of its set, if it has one."""
+
+    kind: ClassVar[int]
+    has_set: ClassVar[bool | None] = False
+    """Whether a set follows; None if it may."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Hello(Message):
+    """Peer: I am here.
+
+    Args:
+        name: Name for people, up to 64 characters.
+        samples: Number of my samples.
+        layout: SHA-256 of the header of my sets; empty if I do not have the model yet.
+        run: The run that I have taken part in; empty for a new peer.
+        keeps: Whether I still have the weights that I trained in this run.
+        updates: Batches that I have trained in all.
+    """
+
+    kind = 1
+    name: str
+    samples: int
+    layout: str = ""
+    run: str = ""
+    keeps: bool = False
+    updates: int = 0
+
+
+class Welcome(Message):
+    """Server: this is the plan, the model, and the set to begin with.
+
+    Args:
+        run: Name of the run.
+        peer: Number of the peer.
+        plan: The plan, as data of ``Plan``.
+        model: The model's text.
+        layout: SHA-256 of the header of sets.
+        number: Number of your last post that I have answered.
+        set_number: The set that follows; 0 if you keep your weights.
+        trainings: Trainings that it went through.
+        rate: Learning rate; 0 if the model's own holds.
+    """
+
+    kind = 2
+    has_set = None
+    run: str
+    peer: int
+    plan: dict[str, Any]
+    model: str
+    layout: str
+    number: int
+    set_number: int
+    trainings: int
+    rate: float
+    set: bytes = b""
+
+
+class Post(Message):
+    """Peer: this is my set.
+
+    Args:
+        number: One more than that of my last answered post.
+        contains: The set that I was given last and have taken in; 0 for none.
+        updates: Batches since my last post.
+        base: In rounds, the set that my training began with; else 0.
+        accuracy: Accuracy of my training; -1 without one.
+        loss: Loss of my training; -1 without one.
+    """
+
+    kind = 3
+    has_set = True
+    number: int
+    contains: int
+    updates: int
+    base: int = 0
+    accuracy: float = -1.0
+    loss: float = -1.0
+    set: bytes = b""
+
+
+class Answer(Message):
+    """Server: the answer to your post.
+
+    Args:
+        number: The post; 0 if it is not about one.
+        answer: ``"continue"``, ``"merge"``, ``"replace"``, ``"validate"`` or ``"rejected"``.
+        set_number: The set that follows, or the one to validate; 0 for none.
+        trainings: Trainings that this set went through.
+        accuracy: Accuracy of its training; -1 without one.
+        rate: Learning rate; 0 if the model's own holds.
+        why: The reason, if the post is rejected.
+    """
+
+    kind = 4
+    has_set = None
+    number: int
+    answer: str
+    set_number: int = 0
+    trainings: int = 0
+    accuracy: float = -1.0
+    rate: float = 0.0
+    why: str = ""
+    set: bytes = b""
+
+
+class Score(Message):
+    """Peer: I have tested a set on my data.
+
+    Args:
+        set_number: The set.
+        accuracy: Share of correct answers; -1 without one.
+        loss: Mean loss.
+        samples: Number of samples.
+    """
+
+    kind = 5
+    set_number: int
+    accuracy: float
+    loss: float
+    samples: int
+
+
+class Broken(Message):
+    """Peer: my own weights are not finite any more; give me others.
+
+    Args:
+        why: The reason.
+    """
+
+    kind = 6
+    why: str
+
+
+class Bye(Message):
+    """Peer: I leave."""
+
+    kind = 7
+
+
+class End(Message):
+    """Server: the training is over, or you cannot take part.
+
+    Args:
+        why: The reason.
+        hint: What to do.
+        over: Whether the training is over for all.
+        set_number: The last set; 0 without one.
+    """
+
+    kind = 8
+    has_set = None
+    why: str
+    hint: str = ""
+    over: bool = True
+    set_number: int = 0
+    set: bytes = b""
+
+
+KINDS: dict[int, type[Message]] = {kind.kind: kind for kind in Message.__subclasses__()}
+FROM_PEER = (Hello, Post, Score, Broken, Bye)
+FROM_SERVER = (Welcome, Answer, End)
+M = TypeVar("M", bound=Message)
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as the bytes of a frame."""
+    data = {field.name: getattr(message, field.name) for field in fields(message) if field.name != "set"}  # type: ignore[arg-type]
+    text = json.dumps(data, allow_nan=False).encode()
+    text += b" " * (-len(text) % 8)
+    prefix = PREFIX.pack(MAGIC, VERSION, message.kind, 0, len(text), 0)
+    return b"".join((prefix, text, getattr(message, "set", b"")))
+
+
+def decode(data: bytes, of: tuple[type[Message], ...], set_bytes: int) -> Message:
+    """Return the message in a frame.
+
+    Args:
+        data: The bytes.
+        of: The messages that the other side may send.
+        set_bytes: The length of a set; 0 if it is unknown yet.
+
+    Raises:
+        ProtocolError: The bytes are not such a message. The text says why.
+    """
+    if len(data) < PREFIX.size:
+        raise ProtocolError(f"a frame has at least {PREFIX.size} bytes, got {len(data)}")
+    magic, version, number, zero, length, zero_too = PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise ProtocolError("a frame begins with DDLP")
+    if version != VERSION:
+        raise ProtocolError(
+            f"the other side speaks version {version} of the peers' protocol, and this one version {VERSION}",
+            hint="install the same version of DDLF on both sides, or load the page again",
+        )
+    kind = KINDS.get(number)
+    if kind is None or kind not in of or zero or zero_too:
+        raise ProtocolError(f"a frame of kind {number} is not expected here")
+    most = MOST_TEXT_BYTES if kind in FROM_PEER else MOST_WELCOME_BYTES
+    if length > most or length % 8 or PREFIX.size + length > len(data):
+        raise ProtocolError(f"the text of a frame has {length} bytes, which is too long, cut off or unaligned")
+    set = bytes(data[PREFIX.size + length :])
+    if kind.has_set is False and set:
+        raise ProtocolError(f"{kind.__name__} has no set, got {len(set)} bytes")
+    if kind.has_set is True and not set:
+        raise ProtocolError(f"{kind.__name__} needs a set")
+    if set and set_bytes and len(set) != set_bytes:
+        raise ProtocolError(f"a set of this model has {set_bytes:,} bytes, got {len(set):,}")
+    try:
+        content = json.loads(data[PREFIX.size : PREFIX.size + length])
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the text of a frame is not JSON: {error}") from None
+    return _made(kind, content, set)
+
+
+def _made(kind: type[Message], content: Any, set: bytes) -> Message:
+    if not isinstance(content, dict):
+        raise ProtocolError(f"the text of {kind.__name__} is not a table")
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in ("kind", "has_set", "set")}
+    if unknown := [name for name in content if name not in hints]:
+        raise ProtocolError(f"{kind.__name__} has no {unknown[0]!r:.40}")
+    values: dict[str, Any] = {}
+    for name, value in content.items():
+        wanted = hints[name]
+        if wanted is float and type(value) is int:
+            value = float(value)
+        plain: Any = dict if wanted not in (str, int, float, bool) else wanted
+        if type(value) is not plain or (plain is float and not isfinite(value)):
+            raise ProtocolError(f"{name} of {kind.__name__} is {value!s:.40}")
+        if plain is int and not 0 <= value < 2**53:
+            raise ProtocolError(f"{name} of {kind.__name__} must be from 0 to 2^53, got {value!s:.40}")
+        values[name] = value
+    try:
+        return kind(**values, **({"set": set} if kind.has_set is not False else {}))
+    except TypeError:
+        raise ProtocolError(f"{kind.__name__} is incomplete") from None

@@ -1,0 +1,319 @@
+"""The journal of a weight ledger: entries and sets in files that only grow. Runs on the server.
+
+An entry is on the disk before anything that follows from it is sent. Entries that come together share one sync.
+
+Layout of a record, little-endian::
+
+    u32  "DPJ1"
+    u32  CRC-32 of everything after this field
+    u32  length of the JSON text
+    u32  0
+    u64  length of the set, or 0
+    ...  JSON text, padded with spaces to a multiple of 8
+    ...  the set, as ``sets.py`` describes it
+
+Files, in the folder of the run:
+
+| file | content |
+|---|---|
+| ``journal-000001`` and later | records; the first is a snapshot of the ledger, so that older files are not needed |
+| ``history-000001.jsonl`` | the entries of a journal file that was deleted because no set in it is needed |
+
+A power cut may leave an incomplete record at the end of the newest file. Nobody has an answer that followed from it, so
+``open_journal`` removes it. Any other damage is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import re
+import struct
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddlf.peers.entries import WITH_SET, Entry, entry_from_data, entry_to_data
+from ddlf.training.checkpoints.durable import damaged, explained, replace, sync, write_new
+
+MAGIC = int.from_bytes(b"DPJ1", "little")
+PREFIX = struct.Struct("<IIIIQ")
+MOST_JSON_BYTES = 64 * 2**20
+LEAST_FILE_BYTES = 4 * 2**20
+SETS_IN_FILE = 32
+"""A file is followed by the next one when it has this number of sets, and the least number of bytes."""
+GROWTH = 4
+"""Sets that are still needed are copied into the newest file when the files have this many times their bytes."""
+FILE = re.compile(r"journal-(\d{6})")
+SNAPSHOT, KEPT = "Snapshot", "Kept"
+"""Kinds of records besides entries: the state of the ledger, and a set from an older file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a set: number of the file, offset and length in bytes."""
+
+    file: int
+    offset: int
+    length: int
+
+
+@dataclass(kw_only=True)
+class Found:
+    """The content of the files of a journal.
+
+    Attributes:
+        snapshot: The state of the ledger at the beginning of the newest complete file; None in an empty folder.
+        entries: The entries since then.
+        places: The place of each set.
+    """
+
+    snapshot: dict[str, Any] | None = None
+    entries: list[Entry] = field(default_factory=list)
+    places: dict[int, Place] = field(default_factory=dict)
+
+
+class Journal:
+    """The files of a journal, opened to write. One thread at a time uses it.
+
+    Args:
+        folder: The folder of the run.
+        number: Number of the newest file; 0 if there is none.
+        size: Its size in bytes.
+        places: The place of each set.
+    """
+
+    def __init__(self, folder: Path, number: int, size: int, places: Mapping[int, Place]) -> None:
+        self.folder = folder
+        self.syncs = 0
+        self._number = number
+        self._size = size
+        self._places = dict(places)
+        self._sets = sum(place.file == number for place in places.values())
+        self._file = -1
+        if number:
+            self._file = os.open(self._path(number), os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close the file. Safe to call again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def append(self, entries: Sequence[tuple[Entry, bytes]]) -> None:
+        """Write entries, each with the bytes of its set or without bytes. After the return, they survive a power cut.
+
+        Raises:
+            CheckpointError: They could not be written, for example because the disk is full.
+
+        On failure:
+            None of them is in the journal.
+        """
+        parts, at = [], self._size
+        places = {}
+        for entry, data in entries:
+            record = _record(entry_to_data(entry), data)
+            if isinstance(entry, WITH_SET):
+                places[entry.set] = Place(self._number, at + len(record[0]), len(data))
+            parts += record
+            at += sum(map(len, record))
+        self._write(parts, at)
+        self._places |= places
+        self._sets += len(places)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether ``begin_file`` should be called."""
+        return self._size >= LEAST_FILE_BYTES and self._sets >= SETS_IN_FILE
+
+    def begin_file(self, state: Mapping[str, Any], needed: Mapping[int, bytes]) -> None:
+        """Begin a new file with a snapshot, and delete older files without a needed set.
+
+        Args:
+            state: The state of the ledger after all entries of the journal.
+            needed: The bytes of all sets that are needed.
+
+        Raises:
+            CheckpointError: The disk refused.
+
+        On failure:
+            The journal continues in the old file.
+        """
+        number = self._number + 1
+        parts, places, at = [], {}, 0
+        parts += _record({"kind": SNAPSHOT, "state": state}, b"")
+        at = sum(map(len, parts))
+        for set, data in self._to_copy(needed).items():
+            record = _record({"kind": KEPT, "set": set}, data)
+            places[set] = Place(number, at + len(record[0]), len(data))
+            parts += record
+            at += sum(map(len, record))
+        path = self._path(number)
+        with explained(self.folder, "write the journal in", need=at):
+            try:
+                write_new(path, b"".join(parts))
+                sync(self.folder)
+                file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+            self.close()
+            self._file, self._number, self._size = file, number, at
+            self._places = {set: place for set, place in self._places.items() if set in needed} | places
+            self._sets = len(places)
+            used = {place.file for place in self._places.values()} | {number}
+            for old in _numbers(self.folder):
+                if old not in used:
+                    _to_history(self.folder, old)
+
+    def read(self, set: int) -> bytes:
+        """Return the bytes of a set."""
+        place = self._places[set]
+        with open(self._path(place.file), "rb") as file:
+            file.seek(place.offset)
+            return file.read(place.length)
+
+    def _to_copy(self, needed: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Return the needed sets of old files, if these files have become too large for their needed sets."""
+        sizes = {number: self._path(number).stat().st_size for number in _numbers(self.folder)}
+        kept = sum(map(len, needed.values()))
+        excess = sum(sizes.values()) - GROWTH * kept - GROWTH * LEAST_FILE_BYTES
+        result: dict[int, bytes] = {}
+        for number, size in sizes.items():
+            if excess <= 0:
+                break
+            result |= {set: data for set, data in needed.items() if self._places[set].file == number}
+            excess -= size
+        return result
+
+    def _write(self, parts: Sequence[bytes], size: int) -> None:
+        with explained(self.folder, "write the journal in", need=size - self._size):
+            try:
+                os.lseek(self._file, self._size, os.SEEK_SET)
+                view = memoryview(b"".join(parts))
+                while view:
+                    view = view[os.write(self._file, view) :]
+                _sync_data(self._file)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file, self._size)
+                raise
+        self._size = size
+        self.syncs += 1
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"journal-{number:06d}"
+
+
+def open_journal(folder: Path) -> tuple[Journal, Found]:
+    """Open the journal in a folder, which may be empty. Remove an incomplete end.
+
+    Raises:
+        CheckpointCorrupt: The files are damaged in another way.
+    """
+    found, size, number = Found(), 0, 0
+    numbers = _numbers(folder)
+    for number in numbers:
+        path = folder / f"journal-{number:06d}"
+        is_last = number == numbers[-1]
+        size = 0
+        for data, place, end in _records(path, number):
+            if size == 0 and data["kind"] != SNAPSHOT:
+                raise damaged(path, "a snapshot at its beginning", str(data["kind"]))
+            size = end
+            if data["kind"] == SNAPSHOT:
+                found.snapshot, found.entries = data["state"], []
+            elif data["kind"] == KEPT:
+                found.places[data["set"]] = place
+            else:
+                try:
+                    entry = entry_from_data(data)
+                except ValueError as error:
+                    raise damaged(path, "entries of this version", str(error)) from error
+                found.entries.append(entry)
+                if isinstance(entry, WITH_SET):
+                    found.places[entry.set] = place
+        if size < path.stat().st_size:
+            if not is_last:
+                raise damaged(path, f"{path.stat().st_size:,} bytes of records", f"{size:,}")
+            with explained(folder, "repair the journal in"):
+                if size == 0:  # the snapshot itself is incomplete: the file before it has everything
+                    path.unlink()
+                    sync(folder)
+                    return open_journal(folder)
+                os.truncate(path, size)
+                sync(path)
+    if numbers and not size:
+        (folder / f"journal-{number:06d}").unlink()
+        return open_journal(folder)
+    return Journal(folder, number, size, found.places), found
+
+
+def history(folder: Path) -> Iterator[Entry]:
+    """Yield all entries of a run from its beginning: first the entries of deleted files, then the entries of the journal."""
+    files = {int(path.name[8:14]): path for path in folder.glob("history-*.jsonl")}
+    files |= {number: folder / f"journal-{number:06d}" for number in _numbers(folder)}
+    for number, path in sorted(files.items()):
+        if path.suffix:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            yield from (entry_from_data(json.loads(line)) for line in lines)
+        else:
+            records = (data for data, _, _ in _records(path, number))
+            yield from (entry_from_data(data) for data in records if data["kind"] not in (SNAPSHOT, KEPT))
+
+
+def _to_history(folder: Path, number: int) -> None:
+    """Delete a file of the journal, but keep its entries as text."""
+    path = folder / f"journal-{number:06d}"
+    kept = [json.dumps(data) for data, _, _ in _records(path, number) if data["kind"] not in (SNAPSHOT, KEPT)]
+    replace(folder / f"history-{number:06d}.jsonl", "".join(f"{line}\n" for line in kept).encode())
+    path.unlink()
+
+
+def _numbers(folder: Path) -> list[int]:
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := FILE.fullmatch(path.name)))
+
+
+def _record(data: Mapping[str, Any], set: bytes) -> list[bytes]:
+    """Return a record in two pieces: everything before the set, and the set."""
+    text = json.dumps(data).encode()
+    text += b" " * (-len(text) % 8)
+    rest = struct.pack("<IIQ", len(text), 0, len(set)) + text
+    crc = zlib.crc32(set, zlib.crc32(rest))
+    return [struct.pack("<II", MAGIC, crc) + rest, set]
+
+
+def _records(path: Path, number: int) -> Iterator[tuple[dict[str, Any], Place, int]]:
+    """Yield the complete records of a file: its JSON data, the place of its set, and the offset of its end."""
+    if not path.stat().st_size:
+        return
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = 0
+        while at + PREFIX.size <= len(data):
+            magic, crc, text, zero, length = PREFIX.unpack_from(data, at)
+            begin = at + PREFIX.size
+            end = begin + text + length
+            if magic != MAGIC or zero or text > MOST_JSON_BYTES or end > len(data):
+                return
+            with memoryview(data) as view, view[at + 8 : end] as covered:
+                if zlib.crc32(covered) != crc:
+                    return
+            yield json.loads(data[begin : begin + text]), Place(number, begin + text, length), end
+            at = end
+
+
+def needed_sets(journal: Journal, sets: Collection[int]) -> dict[int, bytes]:
+    """Return the bytes of sets from the files of the journal."""
+    return {set: journal.read(set) for set in sorted(sets)}
+
+
+def _sync_data(descriptor: int) -> None:
+    """Wait until the bytes of a file are on the disk."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)

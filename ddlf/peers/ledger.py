@@ -1,0 +1,491 @@
+"""The weight ledger: who takes part, and what became of each set. Pure: entries go in, instructions come out.
+
+``apply`` takes an entry that is in the journal, and returns what the server must do. The ledger has no clock, no file
+and no arrays. It knows sets by their numbers. So the same entries always give the same ledger, and a server that reads
+its journal again knows what the earlier one knew.
+
+Each acknowledged set is in exactly one state:
+
+| state | meaning |
+|---|---|
+| waiting | the server has it, and the next post of another peer gets it |
+| outstanding | one peer was given it, and has not yet posted a set that contains it |
+| merging | the server computes a mean with it |
+| base | all peers begin, or begin again, with it |
+| contained | its peer, or the peer that was given it, has posted a later set |
+| merged | it is part of a mean that the server has computed |
+| rejected | it could not be used; the entry has the reason |
+
+The ledger forgets a set that has reached one of the last three states. ``Fate`` reports it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ddlf.errors import DDLFError
+from ddlf.events.facts import from_data, to_data
+from ddlf.peers.entries import (
+    NO_SET,
+    Arrived,
+    Began,
+    Closed,
+    Ended,
+    Entry,
+    Invited,
+    Joined,
+    Left,
+    Lost,
+    MergeAsked,
+    Merged,
+    Posted,
+    Rejected,
+    Validated,
+)
+from ddlf.peers.plan import LAST, MOST_SAMPLES, Plan, Validation, decayed, why_over
+
+LEASE_S = 10.0
+"""Least seconds without a sign of life until a peer counts as gone."""
+LEASE_INTERVALS = 3.0
+"""A lease is at least this number of the peer's mean time between posts."""
+
+State = Literal["waiting", "outstanding", "merging", "base"]
+Answer = Literal["continue", "merge", "replace", "validate", "rejected"]
+
+
+class Unfit(DDLFError, ValueError):
+    """A peer's request does not fit its state in the ledger, such as a post with another number of samples.
+
+    What to do:
+        Join again with a new link. If it happens again, install the same version of DDLF as the server.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """Answer a post.
+
+    Args:
+        peer: The peer.
+        number: Its post.
+        answer: ``"continue"``; ``"merge"`` this set into the live weights; ``"replace"`` the live weights by this set,
+            but keep the training since the post; ``"validate"`` this set, which the peer has posted; or
+            ``"rejected"``: the post does not count, and the peer begins again with this set.
+        set: The set, or ``NO_SET``.
+        why: The reason, if the post is rejected.
+    """
+
+    peer: int
+    number: int
+    answer: Answer
+    set: int = NO_SET
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """Compute a mean of sets, and write an entry ``Merged``.
+
+    Args:
+        of: The sets.
+        base: In rounds, the base that they began with; else ``NO_SET``.
+    """
+
+    of: tuple[int, ...]
+    base: int = NO_SET
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fate:
+    """A set has reached its last state, so that its bytes may be deleted.
+
+    Args:
+        set: The set.
+        state: ``"contained"``, ``"merged"`` or ``"rejected"``.
+        into: The set that now stands for it, or ``NO_SET``.
+    """
+
+    set: int
+    state: Literal["contained", "merged", "rejected"]
+    into: int = NO_SET
+
+
+@dataclass(frozen=True, kw_only=True)
+class Over:
+    """The training is over, and all sets are merged: send the base to all peers."""
+
+    why: str
+
+
+Instruction = Reply | Mean | Fate | Over
+
+
+@dataclass(kw_only=True)
+class Held:
+    """A set in the ledger.
+
+    Attributes:
+        state: Its state.
+        peer: The peer whose next post contains it, or that has it outstanding; 0 for nobody.
+        trainings: Number of local trainings that it went through.
+        accuracy: Accuracy of its last training; NaN without one.
+        samples: Samples of the peer that trained it.
+        base: The newest base that is contained in it; a base contains itself.
+    """
+
+    state: State
+    peer: int = 0
+    trainings: int = 0
+    base: int = NO_SET
+    accuracy: float = float("nan")
+    samples: int = 0
+
+
+@dataclass(kw_only=True)
+class Member:
+    """A peer in the ledger.
+
+    Attributes:
+        key: SHA-256 of its key.
+        name: Name that it gave itself.
+        samples: Number of its samples; 0 before it has arrived.
+        present: Whether it takes part now.
+        removed: Whether it was removed for good.
+        number: Number of its last answered post.
+        trainings: Trainings that its live weights went through, as far as the server has seen.
+        base: The newest base that is contained in its live weights.
+        handed: The set of the last answer, until a post says that it is contained; else ``NO_SET``.
+        how: What to do with this set.
+        updates: Batches that it has trained, by its own account.
+        posted_at: Time of its last post; 0 before.
+        interval_s: Mean time between its posts; 0 before the second one.
+    """
+
+    key: str
+    name: str = ""
+    samples: int = 0
+    present: bool = False
+    removed: bool = False
+    number: int = 0
+    trainings: int = 0
+    base: int = NO_SET
+    handed: int = NO_SET
+    how: str = ""
+    updates: int = 0
+    posted_at: float = 0.0
+    interval_s: float = 0.0
+
+    @property
+    def lease_s(self) -> float:
+        """The peer counts as gone after this number of seconds without a sign of life."""
+        return max(LEASE_S, LEASE_INTERVALS * self.interval_s)
+
+
+class WeightLedger(ABC):
+    """Base of the ledgers of swaps and of rounds: members, invitations, validations and the end.
+
+    Args:
+        plan: How the peers work together.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.run = ""
+        self.next_set = 1
+        self.base = NO_SET
+        self.validated = NO_SET
+        self.validated_trainings = 0
+        self.validated_base = NO_SET
+        self.first_at = 0.0
+        self.rate = plan.rate
+        self.asked_at = 0.0
+        self.asked = 0
+        self.ended = ""
+        self.over = False
+        self.counts: dict[str, int] = {}
+        self.invitations: dict[str, float] = {}
+        self.members: dict[int, Member] = {}
+        self.sets: dict[int, Held] = {}
+        self.validations: list[Validation] = []  # the last ones only
+        self.validation_count = 0
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def apply(self, entry: Entry) -> list[Instruction]:
+        """Take an entry that is in the journal, and return what to do.
+
+        Raises:
+            Unfit: The entry does not fit the ledger. ``admit`` refuses such entries before they are written.
+        """
+        self.admit(entry)
+        made: list[Instruction] = []
+        match entry:
+            case Began():
+                self.run = entry.run
+                self._take(entry.set, Held(state="base", base=entry.set))
+                self.base = entry.set
+                self._validate_as(entry.set)
+            case Invited():
+                self.invitations[entry.code] = entry.until
+            case Joined():
+                del self.invitations[entry.code]
+                self.members[entry.peer] = Member(key=entry.key)
+            case Arrived():
+                made = self._arrived(entry)
+            case Posted():
+                member = self.members[entry.peer]
+                self._count("posts")
+                member.number = entry.number
+                member.updates += entry.updates
+                if member.posted_at:
+                    passed = entry.at - member.posted_at
+                    member.interval_s = 0.8 * member.interval_s + 0.2 * passed if member.interval_s else passed
+                member.posted_at = entry.at
+                made = self._posted(entry, member)
+            case Rejected():
+                member = self.members[entry.peer]
+                self._count("rejected")
+                member.number = entry.number
+                made = [*self._lost(entry.peer), self._begin_again(entry.peer, "rejected", entry.why)]
+            case Lost():
+                self._count("lost")
+                made = [*self._lost(entry.peer), self._begin_again(entry.peer, "replace", entry.why)]
+            case Left():
+                member = self.members[entry.peer]
+                member.present, member.removed = False, entry.removed
+                made = self._left(entry.peer)
+            case Validated():
+                self._validated(entry)
+            case Ended():
+                self.ended = entry.why
+                made = self._merge_asked()
+            case MergeAsked():
+                made = self._merge_asked()
+            case Merged():
+                made = self._merged(entry)
+            case Closed():
+                made = self._closed(entry)
+        made += self._further()
+        if self.ended and not self.over and self.pending() is None:
+            self.over = True
+            made.append(Over(why=self.ended))
+        return made
+
+    def pending(self) -> Mean | None:
+        """Return the mean that the server is to compute now; None if there is none."""
+        merging = self._in("merging")
+        return Mean(of=tuple(merging), base=self._base_of_mean) if merging else None
+
+    def admit(self, entry: Entry) -> None:
+        """Refuse an entry that does not fit, before it is written to the journal.
+
+        Raises:
+            Unfit: The text says why.
+        """
+        if self.ended and not isinstance(entry, Left | Validated | Merged | Ended):
+            raise Unfit(f"the training is over: {self.ended}")
+        match entry:
+            case Joined() if entry.code not in self.invitations:
+                raise Unfit("the code of the link is unknown or was used already", hint="ask for a new link")
+            case Joined() if self.invitations[entry.code] < entry.at:
+                raise Unfit("the code of the link has expired", hint="ask for a new link")
+            case Joined() if entry.peer in self.members:
+                raise Unfit(f"peer {entry.peer} has joined already")
+            case Arrived() | Posted() | Rejected() | Lost() | Left():
+                self._admit_member(entry)
+            case Validated() if not (0 <= entry.accuracy <= 1 or entry.accuracy != entry.accuracy):
+                raise Unfit(f"an accuracy must be from 0 to 1, got {entry.accuracy:g}")
+            case Validated() if not 0 < entry.samples <= MOST_SAMPLES:
+                raise Unfit(f"a validation needs 1 to {MOST_SAMPLES:,} samples, got {entry.samples}")
+            case _:
+                pass
+
+    def _admit_member(self, entry: Arrived | Posted | Rejected | Lost | Left) -> None:
+        member = self.members.get(entry.peer)
+        if member is None:
+            raise Unfit(f"there is no peer {entry.peer}")
+        if member.removed:
+            raise Unfit(f"peer {entry.peer} was removed", hint="ask for a new link")
+        if isinstance(entry, Arrived):
+            if not 0 < entry.samples <= MOST_SAMPLES:
+                raise Unfit(f"a peer needs 1 to {MOST_SAMPLES:,} samples, got {entry.samples}")
+            if member.samples and member.samples != entry.samples:
+                raise Unfit(
+                    f"the number of samples must not change: it was {member.samples:,}, and is {entry.samples:,}",
+                    hint="join with a new link to train on other data",
+                )
+        elif not member.present and not isinstance(entry, Left):
+            raise Unfit(f"peer {entry.peer} is not here", hint="connect again")
+        if isinstance(entry, Posted | Rejected) and entry.number != member.number + 1:
+            raise Unfit(f"post {member.number + 1} must come next, got post {entry.number}")
+        if isinstance(entry, Posted) and not 0 <= entry.updates <= MOST_SAMPLES:
+            raise Unfit(f"a post cannot have {entry.updates} updates")
+
+    def is_repeated(self, peer: int, number: int) -> bool:
+        """Return whether the peer has sent this post before. It sends the post again if it missed the answer."""
+        return 0 < number == self.members[peer].number
+
+    def repeat(self, peer: int) -> Reply | None:
+        """Return the answer to the peer's last post once more; None if there is none yet."""
+        member = self.members[peer]
+        if member.handed == NO_SET:
+            return self._reply(peer, "continue")
+        return self._reply(peer, "merge" if member.how == "merge" else "replace", member.handed)
+
+    def due(self, now: float, seen: Mapping[int, float]) -> list[Entry]:
+        """Return the entries that time alone brings.
+
+        Args:
+            now: Time in seconds since 1970.
+            seen: Time of the last sign of life of each connected peer.
+        """
+        if self.ended:
+            return []
+        if why := why_over(self.plan, self.validations, now - self.first_at if self.first_at else None):
+            return [Ended(at=now, why=why)]
+        return [
+            Left(at=now, peer=peer, why=f"no sign of life for {member.lease_s:.0f} s")
+            for peer, member in self.members.items()
+            if member.present and now - seen.get(peer, 0.0) > member.lease_s
+        ]
+
+    # -- what holds ---------------------------------------------------------------------------------------------------
+
+    @property
+    def present(self) -> list[int]:
+        """The peers that take part now, in the order of their numbers."""
+        return sorted(peer for peer, member in self.members.items() if member.present)
+
+    @property
+    def pinned(self) -> set[int]:
+        """The sets whose bytes are needed."""
+        handed = {member.handed for member in self.members.values()}
+        return {*self.sets, *handed, self.validated} - {NO_SET}
+
+    def start(self) -> int:
+        """Return the set that an arriving peer without weights begins with."""
+        return self.base
+
+    def state(self) -> dict[str, Any]:
+        """Return the whole ledger as JSON data."""
+        apart = ("plan", "members", "sets", "validations")
+        facts = {name: value for name, value in vars(self).items() if name not in apart and not name.startswith("_")}
+        data: dict[str, Any] = to_data(
+            {**facts, "members": self.members, "sets": self.sets, "validations": self.validations}
+        )
+        return data
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Take over a state that ``state`` has returned."""
+        members = {int(peer): from_data(Member, one) for peer, one in data["members"].items()}
+        sets = {int(number): from_data(Held, one) for number, one in data["sets"].items()}
+        validations = [from_data(Validation, one) for one in data["validations"]]
+        vars(self).update(data | {"members": members, "sets": sets, "validations": validations})
+
+    # -- parts of swaps and rounds ------------------------------------------------------------------------------------
+
+    @property
+    def _base_of_mean(self) -> int:
+        """The base that the sets of a mean began with, if the mean depends on it."""
+        return NO_SET
+
+    @abstractmethod
+    def _posted(self, entry: Posted, member: Member) -> list[Instruction]:
+        """Take a set, and return the answer."""
+
+    @abstractmethod
+    def _merged(self, entry: Merged) -> list[Instruction]:
+        """Take a mean that the server has computed."""
+
+    @abstractmethod
+    def _left(self, peer: int) -> list[Instruction]:
+        """Take back the sets of a peer that has gone."""
+
+    @abstractmethod
+    def _lost(self, peer: int) -> list[Instruction]:
+        """Take back the sets of a peer that has lost its weights: its next post contains none of them."""
+
+    @abstractmethod
+    def _merge_asked(self) -> list[Instruction]:
+        """Begin to merge all sets."""
+
+    @abstractmethod
+    def _further(self) -> list[Instruction]:
+        """Return what else is to do now."""
+
+    def _closed(self, entry: Closed) -> list[Instruction]:
+        return []
+
+    # -- common ---------------------------------------------------------------------------------------------------------
+
+    def _arrived(self, entry: Arrived) -> list[Instruction]:
+        member = self.members[entry.peer]
+        member.name, member.samples, member.present = entry.name, entry.samples, True
+        self.first_at = self.first_at or entry.at
+        if entry.keeps:
+            return []
+        made = self._lost(entry.peer)
+        start = self.sets[self.start()]
+        member.trainings, member.base = start.trainings, start.base
+        return made
+
+    def _begin_again(self, peer: int, answer: Answer, why: str) -> Reply:
+        """Replace the weights of a peer by the last validated set."""
+        member = self.members[peer]
+        member.handed, member.how = self.validated, "replace"
+        member.trainings, member.base = self.validated_trainings, self.validated_base
+        return self._reply(peer, answer, self.validated, why)
+
+    def _give_base(self, peer: int, answer: Answer, why: str = "") -> Reply:
+        """Let a peer replace its weights by the base."""
+        member = self.members[peer]
+        member.handed, member.how, member.base = self.base, "replace", self.base
+        member.trainings = self.sets[self.base].trainings
+        return self._reply(peer, answer, self.base, why)
+
+    def _validate_as(self, number: int) -> None:
+        """Remember a set as the last validated one."""
+        held = self.sets[number]
+        self.validated, self.validated_trainings, self.validated_base = number, held.trainings, held.base
+
+    def _validated(self, entry: Validated) -> None:
+        if entry.set in self.sets:
+            self._validate_as(entry.set)
+        if entry.accuracy == entry.accuracy:
+            newest = Validation(accuracy=entry.accuracy, loss=entry.loss, samples=entry.samples)
+            self.validations = [*self.validations, newest][-LAST:]
+            self.validation_count += 1
+            self.rate = decayed(self.plan, self.rate, self.validations, self.validation_count)
+
+    def _asks_for_validation(self, peer: int, at: float) -> bool:
+        """Return whether this post is answered by a request to validate. The peers take turns."""
+        plan = self.plan
+        if plan.validated_by != "peers" or not plan.validate_s or at - self.asked_at < plan.validate_s:
+            return False
+        if peer == self.asked and len(self.present) > 1:
+            return False
+        self.asked, self.asked_at = peer, at
+        return True
+
+    def _reply(self, peer: int, answer: Answer, set: int = NO_SET, why: str = "") -> Reply:
+        return Reply(peer=peer, number=self.members[peer].number, answer=answer, set=set, why=why)
+
+    def _take(self, number: int, held: Held) -> None:
+        if number < self.next_set:
+            raise Unfit(f"set {self.next_set} must come next, got set {number}")
+        self.next_set = number + 1
+        self.sets[number] = held
+
+    def _end_of(self, number: int, state: Literal["contained", "merged"], into: int) -> Fate:
+        del self.sets[number]
+        self._count(state)
+        return Fate(set=number, state=state, into=into)
+
+    def _in(self, state: State) -> list[int]:
+        return [number for number, held in self.sets.items() if held.state == state]
+
+    def _count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1

@@ -1,0 +1,115 @@
+"""The weight ledger of rounds: the posts of a round become the next base. Pure.
+
+A round begins with a base, which all peers train. It closes when all present peers have posted, or at its deadline if
+enough have. The server merges the updates, weighted by samples. Each peer that has posted gets the new base then. A
+peer that is gone delays no round, and its post counts. A post that began with an earlier base is rejected: its round is
+over, and the peer begins again with the base of the current round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddlf.peers.entries import NO_SET, Closed, Entry, Merged, Posted
+from ddlf.peers.ledger import Answer, Fate, Held, Instruction, Mean, Member, Reply, WeightLedger
+from ddlf.peers.plan import Plan
+
+
+class RoundLedger(WeightLedger):
+    """A weight ledger whose peers work in rounds.
+
+    Attributes:
+        round: Number of the round, from 1.
+        began_at: Time of its first post; 0 before.
+        closed: Whether the round has closed at its deadline.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.round = 1
+        self.began_at = 0.0
+        self.closed = False
+
+    def due(self, now: float, seen: Mapping[int, float]) -> list[Entry]:
+        made = super().due(now, seen)
+        waiting = self._in("waiting")
+        late = waiting and now - self.began_at >= self.plan.deadline_s
+        if not self.ended and late and not self.closed and len(waiting) >= self.plan.quorum:
+            made.append(Closed(at=now, base=self.base))
+        return made
+
+    @property
+    def _base_of_mean(self) -> int:
+        return self.base
+
+    def repeat(self, peer: int) -> Reply | None:
+        """Return the answer to the peer's last post once more; None while its round is open."""
+        is_open = any(held.peer == peer and held.state != "base" for held in self.sets.values())
+        return None if is_open else super().repeat(peer)
+
+    def _begin_again(self, peer: int, answer: Answer, why: str) -> Reply:
+        return self._give_base(peer, answer, why)
+
+    def _posted(self, entry: Posted, member: Member) -> list[Instruction]:
+        peer = entry.peer
+        member.handed = NO_SET
+        if entry.base != self.base or self._in("merging"):
+            # The set has no place in any round: it never enters the ledger.
+            self.next_set = entry.set + 1
+            self._count("late")
+            fate = Fate(set=entry.set, state="rejected")
+            return [fate, self._begin_again(peer, "rejected", "its round is over")]
+        member.trainings += entry.updates > 0
+        made: list[Instruction] = [
+            self._end_of(number, "contained", entry.set)
+            for number in self._in("waiting")
+            if self.sets[number].peer == peer
+        ]
+        held = Held(
+            state="waiting",
+            peer=peer,
+            trainings=member.trainings,
+            accuracy=entry.accuracy,
+            samples=member.samples,
+        )
+        self._take(entry.set, held)
+        self.began_at = self.began_at or entry.at
+        return made
+
+    def _left(self, peer: int) -> list[Instruction]:
+        self.members[peer].handed = NO_SET
+        return []
+
+    def _lost(self, peer: int) -> list[Instruction]:
+        return self._left(peer)
+
+    def _merge_asked(self) -> list[Instruction]:
+        self.closed = bool(self._in("waiting"))
+        return []
+
+    def _closed(self, entry: Closed) -> list[Instruction]:
+        self.closed = entry.base == self.base and bool(self._in("waiting"))
+        return []
+
+    def _further(self) -> list[Instruction]:
+        """Merge the posts of the round if it is complete."""
+        waiting = self._in("waiting")
+        if self._in("merging") or not waiting:
+            return []
+        posted = {self.sets[number].peer for number in waiting}
+        complete = posted >= set(self.present) and len(waiting) >= self.plan.quorum
+        if not (complete or self.closed):
+            return []
+        for number in waiting:
+            self.sets[number].state = "merging"
+        return [Mean(of=tuple(waiting), base=self.base)]
+
+    def _merged(self, entry: Merged) -> list[Instruction]:
+        posted = [self.sets[number].peer for number in entry.of]
+        trainings = max(self.sets[number].trainings for number in entry.of)
+        self._take(entry.set, Held(state="base", trainings=trainings, base=entry.set))
+        made: list[Instruction] = [self._end_of(number, "merged", entry.set) for number in entry.of]
+        made.append(self._end_of(self.base, "contained", entry.set))
+        self.base, self.round, self.began_at, self.closed = entry.set, self.round + 1, 0.0, False
+        present = [peer for peer in posted if self.members[peer].present]
+        return [*made, *(self._give_base(peer, "replace") for peer in present)]

@@ -1,0 +1,350 @@
+"""Random histories of a weight ledger and its journal, with an account of their own.
+
+Peers here have no weights. The account knows for each set which posts are in it, from what peers do, and not from the
+ledger. So it can tell whether a set that the ledger calls contained is contained.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ddlf.peers.entries import (
+    NO_SET,
+    WITH_SET,
+    Arrived,
+    Began,
+    Closed,
+    Invited,
+    Joined,
+    Left,
+    Lost,
+    MergeAsked,
+    Merged,
+    Posted,
+    Rejected,
+    Validated,
+)
+from ddlf.peers.journal import history, open_journal
+from ddlf.peers.ledger import Fate, Mean, Reply
+from ddlf.peers.plan import Plan
+from ddlf.peers.rounds import RoundLedger
+from ddlf.peers.swap import SwapLedger
+
+PEERS = st.integers(1, 4)
+FIRST = 0
+"""The content of the first weights: no post is in them, so they get a number of their own."""
+
+
+class APeer:
+    """What a peer knows: the posts in its live weights, its last post, and the set that it has taken in."""
+
+    def __init__(self):
+        self.live = frozenset({FIRST})
+        self.base = NO_SET
+        self.number = 0
+        self.contains = NO_SET
+        self.open = None  # the content of a post without an answer
+        self.here = False
+        self.has_weights = False
+
+
+class Histories(RuleBasedStateMachine):
+    """Random joins, posts, lost answers, expiries, merges, new files, and crashes in the middle of a write."""
+
+    ledger_of = SwapLedger
+    plan = Plan(validate_s=7.0, merge="weighted")
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.now = 1000.0
+        self.peers = {}
+        self.contents = {}  # by set: the posts in it
+        self.acknowledged = {}  # by set: the peer
+        self.fates = {}
+        self.means = []
+        self.written = 0
+        self.next_set = 1
+
+    def teardown(self):
+        self.journal.close()
+        shutil.rmtree(self.folder)
+
+    # -- the server -----------------------------------------------------------------------------------------------------
+
+    @initialize()
+    def begin(self):
+        self.ledger = type(self).ledger_of(self.plan)
+        self.journal, _ = open_journal(self.folder)
+        self.journal.begin_file(self.ledger.state(), {})
+        self.contents[1] = frozenset({FIRST})
+        self.commit(Began(at=self.now, set=self.number(), run="run"))
+        for peer in range(1, 5):
+            self.commit(Invited(at=self.now, code=f"code {peer}", until=self.now + 10))
+            self.commit(Joined(at=self.now, peer=peer, code=f"code {peer}", key=f"key {peer}"))
+            self.peers[peer] = APeer()
+            if peer < 4:
+                self.arrive_with(peer, forgets=False)
+
+    def number(self):
+        self.next_set += 1
+        return self.next_set - 1
+
+    def commit(self, entry):
+        self.ledger.admit(entry)
+        self.write([entry])
+        return self.follow(self.ledger.apply(entry))
+
+    def write(self, entries):
+        self.journal.append(
+            [(entry, self.data(entry.set) if isinstance(entry, WITH_SET) else b"") for entry in entries]
+        )
+        self.written += len(entries)
+
+    def data(self, number):
+        return f"set {number:06d}".encode()
+
+    def follow(self, instructions):
+        """Note fates and means, and return the answers."""
+        for one in instructions:
+            if isinstance(one, Mean):
+                self.means.append(one)
+            if isinstance(one, Fate):
+                assert one.set not in self.fates, "a set has two fates"
+                self.fates[one.set] = one
+                if one.state != "rejected" and one.set in self.acknowledged:
+                    lacking = self.contents[one.set] - self.contents[one.into]
+                    assert not lacking, f"{one} lacks the posts {lacking}"
+        return [one for one in instructions if isinstance(one, Reply)]
+
+    def deliver(self, replies, *, lost=()):
+        for reply in replies:
+            peer = self.peers[reply.peer]
+            if not peer.here or reply.peer in lost:
+                peer.here = False
+                continue
+            is_answer = peer.open is not None and reply.number == peer.number
+            if not is_answer and (reply.answer != "replace" or peer.open is not None):
+                continue
+            peer.open = None
+            if reply.answer == "merge":
+                peer.live |= self.contents[reply.set]
+                peer.contains = reply.set
+            elif reply.answer in ("replace", "rejected"):
+                peer.live = self.contents[reply.set]
+                peer.contains = peer.base = reply.set
+
+    # -- what peers do --------------------------------------------------------------------------------------------------
+
+    @rule(peer=PEERS, forgets=st.booleans())
+    def arrive(self, peer, forgets):
+        if not self.peers[peer].here:
+            self.arrive_with(peer, forgets)
+
+    def arrive_with(self, peer, forgets):
+        one = self.peers[peer]
+        keeps = one.has_weights and not forgets
+        start = self.ledger.start()
+        one.here = True
+        self.deliver(self.commit(Arrived(at=self.now, peer=peer, name="", samples=100 * peer, keeps=keeps)))
+        if not keeps:
+            one.live, one.base, one.contains = self.contents[start], start, NO_SET
+            one.has_weights, one.open = True, None
+            one.number = self.ledger.members[peer].number
+        elif one.open is not None:
+            self.post_again(peer)
+
+    def post_again(self, peer, lost=()):
+        one = self.peers[peer]
+        if self.ledger.is_repeated(peer, one.number):
+            reply = self.ledger.repeat(peer)
+            self.deliver([reply] if reply else [], lost=lost)
+        else:
+            self.deliver(self.commit(self.entry(peer)), lost=lost)
+
+    def entry(self, peer):
+        one = self.peers[peer]
+        number = self.number()
+        self.contents[number] = one.open | {number}
+        one.open = self.contents[number]
+        one.live |= one.open
+        self.acknowledged[number] = peer
+        return Posted(
+            at=self.now,
+            peer=peer,
+            number=one.number,
+            set=number,
+            contains=one.contains,
+            updates=1,
+            base=one.base,
+            accuracy=0.5,
+        )
+
+    def may_post(self, peer):
+        return self.peers[peer].here and self.peers[peer].open is None
+
+    @rule(peers=st.lists(PEERS, min_size=1, max_size=6))
+    def post(self, peers):
+        for peer in peers:
+            self.post_of(peer)
+
+    @rule(peer=PEERS)
+    def post_and_miss_the_answer(self, peer):
+        self.post_of(peer, lost={peer})
+
+    def post_of(self, peer, lost=()):
+        self.now += 0.5
+        if self.may_post(peer):
+            one = self.peers[peer]
+            one.number, one.open = one.number + 1, one.live
+            self.deliver(self.commit(self.entry(peer)), lost=lost)
+
+    @rule(peer=PEERS)
+    def post_what_is_not_finite(self, peer):
+        if self.may_post(peer):
+            one = self.peers[peer]
+            one.number, one.open = one.number + 1, one.live
+            entry = Rejected(at=self.now, peer=peer, number=one.number, contains=one.contains, why="NaN")
+            self.deliver(self.commit(entry))
+
+    @rule(peer=PEERS)
+    def break_by_a_merge(self, peer):
+        if self.may_post(peer):
+            self.deliver(self.commit(Lost(at=self.now, peer=peer, why="NaN")))
+
+    @rule(peer=PEERS)
+    def leave(self, peer):
+        if self.ledger.members[peer].present:
+            self.peers[peer].here = False
+            self.deliver(self.commit(Left(at=self.now, peer=peer, why="bye")))
+
+    @rule(peer=PEERS)
+    def cut_off(self, peer):
+        self.peers[peer].here = False
+
+    @rule(passed=st.floats(0, 40))
+    def time_passes(self, passed):
+        self.now += passed
+        seen = {number: self.now for number, one in self.peers.items() if one.here}
+        for entry in self.ledger.due(self.now, seen):
+            assert isinstance(entry, Left | Closed)
+            self.deliver(self.commit(entry))
+
+    @rule()
+    def merge_all(self):
+        self.deliver(self.commit(MergeAsked(at=self.now)))
+
+    @rule(peer=PEERS)
+    def validate(self, peer):
+        sets = sorted(self.ledger.sets)
+        entry = Validated(at=self.now, set=sets[peer % len(sets)], accuracy=0.5, loss=1.0, samples=64, peer=peer)
+        self.commit(entry)
+
+    @precondition(lambda self: self.means)
+    @rule()
+    def compute_a_mean(self):
+        mean = self.means.pop(0)
+        number = self.number()
+        self.contents[number] = frozenset().union(*(self.contents[one] for one in mean.of))
+        if mean.base != NO_SET:
+            self.contents[number] |= self.contents[mean.base]
+        self.deliver(self.commit(Merged(at=self.now, set=number, of=mean.of)))
+
+    @rule()
+    def begin_a_file(self):
+        needed = {number: self.data(number) for number in self.ledger.pinned}
+        self.journal.begin_file(self.ledger.state(), needed)
+
+    @rule(posts=st.lists(PEERS, unique=True, max_size=4), share=st.floats(0, 1))
+    def crash_while_posts_are_written(self, posts, share):
+        """The power fails in the middle of a batch, which nobody has an answer to."""
+        durable = self.end()
+        entries = []
+        for peer in posts:
+            if self.may_post(peer):
+                one = self.peers[peer]
+                one.number, one.open = one.number + 1, one.live
+                entries.append(self.entry(peer))
+        before = self.ledger.state()
+        self.write(entries)
+        path, size = self.end()
+        cut = durable[1] + round(share * (size - durable[1]))
+        with open(path, "r+b") as file:
+            file.truncate(cut)
+        self.journal.close()
+        self.restart()
+        arrived = [entry for entry in history(self.folder) if isinstance(entry, Posted)]
+        survived = {entry.set for entry in arrived}
+        for entry in entries:
+            if entry.set not in survived:
+                del self.acknowledged[entry.set]  # its peer has no answer, and will send it again
+        if not survived & {entry.set for entry in entries}:
+            assert self.ledger.state() == before
+
+    @rule()
+    def crash(self):
+        before = self.ledger.state()
+        self.journal.close()
+        self.restart()
+        assert self.ledger.state() == before
+
+    def end(self):
+        path = max(self.folder.glob("journal-*"))
+        return path, path.stat().st_size
+
+    def restart(self):
+        for one in self.peers.values():
+            one.here = False
+        self.ledger = type(self).ledger_of(self.plan)
+        self.journal, found = open_journal(self.folder)
+        self.ledger.restore(found.snapshot)
+        fates = dict(self.fates)
+        for entry in found.entries:
+            for one in self.ledger.apply(entry):
+                if isinstance(one, Fate):
+                    fates[one.set] = one
+        self.fates = fates
+        pending = self.ledger.pending()
+        self.means = [pending] if pending else []
+        for number in self.ledger.pinned:
+            assert self.journal.read(number) == self.data(number)
+
+    # -- what must hold ---------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def each_set_is_in_one_place(self):
+        for number in self.acknowledged:
+            assert (number in self.ledger.sets) != (number in self.fates), f"set {number} is lost or doubled"
+
+    @invariant()
+    def no_post_is_lost(self):
+        """Each post that was not rejected is in a set that the server has."""
+        kept = frozenset().union(*(self.contents[number] for number in self.ledger.sets), {FIRST})
+        for number in self.acknowledged:
+            if self.fates.get(number) is None or self.fates[number].state != "rejected":
+                assert number in kept, f"post {number} is in no set"
+
+    @invariant()
+    def an_outstanding_set_has_one_peer(self):
+        outstanding = {number: held.peer for number, held in self.ledger.sets.items() if held.state == "outstanding"}
+        handed = {one.handed: peer for peer, one in self.ledger.members.items() if one.handed and one.how == "merge"}
+        assert outstanding == handed
+
+    @invariant()
+    def the_server_needs_few_sets(self):
+        assert len(self.ledger.pinned) <= len(self.peers) + 6
+
+    @invariant()
+    def trainings_never_exceed_the_posts(self):
+        posts = self.ledger.counts.get("posts", 0)
+        assert max(held.trainings for held in self.ledger.sets.values()) <= posts
+
+
+class RoundHistories(Histories):
+    """The same with rounds."""
+
+    ledger_of = RoundLedger
+    plan = Plan(way="rounds", merge="mean", quorum=2, deadline_s=20.0)

@@ -1,0 +1,55 @@
+"""When a training ends, and how its learning rate falls: golden numbers."""
+
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.peers.plan import Plan, Validation, candidate_rate, decayed, why_over
+
+
+def result(accuracy):
+    return Validation(accuracy=accuracy, loss=0.3, samples=64)
+
+
+def test_the_fifth_validation_above_the_target_ends_the_training():
+    plan = Plan(end=0.98)
+    assert not why_over(plan, [result(0.99)] * 4, 100.0)
+    assert "0.9900" in why_over(plan, [result(0.99)] * 5, 100.0)
+    assert not why_over(plan, [result(0.97), *[result(0.98)] * 4], 100.0)
+
+
+def test_a_target_from_one_on_means_seconds():
+    assert not why_over(Plan(end=5), [], None)
+    assert not why_over(Plan(end=5), [], 4.9)
+    assert "5 s" in why_over(Plan(end=5), [], 5.0)
+
+
+def test_without_a_target_a_training_does_not_end():
+    assert not why_over(Plan(end=0), [result(1.0)] * 5, 1e9)
+
+
+def test_the_decay_has_the_published_number():
+    assert candidate_rate(0.2, 0.9, 0.3, 10) == pytest.approx(0.01084, abs=5e-6)
+    plan = Plan(rate=0.2, decay=True)
+    validations = [result(0.9)] * 5
+    assert decayed(plan, 0.2, validations, 10) == pytest.approx(0.01084, abs=5e-6)
+    assert decayed(plan, 0.01, validations, 10) == 0.01  # it never rises
+    assert decayed(plan, 0.2, validations[:4], 4) == 0.2  # no decision before there are five
+    assert decayed(plan, 0.2, [result(1.0)] * 5, 10) == 0.2  # a candidate of 0 is not taken
+    assert decayed(Plan(rate=0.2), 0.2, validations, 10) == 0.2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"merge": "median"},
+        {"way": "rounds", "merge": "mimic"},
+        {"updates": 0},
+        {"batch_size": True},
+        {"end": float("nan")},
+        {"outer": "none"},
+        {"update_policy": "trust"},
+    ],
+)
+def test_a_plan_refuses_what_has_no_meaning(values):
+    with pytest.raises(ConfigError):
+        Plan(**values)
