@@ -25,6 +25,7 @@ CORE = (
     ("train", "check", "ddlf.cli.check:CHECK", "compare an app with plain Keras"),
     ("train", "new", "ddlf.cli.new:NEW", "create a small project to start with"),
     ("train", "demo", "ddlf.cli.new:DEMO", "train a small model on this machine"),
+    ("train", "peers", "ddlf.cli.peers:PEERS", "train with peers, whose data stay with them"),
     ("cluster", "up", "ddlf.cli.machines:UP", "start the workers of the cluster file by ssh"),
     ("cluster", "down", "ddlf.cli.machines:DOWN", "end the workers that ddlf up has started"),
     ("cluster", "runcmd", "ddlf.cli.machines:RUNCMD", "run a command on the machines of the cluster file"),

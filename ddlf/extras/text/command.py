@@ -11,6 +11,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from ddlf.cli.output import native_output_to_log, write_whole
@@ -67,8 +68,17 @@ def _check_kind(path: Path) -> None:
 
 
 def provide(name: str) -> Any:
-    """Return the function ``layers_of_text`` or ``model_of_text`` to another optional part that asks for it by name."""
-    return {"layers_of_text": layers_of_text, "model_of_text": model_of_text}.get(name)
+    """Return a function or class that another part of DDLF asks for by name; None if this part lacks it."""
+    homes = {
+        "layers_of_text": f"{__name__}:layers_of_text",
+        "model_of_text": f"{__name__}:model_of_text",
+        "Notation": "ddlf.extras.text.training.notation:Notation",
+        "DataSource": "ddlf.extras.text.training.data:DataSource",
+        "dataset": "ddlf.extras.text.training.data:dataset",
+        "describe": "ddlf.extras.text.conversion.describe:describe",
+        "named_weights": "ddlf.extras.text.conversion.weights:variables",
+    }
+    return resolve_name(homes[name]) if name in homes else None
 
 
 def layers_of_text(path: Path) -> tuple[tuple[str, ...], tuple[str, str] | None]:

@@ -1,0 +1,305 @@
+"""``ddlf peers``: train one model with peers, whose data stay with them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+from ddlf.cli.parsing import Command, Parser, action
+from ddlf.errors import ConfigError, ConnectError
+
+A_LINK = "the link that the server has printed"
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers serve``."""
+    from ddlf.cli.output import native_output_to_log
+    from ddlf.cli.target import find_target
+    from ddlf.monitor.runs import folder
+    from ddlf.peers import serving
+    from ddlf.peers.plan import Plan
+
+    if (options.model is None) == (options.resume is None):
+        raise ConfigError("name a model, or a run with --resume", hint="ddlf peers serve digits.nnm")
+    port = options.port
+    if options.resume is not None:
+        if given := _given(options):
+            raise ConfigError(f"{', '.join(given)} cannot change in a run that is resumed", hint="leave it out")
+        path = folder.find(Path(options.out or folder.usual_out()), str(options.resume))
+        plan, _, digest, last = serving.read_folder(path)
+        port = last if port is None else port
+        source = path / folder.NOTATION
+    else:
+        source = options.model
+    with native_output_to_log():
+        served = serving.read_model(source, options.data, find_target, options.seed or 0)
+    if options.resume is not None:
+        serving.check_layout(path, digest, served)
+        if plan.validated_by == "server" and not served.can_test:
+            raise ConfigError("the server validates in this run", hint="name its test data again with --data")
+    else:
+        way: Any = options.way or "swap"
+        usual = {"merge": "weighted" if way == "swap" else "mean"}
+        values = usual | {name: value for name in OF_PLAN if (value := getattr(options, name)) is not None}
+        _refuse_other_way(options, way)
+        rate = serving.learning_rate(served.keras(served.model.layout.decode(served.model.first)))
+        plan = Plan(**values, way=way, rate=rate, validated_by="server" if served.can_test else "peers")
+        path = serving.make_folder(Path(options.out or folder.usual_out()), source.stem, plan, served)
+    if options.data is None and plan.validated_by == "peers":
+        say("validate  peers validate in turn on their own data; --data FILE.npz lets the server do it")
+    try:
+        asyncio.run(
+            serving.serve(
+                path,
+                served,
+                plan,
+                host=options.host,
+                port=serving.PORT if port is None else port,
+                invitations=options.invite,
+                cert=options.tls_cert,
+                key=options.tls_key,
+                proxy=options.proxy or "",
+                say=say,
+            )
+        )
+    except KeyboardInterrupt:
+        say(f"ended     continue with: ddlf peers serve --resume {path}")
+        return 130
+    return 0
+
+
+OF_PLAN = (
+    "merge",
+    "outer",
+    "update_policy",
+    "updates",
+    "seconds",
+    "batch_size",
+    "quorum",
+    "deadline_s",
+    "validate_s",
+    "end",
+    "decay",
+)
+"""Options that are fields of the plan."""
+OF_ROUNDS = ("outer", "update_policy", "quorum", "deadline_s")
+
+
+def _given(options: argparse.Namespace) -> list[str]:
+    return [f"--{name.replace('_', '-')}" for name in (*OF_PLAN, "way", "seed") if getattr(options, name) is not None]
+
+
+def _refuse_other_way(options: argparse.Namespace, way: str) -> None:
+    if way == "swap" and (given := [name for name in OF_ROUNDS if getattr(options, name) is not None]):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"{names} has no effect in swaps", hint="add --way rounds, or leave it out")
+
+
+def join(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers join``."""
+    from ddlf.cli.output import native_output_to_log
+    from ddlf.cli.target import find_target
+    from ddlf.peers.joining import peer_of_app, peer_of_data
+
+    if (options.data is None) == (options.app is None):
+        raise ConfigError("name your data with --data, or your own code with --app", hint="--data mine.npz")
+    how: dict[str, Any] = {"name": options.name or "", "seed": options.seed, "say": say}
+    if options.app is not None:
+        with native_output_to_log():
+            peer = peer_of_app(options.link, find_target(options.app), **how)
+    else:
+        peer = peer_of_data(options.link, options.data, **how)
+    peer.run(most_updates=options.most_updates)
+    if options.save is not None:
+        peer.trained.model.save(options.save)
+        say(f"saved     {options.save}")
+    return 0
+
+
+def invite(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers invite``: print new links."""
+    from ddlf.peers.serving import ask, link_of
+
+    facts = _server(options)
+    for code in ask(facts, f"invite?count={options.count}")["codes"]:
+        print(link_of(facts["origin"], code, facts["pin"]))
+    return 0
+
+
+def list_peers(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers list``: print the peers and the sets of a server."""
+    from ddlf.peers.serving import ask
+
+    facts = _server(options)
+    found = ask(facts, "list")
+    accuracy = "none yet" if found["accuracy"] is None else f"{found['accuracy']:.4f}"
+    sets = ", ".join(f"{count} {state}" for state, count in found["sets"].items())
+    print(f"{facts['origin']}  {found['way']}, accuracy {accuracy}, sets: {sets}")
+    for one in found["peers"]:
+        state = "removed" if one["removed"] else "here" if one["connected"] else "away" if one["present"] else "gone"
+        ago = "" if one["posted_s_ago"] is None else f", last {one['posted_s_ago']:.0f} s ago"
+        print(f"peer {one['peer']}  {one['name']}  {state}, {one['samples']:,} samples, {one['posts']:,} posts{ago}")
+    return 0
+
+
+def kick(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers kick``: remove a peer for good."""
+    from ddlf.peers.serving import ask
+
+    ask(_server(options), f"kick?peer={options.peer}")
+    print(f"removed   peer {options.peer}; its link is void")
+    return 0
+
+
+def merge(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers merge``: merge all sets into one, which all peers get."""
+    from ddlf.peers.serving import ask
+
+    ask(_server(options), "merge")
+    print("merge     all sets become one, which each peer gets as the answer to its next post")
+    return 0
+
+
+def stop(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers stop``: end a training."""
+    from ddlf.peers.serving import ask
+
+    ask(_server(options), "stop")
+    print("stopped   all sets become one, which the server writes into the folder of the run")
+    return 0
+
+
+def _server(options: argparse.Namespace) -> dict[str, Any]:
+    from ddlf.peers.serving import running
+
+    found = [facts for facts in running() if options.port is None or facts["port"] == options.port]
+    if not found:
+        raise ConnectError(
+            "no server of peers of yours runs on this machine", hint="start one with: ddlf peers serve MODEL"
+        )
+    if len(found) > 1:
+        ports = ", ".join(str(facts["port"]) for facts in found)
+        raise ConfigError(f"several servers of peers run here, on the ports {ports}", hint="say which with --port")
+    return found[0]
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(line, file=sys.stdout, flush=True)
+
+
+def _serve_options(parser: Parser) -> None:
+    parser.add("model", nargs="?", type=Path, help="a model as text (.nnm), or the .py file of an app")
+    parser.add("--data", metavar="FILE", help="the server's test data: a .npz file, or digits, mnist, cifar10, iris")
+    parser.add("--way", choices=("swap", "rounds"), help="peers swap sets when they like (default), or work in rounds")
+    parser.add(
+        "--merge", metavar="RULE", help="average, weighted (default), mimic, copy or elastic; in rounds a merge rule"
+    )
+    parser.add("--updates", type=int, metavar="N", help="batches between two posts of a peer (default: 20)")
+    parser.add("--seconds", type=float, metavar="S", help="post after this time at the latest (default: no limit)")
+    parser.add("--batch-size", type=int, metavar="N", help="samples in a batch (default: 32)")
+    parser.add(
+        "--end",
+        type=float,
+        metavar="X",
+        help="below 1: accuracy to reach, as the mean of 5 validations; from 1 on: seconds (default: no end)",
+    )
+    parser.add("--invite", type=int, default=1, metavar="N", help="number of links to print (default: 1)")
+    parser.add("--resume", metavar="RUN", help="continue a run: its folder, name or 'last'")
+    parser.add("--port", type=int, help="port (default: 8930)")
+    more: dict[str, Any] = {"common": False, "group": "more"}
+    parser.add("--host", default="127.0.0.1", help="address to listen on; TLS beyond loopback", **more)
+    parser.add("--proxy", metavar="URL", help="https URL of a proxy in front, which ends TLS", **more)
+    parser.add("--tls-cert", type=Path, metavar="PATH", help="certificate (default: an own one)", **more)
+    parser.add("--tls-key", type=Path, metavar="PATH", help="its private key", **more)
+    parser.add("--outer", metavar="RULE", help="outer optimizer of rounds", **more)
+    parser.add("--update-policy", metavar="NAME", help="stop, reject or clip suspicious updates of rounds", **more)
+    parser.add("--quorum", type=int, metavar="N", help="posts that a round needs", **more)
+    parser.add("--deadline-s", type=float, metavar="S", help="seconds until a round closes", **more)
+    parser.add("--validate-s", type=float, metavar="S", help="seconds between validations (default: 1)", **more)
+    parser.add("--decay", action="store_true", default=None, help="validations lower the learning rate", **more)
+    parser.add("--seed", type=int, help="seed of the first weights (default: 0)", **more)
+    parser.add("--out", type=Path, metavar="DIR", help="folder for the run (default: runs)", **more)
+
+
+def _join_options(parser: Parser) -> None:
+    parser.add("link", help=A_LINK)
+    parser.add("--data", metavar="FILE", help="your data, which stay here: a .npz file with x and y")
+    parser.add("--app", type=Path, metavar="FILE.py", help="your own code: an app with load_dataset and create_model")
+    parser.add("--name", help="a name that the server shows")
+    parser.add("--most-updates", type=int, metavar="N", help="leave after this number of batches")
+    parser.add("--seed", type=int, default=0, help="seed of the order of samples (default: 0)")
+    parser.add("--save", type=Path, metavar="PATH", help="write the model here at the end (.keras)")
+
+
+def _port_option(parser: Parser) -> None:
+    parser.add("--port", type=int, help="port of the server, if several run here")
+
+
+def _invite_options(parser: Parser) -> None:
+    parser.add("--count", type=int, default=1, metavar="N", help="number of links (default: 1)")
+    _port_option(parser)
+
+
+def _kick_options(parser: Parser) -> None:
+    parser.add("peer", type=int, help="number of the peer, as `ddlf peers list` shows it")
+    _port_option(parser)
+
+
+PEERS = Command(
+    description="Train one model with peers: each trains on its own data, and only weights travel.",
+    examples=(
+        "ddlf peers serve digits.nnm         # prints a link",
+        "ddlf peers join LINK --data mine.npz",
+    ),
+    actions={
+        "serve": action(
+            "serve a model, and print a link",
+            "Serve a model to peers, and print a link for the first one. The server trains nothing.",
+            _serve_options,
+            serve,
+            *("ddlf peers serve digits.nnm --end 0.97", "ddlf peers serve --resume last"),
+        ),
+        "join": action(
+            "train on your own data",
+            "Train the server's model on your own data, which stay here. No code of the server runs.",
+            _join_options,
+            join,
+            "ddlf peers join 'http://127.0.0.1:8930/#...' --data mine.npz",
+        ),
+        "invite": action(
+            "print a link for another peer",
+            "Print new links of a server that runs here. Each is for one peer, and expires after a day.",
+            _invite_options,
+            invite,
+            "ddlf peers invite --count 3",
+        ),
+        "list": action(
+            "show the peers of a server",
+            "Show the peers and the sets of a server that runs here.",
+            _port_option,
+            list_peers,
+            "ddlf peers list",
+        ),
+        "kick": action(
+            "remove a peer for good", "Remove a peer: its link becomes void.", _kick_options, kick, "ddlf peers kick 3"
+        ),
+        "merge": action(
+            "merge all sets into one",
+            "Merge all sets by their trainings. Each peer gets the result as the answer to its next post.",
+            _port_option,
+            merge,
+            "ddlf peers merge",
+        ),
+        "stop": action(
+            "end a training",
+            "Merge all sets, send the result to all peers, write it into the folder of the run, and end the server.",
+            _port_option,
+            stop,
+            "ddlf peers stop",
+        ),
+    },
+)

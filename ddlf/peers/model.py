@@ -1,0 +1,262 @@
+"""The model of a run as a text, and as the Keras model that a peer trains. Runs on peers and on the server.
+
+A model travels as a text with all keys of its training decided, so a peer runs no code of the server. The server makes
+the text from a ``.nnm`` file, or from the compiled Keras model of an app.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.weights import Weights
+from ddlf.errors import ConfigError
+from ddlf.extras import provided
+from ddlf.peers.sets import Layout, layout_of
+
+PART = "ddlf peers"
+"""The feature that needs the optional part for model texts, for errors."""
+LOSSES = {
+    "categorical_crossentropy": "CCE",
+    "sparse_categorical_crossentropy": "SCE",
+    "binary_crossentropy": "BCE",
+    "mean_squared_error": "MSE",
+    "mean_absolute_error": "MAE",
+    "kl_divergence": "KLD",
+    "hinge": "HIL",
+}
+"""Losses of Keras that a text can name, by their names."""
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adamax", "Nadam", "Lion", "Adadelta")
+LEFT_OUT = ("name", "learning_rate", "loss_scale_factor", "gradient_accumulation_steps", "ema_overwrite_frequency")
+"""Arguments of optimizers that a text needs not, or that need not have their default."""
+MOST_TESTED = 64
+"""Samples that a peer tests a set with."""
+
+
+class Trained:
+    """A compiled Keras model with data: trains batch by batch.
+
+    Args:
+        model: The compiled model.
+        data: ``x_train``, ``y_train``, and for tests ``x_test`` and ``y_test`` or the training data.
+        seed: Seed of the order of samples.
+
+    Attributes:
+        layout: Layout of its sets.
+        samples: Number of training samples.
+    """
+
+    def __init__(self, model: Any, data: Mapping[str, Any], seed: int) -> None:
+        self.model = model
+        self._data = data
+        self._variables = provided("named_weights", PART)(getattr(model, "inner", model))
+        self.layout: Layout = layout_of({name: np.asarray(one) for name, one in self._variables.items()})
+        self.samples = len(_first(data["x_train"]))
+        self._random = np.random.default_rng(seed)
+        self._order = np.empty(0, np.int64)
+        self._sums: dict[str, float] = {}
+        self._count = 0
+
+    def batch(self, size: int) -> None:
+        """Train one batch of the next samples. Each pass over the data has another order.
+
+        Raises:
+            DDLFError: Keras refuses the data.
+        """
+        if len(self._order) == 0:
+            self._order = self._random.permutation(self.samples)
+        rows, self._order = self._order[:size], self._order[size:]
+        x, y = _taken(self._data["x_train"], rows), _taken(self._data["y_train"], rows)
+        logs = self.model.train_on_batch(x, y, return_dict=True)
+        self.model.reset_metrics()
+        for name, value in logs.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(value) * len(rows)
+        self._count += len(rows)
+
+    def means(self) -> dict[str, float]:
+        """Return the mean loss and metrics since the last call."""
+        result = {name: value / self._count for name, value in self._sums.items()}
+        self._sums, self._count = {}, 0
+        return result
+
+    def weights(self) -> Weights:
+        """Return copies of the live weights."""
+        return [np.array(one) for one in self._variables.values()]
+
+    def assign(self, weights: Weights) -> None:
+        """Replace the live weights. The optimizer keeps its state."""
+        for variable, value in zip(self._variables.values(), weights, strict=True):
+            variable.assign(value)
+
+    def test(self, weights: Weights, most: int = MOST_TESTED) -> tuple[float, float, int]:
+        """Return accuracy, loss and number of samples of other weights. The live weights stay.
+
+        Args:
+            weights: The weights to test.
+            most: Largest number of samples; they are drawn at random.
+        """
+        part = "test" if "x_test" in self._data else "train"
+        x, y = self._data[f"x_{part}"], self._data[f"y_{part}"]
+        rows = np.arange(len(_first(x)))
+        if len(rows) > most:
+            rows = np.sort(self._random.choice(rows, most, replace=False))
+        live = self.weights()
+        self.assign(weights)
+        try:
+            logs = self.model.evaluate(_taken(x, rows), _taken(y, rows), verbose=0, return_dict=True)
+        finally:
+            self.assign(live)
+        self.model.reset_metrics()
+        return accuracy_of(logs), float(logs["loss"]), len(rows)
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate of the optimizer."""
+        self.model.optimizer.learning_rate = rate
+
+
+def accuracy_of(logs: Mapping[str, float]) -> float:
+    """Return the accuracy among the metrics of a training; NaN without one."""
+    found = [float(value) for name, value in logs.items() if name.endswith(("accuracy", "acc"))]
+    return found[0] if found else float("nan")
+
+
+def trained_from_text(
+    text: str, arrays: Mapping[str, Any], source: str, say: Callable[[str], None], seed: int
+) -> Trained:
+    """Build the model of a text, and fit private data to it.
+
+    Args:
+        text: The model's text.
+        arrays: Arrays of a file, by name.
+        source: The file, for errors.
+        say: Gets a line for each conversion of data that is not obvious.
+        seed: Seed of the order of samples.
+
+    Raises:
+        NotationError: The text has mistakes.
+        DatasetError: The data do not fit the model.
+    """
+    notation = provided("Notation", PART)(text, "the server's model")
+    data, notes = provided("dataset", PART)(dict(arrays), source, notation.parsed, notation.loss, 0.0)
+    for note in notes:
+        say(f"data      {note}")
+    return Trained(notation.compiled(), data, seed)
+
+
+def settled_text(text: str, file: str, data: Mapping[str, Any] | None) -> Any:
+    """Return a model text (``Notation``) in which all keys of the training are decided.
+
+    Args:
+        text: The text.
+        file: Its file, for errors.
+        data: The server's data, whose statistics decide open keys; None without any.
+
+    Raises:
+        AppError: The text has no loss, and there is no data to choose one by.
+    """
+    notation = provided("Notation", PART)(text, file)
+    x, y = (None, None) if data is None else (data["x_train"], data["y_train"])
+    return notation.settled(x, y, validation=False)
+
+
+def text_of_model(model: Any) -> str:
+    """Return the text of a compiled Keras model, with its loss and its optimizer.
+
+    Raises:
+        ConfigError: A text cannot contain its loss, its optimizer or a layer; the error names it.
+    """
+    text = provided("describe", PART)(model)
+    lines = [f"train:loss {_loss_of(model)};", f"train:optimizer {_optimizer_of(model)};"]
+    lines += [f"train:{key} none;" for key in ("scaling", "penalty", "clipping", "loss_weights")]
+    if any("accuracy" in str(getattr(metric, "name", metric)) for metric in _metrics_of(model)):
+        lines.append("train:metrics accuracy;")
+    return f"{text.rstrip()}\n\n" + "\n".join(lines) + "\n"
+
+
+def _metrics_of(model: Any) -> list[Any]:
+    given = (model.get_compile_config() or {}).get("metrics") or []
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _loss_of(model: Any) -> str:
+    import keras
+
+    if not model.compiled:
+        raise ConfigError("the model is not compiled", hint="call self.model.compile in create_model")
+    if len(model.outputs) != 1:
+        raise ConfigError(f"the model has {len(model.outputs)} outputs, and peers train one", hint="give it one output")
+    loss = model.loss
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    name = str(getattr(loss, "name", None) or getattr(loss, "__name__", ""))
+    name = {"mse": "mean_squared_error", "mae": "mean_absolute_error"}.get(name, name)
+    if name not in LOSSES:
+        raise ConfigError(
+            f"peers cannot train with the loss {name or loss!r}", hint=f"they can with {', '.join(sorted(LOSSES))}"
+        )
+    config: dict[str, Any] = loss.get_config() if hasattr(loss, "get_config") else {}
+    logits = bool(config.get("from_logits", False))
+    last = getattr(getattr(model.layers[-1], "activation", None), "__name__", "")
+    if name.endswith("crossentropy") and logits != (last == "linear"):
+        raise ConfigError(
+            f"the loss {name} has from_logits={logits}, and the last activation is {last or 'unknown'}",
+            hint="use from_logits=True after a linear output, and False after softmax or sigmoid",
+        )
+    return LOSSES[name]
+
+
+def _optimizer_of(model: Any) -> str:
+    optimizer = model.optimizer
+    name, config = type(optimizer).__name__, optimizer.get_config()
+    if name not in OPTIMIZERS:
+        raise ConfigError(
+            f"peers cannot train with the optimizer {name}", hint=f"they can with {', '.join(OPTIMIZERS)}"
+        )
+    if not isinstance(config["learning_rate"], float):
+        raise ConfigError("peers cannot train with a schedule of the learning rate", hint="give a number")
+    usual = type(optimizer)().get_config()
+    given = {"learning_rate": config["learning_rate"]}
+    given |= {key: value for key, value in config.items() if key not in LEFT_OUT and value != usual.get(key)}
+    return f"{name}({', '.join(f'{key}={_spelled(value)}' for key, value in given.items())})"
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return repr(round(value, 9))
+    return str(value)
+
+
+def _first(x: Any) -> Any:
+    return next(iter(x.values())) if isinstance(x, dict) else x
+
+
+def _taken(x: Any, rows: Any) -> Any:
+    return {name: one[rows] for name, one in x.items()} if isinstance(x, dict) else x[rows]
+
+
+def arrays_of(source: str) -> Mapping[str, Any]:
+    """Return the arrays of ``digits`` or another built-in data set, or of a ``.npz`` file.
+
+    Raises:
+        ConfigError: There is no such data.
+        DatasetError: The file cannot be read.
+    """
+    found: Mapping[str, Any] = provided("DataSource", PART)(source).arrays()
+    return found
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a model text.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None

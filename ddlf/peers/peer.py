@@ -1,0 +1,254 @@
+"""A peer in Python: trains on its own data, posts its sets, and merges the answers into its live weights."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.set_merge import SET_MERGE, WeightSet
+from ddlf.algorithms.weights import Weights, is_float
+from ddlf.errors import AuthError, ConfigError, ProtocolError
+from ddlf.events.facts import from_data
+from ddlf.peers.entries import NO_SET
+from ddlf.peers.frames import Answer, Broken, Bye, End, Hello, Post, Score, Welcome
+from ddlf.peers.link import Connection
+from ddlf.peers.model import Trained, accuracy_of
+from ddlf.peers.plan import Plan
+from ddlf.peers.sessions import read_link
+
+Train = Callable[[Welcome], Trained]
+"""Makes the model with the private data, from the welcome of the server."""
+
+
+class Peer:
+    """Takes part in a training with private data.
+
+    Args:
+        link: The link that ``ddlf peers serve`` or ``ddlf peers invite`` has printed.
+        make: Makes the model with the data. It may use the text of the server's model, or the owner's own code.
+        samples: Number of private samples. It must not change during a run.
+        name: Name for people, which the server shows.
+        say: Prints a line about what happens.
+
+    Attributes:
+        trained: The model with its live weights.
+        plan: How the peers work together.
+        updates: Batches trained so far.
+        posts: Posts so far.
+        merges: Sets of others that were merged.
+        why_over: Why the training was over; empty while it is not.
+    """
+
+    trained: Trained
+    plan: Plan
+
+    def __init__(
+        self, link: str, make: Train, *, samples: int, name: str = "", say: Callable[[str], None] = print
+    ) -> None:
+        self._link = read_link(link)
+        if not self._link.code:
+            raise ConfigError("the link has no code behind its #", hint="copy the whole link")
+        self._make = make
+        self._samples = samples
+        self._name = name
+        self._say = say
+        self._run = ""
+        self._keeps = False
+        self._trainings = 0
+        self._contains = NO_SET
+        self._base = NO_SET
+        self._posted: Weights = []
+        self._since = 0
+        self._posted_at = 0.0
+        self._accuracy = float("nan")
+        self._number = 0
+        self._rate = 0.0
+        self.updates = 0
+        self.posts = 0
+        self.merges = 0
+        self.why_over = ""
+
+    def run(self, *, most_updates: int | None = None) -> Trained:
+        """Train until the training is over, and return the model. At the end it has the merged weights of all peers.
+
+        Args:
+            most_updates: Leave after this number of batches; None to stay.
+
+        Raises:
+            ConnectError: The server cannot be reached.
+            AuthError: The server refuses this peer.
+        """
+        self._connection = Connection(self._link, self._hello, self._say)
+        try:
+            self._begin(self._connection.welcome)
+            while not self.why_over:
+                if most_updates is not None and self.updates >= most_updates and not self._connection.waits:
+                    self._connection.send(Bye())
+                    break
+                self._step(trains=most_updates is None or self.updates < most_updates)
+        finally:
+            self._connection.close()
+        return self.trained
+
+    def _hello(self) -> Hello:
+        return Hello(
+            name=self._name,
+            samples=self._samples,
+            layout=self.trained.layout.digest if self._run else "",
+            run=self._run,
+            keeps=self._keeps,
+            updates=self.updates,
+        )
+
+    def _begin(self, welcome: Welcome) -> None:
+        try:
+            self.plan = from_data(Plan, welcome.plan)
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"the server's plan cannot be read: {error}") from None
+        self.trained = self._make(welcome)
+        if self.trained.layout.digest != welcome.layout:
+            raise ConfigError(
+                "your model has other weights than the server's",
+                hint="create the same model: `ddlf model diff` shows differences",
+            )
+        if self.plan.way == "swap":
+            self._rule = SET_MERGE.read(self.plan.merge)
+        self._number, self._trainings = welcome.number, welcome.trainings
+        self._set_rate(welcome.rate)
+        if why := self.trained.layout.fault(welcome.set):
+            raise ProtocolError(f"the server's first set cannot be used: {why}")
+        self._load(self.trained.layout.decode(welcome.set))
+        self._base = welcome.set_number
+        self._run, self._keeps = welcome.run, True
+        self._posted_at = time.monotonic()
+        self._connection.start(self.trained.layout.bytes)
+        self._say(f"joined    as peer {welcome.peer}; {self._samples:,} samples stay here, sets of weights travel")
+
+    def _step(self, *, trains: bool) -> None:
+        """Train a batch, post if it is time, and take what the server has sent."""
+        waits = self.plan.way == "rounds" and self._connection.waits
+        if trains and not waits:
+            self.trained.batch(self.plan.batch_size)
+            self.updates += 1
+            self._since += 1
+        late = self.plan.seconds and time.monotonic() - self._posted_at >= self.plan.seconds
+        if (self._since >= self.plan.updates or late or not trains) and self._since and not self._connection.waits:
+            self._post()
+        message = self._connection.take(None if waits else 0.0 if trains else 0.1)
+        while message is not None:
+            match message:
+                case Answer():
+                    self._answered(message)
+                case End():
+                    self._ended(message)
+                case _:
+                    raise ProtocolError(f"the server sent {type(message).__name__} in the middle of a run")
+            message = self._connection.take()
+
+    def _post(self) -> None:
+        means, weights = self.trained.means(), self.trained.weights()
+        self._accuracy = accuracy_of(means)
+        if why := self.trained.layout.not_finite(weights):
+            self._break(f"after training: {why}")
+            return
+        self._posted, self._number = weights, self._number + 1
+        self._trainings += 1
+        loss = means.get("loss", float("nan"))
+        post = Post(
+            number=self._number,
+            contains=self._contains,
+            updates=self._since,
+            base=self._base if self.plan.way == "rounds" else NO_SET,
+            accuracy=_to_wire(self._accuracy),
+            loss=_to_wire(loss),
+            set=self.trained.layout.encode(weights),
+        )
+        self._since, self._posted_at, self.posts = 0, time.monotonic(), self.posts + 1
+        self._connection.send(post)
+        self._say(
+            f"posted    set {self.posts} after {self.updates:,} batches: loss {loss:.4f}, accuracy {self._accuracy:.4f}"
+        )
+
+    def _break(self, why: str) -> None:
+        self._say(f"broken    {why}; beginning again from the last validated set")
+        self._since = 0
+        self._connection.send(Broken(why=why[:500]))
+        while True:  # earlier answers belong to the broken weights
+            message = self._connection.take(None)
+            if isinstance(message, End):
+                self._ended(message)
+                return
+            if isinstance(message, Answer) and message.answer in ("replace", "rejected"):
+                self._answered(replace(message, answer="rejected"))
+                return
+
+    def _answered(self, answer: Answer) -> None:
+        self._set_rate(answer.rate)
+        if answer.answer == "continue":
+            return
+        if answer.answer == "validate":
+            accuracy, loss, samples = self.trained.test(self._posted)
+            if math.isfinite(loss):
+                tested = Score(
+                    set_number=answer.set_number, accuracy=_to_wire(accuracy), loss=max(loss, 0.0), samples=samples
+                )
+                self._connection.send(tested)
+            return
+        if why := self.trained.layout.fault(answer.set):
+            raise ProtocolError(f"the server's set {answer.set_number} cannot be used: {why}")
+        given = self.trained.layout.decode(answer.set)
+        if answer.answer == "merge":
+            self._merge(answer, given)
+            return
+        if answer.answer == "replace" and self._posted:  # keep the training since the post
+            given = [
+                g + (live - posted) if is_float(g) else g
+                for g, live, posted in zip(given, self.trained.weights(), self._posted, strict=True)
+            ]
+        if answer.answer == "rejected":
+            self._say(f"rejected  {answer.why}; beginning again from set {answer.set_number}")
+            self._since = 0
+        self._load(given)
+        self._contains = self._base = answer.set_number
+        self._trainings = answer.trainings
+
+    def _merge(self, answer: Answer, given: Weights) -> None:
+        mine = WeightSet(weights=self.trained.weights(), trainings=self._trainings, accuracy=self._accuracy)
+        theirs = WeightSet(weights=given, trainings=answer.trainings, accuracy=_from_wire(answer.accuracy))
+        merged = self._rule.merge(mine, theirs)
+        if why := self.trained.layout.not_finite(merged.weights):
+            self._break(f"merging set {answer.set_number}: {why}")
+            return
+        if merged is not mine:
+            self._load(merged.weights)
+        self._trainings, self._contains = merged.trainings, answer.set_number
+        self.merges += 1
+
+    def _ended(self, end: End) -> None:
+        if not end.over:
+            raise AuthError(f"the server has ended this peer's session: {end.why}", hint=end.hint)
+        if end.set and not self.trained.layout.fault(end.set):
+            self._load(self.trained.layout.decode(end.set))
+        self.why_over = end.why
+        self._say(f"over      {end.why}")
+
+    def _load(self, weights: Weights) -> None:
+        self.trained.assign([np.asarray(one) for one in weights])
+
+    def _set_rate(self, rate: float) -> None:
+        if self.plan.decay and rate and rate != self._rate:
+            self._rate = rate
+            self.trained.set_rate(rate)
+
+
+def _to_wire(value: Any) -> float:
+    return float(value) if value >= 0 and math.isfinite(value) else -1.0
+
+
+def _from_wire(value: float) -> float:
+    return value if value >= 0 else float("nan")

@@ -1,0 +1,358 @@
+"""The server of peers, with real sockets and files, and peers that share no code with it."""
+
+import asyncio
+import contextlib
+import socket
+
+import numpy as np
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from ddlf.errors import CheckpointError
+from ddlf.peers import ledger, server, sessions
+from ddlf.peers.plan import Plan
+from ddlf.peers.server import Model, PeerServer
+from ddlf.peers.sets import layout_of
+from tests.patience import PATIENCE_S
+from tests.peers.light import BROKEN, BYE, HELLO, POST, SCORE, Light, frame, get, opened
+
+WEIGHTS = {"dense/kernel": np.zeros((3, 2), np.float32), "dense/bias": np.zeros(2, np.float32)}
+LAYOUT = layout_of(WEIGHTS)
+
+
+def a_set(value):
+    return LAYOUT.encode([np.full_like(array, value) for array in WEIGHTS.values()])
+
+
+def value(data):
+    return float(LAYOUT.decode(data)[0][0, 0])
+
+
+class Running:
+    """A server that runs, and the lines that it has printed."""
+
+    def __init__(self, folder, **plan):
+        self.folder, self.lines = folder, []
+        model = Model(text="a model", layout=LAYOUT, first=a_set(0.0), trainable=(True, True))
+        plan = Plan(**({"validate_s": 0.0, "merge": "average"} | plan))
+        self.server = PeerServer(folder, model, plan, say=self.lines.append, control="secret")
+        self.server.recover()
+
+    async def __aenter__(self):
+        sock = socket.create_server(("127.0.0.1", 0))
+        self.port = sock.getsockname()[1]
+        ready = asyncio.Event()
+        self.task = asyncio.ensure_future(self.server.serve(sock, ready.set))
+        await asyncio.wait_for(ready.wait(), PATIENCE_S)
+        return self
+
+    async def __aexit__(self, *exc):
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task
+
+    async def peer(self, **how):
+        peer = Light(self.port, **how)
+        [code] = await self.server.invite()
+        await peer.join(code)
+        return peer
+
+    async def until(self, holds):
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():  # noqa: ASYNC110  what holds is the state of several tasks
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def running(tmp_path):
+    async with Running(tmp_path) as running:
+        yield running
+
+
+async def test_peers_swap_their_sets(running):
+    one, other = await running.peer(), await running.peer()
+    assert value(one.set) == 0.0
+    assert (await one.post(a_set(1.0), accuracy=0.5))["answer"] == "continue"
+    answer = await other.post(a_set(2.0))
+    assert (answer["answer"], answer["trainings"], answer["accuracy"], value(other.set)) == ("merge", 1, 0.5, 1.0)
+    assert (await one.post(a_set(3.0)))["answer"] == "merge"
+    assert value(one.set) == 2.0
+    assert running.server.ledger.sets.keys() == running.server.sets.keys()
+
+
+async def test_a_peer_that_is_cut_off_comes_back_as_the_same_and_is_answered_once(running):
+    one, other = await running.peer(), await running.peer()
+    await one.post(a_set(1.0))
+    await other.send_post(a_set(2.0))
+    await running.until(lambda: running.server.ledger.members[2].number == 1)
+    await other.socket.close()
+    welcome = await other.connect(keeps=True)
+    assert (welcome["peer"], welcome["number"], welcome["set_number"]) == (2, 1, 0)
+    await other.send_again(a_set(2.0))
+    assert ((await other.answer())["answer"], value(other.set)) == ("merge", 1.0)
+    assert running.server.ledger.counts["posts"] == 2
+
+
+async def test_a_server_that_was_killed_knows_every_acknowledged_set(tmp_path):
+    async with Running(tmp_path) as running:
+        one, other = await running.peer(), await running.peer()
+        await one.post(a_set(1.0))
+        await other.post(a_set(2.0))
+        before, sets = running.server.ledger.state(), dict(running.server.sets)
+        await one.socket.close()
+        await other.socket.close()
+    async with Running(tmp_path) as again:
+        assert (again.server.ledger.state(), again.server.sets) == (before, sets)
+        one.port = other.port = again.port
+        assert (await one.connect(keeps=True))["number"] == 1
+        assert (await one.post(a_set(3.0)))["answer"] == "merge"
+        assert value(one.set) == 2.0
+
+
+async def test_a_set_that_is_not_finite_is_rejected_and_the_run_continues(running):
+    one, other = await running.peer(), await running.peer()
+    await one.post(a_set(1.0))
+    answer = await other.post(a_set(float("nan")))
+    assert (answer["answer"], value(other.set)) == ("rejected", 0.0)
+    assert answer["why"] == "6 of 6 values of 'dense/kernel' are NaN or infinite"
+    assert (await other.post(a_set(2.0)))["answer"] == "merge"
+
+
+async def test_a_peer_whose_merge_broke_begins_again_from_the_validated_set(running):
+    one, other = await running.peer(), await running.peer()
+    await one.post(a_set(1.0))
+    tested = {"set_number": 2, "accuracy": 0.5, "loss": 1.0, "samples": 64}
+    await one.socket.send(frame(SCORE, tested))
+    await running.until(lambda: running.server.ledger.validated == 2)
+    assert (await other.post(a_set(5.0)))["answer"] == "merge"
+    await other.socket.send(frame(BROKEN, {"why": "NaN after a merge"}))
+    assert ((await other.answer())["answer"], value(other.set)) == ("replace", 1.0)
+    assert any("NaN after a merge" in line for line in running.lines)
+
+
+async def test_after_a_merge_all_peers_get_the_mean_by_trainings(running):
+    one, other = await running.peer(), await running.peer()
+    for _ in range(3):
+        await one.post(a_set(1.0))
+    await other.post(a_set(5.0))
+    await running.server._command("merge", "")
+    await running.until(lambda: running.server.ledger.base > 1)
+    for peer in (one, other):
+        assert (await peer.post(a_set(9.0)))["answer"] == "replace"
+        assert value(peer.set) == pytest.approx((3 * 1.0 + 1 * 5.0) / 4)
+
+
+async def test_the_end_gives_all_peers_the_last_set(running):
+    one, other = await running.peer(), await running.peer()
+    await one.post(a_set(1.0))
+    await other.post(a_set(3.0))
+    status, _, _ = await get(running.port, "/control/stop", {"Authorization": "Bearer secret"})
+    assert status == 200
+    for peer in (one, other):
+        end = await peer.answer()
+        assert (end["end"]["over"], value(end["set"])) == (True, 2.0)
+    await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_S)
+
+
+async def test_a_round_is_the_mean_of_its_sets_by_samples(tmp_path):
+    async with Running(tmp_path, way="rounds", merge="mean") as running:
+        one, other = await running.peer(samples=100), await running.peer(samples=300)
+        await one.send_post(a_set(1.0), base=1)
+        assert (await other.post(a_set(5.0), base=1))["answer"] == "replace"
+        await one.answer()
+        assert value(one.set) == value(other.set) == 0.25 * 1.0 + 0.75 * 5.0
+        late = await running.peer()
+        assert value(late.set) == 4.0
+
+
+async def test_a_code_is_used_once_and_expires(running, monkeypatch):
+    monkeypatch.setattr(server, "WRONG_CODE_S", 0.0)
+    [code] = await running.server.invite()
+    status, headers, body = await get(running.port, "/join", {"X-DDLF-Code": code})
+    assert status == 200
+    cookie = headers["Set-Cookie"]
+    assert "HttpOnly; SameSite=Strict" in cookie
+    assert code not in cookie + body
+    assert (await get(running.port, "/join", {"X-DDLF-Code": code}))[0] == 403
+    assert (await get(running.port, "/join", {"X-DDLF-Code": "x" * 43}))[0] == 403
+    assert (await get(running.port, "/join"))[0] == 403
+    monkeypatch.setattr(sessions, "CODE_S", -1.0)
+    [code] = await running.server.invite()
+    status, _, body = await get(running.port, "/join", {"X-DDLF-Code": code})
+    assert (status, body.strip()) == (403, "the code of the link has expired; ask for a new link")
+
+
+@pytest.mark.parametrize("path", ["/", "/join", "/live", "/control/list"])
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
+async def test_foreign_hosts_and_origins_are_refused(running, path, headers):
+    assert (await get(running.port, path, headers))[0] == 403
+
+
+async def test_each_answer_carries_the_policy(running):
+    for path in ("/", "/join", "/nothing"):
+        _, headers, _ = await get(running.port, path)
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert "'unsafe-" not in headers["Content-Security-Policy"]
+        assert headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer other"}, {"Cookie": "ddlf-peer-1=x"}])
+async def test_without_a_session_there_is_no_connection(running, headers):
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(f"ws://127.0.0.1:{running.port}/live", additional_headers=headers, proxy=None)
+    assert refused.value.response.status_code == 401
+
+
+async def test_a_browser_connects_with_its_cookie(running):
+    [code] = await running.server.invite()
+    _, headers, _ = await get(running.port, "/join", {"X-DDLF-Code": code})
+    cookie = headers["Set-Cookie"].partition(";")[0]
+    origin = f"http://127.0.0.1:{running.port}"
+    async with connect(
+        f"ws://127.0.0.1:{running.port}/live", additional_headers={"Cookie": cookie}, origin=origin, proxy=None
+    ) as socket:
+        await socket.send(frame(HELLO, {"name": "browser", "samples": 5}))
+        assert opened(await socket.recv())[1]["peer"] == 1
+
+
+async def test_commands_need_the_secret_of_the_server(running):
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        assert (await get(running.port, "/control/stop", headers))[0] == 401
+    assert (await get(running.port, "/control/nothing", {"Authorization": "Bearer secret"}))[0] == 409
+    assert not running.server.ledger.ended
+
+
+async def test_a_removed_peer_cannot_come_back(running):
+    peer = await running.peer()
+    await peer.post(a_set(1.0))
+    await get(running.port, "/control/kick?peer=1", {"Authorization": "Bearer secret"})
+    assert "removed" in (await peer.answer())["end"]["why"]
+    with pytest.raises(InvalidStatus):
+        await peer.connect(keeps=True)
+
+
+HUGE = frame(POST, {"number": 1, "contains": 0, "updates": 1}, bytes(100_000))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "text",
+        b"",
+        a_set(1.0),
+        frame(POST, {"number": 1, "contains": 0, "updates": 1}, a_set(1.0))[:-1],
+        frame(POST, {"number": 5, "contains": 0, "updates": 1}, a_set(1.0)),
+        frame(POST, {"number": 1, "contains": 0, "updates": 2**40}, a_set(1.0)),
+        frame(HELLO, {"name": "again", "samples": 5}),
+        frame(SCORE, {"set_number": 1, "accuracy": 7.0, "loss": 0.0, "samples": 1}),
+        frame(99, {}),
+        HUGE,
+    ],
+    ids=["text", "empty", "set", "half", "number", "updates", "hello", "score", "kind", "huge"],
+)
+async def test_bad_frames_end_their_connection_and_harm_nobody_else(running, message):
+    bad, good = await running.peer(), await running.peer()
+    await bad.socket.send(message)
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            assert opened(await bad.socket.recv())[0] == 8
+    assert (await good.post(a_set(1.0)))["answer"] == "continue"
+
+
+@pytest.mark.parametrize(
+    ("hello", "why"),
+    [
+        ({"samples": 0}, "1 to 1,000,000,000 samples"),
+        ({"samples": 10**12}, "1 to 1,000,000,000 samples"),
+        ({"samples": 5, "layout": "other"}, "other weights than the server's"),
+        ({"samples": 5, "run": "an older one"}, "another run"),
+    ],
+)
+async def test_a_hello_that_does_not_fit_is_answered_with_the_reason(running, hello, why):
+    peer = await running.peer()
+    await peer.socket.close()
+    peer.socket = await connect(
+        f"ws://127.0.0.1:{running.port}/live", additional_headers={"Authorization": f"Bearer {peer.key}"}, proxy=None
+    )
+    await peer.socket.send(frame(HELLO, {"name": "x"} | hello))
+    assert why in (await peer.answer())["end"]["why"]
+
+
+async def test_the_number_of_samples_must_not_change(running):
+    peer = await running.peer(samples=100)
+    peer.samples = 200
+    assert "must not change: it was 100, and is 200" in (await peer.connect(keeps=True))["end"]["why"]
+
+
+async def test_a_second_window_takes_the_place_of_the_first(running):
+    peer = await running.peer()
+    first = peer.socket
+    await peer.connect(keeps=True)
+    assert "connected again" in opened(await first.recv())[1]["why"]
+    assert (await peer.post(a_set(1.0)))["answer"] == "continue"
+
+
+async def test_a_peer_that_says_goodbye_leaves_nothing_outstanding(running):
+    one, other = await running.peer(), await running.peer()
+    await one.post(a_set(1.0))
+    await other.post(a_set(2.0))
+    await other.socket.send(frame(BYE, {}))
+    await running.until(lambda: "merged" in running.server.ledger.counts)
+    assert [held.state for held in running.server.ledger.sets.values()] == ["base", "waiting"]
+
+
+async def test_a_peer_that_does_not_answer_pings_is_gone_after_its_lease(running, monkeypatch):
+    monkeypatch.setattr(ledger, "LEASE_S", 0.5)
+    monkeypatch.setattr(server, "PING_S", 0.05)
+    one, other = await running.peer(), await running.peer()
+    await one.post(a_set(1.0))
+    await other.post(a_set(2.0))
+    other.socket.transport.pause_reading()  # as a machine that has lost its network
+    await running.until(lambda: not running.server.ledger.members[2].present)
+    assert running.server.ledger.present == [1]
+    await running.until(lambda: "outstanding" not in {held.state for held in running.server.ledger.sets.values()})
+
+
+async def test_a_full_disk_acknowledges_nothing_and_the_peer_posts_again(running, monkeypatch):
+    peer = await running.peer()
+    journal = running.server._journal
+    append = journal.append
+
+    def full(entries):
+        raise CheckpointError("no space: need 1 kB in the folder")
+
+    monkeypatch.setattr(journal, "append", full)
+    await peer.send_post(a_set(1.0))
+    with pytest.raises(ConnectionClosed) as closed:
+        await peer.socket.recv()
+    assert closed.value.rcvd.code == 1013
+    monkeypatch.setattr(journal, "append", append)
+    await peer.connect(keeps=True)
+    await peer.send_again(a_set(1.0))
+    assert (await peer.answer())["answer"] == "continue"
+    assert any("no space" in line for line in running.lines)
+
+
+async def test_posts_that_come_together_share_a_sync(running):
+    peers = [await running.peer() for _ in range(8)]
+    journal, begun, going = running.server._journal, asyncio.Event(), asyncio.Event()
+    append, loop, sizes = journal.append, asyncio.get_running_loop(), []
+
+    def slow(entries):
+        sizes.append(len(entries))
+        if len(sizes) == 1:
+            loop.call_soon_threadsafe(begun.set)
+            asyncio.run_coroutine_threadsafe(going.wait(), loop).result()
+        append(entries)
+
+    journal.append = slow
+    await peers[0].send_post(a_set(1.0))
+    await begun.wait()
+    for peer in peers[1:]:
+        await peer.send_post(a_set(2.0))
+    await running.until(lambda: running.server._queue.qsize() == 7)
+    going.set()
+    for peer in peers:
+        await peer.answer()
+    assert sizes == [1, 7]
