@@ -182,7 +182,7 @@ def main(argv: list[str] | None = None) -> None:
         "--quick", action="store_true", help="fewer calls and only transports that need nothing installed"
     )
     parser.add_argument("--repeats", type=int, help="of each measurement (default: 7; 2 with --quick)")
-    parser.add_argument("--transports", help="comma-separated parts of names: ddlf,raw,grpc")
+    parser.add_argument("--peers", dest="transports", help="comma-separated parts of names: ddlf,raw,grpc")
     parser.add_argument("--uvloop", action="store_true", help="run this side on uvloop; the worker stays on asyncio")
     parser.add_argument(
         "--pin",

@@ -4,6 +4,7 @@ Peers here have no weights. The account knows for each set which posts are in it
 ledger. So it can tell whether a set that the ledger calls contained is contained.
 """
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -33,6 +34,8 @@ from ddlf.peers.plan import Plan
 from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.swap import SwapLedger
 
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Folder whose files need no disk: here a crash is a shorter file."""
 PEERS = st.integers(1, 4)
 FIRST = 0
 """The content of the first weights: no post is in them, so they get a number of their own."""
@@ -59,7 +62,7 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir=IN_MEMORY))
         self.now = 1000.0
         self.peers = {}
         self.contents = {}  # by set: the posts in it

@@ -1,8 +1,12 @@
 """Frames: each message comes back, other bytes are refused, and the page in the documentation has the same bytes."""
 
 import json
+import re
 from dataclasses import fields
+from pathlib import Path
+from pkgutil import resolve_name
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +14,7 @@ from hypothesis import strategies as st
 from ddlf.errors import ProtocolError
 from ddlf.peers import frames
 from ddlf.peers.frames import PREFIX, Answer, Bye, End, Hello, Post, Score, Welcome
+from ddlf.peers.sets import layout_of
 
 MESSAGES = [
     Hello(name="Ann", samples=100, keeps=True, run="r", updates=3),
@@ -31,6 +36,7 @@ MESSAGES = [
     Bye(),
     End(why="over", set_number=9, set=b"12"),
 ]
+PAGE = Path(__file__).parents[2] / "docs/reference/peers_protocol.md"
 ALL = frames.FROM_PEER + frames.FROM_SERVER
 
 
@@ -89,3 +95,32 @@ def test_any_bytes_are_a_message_or_refused(data, kind):
         except ProtocolError:
             continue
         assert all(getattr(message, field.name) is not None for field in fields(message))
+
+
+def on_the_page(name):
+    """Return the bytes of a block of the page. In each of its lines a comment begins with ``;``."""
+    found = re.search(rf"^```hex {name}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return bytes.fromhex("".join(line.partition(";")[0] for line in found[1].splitlines()))
+
+
+def test_the_page_of_the_protocol_has_the_bytes_of_frames():
+    post = Post(number=1, contains=0, updates=20, accuracy=0.5, loss=1.25)
+    assert on_the_page("post") == frames.encode(post)
+    assert on_the_page("bye") == frames.encode(Bye())
+    assert frames.decode(on_the_page("post") + b"12345678", ALL, 8).loss == 1.25
+
+
+def test_the_page_of_the_protocol_has_the_bytes_of_a_set():
+    kernel, bias = np.array([[1, 2]], np.float32), np.array([3, 4], np.float32)
+    layout = layout_of({"dense/kernel": kernel, "dense/bias": bias})
+    assert on_the_page("set") == layout.encode([kernel, bias])
+
+
+def test_the_page_of_the_protocol_lists_each_message_and_each_limit():
+    text = PAGE.read_text()
+    for number, kind in frames.KINDS.items():
+        [row] = re.findall(rf"^\| {number} \| (?:peer|server) \| {kind.__name__.lower()} \|.*$", text, re.MULTILINE)
+        names = {field.name for field in fields(kind)} - {"set"}
+        assert {name for name in names if f"`{name}`" not in row} == set()
+    for name, value in re.findall(r"^\| `peers\.(\S+)` \| ([\d.,]+) \|", text, re.MULTILINE):
+        assert resolve_name(f"ddlf.peers.{name}") == float(value.replace(",", "")), name

@@ -1,5 +1,6 @@
 """Peers as users start them: real processes, real digits, halves of the classes, and a server that is killed."""
 
+import importlib
 import os
 import re
 import signal
@@ -74,7 +75,8 @@ def digits(tmp_path):
 
 def test_two_peers_with_half_of_the_classes_each_learn_all_of_them(digits):
     """The server is killed in the middle, continues, and its peers come back by themselves."""
-    from keras.saving import load_model
+    importlib.import_module("ddlf.extras.text.conversion.operator")  # the layers of the text
+    load_model = importlib.import_module("keras").saving.load_model
 
     with Command(digits, "serve", "digits.nnm", "--data", "digits", "--invite", "2", "--port", "0") as server:
         links = [server.until(r"link +(\S+)")[1] for _ in range(2)]
