@@ -17,14 +17,14 @@ FLAGS = (
 
 
 @contextlib.asynccontextmanager
-async def chromium() -> AsyncIterator[Browser]:
-    """A browser of its own."""
+async def chromium(*flags: str) -> AsyncIterator[Browser]:
+    """A browser of its own, with more flags if any are named."""
     from playwright.async_api import async_playwright  # its import takes long in every process that collects the tests
 
     path = shutil.which("chromium")
     assert path, "install it: apt-get install chromium"
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        browser = await playwright.chromium.launch(executable_path=path, args=[*FLAGS, *flags])
         try:
             yield browser
         finally:

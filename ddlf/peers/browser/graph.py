@@ -1,0 +1,406 @@
+"""The layer graph of a compiled Keras model, which browsers train. Runs on the server.
+
+A graph is JSON: the weights, layers with their arguments, calls of them in the order of computation, losses, metrics and
+the optimizer. Weights have the names that they have in sets, such as ``dense/kernel``. Tensors have numbers: the inputs
+come first, then the results of each call. A nested model is written as its layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ddlf.errors import ConfigError
+from ddlf.peers.browser.listed import (
+    ACTIVATIONS,
+    BY_SHAPE,
+    LAYERS,
+    LOSSES,
+    METRICS,
+    OPTIMIZERS,
+    RATES,
+    REDUCTIONS,
+    Config,
+    Listed,
+)
+
+FORMAT = 1
+"""Number of this format. The engine refuses other ones."""
+HINT = "docs/reference/browser.md lists what browsers train; Python peers train every Keras model"
+USUAL = ("name", "trainable", "dtype")
+ARGUMENTS = {"MultiHeadAttention": ("query", "value", "key"), "LSTM": ("sequences", "initial_state")}
+ARGUMENTS |= dict.fromkeys(("SimpleRNN", "GRU"), ARGUMENTS["LSTM"])
+
+
+def layer_graph(model: Any, weights: Mapping[str, Any]) -> Config:
+    """Return the layer graph of a model.
+
+    Args:
+        model: A compiled Sequential or functional Keras model.
+        weights: Its variables by their names in sets, in the order of a set.
+
+    Raises:
+        ConfigError: Browsers cannot train the model exactly as Keras does. The sentence names the part.
+    """
+    return _Writer(model, weights).graph()
+
+
+def refusal(what: str) -> ConfigError:
+    """Return the error for a part that the engine lacks."""
+    return ConfigError(f"browsers cannot train {what}", hint=HINT)
+
+
+class _Writer:
+    """Writes one model."""
+
+    def __init__(self, model: Any, weights: Mapping[str, Any]) -> None:
+        self.model = model
+        self.weights = weights
+        self.names = {id(weight): name for name, weight in weights.items()}
+        self.layers: dict[int, Config] = {}
+        self.written: list[Config] = []
+        self.count = 0
+
+    def graph(self) -> Config:
+        model = self.model
+        if not getattr(model, "compiled", False):
+            raise refusal(f"the model {model.name!r}, which is not compiled")
+        if model.dtype_policy.name != "float32":
+            raise refusal(f"the model {model.name!r} of type {model.dtype_policy.name}, only float32")
+        function = _functional(model)
+        outputs = self.calls(model, "", None)
+        trained = {id(weight) for weight in model.trainable_variables}
+        return {
+            "format": FORMAT,
+            "name": model.name,
+            "inputs": [_input(tensor) for tensor in function.inputs],
+            "weights": [_weight(name, weight, id(weight) in trained) for name, weight in self.weights.items()],
+            "layers": list(self.layers.values()),
+            "calls": self.written,
+            "outputs": outputs,
+            "losses": _losses(model, _output_names(function)),
+            "optimizer": _optimizer(model, self.names),
+        }
+
+    def calls(self, model: Any, prefix: str, given: list[int] | None) -> list[int]:
+        """Write the calls of a model, and return the numbers of its outputs."""
+        function = _functional(model)
+        numbers = self._new(len(function.inputs)) if given is None else given
+        own = {id(tensor): number for tensor, number in zip(function.inputs, numbers, strict=True)}
+        for depth in sorted(function._nodes_by_depth, reverse=True):
+            for node in function._nodes_by_depth[depth]:
+                if node.operation is None or node.is_input:
+                    continue
+                taken = [own[id(tensor)] for tensor in _inputs(node)]
+                made = self._call(node, prefix, taken)
+                own |= {id(tensor): number for tensor, number in zip(node.outputs, made, strict=True)}
+        return [own[id(tensor)] for tensor in function.outputs]
+
+    def _new(self, count: int) -> list[int]:
+        self.count += count
+        return list(range(self.count - count, self.count))
+
+    def _call(self, node: Any, prefix: str, taken: list[int]) -> list[int]:
+        import keras
+
+        operation = node.operation
+        if isinstance(operation, keras.Model):
+            return self.calls(operation, f"{prefix}{operation.name}/", taken)
+        if not isinstance(operation, keras.layers.Layer):
+            raise refusal(f"the operation {type(operation).__name__} ({operation.name!r}), only layers")
+        layer = self.layers.get(id(operation))
+        if layer is None:
+            layer = self.layers[id(operation)] = self._layer(operation, prefix)
+        layer["calls"].append({"arguments": _arguments(node)})
+        call = {"layer": layer["name"], "number": len(layer["calls"]) - 1, "inputs": taken}
+        self.written.append(call)
+        return self._new(len(node.outputs))
+
+    def _layer(self, layer: Any, prefix: str) -> Config:
+        import keras
+
+        what = f"the layer {layer.name!r}"
+        row = _row(layer, LAYERS, keras.layers, what)
+        if layer.dtype_policy.name != "float32":
+            raise refusal(f"{what} of type {layer.dtype_policy.name}, only float32")
+        return {
+            "name": f"{prefix}{layer.name}",
+            "kind": row.kind,
+            "config": _layer_config(layer, row, what),
+            "trainable": bool(layer.trainable),
+            "weights": {own: self.names[id(weight)] for own, weight in _own_weights(layer)},
+            "calls": [],
+        }
+
+
+def _weight(name: str, weight: Any, trained: bool) -> Config:
+    if weight.constraint is not None:
+        raise refusal(f"the weight {name!r} with the constraint {type(weight.constraint).__name__}")
+    return {
+        "name": name,
+        "shape": list(weight.shape),
+        "penalty": _penalty(weight.regularizer, name),
+        "trained": trained,
+    }
+
+
+def _functional(model: Any) -> Any:
+    """Return the functional model that a Sequential model contains, or a functional model itself."""
+    import keras
+    from keras.src.models.functional import Functional
+
+    sequential = isinstance(model, keras.Sequential)
+    found = model._functional if sequential else model
+    usual = keras.Sequential.call if sequential else Functional.call
+    if found is None:
+        raise refusal(f"the model {model.name!r} without an input shape; begin it with keras.Input")
+    if not isinstance(found, Functional) or type(model).call is not usual:
+        raise refusal(f"the model {model.name!r}, whose class {type(model).__name__} has its own call")
+    return found
+
+
+def _output_names(function: Any) -> list[str]:
+    return [str(tensor._keras_history.operation.name) for tensor in function.outputs]
+
+
+def _input(tensor: Any) -> Config:
+    name = tensor._keras_history.operation.name
+    if tensor.dtype not in ("float32", "int32", "int64", "uint8", "bool"):
+        raise refusal(f"the input {name!r} of type {tensor.dtype}")
+    if None in tensor.shape[1:]:
+        raise refusal(f"the input {name!r} of shape {tuple(tensor.shape)}, only inputs of a fixed shape")
+    return {"name": name, "shape": list(tensor.shape[1:])}
+
+
+def _inputs(node: Any) -> list[Any]:
+    """Return the tensors that a call takes, in the order of the layer's arguments."""
+    import keras
+
+    names = ARGUMENTS.get(type(node.operation).__name__)
+    if names is None:
+        return list(node.input_tensors)
+    named = dict(zip(names, node.arguments.args, strict=False)) | dict(node.arguments.kwargs)
+    ordered = [named[name] for name in names if named.get(name) is not None]
+    flat: list[Any] = keras.tree.flatten(ordered)
+    if any(len(tensor.shape) != 3 for tensor in flat if type(node.operation).__name__ == "MultiHeadAttention"):
+        raise refusal(f"the layer {node.operation.name!r} (MultiHeadAttention) with several axes")
+    return flat
+
+
+def _arguments(node: Any) -> Config:
+    """Return the arguments of a call, without its tensors."""
+    layer, named = node.operation, dict(node.arguments.kwargs)
+    tensors = ARGUMENTS.get(type(layer).__name__, ())
+    values = {key: value for key, value in named.items() if key not in tensors and value is not None}
+    values.pop("training", None)  # Keras records a default here, and overrides it when the model is called
+    causal = bool(values.pop("use_causal_mask", False))
+    if values.get("return_attention_scores") is False:
+        del values["return_attention_scores"]
+    if values or len(node.arguments.args) > max(1, len(tensors)):
+        raise refusal(f"the layer {layer.name!r}, which is called with {', '.join(values) or 'more arguments'}")
+    return {"use_causal_mask": True} if causal else {}
+
+
+def _own_weights(layer: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each weight of a layer, and its name in the engine's function for this layer."""
+    kind = type(layer).__name__
+    if kind == "Bidirectional":
+        for side in ("forward", "backward"):
+            for own, weight in _own_weights(getattr(layer, f"{side}_layer")):
+                yield f"{side}/{own}", weight
+    elif kind == "MultiHeadAttention":
+        for part in ("query", "key", "value", "output"):
+            name = "attention_output" if part == "output" else part
+            for weight in getattr(layer, f"_{part}_dense").weights:
+                yield f"{name}/{weight.name}", weight
+    else:
+        for weight in layer.weights:
+            if "seed_generator" not in weight.path:
+                yield weight.name, weight
+
+
+def _row(thing: Any, table: Mapping[str, Listed], home: Any, what: str) -> Listed:
+    """Return the row of an object, whose class must be Keras's own."""
+    kind = type(thing)
+    row = table.get(kind.__name__)
+    if row is None or kind is not getattr(home, kind.__name__, None):
+        raise refusal(f"{what} ({kind.__name__})")
+    return row
+
+
+def _taken(config: Config, row: Listed, what: str) -> Config:
+    """Return the arguments that the engine computes with, after checking all others."""
+    for name, value in config.items():
+        if name in row.takes or name in row.free or name in USUAL or name.endswith("_initializer"):
+            continue
+        if name.endswith("_regularizer") and name != "activity_regularizer":
+            continue
+        if name.endswith(("_constraint", "_regularizer")):
+            if value is not None:
+                raise refusal(f"{what} ({row.name}) with {name}")
+            continue
+        if name not in row.only:
+            raise refusal(f"{what} ({row.name}) with {name}={value!r}")
+        if not _is(value, row.only[name]):
+            raise refusal(f"{what} ({row.name}) with {name}={value!r}, only {row.only[name]!r}")
+    return row.adapt({name: config[name] for name in row.takes if name in config})
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is(one, wanted) for one in value)
+    return bool(value == wanted)
+
+
+def _layer_config(layer: Any, row: Listed, what: str) -> Config:
+    import keras
+
+    config = _taken(layer.get_config(), row, what)
+    for name in ("activation", "recurrent_activation"):
+        if name in config:
+            config[name] = _activation(getattr(layer, name), what)
+    if row.name == "Bidirectional":
+        sides = {side: getattr(layer, f"{side}_layer") for side in ("forward", "backward")}
+        rows = {side: _row(one, LAYERS, keras.layers, f"{what} with a layer") for side, one in sides.items()}
+        kinds = {one.kind for one in rows.values()}
+        if kinds - {"SimpleRNN", "LSTM", "GRU"} or len(kinds) > 1:
+            raise refusal(f"{what} with the layers {' and '.join(sorted(kinds))}")
+        own = {side: _layer_config(one, rows[side], what) for side, one in sides.items()}
+        if any(one["return_state"] for one in own.values()):
+            raise refusal(f"{what} (Bidirectional) with return_state=True")
+        own["forward"]["go_backwards"], own["backward"]["go_backwards"] = False, True
+        if layer.forward_layer.go_backwards:
+            raise refusal(f"{what} (Bidirectional) with go_backwards=True")
+        return {"kind": kinds.pop(), "merge_mode": config["merge_mode"], **own}
+    if row.name == "Rescaling" and not all(isinstance(config[key], int | float) for key in ("scale", "offset")):
+        raise refusal(f"{what} (Rescaling) with several scales")
+    return config
+
+
+def _activation(function: Any, what: str) -> Config:
+    import keras
+
+    name = getattr(function, "__name__", type(function).__name__)
+    if name not in ACTIVATIONS or function is not keras.activations.get(name):
+        raise refusal(f"{what} with the activation {name}")
+    return {"kind": name}
+
+
+def _penalty(regularizer: Any, name: str) -> list[float] | None:
+    import keras
+
+    if regularizer is None:
+        return None
+    if type(regularizer) not in (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2):
+        raise refusal(f"the weight {name!r} with the regularizer {type(regularizer).__name__}")
+    return [float(getattr(regularizer, "l1", 0.0)), float(getattr(regularizer, "l2", 0.0))]
+
+
+def _by_output(given: Any, names: list[str], otherwise: Any) -> list[Any]:
+    """Return what ``compile`` got for each output: one for all, a list or a dict."""
+    if isinstance(given, dict):
+        return [given.get(name, otherwise) for name in names]
+    if isinstance(given, list | tuple):
+        return list(given) if len(given) == len(names) else [*given, *[otherwise] * (len(names) - len(given))]
+    return [given] * len(names)
+
+
+def _losses(model: Any, names: list[str]) -> list[Config]:
+    metrics = model._compile_metrics
+    weighted = metrics and metrics._user_weighted_metrics
+    if weighted:
+        raise refusal("a model with weighted_metrics")
+    own = _by_output(metrics._user_metrics if metrics else [], names, [])
+    if len(names) == 1:
+        given = metrics._user_metrics if metrics else []
+        own = [given.get(names[0], []) if isinstance(given, dict) else given]
+    losses = _by_output(model.loss, names, None)
+    weights = _by_output(model._compile_loss._user_loss_weights, names, 1.0)
+    many = len(names) > 1
+    return [
+        {
+            **_loss(loss, name),
+            "name": f"{name}_loss",
+            "weight": 1.0 if weight is None else float(weight),
+            "metrics": [_metric(metric, f"{name}_" if many else "") for metric in _list(some)],
+        }
+        for name, loss, weight, some in zip(names, losses, weights, own, strict=True)
+    ]
+
+
+def _list(some: Any) -> list[Any]:
+    return list(some) if isinstance(some, list | tuple) else [] if some is None else [some]
+
+
+def _loss(loss: Any, output: str) -> Config:
+    import keras
+
+    what = f"the loss of {output!r}"
+    if loss is None:
+        raise refusal(f"the output {output!r} without a loss")
+    found = keras.losses.get(loss)
+    if not isinstance(found, keras.losses.Loss):
+        return {"kind": _function(found, LOSSES, keras.losses, what), "config": {}, "reduction": "mean"}
+    row = _row(found, LOSSES, keras.losses, what)
+    config = _taken(_arguments_of(found), row, what)
+    if found.reduction not in REDUCTIONS:
+        raise refusal(f"{what} ({row.name}) with reduction={found.reduction!r}")
+    return {"kind": row.kind, "config": config, "reduction": REDUCTIONS[found.reduction]}
+
+
+def _arguments_of(thing: Any) -> Config:
+    """Return the arguments of a loss or metric. Keras leaves some of them out of its config, such as the delta of Huber."""
+    config: Config = thing.get_config() | getattr(thing, "_fn_kwargs", {})
+    return {key: value for key, value in config.items() if key not in ("reduction", "fn")}
+
+
+def _function(function: Callable[..., Any], table: Mapping[str, Listed], home: Any, what: str) -> str:
+    """Return the kind of one of Keras's own functions."""
+    name = getattr(function, "__name__", type(function).__name__)
+    kinds = {row.kind for row in table.values()}
+    if name not in kinds or function is not getattr(home, name, None):
+        raise refusal(f"{what} ({name})")
+    return name
+
+
+def _metric(metric: Any, prefix: str) -> Config:
+    import keras
+
+    if metric in BY_SHAPE:
+        return {"name": f"{prefix}{metric}", "kind": "accuracy_by_shape", "config": {}}
+    what = f"the metric {metric!r}" if isinstance(metric, str) else "a metric"
+    try:
+        found = keras.metrics.get(metric)
+    except ValueError:
+        raise refusal(what) from None
+    if not isinstance(found, keras.metrics.Metric):
+        kind = _function(found, LOSSES, keras.losses, what)
+        return {"name": f"{prefix}{kind}", "kind": kind, "config": {}}
+    row = _row(found, METRICS, keras.metrics, what)
+    config = _taken(_arguments_of(found), row, what)
+    name = metric if isinstance(metric, str) else found.name
+    return {"name": f"{prefix}{name}", "kind": row.kind, "config": config}
+
+
+def _optimizer(model: Any, names: Mapping[int, str]) -> Config:
+    import keras
+
+    optimizer, what = model.optimizer, "the optimizer"
+    row = _row(optimizer, OPTIMIZERS, keras.optimizers, what)
+    config = _taken(optimizer.get_config(), row, what)
+    variables = model.trainable_variables
+    optimizer.build(variables)
+    decayed = [names[id(weight)] for weight in variables if optimizer._use_weight_decay(weight)]
+    return {"kind": row.kind, "config": config, "decayed": decayed, "rate": _rate(optimizer)}
+
+
+def _rate(optimizer: Any) -> Config:
+    import keras
+
+    rate = optimizer._learning_rate
+    if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        if callable(rate) and not hasattr(rate, "numpy"):
+            raise refusal("a learning rate that is a function")
+        return {"kind": "constant", "config": {"value": float(keras.ops.convert_to_numpy(optimizer.learning_rate))}}
+    row = _row(rate, RATES, keras.optimizers.schedules, "the learning rate")
+    return {"kind": row.kind, "config": _taken(rate.get_config(), row, "the learning rate")}
