@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import pairwise
@@ -40,6 +41,7 @@ from ddlf.events.record import RoundRecord  # noqa: E402
 from ddlf.extras.advice.report import explained  # noqa: E402
 from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Rule  # noqa: E402
 from ddlf.extras.advice.rules import RULES as ADVICE  # noqa: E402
+from ddlf.peers.browser import listed  # noqa: E402
 from ddlf.settings.setting import Group, Use  # noqa: E402
 from ddlf.training import registry, strategy  # noqa: E402
 from ddlf.training.registry import KINDS_OF_GROUPS, SETTINGS, option  # noqa: E402
@@ -340,6 +342,50 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
         {"equal": equal_sizes, "speed": sizes_by_speed},
     ),
 }
+BROWSER_HEAD = """\
+# Models that browsers train
+
+`python docs/reference` writes this page from `ddlf/peers/browser/listed.py`, the table that also refuses other models.
+
+A browser trains a compiled Sequential or functional Keras model in float32. Nested models, shared layers, and several
+inputs and outputs may occur. Tests compare each row with Keras on TensorFlow: results, losses and weights after a step
+are equal within 1e-5. Anything else is refused by name before a server starts: other layers, losses and optimizers, own
+classes and functions, `Lambda`, constraints, masks, stateful layers, inputs of open size, and other values of arguments.
+Weights may have the regularizers `L1`, `L2` and `L1L2`.
+
+A browser differs from Keras in this:
+
+- **Random numbers.** `Dropout` has the peer's own random numbers. The seed of a layer has no effect.
+- **Ties.** Of equal maxima in a window, the first one takes the gradient. The slope of `relu` at 0 is 0. So does
+  Keras on TensorFlow; its other backends may differ.
+- **Recurrent layers** are unrolled. The first batch of a long sequence takes seconds.
+- **Embedding** costs time in proportion to its number of rows while it trains.
+"""
+BROWSER = {
+    "Layers": listed.LAYERS,
+    "Losses": listed.LOSSES,
+    "Metrics": listed.METRICS,
+    "Optimizers": listed.OPTIMIZERS,
+    "Learning rates": listed.RATES,
+}
+
+
+def browser() -> str:
+    """Return the page of what browsers train."""
+    lines = [BROWSER_HEAD]
+    for title, table in BROWSER.items():
+        lines += [f"## {title}\n", "| class | arguments with one value |", "|---|---|"]
+        for name, row in table.items():
+            only = ", ".join(f"`{key}={value!r}`" for key, value in row.only.items())
+            lines.append(f"| `{name}` | {only} |")
+        lines.append("")
+    names = ", ".join(f"`{name}`" for name in listed.ACTIVATIONS)
+    wrapped = textwrap.fill(f"{names}.", 120, break_long_words=False, break_on_hyphens=False)
+    lines += ["## Activations\n", wrapped, ""]
+    lines += ["The metric `accuracy` is the one that Keras chooses by the shapes of labels and predictions.", ""]
+    return "\n".join(lines)
+
+
 ADVICE_HEAD = """\
 # Rules of the adviser
 
@@ -348,6 +394,7 @@ terminal. [Advice before training](../howto/advice.md) shows how to use the advi
 """
 PAGES = {
     ROOT / "docs/reference/advice.md": advice,
+    ROOT / "docs/reference/browser.md": browser,
     ROOT / "docs/reference/errors.md": tree_of_errors,
     ROOT / "docs/reference/events.md": events,
     ROOT / "docs/reference/rules.md": rules,

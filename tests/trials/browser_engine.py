@@ -132,8 +132,7 @@ def differences(where: str, graphs: int, steps: int) -> list[str]:
     """Return what differs from Keras in one place."""
     some = [*(random_case(seed, steps) for seed in range(graphs)), mnist_case(steps=1)]
     results = list(in_node(some)) if where == "node" else asyncio.run(in_chromium(some, where))
-    cases.TOLERANCE = TOLERANCES[where]
-    return [line for case, result in zip(some, results, strict=True) for line in case.wrong(result)]
+    return [line for case, result in zip(some, results, strict=True) for line in case.wrong(result, TOLERANCES[where])]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

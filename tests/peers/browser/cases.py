@@ -42,7 +42,7 @@ class Case:
             ],
         }
 
-    def wrong(self, got: dict[str, Any]) -> list[str]:
+    def wrong(self, got: dict[str, Any], tolerance: float = TOLERANCE) -> list[str]:
         """Return how the engine's results differ from those of Keras, which trains the model here."""
         if "error" in got:
             return [f"{self.name}: {got['error']}"]
@@ -52,7 +52,7 @@ class Case:
             here, there = np.asarray(here, np.float32), np.asarray(there, np.float32)
             if here.shape != there.shape:
                 found.append(f"{self.name}: {what} has the shape {there.shape} instead of {here.shape}")
-            elif not np.allclose(here, there, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+            elif not np.allclose(here, there, rtol=tolerance, atol=tolerance, equal_nan=True):
                 found.append(f"{self.name}: {what} differs by {np.abs(here - there).max():.2g}")
 
         batches = [(alone(inputs), alone(labels)) for inputs, labels in self.batches]
