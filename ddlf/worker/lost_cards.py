@@ -10,19 +10,39 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import tempfile
 import time
 from pathlib import Path
+
+from ddlf.errors import ConfigError
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 ENDING = ".lost"
 
 
 def folder_of_cards() -> Path:
-    """Return this user's folder with facts about the cards of this machine."""
+    """Return this user's folder with facts about the cards of this machine.
+
+    Raises:
+        ConfigError: Another user has made it, or can write to it. All users may write to the folder around it.
+    """
     folder = Path(tempfile.gettempdir()) / f"ddlf-cards-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    facts = folder.lstat()
+    if facts.st_uid != os.geteuid():
+        wrong = f"belongs to another user (uid {facts.st_uid})"
+    elif not stat.S_ISDIR(facts.st_mode):
+        wrong = "is not a folder"
+    elif facts.st_mode & 0o022:
+        wrong = "can be changed by other users"
+    else:
+        return folder
+    raise ConfigError(
+        f"{folder}, where workers keep the locks of cards, {wrong}",
+        hint="remove it, or set TMPDIR to another folder, the same one for all your workers",
+    )
 
 
 def lost_cards() -> dict[str, str]:

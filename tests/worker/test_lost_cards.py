@@ -1,0 +1,49 @@
+"""The folder with the locks of cards is in a folder that all users may write to, so it must be this user's own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.worker.assignment import Assignment, Wanted
+from ddlf.worker.lost_cards import folder_of_cards
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this user's folder is."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"ddlf-cards-{os.geteuid()}"
+
+
+def test_folder_is_made_once_for_this_user_alone(place):
+    assert folder_of_cards() == folder_of_cards() == place
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
+def test_folder_of_another_user_is_refused(place, monkeypatch):
+    uid = os.geteuid()
+    other = place.with_name(f"ddlf-cards-{uid + 1}")
+    other.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    with pytest.raises(ConfigError, match=rf"ddlf-cards-{uid + 1}, .* belongs to another user \(uid {uid}\)"):
+        folder_of_cards()
+
+
+def test_link_to_folder_is_refused(place, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="is not a folder"):
+        folder_of_cards()
+
+
+def test_folder_that_others_can_write_to_is_refused_when_a_worker_takes_a_card(cards, place):
+    place.mkdir()
+    place.chmod(0o770)
+    with pytest.raises(ConfigError, match="can be changed by other users") as caught:
+        Assignment.take(Wanted(("0",)))
+    assert "TMPDIR" in (caught.value.hint or "")
