@@ -8,6 +8,8 @@ it or any view of it.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -86,7 +88,21 @@ class BufferPool:
 POOL = BufferPool()
 """The pool of this process."""
 
-# glibc returns freed memory to the system beyond twice the largest piece that it has seen freed. The system then had to
-# provide arrays below ``MIN_BYTES`` again in every round, which took a quarter of the master's processor time with 16
-# workers. Freeing one piece of the largest such size, without writing to it, raises that limit to 64 MiB.
-np.empty(MIN_BYTES - 64 * 1024, np.uint8)
+GLIBC = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+"""Environment variables of a user who tunes the C library."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep as much freed memory as the pool, for arrays below ``MIN_BYTES``.
+
+    By itself, glibc returns freed memory beyond twice the largest piece that it has seen freed. The system would then have
+    to provide the memory of many small arrays again in every round.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
+    if mallopt is not None and not any(name in os.environ for name in GLIBC):
+        mallopt(M_MMAP_THRESHOLD, MIN_BYTES)
+        mallopt(M_TRIM_THRESHOLD, MAX_FREE_BYTES)
+
+
+keep_freed_memory()
