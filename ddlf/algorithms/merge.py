@@ -96,7 +96,9 @@ class Merge(ABC):
         return sorted(self._missing)
 
     def result(self) -> list[Tensor]:
-        """Return the merged update as new arrays, one per tensor. Integers and booleans are zero.
+        """Return the merged update, one array per tensor. Integers and booleans are zero.
+
+        An array may belong to an update, so nobody may modify it.
 
         Raises:
             ConfigError: Slots are missing.
@@ -117,7 +119,7 @@ class Merge(ABC):
 
     @abstractmethod
     def _merged(self, index: int) -> Tensor:
-        """Return the merged value of one float tensor as a new array."""
+        """Return the merged value of one float tensor."""
 
 
 class RunningMerge(Merge):
@@ -189,7 +191,7 @@ class SingleMerge(Merge):
     def _merged(self, index: int) -> Tensor:
         if not self._update:
             raise ConfigError("cannot merge: the only slot is left out")
-        return np.array(self._update[index], order="C")
+        return np.asarray(self._update[index], order="C")
 
 
 class Rule(Protocol):

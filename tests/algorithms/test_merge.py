@@ -74,7 +74,7 @@ def test_mean_of_one_slot_has_bits_of_running_sum(dtype, values, count):
         merge.add(0, update, count, checked=True)
     assert bits(single.result()) == bits(running.result())
     assert [array.dtype for array in single.result()] == [array.dtype for array in running.result()]
-    assert not any(np.shares_memory(one, other) for one, other in zip(single.result(), update, strict=True))
+    assert np.shares_memory(single.result()[0], update[0])  # it needs no copy
 
 
 def test_mean_of_one_slot_in_float64_is_rounded_like_others():
