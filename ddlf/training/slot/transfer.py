@@ -1,12 +1,13 @@
 """Moves the values of variables between the device of a Keras model and arrays of NumPy. Runs on master and workers.
 
-A card copies to and from pinned memory at the full rate of its bus. So on a card, all variables of a model move at
-once, and the arrays that are read lie in pinned memory. ``docs/LAB.md`` has the figures.
+A card copies to and from pinned memory at the full rate of its bus, and each copy has a fixed cost. So on a card, all
+variables of a model move at once, and the arrays that are read lie in pinned memory. JAX reads small arrays as one flat
+array. ``docs/LAB.md`` has the figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,9 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights
 from ddlf.worker.machine import keras_backend
+
+LARGE_BYTES = 4 * 1024**2
+"""An array of this size or more is read by itself. Smaller ones of a type are read together."""
 
 
 class Transfer:
@@ -44,7 +48,7 @@ class Transfer:
 
 
 class CardTransfer(Transfer):
-    """Moves the values of all variables at once."""
+    """Moves the values of all variables at once. An array that is read belongs to the caller, who may change it."""
 
     def get_weights(self, model: Any) -> Weights:
         return super().get_weights(model) if _is_own(model, "get_weights") else self.read(model.weights)
@@ -57,28 +61,40 @@ class CardTransfer(Transfer):
 
 
 class JaxTransfer(CardTransfer):
-    """Moves values between a card and memory with JAX."""
+    """Moves values between a card and memory with JAX. The card puts small arrays together before they are read."""
 
     def read(self, variables: Sequence[Any]) -> Weights:
         import jax
 
         values = [variable.value for variable in variables]
-        pinned = jax.device_put(values, [value.sharding.with_memory_kind("pinned_host") for value in values])
-        return [np.asarray(value) for value in pinned]  # views of pinned memory, which live as long as the arrays
+        groups = _groups(values)
+        flats = [_joined([values[i] for i in group]) if len(group) > 1 else values[group[0]] for group in groups]
+        pinned = jax.device_put(flats, [flat.sharding.with_memory_kind("pinned_host") for flat in flats])
+        found: Weights = [_NONE] * len(values)
+        for group, flat in zip(groups, pinned, strict=True):
+            for i, part in zip(group, _cut(_writable(flat), [values[i].shape for i in group]), strict=True):
+                found[i] = part
+        return found
 
     def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         import jax
 
         alike = all(
-            variable._layout is None and np.dtype(variable.dtype) == value.dtype
+            variable._layout is None
+            and np.dtype(variable.dtype) == value.dtype
+            and tuple(variable.shape) == value.shape
             for variable, value in zip(variables, values, strict=True)
         )
-        # JAX converts other types, and divides an array between several devices, for each variable.
-        super().write(variables, jax.device_put(values) if alike else values)
+        if not alike:  # JAX converts other types, and divides an array between several devices, for each variable
+            super().write(variables, values)
+            return
+        # Without a device, the arrays may move later, like Keras's own. Otherwise JAX would compile the step again.
+        for variable, value in zip(variables, jax.device_put(list(values)), strict=True):
+            variable._direct_assign(value)
 
 
 class TorchTransfer(CardTransfer):
-    """Moves values between a card and memory with PyTorch."""
+    """Moves values between a card and memory with PyTorch, whose copies into pinned memory have several threads."""
 
     def read(self, variables: Sequence[Any]) -> Weights:
         import torch
@@ -86,7 +102,7 @@ class TorchTransfer(CardTransfer):
         values = [variable.value.detach() for variable in variables]
         if not all(map(_suits_torch, values)):
             return super().read(variables)
-        pinned = [torch.empty(value.shape, dtype=value.dtype, pin_memory=True) for value in values]
+        pinned = _pinned(values)
         for there, value in zip(pinned, values, strict=True):
             there.copy_(value, non_blocking=True)
         torch.cuda.synchronize()
@@ -95,15 +111,85 @@ class TorchTransfer(CardTransfer):
     def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         import torch
 
-        def on_card(variable: Any, value: np.ndarray[Any, Any]) -> Any:
-            there = variable.value
-            if not _suits_torch(there) or np.dtype(variable.dtype) != value.dtype:
-                return value
-            pinned = torch.empty(value.shape, dtype=there.dtype, pin_memory=True)
-            np.copyto(pinned.numpy(), value)
-            return pinned.to(there.device, non_blocking=True)
+        on_card = [variable.value for variable in variables]
+        alike = all(
+            _suits_torch(one) and np.dtype(variable.dtype) == value.dtype and tuple(one.shape) == value.shape
+            for variable, one, value in zip(variables, on_card, values, strict=True)
+        )
+        if not alike:
+            super().write(variables, values)
+            return
+        with torch.no_grad():
+            for one, pinned, value in zip(on_card, _pinned(on_card), values, strict=True):
+                pinned.copy_(torch.from_numpy(_writable(np.asarray(value, order="C"))))
+                one.copy_(pinned, non_blocking=True)
 
-        super().write(variables, [on_card(*pair) for pair in zip(variables, values, strict=True)])
+
+_NONE = np.zeros(0, np.float32)
+
+
+def _groups(arrays: Sequence[Any]) -> list[list[int]]:
+    """Return the numbers of arrays that move together: the small ones of a type, and each large one by itself."""
+    together: dict[Any, list[int]] = {}
+    for i, array in enumerate(arrays):
+        together.setdefault((i,) if array.nbytes >= LARGE_BYTES else array.dtype, []).append(i)
+    return list(together.values())
+
+
+def _cut(flat: np.ndarray[Any, Any], shapes: Sequence[tuple[int, ...]]) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield the arrays that follow each other in a flat array, as views of it."""
+    flat, begin = flat.reshape(-1), 0
+    for shape in shapes:
+        end = begin + int(np.prod(shape))
+        yield flat[begin:end].reshape(shape)
+        begin = end
+
+
+class _Memory:
+    """The memory of an array, for NumPy. It keeps the array."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (array.nbytes,), "data": (address, False)}
+
+
+def _writable(value: Any) -> np.ndarray[Any, Any]:
+    """Return a view of an array that counts as writable, also of one of JAX. Write to it only if nobody else uses it."""
+    array = np.asarray(value)  # a view, which lives as long as the array
+    return np.asarray(_Memory(array)).view(array.dtype).reshape(array.shape) if array.size else array
+
+
+# -- JAX ----------------------------------------------------------------------------------------------------------------
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """Return the values of some arrays on the card as one flat array there."""
+    return _in_jax()(values)
+
+
+@cache
+def _in_jax() -> Any:
+    """Return the compiled function behind ``_joined``."""
+    import jax
+
+    return jax.jit(lambda values: jax.numpy.concatenate([value.reshape(-1) for value in values]))
+
+
+# -- PyTorch ------------------------------------------------------------------------------------------------------------
+
+
+def _pinned(like: Sequence[Any]) -> list[Any]:
+    """Return tensors of PyTorch in pinned memory, with the shapes and types of others. Small ones share their memory."""
+    import torch
+
+    found: list[Any] = [None] * len(like)
+    for group in _groups(like):
+        sizes = [like[i].numel() for i in group]
+        flat = torch.empty(sum(sizes), dtype=like[group[0]].dtype, pin_memory=torch.cuda.is_available())
+        for i, part in zip(group, flat.split(sizes), strict=True):
+            found[i] = part.view(like[i].shape)
+    return found
 
 
 def _suits_torch(value: Any) -> bool:

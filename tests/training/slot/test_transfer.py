@@ -27,11 +27,19 @@ class Variable:
     dtype: str
     _layout: Any = None
 
+    @property
+    def shape(self) -> Any:
+        return self.value.shape
+
     def assign(self, value: Any) -> None:
+        """Convert a value, and set it."""
         import jax.numpy as jnp
 
         self.given = value
         self.value = jnp.asarray(value, self.dtype)
+
+    def _direct_assign(self, value: Any) -> None:
+        self.value = value
 
 
 ARRAYS = [
@@ -60,25 +68,43 @@ def test_read_returns_value_of_each_variable() -> None:
     assert last.astype(np.float32).tolist() == [np.float32(jnp.bfloat16(0.1)), 2.0]
 
 
-def test_arrays_keep_values_when_variables_change() -> None:
-    some = variables(ARRAYS[:1])
-    (found,) = transfer.JaxTransfer().read(some)
-    some[0].assign(ARRAYS[0] + 1)
-    some[0].value.delete()
-    assert np.array_equal(found, ARRAYS[0])
+@pytest.fixture(params=[4 * 1024**2, 8], ids=["together", "alone"])
+def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays move together, or those of 8 bytes and more move alone."""
+    monkeypatch.setattr("ddlf.training.slot.transfer.LARGE_BYTES", request.param)
 
 
-def test_write_sets_each_variable_to_its_array() -> None:
+def test_arrays_keep_values_when_variables_change(limit: None) -> None:
     some = variables()
-    transfer.JaxTransfer().write(some, wanted := [~array if array.dtype == bool else array + 1 for array in ARRAYS])
+    found = transfer.JaxTransfer().read(some)
+    for variable, array in zip(some, ARRAYS, strict=True):
+        variable.assign(array + 1)
+    transfer.JaxTransfer().write(some, [np.zeros_like(array) for array in ARRAYS])
+    assert all(np.array_equal(one, other) for one, other in zip(found, ARRAYS, strict=True))
+
+
+def test_arrays_that_are_read_belong_to_the_caller(limit: None) -> None:
+    some = variables()
+    for array in transfer.JaxTransfer().read(some):
+        array[...] = 1
+    assert all(np.array_equal(one.value, other) for one, other in zip(some, ARRAYS, strict=True))
+
+
+def test_write_sets_each_variable_to_its_array(limit: None) -> None:
+    some, others = variables(), variables()
+    wanted = [~array if array.dtype == bool else array + 1 for array in ARRAYS]
+    transfer.JaxTransfer().write(some, wanted)
+    transfer.JaxTransfer().write(others, ARRAYS)  # through the same pinned memory
     assert all(np.array_equal(one.value, other) for one, other in zip(some, wanted, strict=True))
+    assert all(np.array_equal(one.value, other) for one, other in zip(others, ARRAYS, strict=True))
 
 
-def test_variable_of_other_type_converts_by_itself() -> None:
+@pytest.mark.parametrize("given", [ARRAYS[0].astype(np.float64), ARRAYS[0].reshape(3, 2)], ids=["type", "shape"])
+def test_variable_of_other_type_or_shape_converts_by_itself(given: Any) -> None:
     some = variables(ARRAYS[:1])
-    transfer.JaxTransfer().write(some, [given := ARRAYS[0].astype(np.float64)])
+    transfer.JaxTransfer().write(some, [given])
     assert some[0].given is given
-    assert np.array_equal(some[0].value, ARRAYS[0])
+    assert np.array_equal(some[0].value, given)
 
 
 def test_write_refuses_wrong_number_of_arrays() -> None:
