@@ -2,13 +2,14 @@
 
     python -m benchmarks.cards [--model cnn,resnet18,transformer] [--backend jax,torch] [--seconds 2] [--rounds 5]
     python -m benchmarks.cards --only share,weights,several [--workers 1,2,4] [--setting optimizer_state=stays] [--quick]
+    python -m benchmarks.cards --only share --model resnet18 --backend torch --samples 12800
 
 There are three measurements::
 
     share      a round of one DDLF worker and as many epochs of bare ``fit`` take turns on the card. The table has the
                share of bare fit's rate, the fixed cost of a round, and its parts.
-    weights    all weights of a model move off the card and on it, in the way of a round, beside copies between the card
-               and pinned memory
+    weights    all weights of a model of 100 million parameters move off the card and on it, in the way of a round, beside
+               copies between the card and pinned memory; then all 400 arrays of the transformer and its Adam
     several    some workers share the card, each with a limit of memory, and one worker alone has the card
 
 Bare ``fit`` is one call in another process. It pauses after the epochs of a round, so it pays its own start only once.
@@ -383,40 +384,48 @@ def weights(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the seconds of moving many weights off the card and on it, and of pinned copies of as many bytes."""
     import keras
 
-    from ddlf.training.slot.transfer import transfer
+    from ddlf.training.slot.transfer import Transfer, transfer
 
-    side = min(SIDE, facts["side"])
-    count = max(1, facts["parameters"] // (side * side))
-    model = keras.Sequential([keras.Input((side,)), *(keras.layers.Dense(side, use_bias=False) for _ in range(count))])
-    pinned = pinned_copies(side, count)
-    values = model.get_weights()
+    if facts["model"]:
+        model = KINDS[facts["model"]].build()
+        model.optimizer.build(model.trainable_variables)
+        variables = [*model.weights, *model.optimizer.variables]
+    else:
+        side = facts["side"]
+        layers = [keras.layers.Dense(side, use_bias=False) for _ in range(facts["parameters"] // side**2)]
+        variables = keras.Sequential([keras.Input((side,)), *layers]).weights
+    values = Transfer().read(variables)
+    size = sum(value.nbytes for value in values)
+    pinned = pinned_copies(size // 4)
     found: dict[str, list[float]] = {
         name: [] for name in ("off", "on", "Keras off", "Keras on", "pinned off", "pinned on")
     }
     for _ in range(facts["rounds"] + 1):
         for name, work in (
-            ("off", lambda: transfer().read(model.weights)),
-            ("on", lambda: transfer().write(model.weights, values)),
-            ("Keras off", model.get_weights),
-            ("Keras on", lambda: model.set_weights(values)),
+            ("off", lambda: transfer().read(variables)),
+            ("on", lambda: transfer().write(variables, values)),
+            ("Keras off", lambda: Transfer().read(variables)),
+            ("Keras on", lambda: Transfer().write(variables, values)),
             *((name, one) for name, one in pinned.items()),
         ):
-            wait_for(model)
+            wait_for(variables)
             begin = time.perf_counter()
             work()
-            wait_for(model)
+            wait_for(variables)
             found[name].append(time.perf_counter() - begin)
-    return {"device": device(), "bytes": 4 * side * side * count, **{name: took[1:] for name, took in found.items()}}
+    took = {name: took[1:] for name, took in found.items()}  # the first one compiles and takes memory
+    first = {f"first {way}": found[way][0] for way in ("off", "on")}
+    return {"device": device(), "bytes": size, "arrays": len(values), **first, **took}
 
 
-def wait_for(model: Any) -> None:
-    """Wait until the device has done all work on a model's weights."""
+def wait_for(variables: Sequence[Any]) -> None:
+    """Wait until the device has done all work on variables."""
     import keras
 
     if keras.backend.backend() == "jax":
         import jax
 
-        jax.block_until_ready([one.value for one in model.weights])
+        jax.block_until_ready([one.value for one in variables])
     elif keras.backend.backend() == "torch":
         import torch
 
@@ -424,11 +433,10 @@ def wait_for(model: Any) -> None:
             torch.cuda.synchronize()
 
 
-def pinned_copies(side: int, count: int) -> dict[str, Callable[[], Any]]:
-    """Return functions that copy arrays between the card and pinned memory, in one piece. This is the limit."""
+def pinned_copies(size: int) -> dict[str, Callable[[], Any]]:
+    """Return functions that copy as many values between the card and pinned memory, in one piece. This is the limit."""
     import keras
 
-    size = side * side * count
     if keras.backend.backend() == "jax":
         import jax
 
@@ -515,15 +523,17 @@ def show_share(name: str, found: dict[str, Any], facts: dict[str, Any]) -> None:
 
 def show_weights(backend: str, found: dict[str, Any]) -> None:
     """Print the table of moving weights."""
-    print(f"\nweights of {found['bytes'] / 4:,.0f} parameters with {backend} on {found['device']}")
-    rows = [["direction", "DDLF", "Keras", "pinned copy", f"share of pinned (bar {PINNED:.0%})"]]
+    print(f"\n{found['arrays']} arrays, {found['bytes'] / 1e6:,.0f} MB, with {backend} on {found['device']}")
+    rows = [["direction", "DDLF", "Keras", "pinned copy", f"share of pinned (bar {PINNED:.0%})", "DDLF", "first time"]]
     for way in ("off", "on"):
         rates = [
             Spread.of([found["bytes"] / took / 1e9 for took in found[name]]) if found.get(name) else None
             for name in (way, f"Keras {way}", f"pinned {way}")
         ]
         of_pinned = f"{100 * rates[0].median / rates[2].median:.0f} %" if rates[0] and rates[2] else "-"
-        rows.append([way, *(f"{one.text('.1f')} GB/s" if one else "-" for one in rates), of_pinned])
+        took, first = Spread.of([1e3 * took for took in found[way]]), 1e3 * found[f"first {way}"]
+        speeds = [f"{one.text('.1f')} GB/s" if one else "-" for one in rates]
+        rows.append([way, *speeds, of_pinned, f"{took.text('.1f')} ms", f"{first:.0f} ms"])
     print(table(rows), flush=True)
 
 
@@ -533,6 +543,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=some_of(ONLY), default=list(ONLY), help="measurements (default: all)")
     parser.add_argument("--model", type=some_of(KINDS), default=list(KINDS), help="default: all")
     parser.add_argument("--backend", type=some_of(("jax", "torch", "tensorflow")), default=["jax", "torch"])
+    parser.add_argument("--samples", type=int, help="fewer samples, if an epoch takes longer than a round should")
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="that count (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=1, help="of a round, for 'several' without 'share'")
@@ -549,14 +560,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = dict(text.split("=", 1) for text in options.setting)
     for backend in options.backend:
         if "weights" in options.only:
-            small = {"side": 100, "parameters": 20_000} if options.quick else {"side": SIDE, "parameters": BIG}
-            found = measured(backend, {"do": "weights", "rounds": options.rounds, **small}, options.timeout)
-            show_weights(backend, found)
+            large = {"side": 100, "parameters": 20_000} if options.quick else {"side": SIDE, "parameters": BIG}
+            for more in ({"model": "", **large}, {"model": "transformer"}):
+                found = measured(backend, {"do": "weights", "rounds": options.rounds, **more}, options.timeout)
+                show_weights(backend, found)
         for model in options.model:
             kind = KINDS[model]
             facts: dict[str, Any] = {
                 "model": model,
-                "samples": 64 if options.quick else kind.samples,
+                "samples": 64 if options.quick else options.samples or kind.samples,
                 "batch": 16 if options.quick else kind.batch_size,
                 "seconds": 0.0 if options.quick else options.seconds,
                 "rounds": options.rounds,
