@@ -141,7 +141,8 @@ class WolfeSearch:
             conditions", Hager and Zhang 2005).
 
     Attributes:
-        best: The step with the least loss among the steps that lower the loss enough; length 0 if there is none.
+        best: The step with the least loss among the steps that lower the loss enough, and by more than ``noise``;
+            length 0 if there is none.
     """
 
     loss: float
@@ -174,7 +175,8 @@ class WolfeSearch:
         if now is None or not self._lowers(now):
             self._high = now or Point(self.step, math.inf, math.inf)
         else:
-            self.best = min(self.best, now, key=lambda point: point.loss)
+            if now.loss < self.loss - self.noise * abs(self.loss):
+                self.best = min(self.best, now, key=lambda point: point.loss)
             if abs(now.slope) <= -self.curvature * self.slope:
                 return "found"
             if self._high is None and now.slope < 0:  # the minimum is farther away

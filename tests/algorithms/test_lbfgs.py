@@ -158,6 +158,16 @@ def test_a_search_without_a_lower_loss_fails_without_a_step():
     assert search.best.step == 0
 
 
+@pytest.mark.parametrize(("fall", "is_step"), [(1e-7, False), (1e-5, True)])
+def test_a_failed_search_only_takes_a_step_that_lowers_the_loss_by_more_than_rounding_errors(fall, is_step):
+    """At the minimum of a float32 loss, losses and slopes are noise: training would go on without an end."""
+    search, outcome = WolfeSearch(1.0, -1e-6, noise=1e-6), "try"
+    while outcome == "try":
+        outcome = search.tell(1.0 - fall, -1e-6)
+    assert outcome == "failed"
+    assert bool(search.best.step) is is_step
+
+
 @pytest.mark.parametrize("loss", [0.0, 1e-9])
 def test_a_loss_of_zero_has_a_lower_bound(loss):
     """Its slopes say that it falls, but rounding errors hide it."""
