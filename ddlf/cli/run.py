@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
     from ddlf.cluster.launch.launcher import Requeue
+    from ddlf.training.spec import RunSpec
 
 Then = Callable[[Any, argparse.Namespace, StopRequest], Coroutine[Any, Any, int]]
 TASK_VARIABLES = ("SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
@@ -251,7 +252,7 @@ async def _run_app(
                 )
                 display.say(
                     f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, "
-                    f"batch {app.batch_size} per {per}, seed {app.seed}"
+                    f"{_batches(spec, slots, cluster.N, per)}, seed {app.seed}"
                 )
                 return await _train(app, options.save, path, stop)
             finally:
@@ -452,6 +453,14 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     count = cluster.N
     slow = f", which has only {own} cores: more than {own} workers are not faster" if count > own else ""
     return cluster, f"{reason}{_workers(count)} on this machine{slow}"
+
+
+def _batches(spec: RunSpec, slots: int | None, workers: int, per: str) -> str:
+    """Return the size of a batch and who trains on one, for people; only the slots if there are no batches."""
+    if "batch_size" in spec.train.unused:
+        count = slots or workers
+        return f"{count} slot{'s' * (count != 1)} on {_workers(workers)}"
+    return f"batch {spec.data.batch_size} per {per}"
 
 
 def _group(workers: int) -> str:

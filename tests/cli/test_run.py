@@ -15,10 +15,11 @@ from ddlf.app import IApp
 from ddlf.cli import main
 from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
-from ddlf.cli.run import _slots, resolve_cluster
+from ddlf.cli.run import _batches, _slots, resolve_cluster
 from ddlf.cli.target import find_target, function_arguments, prepare_app
 from ddlf.errors import AppError, ConfigError
 from ddlf.rpc.tokens import new_token
+from ddlf.training.registry import spec_of
 from tests.patience import PATIENCE_S
 from tests.processes import command
 
@@ -865,6 +866,20 @@ def test_error_shows_user_lines_and_library_lines_with_v(app):
 )
 def test_run_says_how_many_workers_are_spare(slots, workers, apart, words):
     assert _slots(slots, workers, apart) == words
+
+
+@pytest.mark.parametrize(
+    ("mode", "slots", "words"),
+    [
+        ("sync", None, "batch 32 per worker x 3 workers"),
+        ("lbfgs", None, "3 slots on 3 workers"),
+        ("lbfgs", 1, "1 slot on 3 workers"),
+    ],
+)
+def test_run_names_no_batch_where_there_is_none(mode, slots, words):
+    run = IApp()
+    run.mode = mode
+    assert _batches(spec_of(run), slots, 3, "worker x 3 workers") == words
 
 
 IN_A_LIBRARY = """
