@@ -12,6 +12,7 @@ from ddlf import events
 from ddlf.cluster.link import Notice
 from ddlf.errors import BadUpdate, ConfigError, WorkerLost
 from ddlf.events import Converged, RunEnded, Warned
+from ddlf.monitor.terminal.lines import line
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.registry import SETTINGS
 from ddlf.training.slot.numpy_model import NumpyModel
@@ -492,7 +493,7 @@ async def test_where_no_step_lowers_the_loss_the_best_weights_stay_and_it_says_s
     assert len(run.history) == 4
     assert run.history.ended == "no step along the direction of iteration 5 lowers the loss, so the best weights stay"
     assert np.array_equal(row_of(run.model.get_weights()), points[-1])
-    assert of(run, Converged)[0].why == run.history.ended
+    assert line(of(run, Converged)[0]) == f"ended     after 4 steps, before all 12 epochs: {run.history.ended}"
 
 
 async def test_portions_larger_than_the_data_are_refused():

@@ -170,7 +170,10 @@ def _line(event: e.Event) -> str:
         case e.NothingToTrain():
             return f"nothing   to train: all {event.epochs} epochs are done; to continue, set more epochs"
         case e.Converged():
-            why = event.why or "is_convergent, converge or a callback stopped it"
+            if event.why:
+                steps = f"{event.version} step{'s' * (event.version != 1)}"
+                return f"ended     after {steps}, before all {event.epochs} epochs: {event.why}"
+            why = "is_convergent, converge or a callback stopped it"
             return f"converged after {event.version} merges, before the end of {event.epochs} epochs: {why}"
         case e.RunEnded() if len(event.staleness) > 1:
             few, many = event.staleness[:MOST_SHOWN], sum(event.staleness[MOST_SHOWN:])
