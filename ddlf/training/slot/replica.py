@@ -76,6 +76,8 @@ class Replica:
     """The parts of a slot's state."""
     MODEL: ClassVar[type[KerasModel]] = KerasModel
     """Trains the app's model."""
+    MIXED: ClassVar[bool] = True
+    """Whether the model may compute in mixed precision."""
 
     def __init__(self, worker: Worker, app: App, run: str = "") -> None:
         app.worker, app.replica = worker, self
@@ -263,8 +265,15 @@ class Replica:
             **model.facts(),
             "text": getattr(getattr(self.app.model, "notation", None), "digest", ""),
             "arithmetic": asdict(self._arithmetic),
-            "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
+            "gain": gain_of_bfloat16() if self._may_gain() else 0.0,
         }
+
+    def _may_gain(self) -> bool:
+        """Return whether this worker says what bfloat16 gains. One is enough, and only float32 can become mixed."""
+        import keras
+
+        is_open = self.app.precision == "auto" and keras.config.floatx() == "float32"
+        return self.MIXED and is_open and self.app.worker.id == 1
 
     def use(self, model: TrainableModel, samples: Samples | None = None) -> None:
         """Use a model for all following rounds.

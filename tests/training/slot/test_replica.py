@@ -14,6 +14,7 @@ from ddlf.training.slot.build import describe_weights
 from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import final_weights, read_optimizer
 from ddlf.training.slot.replica import Replica, run_train
+from ddlf.training.strategies.lbfgs.replica import LbfgsReplica
 from tests.training.models import Blobs, blobs, compiled, distance, equal, small_model, with_model
 from tests.training.slot.replicas import arrays, replica_of, task, traces
 
@@ -252,6 +253,33 @@ def test_a_model_that_is_not_there_not_built_or_without_data_is_named():
     app.x_train, app.y_train = np.zeros(3), np.zeros(2)
     with pytest.raises(AppError, match="x_train has 3 rows, y_train 2"):
         check_data(app)
+
+
+class Exact(Replica):
+    MIXED = False
+
+
+@pytest.mark.parametrize(
+    ("kind", "worker", "precision", "floatx", "gain"),
+    [
+        (Replica, 1, "auto", "float32", 2.0),
+        (Replica, 2, "auto", "float32", 0.0),
+        (Replica, 1, "float32", "float32", 0.0),
+        (Replica, 1, "auto", "float64", 0.0),
+        (Exact, 1, "auto", "float32", 0.0),
+    ],
+)
+def test_one_worker_says_what_mixed_precision_would_gain_if_it_is_possible(
+    monkeypatch, kind, worker, precision, floatx, gain
+):
+    import keras
+
+    monkeypatch.setattr("ddlf.training.slot.replica.gain_of_bfloat16", lambda: 2.0)
+    monkeypatch.setattr(keras.config, "floatx", lambda: floatx)
+    replica = kind(FakeWorker(worker), Blobs(), "run")
+    replica.app.precision = precision
+    assert replica.build()["gain"] == gain
+    assert Replica.MIXED is not LbfgsReplica.MIXED
 
 
 def test_epochs_are_counted_over_the_run_for_schedules():

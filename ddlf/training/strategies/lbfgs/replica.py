@@ -92,6 +92,7 @@ class LbfgsReplica(HoldingReplica):
 
     PARTS: ClassVar[Sequence[type[SlotPart]]] = ()
     MODEL: ClassVar[type[KerasModel]] = GradientModel
+    MIXED: ClassVar[bool] = False  # it rounds gradients too coarsely for a line search
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
