@@ -7,7 +7,7 @@ import pytest
 from ddlf import Cluster
 from ddlf.algorithms.flat_weights import Rows
 from ddlf.errors import ConfigError
-from ddlf.events import Committed, PartTrained
+from ddlf.events import Committed, PartTrained, WorkerLost
 from ddlf.training.strategies.downpour.groups import check_plan, joined, shards_of
 from tests.training.models import app, distance
 from tests.training.split.test_parts import attention
@@ -97,6 +97,32 @@ async def test_a_lost_worker_costs_no_push_and_a_run_resumes(two_workers, tmp_pa
     await resumed.train_model()
     assert [push[1] for record in resumed.history for push in record.pushes] == [0, 1, 2, 3] * 4
     assert resumed.ledger.is_exact(4)
+
+
+@pytest.mark.slow
+async def test_a_worker_lost_while_two_groups_train_costs_no_push(one_template):
+    """A part of the first group is killed while that group trains: the second one has just finished a round."""
+    async with Cluster.local(4) as cluster:
+        trained = app(cluster, Plain, **PUSHES, split="stages:2", slots=2, master_epochs=6, n_push=2, n_fetch=2)
+        parts, told, alone = {}, [], []
+        trained.subscribe(told.append)
+
+        def lose(event):
+            if type(event) is PartTrained:
+                parts[event.slot] = event.worker
+            if type(event) is Committed and event.record.slot == 2 and not alone:
+                alone.append(len(told))
+                kill_executor(cluster, parts[2])()
+
+        trained.subscribe(lose)
+        await trained.train_model()
+    assert any(type(event) is WorkerLost and event.worker == parts[2] for event in told[alone[0] :])
+    assert trained.ledger.is_exact(6)
+    for slot in (1, 2):
+        records = [record for record in trained.history if record.slot == slot]
+        pushes = [push[:2] for record in records for push in record.pushes]
+        assert [number for _, number in pushes] == list(range(2)) * 6
+    assert trained.history[-1].loss < trained.history[0].loss
 
 
 class Looking(Plain):
