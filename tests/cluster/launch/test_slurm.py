@@ -37,13 +37,16 @@ STAND_IN = Path(__file__).with_name("slurm_stand_in.py")
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """The folder with the programs that stand in for Slurm's commands, which PATH names first."""
+    """The folder with the programs that stand in for Slurm's commands, which PATH names first. They answer at once, and are
+    asked more often than Slurm.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("sbatch", "squeue", "srun", "scancel", "sinfo", "scontrol"):
         (folder / name).write_text(f"#!{sys.executable}\n{STAND_IN.read_text()}")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr("ddlf.cluster.launch.slurm.array.LOOKS_S", (0.1, 10.0))
     for name in os.environ:
         if name.startswith("SLURM_"):
             monkeypatch.delenv(name)
@@ -394,8 +397,7 @@ echo 7
     assert calls.index("sbatch ends") < next(i for i, line in enumerate(calls) if line.startswith("scancel"))
 
 
-async def test_job_that_its_partition_never_starts_ends_the_start(slurm, tmp_path, monkeypatch):
-    monkeypatch.setattr("ddlf.cluster.launch.slurm.array.LOOKS_S", (0.05, 0.05))
+async def test_job_that_its_partition_never_starts_ends_the_start(slurm, tmp_path):
     (slurm / "full").touch()
     connecting = asyncio.ensure_future(Cluster(Array(SlurmKeys(workers=1, folder=tmp_path))).connect())
     async with asyncio.timeout(PATIENCE_S):

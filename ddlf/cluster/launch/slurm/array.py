@@ -26,7 +26,7 @@ from ddlf.errors import ConfigError, ConnectError
 log = logging.getLogger(__name__)
 
 LOOKS_S = (2.0, 10.0)
-"""Seconds between two calls of ``squeue``: while an element does not run, and while all run."""
+"""Seconds between two calls of ``squeue``: until all elements run and the run has begun, and then."""
 LAST_LOOKS_S = 0.2
 """Seconds between two calls of ``squeue`` when the run is over, until all elements have ended."""
 PAUSE_S = 5.0
@@ -245,7 +245,7 @@ class Array(PlaceEngine):
             async with self._news:
                 self._news.notify_all()
             all_run = all(job.now is not None and job.now.state == "RUNNING" for job in self._jobs.values())
-            pause = LAST_LOOKS_S if gate.is_over else LOOKS_S[all_run]
+            pause = LAST_LOOKS_S if gate.is_over else LOOKS_S[all_run and gate.has_begun]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._look_now.wait()
