@@ -107,7 +107,7 @@ def test_first_interrupt_ends_after_round_and_saves(train, tmp_path, descendants
     said = "stopping  after this round; then the model is saved in m.keras. Press Ctrl-C again to stop at once;"
     assert line(process) == f"{said} m.keras then has the previous round"
     (tmp_path / "go").touch()
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert (output, errors) == ("evaluating\n", "stopped   after round 2 of 3\n")
     assert process.returncode == 130
     assert (tmp_path / "m.keras").read_text() == "2"
@@ -133,7 +133,7 @@ def test_second_interrupt_stops_at_once_as_announced(train, tmp_path, arguments,
     process.send_signal(signal.SIGINT)
     assert line(process).startswith(sentence)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     kept = "kept      round 1 of 3: everything is in runs; to continue, run the same command with --resume auto\n" * (
         "runs" in arguments
     )
@@ -145,7 +145,7 @@ def test_second_interrupt_saves_last_complete_round(train, tmp_path):
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         line(process)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert (output, process.returncode) == ("", 130)
     assert (tmp_path / "m.keras").read_text() == "1"
 
@@ -154,7 +154,7 @@ def test_interrupt_before_first_round_stops_at_once(train, tmp_path):
     (tmp_path / "slow").touch()
     process = train("--save", "m.keras", until="preparing")
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert (errors, process.returncode) == ("\nstopped\n", 130)
     assert not (tmp_path / "m.keras").exists()
 
@@ -166,7 +166,7 @@ def test_sigterm_keeps_the_last_complete_round_if_the_next_one_takes_too_long(
     process = train("--save", "m.keras")
     process.terminate()
     assert line(process) == "stopping  by SIGTERM: after this round, or in 0.1 s with the last complete one"
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert (output, process.returncode) == ("", 143)
     assert errors == "kept      round 1 of 3: the model is in m.keras\n\nstopped   by SIGTERM\n"
     assert (tmp_path / "m.keras").read_text() == "1"
@@ -181,7 +181,7 @@ def test_sigterm_ends_with_the_round_if_it_ends_in_time_and_evaluates_nothing(
     process.terminate()
     assert line(process).startswith("stopping  by SIGTERM: after this round")
     (tmp_path / "go").touch()
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert (output, process.returncode) == ("", 143)
     left_out = "the test data is not evaluated, because SIGTERM asks for a quick end\n"
     assert errors == f"{left_out}stopped   after round 2 of 3\n\nstopped   by SIGTERM\n"
@@ -252,7 +252,7 @@ def test_signal_during_save_lets_it_finish(train, tmp_path, number, code):
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.1)
     (tmp_path / "saved").touch()
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert (output, process.returncode) == ("", code)
     assert errors.startswith("\nstopped")
     assert (tmp_path / "m.keras").read_text() == "3"

@@ -113,7 +113,7 @@ async def test_the_workers_load_and_build_while_the_master_loads(small, tmp_path
         async def load_dataset(self):
             self.note("loads")
             await super().load_dataset()
-            end = time.monotonic() + 60
+            end = time.monotonic() + PATIENCE_S
             while not hasattr(self, "worker") and "worker builds" not in noted(Path(self.log).parent):
                 assert time.monotonic() < end, "the worker waits for the master"
                 time.sleep(0.01)  # noqa: ASYNC251  a user's method that holds up the event loop

@@ -241,7 +241,7 @@ async def test_a_concurrent_method_runs_while_another_one_does(executor):
 
 
 async def test_plain_concurrent_functions_run_at_the_same_time(executor):
-    barrier = threading.Barrier(3, timeout=30)
+    barrier = threading.Barrier(3, timeout=PATIENCE_S)
     await asyncio.gather(*(run(executor, concurrent(lambda: barrier.wait())) for _ in range(3)))
 
 

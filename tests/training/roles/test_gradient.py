@@ -15,6 +15,7 @@ from ddlf.training.exchanges.gradient.step import Step, check_model
 from ddlf.training.slot.gradients import Gradients
 from ddlf.training.slot.optimizers import final_weights, read_optimizer
 from ddlf.training.strategies.lbfgs.replica import check_loss
+from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, blobs, distance
 
 X, Y = (array.astype("f8") for array in blobs(203))
@@ -334,10 +335,11 @@ def test_a_loss_that_is_scaled_is_refused(scaled):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(6 * PATIENCE_S)
 def test_it_holds_on_jax_too():
     """Without what is written for TensorFlow, and without schedules, which Keras computes in float32 there."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
     # On JAX what a layer does to a trained weight when it is called is lost in one process, too.
     command += ["-k", "not step_of_the_whole and not custom_loss_and_step and not jax and not changes_a_trained_weight"]
     jax = {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1"}
-    subprocess.run(command, env={**os.environ, **jax}, check=True, timeout=280)
+    subprocess.run(command, env={**os.environ, **jax}, check=True)

@@ -12,6 +12,7 @@ from ddlf.algorithms.encoding import decode_update
 from ddlf.errors import AppError
 from ddlf.training.slot.optimizers import read_optimizer
 from ddlf.training.slot.task import CONTROL
+from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, distance, equal
 from tests.training.slot.replicas import arrays, replica_of, task, traces
 
@@ -154,6 +155,7 @@ def test_local_rule_without_an_optimizer_step_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(6 * PATIENCE_S)
 def test_all_of_this_holds_on_jax():
     command = [
         sys.executable,
@@ -167,7 +169,7 @@ def test_all_of_this_holds_on_jax():
         "-k",
         "not jax and not tensorflow",
     ]
-    subprocess.run(command, env={**os.environ, "KERAS_BACKEND": "jax"}, check=True, timeout=280)
+    subprocess.run(command, env={**os.environ, "KERAS_BACKEND": "jax"}, check=True)
 
 
 def test_an_own_step_and_an_own_loop_of_tensorflow_are_corrected_too():
