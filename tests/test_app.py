@@ -104,7 +104,7 @@ async def test_error_of_the_app_on_workers_comes_once_with_file_and_line(
 async def test_saved_model_loads_again(two_workers, tmp_path):
     import keras
 
-    made = app(two_workers)
+    made = app(two_workers, Quick)
     await made.train_model()
     await made.save_model(tmp_path / "model.keras")
     assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]

@@ -93,7 +93,8 @@ async def test_invalid_number_is_refused_before_a_worker_is_needed(name, value):
 
 
 async def test_batch_larger_than_the_data_is_one_batch(two_workers):
-    (record,) = await app(two_workers, samples=20, batch_size=1000).train_sync(master_epochs=1)
+    one = two_workers.options(workers=[1])
+    (record,) = await app(one, samples=20, batch_size=1000).train_sync(master_epochs=1)
     assert record.samples == 20
 
 
@@ -209,7 +210,8 @@ async def test_callback_that_raises_ends_training_with_its_line(two_workers):
             await super().create_model()
             self.worker_callbacks = [Callback()]
 
+    one = two_workers.options(workers=[1])
     with pytest.raises(DDLFError, match="ArithmeticError: my callback") as refused:
-        await Raising(two_workers).train_sync(master_epochs=1)
+        await Raising(one).train_sync(master_epochs=1)
     assert 'raise ArithmeticError("my callback")' in str(refused.value)
-    assert len(await Quick(two_workers).train_sync(master_epochs=1)) == 1
+    assert len(await Quick(one).train_sync(master_epochs=1)) == 1

@@ -6,7 +6,7 @@ from ddlf.errors import AppError, OutOfMemory
 from ddlf.rpc.messages import describe, rebuild
 from ddlf.testing import FaultPlan, in_process_cluster
 from ddlf.training.slot.card_errors import explained
-from tests.training.models import Blobs, app
+from tests.training.models import Blobs, Quick, app
 
 
 class Lacking(Blobs):
@@ -20,7 +20,7 @@ class Lacking(Blobs):
         raise tf.errors.UnimplementedError(None, None, self.text)
 
 
-class Evaluated(Blobs):
+class Evaluated(Quick):
     """Its card is full when the master evaluates."""
 
     async def create_model(self):
