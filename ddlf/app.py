@@ -450,7 +450,7 @@ class IApp:
             budget_s: Seconds for all measurements.
 
         Returns:
-            The plan. Its ``best`` and ``now`` have the predictions for the best settings and for those of the app.
+            The plan. Its ``best`` and ``now`` have the predictions for the best settings and for the settings of the app.
 
         Raises:
             ConfigError: A setting cannot be planned, or the planner is not installed.

@@ -1,4 +1,4 @@
-"""The planner predicts how long training takes, with which settings, and whether a cluster pays.
+"""The planner predicts the time of training for different settings, and whether a cluster pays.
 
 It trains short rounds on the workers, fits a model of time to their durations, and predicts other settings with it.
 """

@@ -156,7 +156,7 @@ def _options(parser: Parser) -> None:
 
 PLAN = Command(
     description="Measure short rounds of an app on its workers, and predict how long an epoch takes with other numbers "
-    "of slots, codecs and modes, with an interval. Nothing is written, and callbacks do not run.",
+    "of slots, codecs and modes, with an interval. No file is written, and callbacks do not run.",
     examples=(
         "ddlf plan app.py -c cluster.yaml",
         "ddlf plan app.py --local 2 --budget 30s",

@@ -47,7 +47,7 @@ def nonnegative(matrix: Array, target: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted linear model whose errors are relative to what it predicts.
+    """A fitted linear model with errors relative to its predictions.
 
     Args:
         values: One coefficient for each column, not negative.

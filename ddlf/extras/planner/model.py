@@ -4,7 +4,7 @@ A slot trains K batches of b samples between two exchanges, and N slots train at
 
     K (s0 + s1 b) + K (N - 1) (h0 + h1 b) + c0 + c1 N
 
-seconds. A step takes s0 + s1 b. The second term is what slots on one machine cost each other. The exchange takes
+seconds. A step takes s0 + s1 b. The second term is the cost that slots on one machine cause each other. The exchange takes
 c0 + c1 N in each way: c1 is the part that each further slot adds on the master. With ``exchange="gradient"`` a round is
 one step. All constants are fitted to measured rounds, and are not negative.
 """
@@ -48,7 +48,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class Setting:
-    """What a round depends on.
+    """The facts that decide the time of a round.
 
     Args:
         way: How updates travel.
@@ -102,7 +102,7 @@ class Predicted:
         seconds: Seconds of a round.
         low: Lower end of the 80 % interval.
         high: Its upper end.
-        within: Whether the setting lies within what was measured: no more slots, and a measured way.
+        within: Whether a measured setting has at least as many slots.
     """
 
     seconds: float

@@ -1,7 +1,7 @@
 """Measures short rounds of an app on its workers. Runs on the master.
 
 Each measurement is a real training of the app that ends after some rounds: same data, model, optimizer, codec and
-workers. Hooks and callbacks of the user do not run, no folder is written, and the workers keep nothing of it.
+workers. Hooks and callbacks of the user do not run, no folder is written, and workers forget it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Rounds:
             self.stop()
 
     def result(self) -> Measured | None:
-        """Return what was measured; None without a round that counts."""
+        """Return the measured rounds; None if no round counts."""
         if not self.seconds:
             return None
         return Measured(setting=self.setting, seconds=tuple(self.seconds), sent=self.sent / len(self.seconds))
@@ -249,7 +249,7 @@ async def explore(
 
 
 def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: float, samples: int) -> Iterator[Setting]:
-    """Yield the settings to measure. What matters most comes first."""
+    """Yield the settings to measure. The most important ones come first."""
 
     def setting(way: Way, slots: int, batch: int, steps: float) -> Iterator[Setting]:
         longest = 1 if way.is_one_step else samples // (slots * batch)  # a round is at most an epoch
@@ -261,7 +261,7 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
     yield from setting(own, most, batch, long)
     for other in batches[1:]:
         yield from setting(own, most, other, long * batch / other)
-    # With another number of slots, workers on one machine may compute with other threads, and then begin anew.
+    # With another number of slots, workers on one machine may need other threads, and then restart.
     if most > 1:
         yield from setting(own, 1, batch, SHORT_STEPS)
         yield from setting(own, 1, batch, long)
