@@ -1,9 +1,5 @@
 """Convolutions that are cut by image rows compute what whole ones compute, and exchange only rows at borders."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -155,15 +151,3 @@ def test_image_rows_take_the_steps_of_whole_images(name, split):
     assert parts.metrics(44) == pytest.approx(metrics, rel=1e-5)
     sent = [44 / 16 * parts.plan.bytes_of_values(part) for part in parts.plan.parts]
     assert parts.sent_activations == pytest.approx(sent)
-
-
-@pytest.mark.slow
-def test_image_rows_with_jax():
-    """In a process of its own, because a process has one backend."""
-    which = ["-k", "whole_images and within:3 and padded", __file__]
-    pytest_there = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *which]
-    done = subprocess.run(
-        pytest_there, env={**os.environ, "KERAS_BACKEND": "jax"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout

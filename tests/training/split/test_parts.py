@@ -1,9 +1,5 @@
 """The parts of a model together take the steps of one process that adds up the same micro-batches."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -161,14 +157,3 @@ def test_the_cut_does_not_change_the_dropout_of_a_layer_that_is_used_twice():
         found.append(parts.weights())
     assert any(len(part.borrowed) for part in parts.parts)
     assert distance(*found) < 1e-4
-
-
-def test_the_steps_are_the_same_with_jax():
-    """In a process of its own, because a process has one backend."""
-    which = ["-k", "skips", __file__]
-    pytest_there = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *which]
-    done = subprocess.run(
-        pytest_there, env={**os.environ, "KERAS_BACKEND": "jax"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout

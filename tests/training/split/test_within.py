@@ -1,9 +1,5 @@
 """Layers that are cut between the workers of a stage compute what whole layers compute."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -182,15 +178,3 @@ def test_the_cut_does_not_change_the_dropout_of_heads():
             parts.train(batch, (0, number))
         found.append(parts.weights())
     assert distance(*found) < 1e-6
-
-
-@pytest.mark.slow
-def test_cut_layers_with_jax():
-    """In a process of its own, because a process has one backend."""
-    which = ["-k", "whole_ones and block-within:2", __file__]
-    pytest_there = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *which]
-    done = subprocess.run(
-        pytest_there, env={**os.environ, "KERAS_BACKEND": "jax"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout

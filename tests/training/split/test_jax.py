@@ -1,0 +1,29 @@
+"""Models in parts compute with JAX what whole models compute."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE_S
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6 * PATIENCE_S)
+def test_parts_cut_layers_and_image_rows_take_the_steps_of_whole_models_with_jax():
+    """In a process of their own, because a process has one backend; in one process, because all compile the same small functions."""
+    cases = {
+        "test_parts.py": "test_parts and skips",
+        "test_within.py": "whole_ones and block-within:2",
+        "test_images.py": "whole_images and within:3 and padded",
+    }
+    files = [str(Path(__file__).with_name(name)) for name in cases]
+    which = ["-k", " or ".join(f"({words})" for words in cases.values()), *files]
+    pytest_there = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *which]
+    done = subprocess.run(
+        pytest_there, env={**os.environ, "KERAS_BACKEND": "jax"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
