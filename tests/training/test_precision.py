@@ -44,13 +44,20 @@ def run_of(cluster, epochs=4, app_class=None, **settings):
     )
 
 
-async def test_scale_of_the_loss_survives_rounds_a_kill_and_a_resume(tmp_path):
-    async with in_process_cluster(2) as cluster:
+async def test_scale_of_the_loss_survives_rounds():
+    async with in_process_cluster(1) as cluster:
         whole = run_of(cluster)
         await whole.train_sync()
         steps = 4 * 7  # of a slot: 102 samples in batches of 16, or one less
         assert scales(whole) == [(steps % GROWTH, 2.0 ** (5 + steps // GROWTH))] * 2
         assert {array.dtype for array in whole.model.get_weights()} == {np.dtype("float32")}
+
+
+@pytest.mark.slow
+async def test_scale_of_the_loss_survives_a_kill_and_a_resume(tmp_path):
+    async with in_process_cluster(2) as cluster:
+        whole = run_of(cluster)
+        await whole.train_sync()
         killed = run_of(cluster)
         async with FaultPlan().kill(worker=2, at_round=3).on(killed):
             await killed.train_sync()
