@@ -414,7 +414,10 @@ class SplitReplica(Replica, Restored):
         def fill(place: int) -> None:
             if (value := read(weight_name(place))) is None:
                 raise AppMissing(f"weight {place + 1} is not in the state of part {number + 1}")
-            put(weights[place], mine(place, value.reshape(shape(place))))
+            value = mine(place, value.reshape(shape(place)))
+            if tuple(weights[place].shape) != value.shape:  # create_model has made the whole weight
+                free([weights[place]])
+            put(weights[place], value)
 
         part = self._made(number, order, fill)
         paths = self._plan.optimizer.paths
