@@ -45,7 +45,7 @@ def convolutions():
             layers.Dense(4, activation="softmax"),
         ]
     )
-    return compiled(model, keras.optimizers.Adam(0.01))
+    return compiled(model, keras.optimizers.Nadam(0.01))
 
 
 def skips():

@@ -120,6 +120,13 @@ def test_models_that_do_not_work_in_parts_are_refused():
             check_graph(Graph.of(model))
 
 
+def test_an_optimizer_whose_variables_share_names_is_refused():
+    import keras
+
+    with pytest.raises(ConfigError, match="does not support Adafactor: several of its variables have the same name"):
+        plan_of(model_of(*dense(4, 2), optimizer=keras.optimizers.Adafactor(0.1)), "stages:2")
+
+
 def test_a_layer_that_changes_when_it_is_called_stays_in_one_part():
     import keras
 

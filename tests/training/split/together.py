@@ -13,7 +13,7 @@ from ddlf.training.exchanges.split.inbox import ACTIVATION, GRADIENT, Inbox, Sto
 from ddlf.training.exchanges.split.part import KINDS
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.stage import Stage, expected
-from ddlf.training.exchanges.split.variables import unmade
+from ddlf.training.exchanges.split.variables import name_all, unmade
 from ddlf.training.slot.build import fresh_names
 from ddlf.training.slot.variables import put
 
@@ -49,6 +49,7 @@ class Parts:
                 put(model.weights[place], plan.piece(one.number, place, whole.get_weights()[place]))
             part = KINDS[keras.backend.backend()](plan, one.number)
             model.optimizer.build(part.trained)
+            name_all(model.optimizer)
             self.parts.append(part)
             self.models.append(model)
         self.inboxes, self.attempt = [Inbox() for _ in self.parts], 1

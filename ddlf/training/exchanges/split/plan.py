@@ -5,9 +5,8 @@ The plan follows from shapes alone, and is the same on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,7 +19,7 @@ from ddlf.training.exchanges.split.cut import FILTERS, ROWS, Cut
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.images import UNEVEN
 from ddlf.training.exchanges.split.program import Program
-from ddlf.training.exchanges.split.variables import deferred
+from ddlf.training.exchanges.split.variables import deferred, name_all
 from ddlf.training.exchanges.split.ways import Alike, Way
 from ddlf.training.exchanges.split.within import is_convolution
 
@@ -46,16 +45,29 @@ class OptimizerState:
 
     @classmethod
     def of_model(cls, model: Any) -> OptimizerState:
-        """Return the variables that the compiled optimizer would have for all weights of a model."""
+        """Return the variables that the compiled optimizer would have for all weights of a model.
+
+        Raises:
+            ConfigError: Several variables have one name, so parts could not tell them apart.
+        """
         from keras.src.optimizers.base_optimizer import BaseOptimizer
 
         config = model.optimizer.get_config()
         has_rate = hasattr(model.optimizer._learning_rate, "assign")
         optimizer = type(model.optimizer).from_config(config if has_rate else config | {"learning_rate": 1.0})
-        add = BaseOptimizer.add_variable_from_reference  # TensorFlow's own one reads the values of the weights
-        vars(optimizer).update(_var_key=id, add_variable_from_reference=partial(add, optimizer))
-        with deferred():
-            optimizer.build(model.trainable_variables)
+
+        def without_memory(add: Callable[..., Any]) -> Callable[..., Any]:
+            def added(*args: Any, **options: Any) -> Any:
+                with deferred():
+                    return add(optimizer, *args, **options)
+
+            return added
+
+        # TensorFlow's own add_variable_from_reference reads the values of the weights. Single numbers are made as usual.
+        usual = BaseOptimizer.add_variable, BaseOptimizer.add_variable_from_reference
+        vars(optimizer).update(_var_key=id, **{add.__name__: without_memory(add) for add in usual})
+        optimizer.build(model.trainable_variables)
+        name_all(optimizer)
         trained = {id(weight) for weight in model.trainable_variables}
         prefixes = {
             f"{optimizer.name}/{weight.path.replace('/', '_')}_": place
@@ -65,6 +77,12 @@ class OptimizerState:
         longest = sorted(prefixes, key=len, reverse=True)
         variables = [one for one in optimizer.variables if has_rate or one is not optimizer._learning_rate]
         paths = [variable.path for variable in variables]
+        if len({*paths}) < len(paths):
+            raise ConfigError(
+                f"split does not support {type(optimizer).__name__}: several of its variables have the same name, so parts "
+                "cannot tell them apart",
+                hint="use another optimizer, such as Adam, or leave out split",
+            )
         found = [next((prefixes[one] for one in longest if path.startswith(one)), None) for path in paths]
         return cls(tuple(paths), tuple(found), tuple(map(bytes_of, variables)))
 

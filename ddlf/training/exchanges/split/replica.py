@@ -34,7 +34,7 @@ from ddlf.training.exchanges.split.part import KINDS, ModelPart
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.stage import Stage, expected
 from ddlf.training.exchanges.split.uniting import needs, united
-from ddlf.training.exchanges.split.variables import unmade
+from ddlf.training.exchanges.split.variables import name_all, unmade
 from ddlf.training.roles import REPLICA
 from ddlf.training.slot.build import describe_optimizer, describe_weights, fresh_names, ready_model
 from ddlf.training.slot.keras_model import reseed
@@ -280,6 +280,7 @@ class SplitReplica(Replica, Restored):
             self._create(self._seed)
         model, self._known = app.model, {}
         if any(map(is_made, model.weights)) and model.optimizer is not None and model.optimizer.built:
+            name_all(model.optimizer)
             self._known = {one.path: value_of(one) for one in model.optimizer.variables}
             model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
         self._part, self._at = None, None
@@ -476,6 +477,7 @@ class SplitReplica(Replica, Restored):
         if self._part is None:
             self._part = KINDS[keras.backend.backend()](self._plan, number)
             model.optimizer.build(self._part.trained)
+            name_all(model.optimizer)
             self._clip, model.optimizer.global_clipnorm = model.optimizer.global_clipnorm, None
             self._position = RunPosition.of(model.optimizer)
         return self._part

@@ -1,4 +1,4 @@
-"""Variables without memory: a worker builds the whole model, but makes the variables of its part only.
+"""Variables without memory: a worker builds the whole model, but makes the variables of its part only. Their names.
 
 Runs in the executor.
 """
@@ -47,3 +47,15 @@ def deferred() -> Iterator[None]:
             yield
     finally:
         global_state.set_global_attribute(listed, before)
+
+
+def name_all(optimizer: Any) -> None:
+    """Give each variable of an optimizer a path that is the same on all machines.
+
+    Keras counts variables without a name, such as the one of Nadam. They get the name of their attribute.
+    """
+    import keras
+
+    for name, value in vars(optimizer).items():
+        if isinstance(value, keras.Variable) and not value.path.startswith(f"{optimizer.name}/"):
+            value._path = f"{optimizer.name}/{name.strip('_')}"
