@@ -47,6 +47,24 @@ def block(dropout=0.0):
     return compiled(keras.Model(x, layers.Dense(4, activation="softmax")(pooled)), keras.optimizers.SGD(0.5))
 
 
+def tied():
+    """A layer that multiplies by the matrix of another one, which therefore stays whole."""
+    import keras
+
+    class Back(keras.layers.Layer):
+        def __init__(self, other, **options):
+            super().__init__(**options)
+            self.other = other
+
+        def call(self, x):
+            return keras.ops.matmul(x, keras.ops.transpose(self.other.kernel))
+
+    x, first = keras.Input((8,)), keras.layers.Dense(4, name="first")
+    hidden = keras.layers.Dense(4, activation="tanh", name="second")(first(x))
+    found = keras.layers.Dense(4, activation="softmax", name="last")(Back(first)(hidden))
+    return compiled(keras.Model(x, found), keras.optimizers.SGD(0.5))
+
+
 def dropped():
     return block(dropout=0.3)
 
@@ -55,6 +73,7 @@ CASES = {
     "dense": (layered, batches_of(*blobs(44), 16), 1e-6),
     "skips": (skips, batches_of(*blobs(44), 16), 1e-6),
     "images": (images, batches_of(IMAGES, DIGITS, 16), 1e-6),
+    "tied": (tied, batches_of(*blobs(44), 16), 1e-6),
     "block": (block, batches_of(WORDS, DIGITS, 16), 1e-6),
 }
 
@@ -117,6 +136,24 @@ def test_the_table_says_how_each_layer_is_cut_and_which_are_whole():
     assert rows["dense_1"] == "dense_1 whole 100.0 % its regularizer OrthogonalRegularizer needs whole weights"
 
 
+def test_the_table_says_which_layers_stay_whole_because_of_their_weights_or_types():
+    import keras
+
+    def whole(model):
+        return {name: why for name, how, _, why in plan_of(model, "within:2").layers() if how == "whole"}
+
+    assert whole(made(tied)) == {
+        "first": "another layer uses its weights, too",
+        "back": "a layer Back is not cut",
+    }
+    kinds = {"h": "mixed_bfloat16", "f": "float32", "g": "float32"}
+    model = keras.Sequential(
+        [keras.Input((8,)), *(keras.layers.Dense(4, name=name, dtype=kind) for name, kind in kinds.items())]
+    )
+    model.compile("sgd", "mse")
+    assert whole(model) == {"h": (why := "it computes in another type than its weights or its input have"), "f": why}
+
+
 def test_the_table_says_why_a_worker_has_much_of_a_layer():
     import keras
 
@@ -152,6 +189,7 @@ def test_optimizers_that_need_whole_weights_are_refused():
         ("dense", "within:3"),
         ("skips", "stages:2,within:2"),
         ("images", "within:3"),
+        ("tied", "within:2"),
         ("block", "within:3"),
         ("block", "within:2"),
     ],

@@ -275,8 +275,14 @@ class _Builder:
             way = Way()
         if known is not None and way.pieces:
             way = Way("it is used several times, and its first use is not cut")
+        if way.pieces and any(self._is_tied(call, place) for place in call.weights):
+            way = Way("another layer uses its weights, too")
         self.known[id(call.operation)] = way
         return way
+
+    def _is_tied(self, call: Any, place: int) -> bool:
+        """Return whether another layer than that of a call uses a weight, by its number."""
+        return any(place in one.weights for one in self.graph.calls if one.operation is not call.operation)
 
     def _by_rows(self, call: Any) -> bool:
         """Return whether a call belongs to the convolutions that are cut by image rows."""

@@ -63,6 +63,8 @@ class Chooser:
         rules = _rules_of_rows() if any(one is not None and one.axis == ROWS for one in self.cut) else {}
         rule = rules.get(kind) or _rules().get(kind)
         found = rule(self, layer) if rule else Way(f"a layer {kind.__name__} is not cut")
+        if (found.gives is not None or found.adds) and _casts(layer, self.inputs):
+            return Way("it computes in another type than its weights or its input have")
         if found.gives is None and not (found.adds or found.why) and any(one is not None for one in self.cut):
             found = Way(f"a layer {kind.__name__} needs all of its input")
         for variable in getattr(layer, "weights", ()):
@@ -305,6 +307,16 @@ def _simple_activations() -> tuple[type, ...]:
 
     layers = keras.layers
     return layers.ReLU, layers.LeakyReLU, layers.ELU, layers.Identity
+
+
+def _casts(layer: Any, inputs: Sequence[Any]) -> bool:
+    """Return whether a layer computes in another type of floating point than its weights or its inputs have."""
+    import keras
+
+    if not isinstance(layer, keras.layers.Layer):
+        return False
+    kinds = {layer.variable_dtype, *(str(one.dtype) for one in inputs if "float" in str(one.dtype))}
+    return kinds != {layer.compute_dtype}
 
 
 def _uncuttable(variable: Any) -> str:
