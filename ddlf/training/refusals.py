@@ -183,7 +183,8 @@ def _of_slot_parts(spec: RunSpec) -> Iterator[Refusal]:
 def _kinds(spec: RunSpec) -> Iterator[tuple[StrategySettings | ExchangeSettings, str, str]]:
     """Yield the strategy and the exchange, each with its name in a sentence, and what a user can choose instead."""
     yield spec.train, f"in {spec.train.words} training", "train in mode 'sync'"
-    yield spec.exchange, f"with exchange={spec.exchange.name!r}", "use exchange='star'"
+    by = spec.exchange.chosen_by
+    yield spec.exchange, f"with exchange={spec.exchange.name!r}", f"leave out {by}" if by else "use exchange='star'"
 
 
 def _text(value: Any) -> str:
@@ -235,7 +236,7 @@ def check_workers(spec: RunSpec, workers: int, *, one_at_a_time: bool = False) -
         ConfigError: The workers cannot carry the run.
     """
     check(spec.train.worker_refusals(workers, one_at_a_time))
-    check(spec.exchange.worker_refusals(workers, one_at_a_time))
+    check(spec.exchange.worker_refusals(workers, one_at_a_time, spec.slots or 1))
 
 
 def check_effect(spec: RunSpec, weights: Sequence[Tensor], trainable: Sequence[bool]) -> str:

@@ -382,8 +382,16 @@ def _exchange_of(app: Configured, given: Mapping[str, Any]) -> type[ExchangeSett
     """Return the class of a run's exchange: the one that the user named, or the one that another setting selects."""
     chosen = EXCHANGE("exchange", given.get("exchange") or getattr(app, "exchange", DEFAULTS["exchange"]))
     for kind in EXCHANGES.values() if chosen == DEFAULTS["exchange"] else ():
-        if kind.chosen_by and (given.get(kind.chosen_by) or getattr(app, kind.chosen_by, None)) is not None:
-            return kind
+        by = kind.chosen_by
+        value = (given.get(by) or getattr(app, by, None)) if by else None
+        if value is None:
+            continue
+        if given.get("exchange") is not None or "exchange" in vars(app):
+            raise ConfigError(
+                f"exchange={chosen!r} does not go with {by}={str(value)!r}, which selects exchange={kind.name!r}",
+                hint=f"leave out exchange or {by}",
+            )
+        return kind
     return EXCHANGE.kind(chosen)
 
 

@@ -488,8 +488,8 @@ class ExchangeSettings(Group):
         """Return an error for each combination of settings that this exchange does not support."""
         return ()
 
-    def worker_refusals(self, workers: int, one_at_a_time: bool) -> Iterable[Refusal]:
-        """Return errors about too few or unsuitable workers, for the arguments of ``refusals.check_workers``."""
+    def worker_refusals(self, workers: int, one_at_a_time: bool, slots: int) -> Iterable[Refusal]:
+        """Return errors about workers that are too few for the slots, or unsuitable, for ``refusals.check_workers``."""
         return ()
 
 

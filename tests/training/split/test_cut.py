@@ -95,6 +95,20 @@ def test_too_few_workers_are_refused(split, workers):
     check_workers(spec(split=split), workers + 1)
 
 
+def test_too_few_workers_for_all_slots_are_refused_before_they_start():
+    with pytest.raises(ConfigError, match="needs 4 workers for 2 slots, and there are 3"):
+        check_workers(spec(split="stages:2", slots=2), 3)
+    check_workers(spec(split="stages:2", slots=2), 4)
+
+
+def test_another_exchange_beside_split_is_refused():
+    with pytest.raises(ConfigError, match="exchange='star' does not go with split='stages:2'"):
+        spec_of(App(), given={"exchange": "star", "split": "stages:2"})
+    with pytest.raises(ConfigError) as caught:
+        spec(split="stages:2", codec="int8")
+    assert caught.value.hint == "leave codec at 'float32', or leave out split"
+
+
 def test_workers_that_take_turns_are_refused():
     with pytest.raises(ConfigError, match="one thing at a time"):
         check_workers(spec(split="stages:2"), 2, one_at_a_time=True)

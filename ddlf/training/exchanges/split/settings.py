@@ -168,18 +168,20 @@ class Split(Exchange):
 
         return SplitStates(place.run, place.crew, known, parts, place.spec.exchange.codec.name, source.restoring)
 
-    def worker_refusals(self, workers: int, one_at_a_time: bool) -> Iterator[Refusal]:
+    def worker_refusals(self, workers: int, one_at_a_time: bool, slots: int) -> Iterator[Refusal]:
         """Yield an error if the workers are too few, or cannot answer while they compute."""
         yield Refusal(
             one_at_a_time,
             f"split={str(self.parts)!r} needs workers that compute at the same time, but workers of in_process_cluster do one thing at a time",
             "use local_cluster",
         )
-        least = 0 if self.parts is None else self.parts.least
+        least = 0 if self.parts is None else self.parts.least * slots
+        several = slots > 1
         yield Refusal(
             least > workers,
-            f"split={str(self.parts)!r} needs {least} workers, and there {'are' if workers > 1 else 'is'} {workers}",
-            "start more workers, or cut the model into fewer parts",
+            f"split={str(self.parts)!r} needs {least} workers{f' for {slots} slots' * several}, "
+            f"and there {'are' if workers > 1 else 'is'} {workers}",
+            "start more workers" + ", use fewer slots" * several + ", or cut the model into fewer parts",
         )
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
