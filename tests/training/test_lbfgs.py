@@ -149,6 +149,19 @@ async def test_bits_do_not_depend_on_the_number_of_shards(monkeypatch, undisturb
     assert runs[0] == runs[1] == runs[2]
 
 
+@pytest.mark.parametrize(
+    ("shards", "said"),
+    [
+        (99, ["shards=99, but this model has 48 trained values, which make no more than 3"]),
+        (3, []),
+        (None, []),
+    ],
+)
+async def test_fewer_shards_than_asked_for_are_named(monkeypatch, shards, said):
+    monkeypatch.setattr("ddlf.algorithms.lbfgs.BLOCK", 16)
+    assert of_shards(await trained(shards=shards, master_epochs=1)) == said
+
+
 @pytest.mark.parametrize("checkpoint", [False, True])
 async def test_training_goes_on_with_its_pairs_unless_the_weights_have_changed(checkpoint, tmp_path, undisturbed):
     run = run_of(master_epochs=5, **({"checkpoint": tmp_path} if checkpoint else {}))

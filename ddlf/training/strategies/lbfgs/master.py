@@ -251,6 +251,10 @@ class Coordinator:
         self._portions = portions_of(samples, run.slots, how.portion or math.ceil(samples / run.slots / PORTIONS))
         self._homes: list[Home] = []
         self._parts: list[tuple[int, int]] = []
+        most = len(cut(rows.sizes[0], how.shards or 1))
+        if how.shards is not None and how.shards > most:
+            has = f"this model has {rows.sizes[0]:,} trained values, which make no more than {most}"
+            self._warn(f"shards={how.shards}, but {has}")
         self._saved = _saved_in(run)
         if self._saved.vectors is None and (why := _dropped(run)):
             self._warn(f"{why}, so L-BFGS begins with an empty history of changes")
