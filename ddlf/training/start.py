@@ -162,6 +162,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
         before = len(progress.records)
         app.ledger = progress.ledger
         app.history = History(progress.records)  # the reported records
+        found = History()  # the records of this training
         app.run_context.stop = False  # from now on the app can ask the run to stop
         try:
             if progress.converged or progress.is_complete:
@@ -169,7 +170,8 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
                 app.run_context.emit(NothingToTrain(round=progress.reached, epochs=asked, converged=progress.converged))
             else:
                 await _train(run, loop, callbacks)
-            return History(progress.records[before:])
+            found += progress.records[before:]
+            return found
         finally:
             try:
                 await run.close()
@@ -177,7 +179,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
                 app.run_context.stop = app.run_context.weights = None
                 progress.converged = progress.converged or run.converged
                 app.history = History(progress.records)
-                app.history.ended = progress.ended
+                app.history.ended = found.ended = progress.ended
                 final = callbacks.final if callbacks is not None else None
                 if keeps_averages(app.model):  # the averages may be on the workers
                     await to_its_end(_bring_states(run))

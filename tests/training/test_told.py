@@ -59,7 +59,8 @@ async def test_a_run_tells_all_in_order_and_as_facts(mode, tmp_path):
 async def test_a_run_that_ends_before_all_its_epochs_says_so_and_only_then(round_, told_of):
     app, told = followed(slots=2)
     app.is_convergent = lambda record: record.round == round_
-    await app.train_model()
+    found = await app.train_model()
+    assert found.ended == app.history.ended != ""
     assert [(event.version, event.epochs) for event in of(Converged, told)] == told_of
     assert [line(event) for event in of(Converged, told)] == [
         "converged after 2 merges, before the end of 4 epochs: is_convergent, converge or a callback stopped it"
