@@ -225,7 +225,9 @@ WITH_SET = (Began, Posted, Merged)
 
 def entry_to_data(entry: Entry) -> dict[str, Any]:
     """Return an entry as JSON data."""
-    return {"kind": type(entry).__name__, **to_data(entry)}
+    # An entry is flat, so this need not look at the types of its fields, as ``to_data`` does.
+    values = {name: to_data(value) if type(value) is float else value for name, value in vars(entry).items()}
+    return {"kind": type(entry).__name__, **values}
 
 
 def entry_from_data(data: dict[str, Any]) -> Entry:

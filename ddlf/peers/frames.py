@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any, ClassVar, TypeVar, dataclass_transform, get_type_hints
 
@@ -198,6 +198,11 @@ class End(Message):
 
 
 KINDS: dict[int, type[Message]] = {kind.kind: kind for kind in Message.__subclasses__()}
+FIELDS: dict[type[Message], dict[str, Any]] = {
+    kind: {name: hint for name, hint in get_type_hints(kind).items() if name not in ("kind", "has_set", "set")}
+    for kind in KINDS.values()
+}
+"""The fields in the text of each message, with their types."""
 FROM_PEER = (Hello, Post, Score, Broken, Bye)
 FROM_SERVER = (Welcome, Answer, End)
 M = TypeVar("M", bound=Message)
@@ -205,7 +210,7 @@ M = TypeVar("M", bound=Message)
 
 def encode(message: Message) -> bytes:
     """Return a message as the bytes of a frame."""
-    data = {field.name: getattr(message, field.name) for field in fields(message) if field.name != "set"}  # type: ignore[arg-type]
+    data = {name: getattr(message, name) for name in FIELDS[type(message)]}
     text = json.dumps(data, allow_nan=False).encode()
     text += b" " * (-len(text) % 8)
     prefix = PREFIX.pack(MAGIC, VERSION, message.kind, 0, len(text), 0)
@@ -256,7 +261,7 @@ def decode(data: bytes, of: tuple[type[Message], ...], set_bytes: int) -> Messag
 def _made(kind: type[Message], content: Any, set: bytes) -> Message:
     if not isinstance(content, dict):
         raise ProtocolError(f"the text of {kind.__name__} is not a table")
-    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in ("kind", "has_set", "set")}
+    hints = FIELDS[kind]
     if unknown := [name for name in content if name not in hints]:
         raise ProtocolError(f"{kind.__name__} has no {unknown[0]!r:.40}")
     values: dict[str, Any] = {}

@@ -43,7 +43,7 @@ from ddlf.training.checkpoints.durable import damaged, explained, replace, sync,
 MAGIC = int.from_bytes(b"DPJ1", "little")
 PREFIX = struct.Struct("<IIIIQ")
 MOST_JSON_BYTES = 64 * 2**20
-LEAST_FILE_BYTES = 4 * 2**20
+LEAST_FILE_BYTES = 32 * 2**20
 SETS_IN_FILE = 32
 """A file is followed by the next one when it has this number of sets, and the least number of bytes."""
 GROWTH = 4
@@ -94,6 +94,7 @@ class Journal:
         self._size = size
         self._places = dict(places)
         self._sets = sum(place.file == number for place in places.values())
+        self._unused: list[int] = []
         self._file = -1
         if number:
             self._file = os.open(self._path(number), os.O_RDWR | os.O_CLOEXEC)
@@ -131,7 +132,7 @@ class Journal:
         return self._size >= LEAST_FILE_BYTES and self._sets >= SETS_IN_FILE
 
     def begin_file(self, state: Mapping[str, Any], needed: Mapping[int, bytes]) -> None:
-        """Begin a new file with a snapshot, and delete older files without a needed set.
+        """Begin a new file with a snapshot. ``archive`` may then delete older files without a needed set.
 
         Args:
             state: The state of the ledger after all entries of the journal.
@@ -166,9 +167,18 @@ class Journal:
             self._places = {set: place for set, place in self._places.items() if set in needed} | places
             self._sets = len(places)
             used = {place.file for place in self._places.values()} | {number}
-            for old in _numbers(self.folder):
-                if old not in used:
-                    _to_history(self.folder, old)
+            self._unused = [old for old in _numbers(self.folder) if old not in used]
+
+    def archive(self) -> None:
+        """Delete files without a needed set, but keep their entries as text. Another thread may append meanwhile.
+
+        Raises:
+            CheckpointError: The disk refused. The next call tries again.
+        """
+        with explained(self.folder, "write the history in"):
+            while self._unused:
+                _to_history(self.folder, self._unused[0])
+                self._unused.pop(0)
 
     def read(self, set: int) -> bytes:
         """Return the bytes of a set."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ddlf.errors import DDLFError
 from ddlf.events.facts import from_data, to_data
@@ -196,6 +196,7 @@ class WeightLedger(ABC):
         self.run = ""
         self.next_set = 1
         self.base = NO_SET
+        self.replacements: list[int] = []  # sets that were given to replace weights
         self.validated = NO_SET
         self.validated_trainings = 0
         self.validated_base = NO_SET
@@ -209,6 +210,7 @@ class WeightLedger(ABC):
         self.invitations: dict[str, float] = {}
         self.members: dict[int, Member] = {}
         self.sets: dict[int, Held] = {}
+        self._states: dict[State, dict[int, None]] = {state: {} for state in get_args(State)}
         self.validations: list[Validation] = []  # the last ones only
         self.validation_count = 0
 
@@ -365,6 +367,14 @@ class WeightLedger(ABC):
         handed = {member.handed for member in self.members.values()}
         return {*self.sets, *handed, self.validated} - {NO_SET}
 
+    def needs(self, number: int) -> bool:
+        """Return whether the bytes of a set are needed."""
+        if number in self.sets or number == self.validated:
+            return True
+        if number not in self.replacements:  # nobody else can have it, and there may be many members
+            return False
+        return any(member.handed == number for member in self.members.values())
+
     def start(self) -> int:
         """Return the set that an arriving peer without weights begins with."""
         return self.base
@@ -384,6 +394,8 @@ class WeightLedger(ABC):
         sets = {int(number): from_data(Held, one) for number, one in data["sets"].items()}
         validations = [from_data(Validation, one) for one in data["validations"]]
         vars(self).update(data | {"members": members, "sets": sets, "validations": validations})
+        for number, held in sets.items():
+            self._states[held.state][number] = None
 
     # -- parts of swaps and rounds ------------------------------------------------------------------------------------
 
@@ -435,6 +447,7 @@ class WeightLedger(ABC):
     def _begin_again(self, peer: int, answer: Answer, why: str) -> Reply:
         """Replace the weights of a peer by the last validated set."""
         member = self.members[peer]
+        self._replace_by(self.validated)
         member.handed, member.how = self.validated, "replace"
         member.trainings, member.base = self.validated_trainings, self.validated_base
         return self._reply(peer, answer, self.validated, why)
@@ -442,9 +455,16 @@ class WeightLedger(ABC):
     def _give_base(self, peer: int, answer: Answer, why: str = "") -> Reply:
         """Let a peer replace its weights by the base."""
         member = self.members[peer]
+        self._replace_by(self.base)
         member.handed, member.how, member.base = self.base, "replace", self.base
         member.trainings = self.sets[self.base].trainings
         return self._reply(peer, answer, self.base, why)
+
+    def _replace_by(self, number: int) -> None:
+        """Remember that a set was given to replace weights, and forget those that nobody takes in any more."""
+        if number not in self.replacements:
+            handed = {member.handed for member in self.members.values()}
+            self.replacements = [one for one in self.replacements if one in handed] + [number]
 
     def _validate_as(self, number: int) -> None:
         """Remember a set as the last validated one."""
@@ -478,14 +498,23 @@ class WeightLedger(ABC):
             raise Unfit(f"set {self.next_set} must come next, got set {number}")
         self.next_set = number + 1
         self.sets[number] = held
+        self._states[held.state][number] = None
 
-    def _end_of(self, number: int, state: Literal["contained", "merged"], into: int) -> Fate:
-        del self.sets[number]
+    def _move(self, number: int, state: State, peer: int) -> None:
+        """Change the state of a set, and the peer that it belongs to."""
+        held = self.sets[number]
+        del self._states[held.state][number]
+        held.state, held.peer = state, peer
+        self._states[state][number] = None
+
+    def _end_of(self, number: int, state: Literal["contained", "merged", "rejected"], into: int) -> Fate:
+        del self._states[self.sets.pop(number).state][number]
         self._count(state)
         return Fate(set=number, state=state, into=into)
 
     def _in(self, state: State) -> list[int]:
-        return [number for number, held in self.sets.items() if held.state == state]
+        """Return the sets in a state, the oldest first. A restored ledger has the same order."""
+        return sorted(self._states[state])
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1

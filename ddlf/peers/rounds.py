@@ -60,10 +60,10 @@ class RoundLedger(WeightLedger):
             fate = Fate(set=entry.set, state="rejected")
             return [fate, self._begin_again(peer, "rejected", "its round is over")]
         member.trainings += entry.updates > 0
+        earlier = [number for number in self._in("waiting") if self.sets[number].peer == peer]
         made: list[Instruction] = [
-            self._end_of(number, "contained", entry.set)
-            for number in self._in("waiting")
-            if self.sets[number].peer == peer
+            self._end_of(number, "contained" if self.sets[number].base == self.base else "rejected", entry.set)
+            for number in earlier
         ]
         held = Held(
             state="waiting",
@@ -71,6 +71,7 @@ class RoundLedger(WeightLedger):
             trainings=member.trainings,
             accuracy=entry.accuracy,
             samples=member.samples,
+            base=self.base,
         )
         self._take(entry.set, held)
         self.began_at = self.began_at or entry.at
@@ -81,6 +82,9 @@ class RoundLedger(WeightLedger):
         return []
 
     def _lost(self, peer: int) -> list[Instruction]:
+        for number in self._in("waiting"):
+            if self.sets[number].peer == peer:  # it counts in its round unless the peer posts another one
+                self.sets[number].base = NO_SET
         return self._left(peer)
 
     def _merge_asked(self) -> list[Instruction]:
@@ -101,7 +105,7 @@ class RoundLedger(WeightLedger):
         if not (complete or self.closed):
             return []
         for number in waiting:
-            self.sets[number].state = "merging"
+            self._move(number, "merging", self.sets[number].peer)
         return [Mean(of=tuple(waiting), base=self.base)]
 
     def _merged(self, entry: Merged) -> list[Instruction]:

@@ -172,6 +172,7 @@ class PeerServer:
         self._queue: asyncio.Queue[tuple[Entry, bytes, asyncio.Future[None]]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._outer: Weights = []
+        self._archiving = asyncio.Lock()
         self._testing = False
         self._tested_at = 0.0
         self._tested = NO_SET
@@ -309,6 +310,15 @@ class PeerServer:
                     await asyncio.to_thread(self._journal.begin_file, self.ledger.state(), dict(self.sets))
                 except DDLFError as error:
                     self._say(f"error     {error}")
+                else:
+                    self._begin(self._archive())
+
+    async def _archive(self) -> None:
+        async with self._archiving:
+            try:
+                await asyncio.to_thread(self._journal.archive)
+            except DDLFError as error:
+                self._say(f"error     {error}")
 
     def _take(self, entry: Entry, data: bytes, done: asyncio.Future[None]) -> None:
         validated = self.ledger.validated
@@ -340,8 +350,8 @@ class PeerServer:
                 self._begin(self._end(instruction.why))
 
     def _forget(self, sets: Sequence[int]) -> None:
-        if sets and (gone := set(sets) - self.ledger.pinned):
-            for number in gone:
+        for number in sets:
+            if not self.ledger.needs(number):
                 self.sets.pop(number, None)
 
     async def _merge(self, mean: Mean) -> None:
@@ -570,11 +580,11 @@ class PeerServer:
         name = "".join(letter for letter in hello.name if letter.isprintable())[: frames.MOST_NAME]
         if (earlier := self._lines.get(peer)) is not None:
             await self._refuse(earlier.socket, "the same peer has connected again", "close other windows and programs")
+        self._seen[peer] = time.time()  # before it arrives: its lease begins at once
         await self.commit(Arrived(at=time.time(), peer=peer, name=name, samples=hello.samples, keeps=keeps))
         self._say(f"here      {self._name(peer)} with {hello.samples:,} samples{' again' * keeps}")
         member, start = ledger.members[peer], NO_SET if keeps else ledger.start()
         line = self._lines[peer] = Line(socket=socket)
-        self._seen[peer] = time.time()
         welcome = Welcome(
             run=ledger.run,
             peer=peer,

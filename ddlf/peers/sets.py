@@ -50,7 +50,8 @@ class Layout:
         for name, _, kind in self.tensors:
             if kind not in NAMES:
                 raise ConfigError(f"the weight {name!r} has the type {kind}, which a set cannot contain")
-        widths = [dtype_of(kind).itemsize for _, _, kind in self.tensors]
+        self._types = [dtype_of(kind) for _, _, kind in self.tensors]
+        widths = [kind.itemsize for kind in self._types]
         table: dict[str, Any] = {}
         self._places: dict[int, tuple[int, int]] = {}
         at = 0
@@ -90,9 +91,9 @@ class Layout:
         """
         begin = len(self.header)
         result = []
-        for index, (_, shape, kind) in enumerate(self.tensors):
+        for index, (_, shape, _) in enumerate(self.tensors):
             at, end = self._places[index]
-            result.append(np.frombuffer(memoryview(data)[begin + at : begin + end], dtype_of(kind)).reshape(shape))
+            result.append(np.frombuffer(memoryview(data)[begin + at : begin + end], self._types[index]).reshape(shape))
         return result
 
     def fault(self, data: bytes) -> str:

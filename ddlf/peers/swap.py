@@ -81,7 +81,7 @@ class SwapLedger(WeightLedger):
             return [*made, self._reply(peer, "validate", entry.set)]
         if others:
             other = others[0]
-            self.sets[other].state, self.sets[other].peer = "outstanding", peer
+            self._move(other, "outstanding", peer)
             member.handed, member.how = other, "merge"
             return [*made, self._reply(peer, "merge", other)]
         return [*made, self._reply(peer, "continue")]
@@ -89,7 +89,7 @@ class SwapLedger(WeightLedger):
     def _left(self, peer: int) -> list[Instruction]:
         member = self.members[peer]
         if member.handed != NO_SET and member.how == "merge":
-            self._wait_again(member.handed)
+            self._move(member.handed, "waiting", 0)
         member.handed = NO_SET
         return []
 
@@ -99,10 +99,6 @@ class SwapLedger(WeightLedger):
             if held.peer == peer:
                 held.peer = 0
         return []
-
-    def _wait_again(self, number: int) -> None:
-        held = self.sets[number]
-        held.state, held.peer = "waiting", 0
 
     def _merge_asked(self) -> list[Instruction]:
         self.all_asked = True
@@ -129,7 +125,7 @@ class SwapLedger(WeightLedger):
         else:
             return []
         for number in of:
-            self.sets[number].state, self.sets[number].peer = "merging", 0
+            self._move(number, "merging", 0)
         return [Mean(of=tuple(of), base=self._base_of_mean)]
 
     def _merged(self, entry: Merged) -> list[Instruction]:

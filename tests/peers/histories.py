@@ -260,6 +260,7 @@ class Histories(RuleBasedStateMachine):
     def begin_a_file(self):
         needed = {number: self.data(number) for number in self.ledger.pinned}
         self.journal.begin_file(self.ledger.state(), needed)
+        self.journal.archive()
 
     @rule(posts=st.lists(PEERS, unique=True, max_size=4), share=st.floats(0, 1))
     def crash_while_posts_are_written(self, posts, share):

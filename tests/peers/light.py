@@ -47,6 +47,7 @@ class Light:
 
     def __init__(self, port, samples=100):
         self.port, self.samples = port, samples
+        self.sockets = []
         self.key, self.run, self.number, self.given, self.set = "", "", 0, 0, b""
 
     async def join(self, code):
@@ -66,6 +67,7 @@ class Light:
             proxy=None,
             ping_interval=None,
         )
+        self.sockets.append(self.socket)
         hello = {"name": "light", "samples": self.samples, "keeps": keeps, "run": run or (self.run if keeps else "")}
         await self.socket.send(frame(HELLO, hello))
         kind, content, data = opened(await self.socket.recv())
@@ -77,6 +79,12 @@ class Light:
         if data:
             self.set, self.base = data, content["set_number"]
         return content
+
+    async def abort(self):
+        """End all connections at once."""
+        for socket in self.sockets:
+            socket.transport.abort()
+            await socket.wait_closed()
 
     async def send_post(self, data, **more):
         """Send the next post without waiting for its answer."""

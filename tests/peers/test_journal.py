@@ -91,6 +91,7 @@ def test_files_without_a_needed_set_become_history(tmp_path):
     journal = begun(tmp_path / "a")
     journal.append(ENTRIES)
     journal.begin_file({"a": 2}, {})
+    journal.archive()
     journal.append(ENTRIES[1:2])
     assert [path.name for path in sorted((tmp_path / "a").iterdir())] == ["history-000001.jsonl", "journal-000002"]
     assert repr(list(history(tmp_path / "a"))) == repr([entry for entry, _ in [*ENTRIES, ENTRIES[1]]])
@@ -106,6 +107,7 @@ def test_needed_sets_are_copied_when_old_files_grow(tmp_path, monkeypatch):
         journal.append([(Posted(at=3.0, peer=1, number=number, set=number, contains=0, updates=5), bytes(100))])
         if number % 10 == 0:
             journal.begin_file({"a": number}, needed)
+            journal.archive()
     files = [path.name for path in (tmp_path / "a").glob("journal-*")]
     assert len(files) <= 2
     assert journal.read(1) == b"first set"

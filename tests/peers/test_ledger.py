@@ -258,3 +258,11 @@ def test_a_latecomer_joins_the_next_round():
         Fate(set=5, state="rejected"),
         answer(1, 2, "rejected", 4, "its round is over"),
     ]
+
+
+def test_a_peer_that_begins_again_in_a_round_counts_once():
+    table = rounds(2)
+    table.post(1, base=1)
+    table.arrive(1, keeps=False)
+    assert table.post(1, base=1) == [Fate(set=2, state="rejected", into=3)]
+    assert table.post(2, base=1) == [Mean(of=(3, 4), base=1)]

@@ -33,7 +33,7 @@ class Running:
     """A server that runs, and the lines that it has printed."""
 
     def __init__(self, folder, **plan):
-        self.folder, self.lines = folder, []
+        self.folder, self.lines, self.peers = folder, [], []
         model = Model(text="a model", layout=LAYOUT, first=a_set(0.0), trainable=(True, True))
         plan = Plan(**({"validate_s": 0.0, "merge": "average"} | plan))
         self.server = PeerServer(folder, model, plan, say=self.lines.append, control="secret")
@@ -48,12 +48,15 @@ class Running:
         return self
 
     async def __aexit__(self, *exc):
+        for peer in self.peers:
+            await peer.abort()
         self.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self.task
 
     async def peer(self, **how):
         peer = Light(self.port, **how)
+        self.peers.append(peer)
         [code] = await self.server.invite()
         await peer.join(code)
         return peer
@@ -105,6 +108,7 @@ async def test_a_server_that_was_killed_knows_every_acknowledged_set(tmp_path):
     async with Running(tmp_path) as again:
         assert (again.server.ledger.state(), again.server.sets) == (before, sets)
         one.port = other.port = again.port
+        again.peers = [one, other]
         assert (await one.connect(keeps=True))["number"] == 1
         assert (await one.post(a_set(3.0)))["answer"] == "merge"
         assert value(one.set) == 2.0
@@ -275,6 +279,7 @@ async def test_a_hello_that_does_not_fit_is_answered_with_the_reason(running, he
     peer.socket = await connect(
         f"ws://127.0.0.1:{running.port}/live", additional_headers={"Authorization": f"Bearer {peer.key}"}, proxy=None
     )
+    peer.sockets.append(peer.socket)
     await peer.socket.send(frame(HELLO, {"name": "x"} | hello))
     assert why in (await peer.answer())["end"]["why"]
 
@@ -356,3 +361,21 @@ async def test_posts_that_come_together_share_a_sync(running):
     for peer in peers:
         await peer.answer()
     assert sizes == [1, 7]
+
+
+async def test_a_peer_that_has_just_arrived_is_not_taken_for_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "TICK_S", 0.0)  # leases are looked at between any two steps of other tasks
+    async with Running(tmp_path) as running:
+        for _ in range(10):
+            peer = await running.peer()
+            await peer.post(a_set(1.0))
+        assert running.server.ledger.present == list(range(1, 11))
+
+
+async def test_a_post_after_the_end_is_answered_by_the_end(running):
+    peer = await running.peer()
+    await peer.post(a_set(1.0))
+    running.server.ledger.all_asked = True  # a mean under way, which delays the end
+    await get(running.port, "/control/stop", {"Authorization": "Bearer secret"})
+    await peer.send_post(a_set(2.0))
+    assert (await peer.answer())["end"]["over"]
