@@ -461,7 +461,7 @@ class WeightLedger(ABC):
         return self._reply(peer, answer, self.base, why)
 
     def _replace_by(self, number: int) -> None:
-        """Remember that a set was given to replace weights, and forget those that nobody takes in any more."""
+        """Remember that a set was given to replace weights, and forget the sets that nobody takes in any more."""
         if number not in self.replacements:
             handed = {member.handed for member in self.members.values()}
             self.replacements = [one for one in self.replacements if one in handed] + [number]

@@ -1,0 +1,123 @@
+"""The model that a peer trains: the same as the server's, from its text; what a text cannot say is refused by name."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+from ddlf.errors import ConfigError, DDLFError
+
+keras = None
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(96, 8, 8, 1)).astype(np.float32)
+Y = RANDOM.integers(0, 10, 96)
+
+
+@pytest.fixture(autouse=True)
+def imported():
+    global keras
+    keras = importlib.import_module("keras")
+
+
+def model(last="softmax"):
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(4, 3, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Flatten(),
+            layers.Dense(10, activation=last),
+        ]
+    )
+
+
+def peer_of(made):
+    from ddlf.peers.model import settled_text, text_of_model, trained_from_text
+
+    text = settled_text(text_of_model(made), "app.py", None).text
+    return trained_from_text(text, {"x_train": X, "y_train": Y}, "mine.npz", lambda line: None, 0)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "loss", "last"),
+    [
+        (lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True), "sparse_categorical_crossentropy", "softmax"),
+        (lambda: keras.optimizers.Adam(0.01, beta_1=0.8, clipnorm=1.0), "categorical_crossentropy", "softmax"),
+        (
+            lambda: keras.optimizers.AdamW(0.01),
+            lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "linear",
+        ),
+    ],
+)
+def test_a_peer_takes_the_same_steps_as_the_model_of_the_app(optimizer, loss, last):
+    made = model(last)
+    made.compile(optimizer(), loss() if callable(loss) else loss, metrics=["accuracy"])
+    trained = peer_of(made)
+    assert trained.samples == 96
+    trained.assign([np.array(weight) for weight in made.weights])
+    order = np.random.default_rng(0).permutation(96)
+    one_hot = np.eye(10, dtype=np.float32)[Y] if loss == "categorical_crossentropy" else Y
+    for step in range(3):
+        trained.batch(32)
+        rows = order[32 * step : 32 * (step + 1)]
+        made.train_on_batch(X[rows], one_hot[rows])
+    for ours, weight in zip(trained.weights(), made.weights, strict=True):
+        np.testing.assert_allclose(ours, np.array(weight), rtol=0, atol=1e-6)
+    means = trained.means()
+    assert 0 < means["loss"] < 10
+    assert 0 <= means["accuracy"] <= 1
+
+
+def test_a_test_of_other_weights_leaves_the_live_ones():
+    made = model()
+    made.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    trained = peer_of(made)
+    live = trained.weights()
+    accuracy, loss, samples = trained.test([np.zeros_like(weight) for weight in live])
+    assert (samples, loss) == (64, pytest.approx(np.log(10), abs=1e-5))
+    assert 0 <= accuracy <= 1
+    for before, after in zip(live, trained.weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def refused(made):
+    from ddlf.peers.model import text_of_model
+
+    with pytest.raises(DDLFError) as error:
+        text_of_model(made)
+    return str(error.value)
+
+
+def test_what_a_text_cannot_say_is_refused_by_name():
+    made = model()
+    assert "not compiled" in refused(made)
+    made.compile("sgd", lambda y, p: keras.ops.sum(p))
+    assert "the loss '<lambda>'" in refused(made)
+    made.compile("ftrl", "mean_squared_error")
+    assert "the optimizer Ftrl" in refused(made)
+    made.compile(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10)), "mean_squared_error")
+    assert "schedule of the learning rate" in refused(made)
+    made.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+    assert "from_logits=True, and the last activation is softmax" in refused(made)
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: x), keras.layers.Dense(2)])
+    made.compile("sgd", "mean_squared_error")
+    assert "Lambda" in refused(made)
+
+
+def test_a_text_without_a_loss_needs_data_to_choose_one_by():
+    from ddlf.peers.model import settled_text
+
+    text = "a:input shape=[64];\na:output shape=[10];\na:layers Dense(units=10, activation=softmax);\n"
+    with pytest.raises(DDLFError, match="write loss"):
+        settled_text(text, "a.nnm", None)
+    data = {"x_train": np.zeros((20, 64), np.float32), "y_train": np.arange(20) % 10}
+    assert "a:loss SCE" in settled_text(text, "a.nnm", data).text
+
+
+def test_data_that_does_not_exist_is_named():
+    from ddlf.peers.model import arrays_of
+
+    with pytest.raises(ConfigError, match=r"mine\.npz"):
+        arrays_of("mine.npz")
