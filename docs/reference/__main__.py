@@ -347,18 +347,17 @@ BROWSER_HEAD = """\
 
 `python docs/reference` writes this page from `ddlf/peers/browser/listed.py`, the table that also refuses other models.
 
-A browser trains a compiled Sequential or functional Keras model in float32. Nested models, shared layers, and several
-inputs and outputs may occur. Tests compare each row with Keras on TensorFlow: results, losses and weights after a step
-are equal within 1e-5.
+A browser trains a compiled Sequential or functional Keras model in float32, also with nested models, shared layers, and
+several inputs and outputs. Tests compare each row with Keras on TensorFlow: results, losses and weights after a step
+are equal within 1e-5. Weights may have the regularizers `L1`, `L2` and `L1L2`.
 
-Anything else is refused by name before a server starts: other layers, losses and optimizers, custom classes and
-functions, `Lambda`, constraints, masks, stateful layers, inputs of open size, and other values of arguments.
-Weights may have the regularizers `L1`, `L2` and `L1L2`.
+Anything else is refused by name before a server starts: other layers, losses and optimizers, own classes and functions,
+`Lambda`, constraints, masks, stateful layers, inputs of open size, and other values of arguments.
 
 A browser differs from Keras in this:
 
 - **Random numbers.** `Dropout` has the peer's own random numbers. The seed of a layer has no effect.
-- **Ties.** In a window with equal maxima, the first one takes the gradient. The slope of `relu` at 0 is 0. So does
+- **Ties.** The first one of equal maxima in a window takes the gradient. The slope of `relu` at 0 is 0. So does
   Keras on TensorFlow; its other backends may differ.
 - **Recurrent layers** are unrolled. The first batch of a long sequence takes seconds.
 - **Embedding** costs time in proportion to its number of rows while it trains.

@@ -24,7 +24,7 @@ BOOT = """async (device) => {
 COUNT = """
 const all = [];
 globalThis.Map = class extends Map { constructor(...given) { super(...given); all.push(this); } };
-const isBuffers = (map) => { const [first] = map.values(); return first && "ptr" in first && "ref" in first; };
+const isBuffers = (map) => { const [first] = map.values(); return first && typeof first === "object" && "ptr" in first && "ref" in first; };
 globalThis.buffersInUse = () => all.filter(isBuffers).reduce((sum, map) => sum + map.size, 0);
 """
 """Counts the buffers of jax-js, which keeps them in a map."""
