@@ -23,10 +23,11 @@ import keras
 import numpy as np
 from keras import layers
 
+from ddlf.peers.browser.assets import ENGINE
 from tests.peers.browser import cases
 from tests.peers.browser.cases import Case
 from tests.peers.browser.models import BATCH, IMAGE, SEQUENCE, VECTOR, mnist_case, numbers
-from tests.peers.browser.page import ENGINE, engine_page
+from tests.peers.browser.page import engine_page
 
 HERE = Path(cases.__file__).parent
 TOLERANCES = {"node": 1e-5, "wasm": 1e-5, "webgpu": 1e-4}

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from ddlf.peers.browser.assets import KIND, POLICY, assets
 from tests.monitor.dashboard.browser import chromium, opened
 
-ENGINE = Path(__file__).parents[3] / "ddlf" / "peers" / "browser" / "engine"
-POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'"
+HERE = Path(__file__).parent
 HTML = b"<!doctype html><title>engine</title><script type=module src=/cases.js></script>"
 BOOT = """async (device) => {
   const [arrays, model, metrics, cases] = await Promise.all(
@@ -30,23 +29,22 @@ globalThis.buffersInUse = () => all.filter(isBuffers).reduce((sum, map) => sum +
 """Counts the buffers of jax-js, which keeps them in a map."""
 
 
-class _Files(SimpleHTTPRequestHandler):
+class _Files(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        if self.path in ("/", "/favicon.ico"):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(HTML)
+        head, _, rest = self.path.lstrip("/").partition("/")
+        if head == "engine":
+            self._send(assets().get(rest), KIND)
+        elif head == "cases.js":
+            self._send((HERE / head).read_bytes(), KIND)
         else:
-            super().do_GET()
+            self._send(HTML, "text/html")
 
-    def translate_path(self, path: str) -> str:
-        head, _, rest = path.lstrip("/").partition("/")
-        return str(ENGINE / rest) if head == "engine" else str(Path(__file__).parent / head)
-
-    def end_headers(self) -> None:
+    def _send(self, content: bytes | None, kind: str) -> None:
+        self.send_response(404 if content is None else 200)
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Security-Policy", POLICY)
-        super().end_headers()
+        self.end_headers()
+        self.wfile.write(content or b"")
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -55,7 +53,7 @@ class _Files(SimpleHTTPRequestHandler):
 @contextlib.contextmanager
 def served() -> Iterator[str]:
     """Serve the engine on loopback, and yield the URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files)) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Files) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
