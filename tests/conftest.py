@@ -58,6 +58,7 @@ USE_KERAS = (
         *(
             "tests/extras/text/conversion/",
             "tests/extras/text/training/",
+            "tests/peers/browser/test_graph.py",
             "tests/testing/test_in_process.py",
             "tests/testing/test_plan.py",
             "tests/cli/test_dry_run.py",

@@ -12,7 +12,9 @@ def test_every_import_of_the_engine_is_a_file_that_the_server_sends():
     for path, text in own.items():
         for name in re.findall(r'^(?:import|export) [^;]*?from "([^"]+)";', text, re.MULTILINE):
             assert name.startswith("."), f"{path} imports {name}, which no browser finds"
-            assert posixpath.normpath(posixpath.join(posixpath.dirname(path), name)) in assets(), f"{path} imports {name}"
+            assert posixpath.normpath(posixpath.join(posixpath.dirname(path), name)) in assets(), (
+                f"{path} imports {name}"
+            )
 
 
 def test_no_file_makes_code_from_texts_or_names_another_host():
