@@ -24,6 +24,7 @@ def serve(options: argparse.Namespace) -> int:
 
     if (options.model is None) == (options.resume is None):
         raise ConfigError("name a model, or a run with --resume", hint="ddlf peers serve digits.nnm")
+    _refuse_other_way(options, options.way or "swap")
     port = options.port
     if options.resume is not None:
         if given := _given(options):
@@ -44,7 +45,6 @@ def serve(options: argparse.Namespace) -> int:
         way: Any = options.way or "swap"
         usual = {"merge": "weighted" if way == "swap" else "mean"}
         values = usual | {name: value for name in OF_PLAN if (value := getattr(options, name)) is not None}
-        _refuse_other_way(options, way)
         rate = serving.learning_rate(served.keras(served.model.layout.decode(served.model.first)))
         plan = Plan(**values, way=way, rate=rate, validated_by="server" if served.can_test else "peers")
         path = serving.make_folder(Path(options.out or folder.usual_out()), source.stem, plan, served)

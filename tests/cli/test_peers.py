@@ -1,0 +1,42 @@
+"""``ddlf peers``: what is refused before anything starts."""
+
+import pytest
+
+from ddlf.cli.main import main
+
+
+def refused(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(["peers", *map(str, words)])
+    assert ended.value.code
+    return capsys.readouterr().err
+
+
+def test_commands_without_a_server_say_how_to_start_one(capsys):
+    for words in (("list",), ("invite",), ("kick", "1"), ("merge",), ("stop",)):
+        assert "ddlf peers serve MODEL" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("serve",), "name a model"),
+        (("serve", "a.nnm", "--resume", "last"), "name a model"),
+        (("serve", "--resume", "last", "--merge", "average"), "--merge cannot change"),
+        (("join", "http://127.0.0.1:1/#code"), "--data"),
+        (("join", "http://127.0.0.1:1/#code", "--data", "a.npz", "--app", "a.py"), "--data"),
+        (("join", "nonsense", "--data", "digits"), "is not a link"),
+        (("join", "http://127.0.0.1:1/", "--data", "digits"), "no code behind its #"),
+        (("join", "ftp://127.0.0.1:1/#code", "--data", "digits"), "is not a link"),
+        (("join", "http://127.0.0.1:1/#code", "--data", "no.npz"), "neither a file nor a data set"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_sentence(capsys, words, sentence):
+    assert sentence in refused(capsys, *words)
+
+
+def test_options_of_rounds_are_refused_in_swaps(capsys, tmp_path):
+    model = tmp_path / "a.nnm"
+    model.write_text("a:input shape=[4];\na:output shape=[2];\na:layers Dense(units=2);\na:loss MSE;\n")
+    found = refused(capsys, "serve", model, "--quorum", 2, "--out", tmp_path)
+    assert "--quorum has no effect in swaps" in found
