@@ -268,7 +268,7 @@ PEERS = Command(
             "Train the server's model on your own data, which stay here. No code of the server runs.",
             _join_options,
             join,
-            "ddlf peers join 'http://127.0.0.1:8930/#...' --data mine.npz",
+            "ddlf peers join LINK --data mine.npz",
         ),
         "invite": action(
             "print a link for another peer",
