@@ -615,6 +615,9 @@ class PeerServer:
             try:
                 await self._received(peer, line, message)
             except Unfit:
+                member = self.ledger.members[peer]
+                if not (self.ledger.ended or member.present or member.removed):
+                    raise ConnectionResetError("its lease has run out: it comes back by itself") from None
                 if not self.ledger.ended:  # otherwise the end is on its way to the peer
                     raise
             if isinstance(message, Bye):

@@ -11,6 +11,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ddlf.errors import CheckpointError
 from ddlf.peers import ledger, server, sessions
+from ddlf.peers.entries import Left
 from ddlf.peers.plan import Plan
 from ddlf.peers.server import Model, PeerServer
 from ddlf.peers.sets import layout_of
@@ -379,3 +380,14 @@ async def test_a_post_after_the_end_is_answered_by_the_end(running):
     await get(running.port, "/control/stop", {"Authorization": "Bearer secret"})
     await peer.send_post(a_set(2.0))
     assert (await peer.answer())["end"]["over"]
+
+
+async def test_a_connected_peer_whose_lease_ran_out_comes_back_with_its_post(running):
+    peer = await running.peer()
+    await running.server.commit(Left(at=0.0, peer=1, why="no sign of life"))
+    await peer.send_post(a_set(1.0))
+    with pytest.raises(ConnectionClosed):
+        await peer.socket.recv()
+    await peer.connect(keeps=True)
+    await peer.send_again(a_set(1.0))
+    assert (await peer.answer())["answer"] == "continue"
