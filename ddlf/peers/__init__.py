@@ -13,5 +13,6 @@ acknowledged set what became of it.
 | ``model`` | the text of the model that a peer trains | both |
 | ``merging`` | means and merges of whole sets | server |
 | ``server``, ``serving`` | the port, and the command ``ddlf peers serve`` | server |
-| ``link``, ``peer``, ``training`` | a Python peer: its connection, its class, its Keras model | peer |
+| ``link``, ``peer``, ``joining`` | a Python peer: its connection, its class, its Keras model | peer |
+| ``browser`` | what a browser needs: the layer graph of a model, and the engine that trains it | both |
 """
