@@ -197,7 +197,7 @@ def _introduction(
         run=run,
         me=worker.id,
         lease=worker.identity.key["lease"],
-        callers=[other.facts["executor"] for other in endpoints if may(other, worker)],
+        callers={other.facts["executor"]: other.id for other in endpoints if may(other, worker)},
         peers=[
             {
                 "id": other.id,

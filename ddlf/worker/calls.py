@@ -52,7 +52,7 @@ from ddlf.rpc.messages import (
 )
 from ddlf.worker.activity import Activity
 from ddlf.worker.lease import MASTER_ID_BYTES
-from ddlf.worker.peers import Admitted, Peers, refuse_between_workers, refuse_code
+from ddlf.worker.peers import CALLER, Admitted, Peers, refuse_between_workers, refuse_code
 
 
 @dataclass(slots=True)
@@ -574,6 +574,8 @@ class Calls:
         self._finish(call, response)
 
     def _start_task(self, call: Call, result: Any) -> None:
+        peer = call.session.peer
+        caller = CALLER.set(None if peer is None else peer.number)  # the task has a copy of this context
         try:
             call.task = asyncio.Task(self._complete(call, result), loop=asyncio.get_running_loop(), **EAGER)
             self._blocking_id = 0
@@ -581,6 +583,8 @@ class Calls:
             # The signal came at the moment when the method began to wait. The master's cancellation follows and ends
             # the task.
             self._blocking_id = 0
+        finally:
+            CALLER.reset(caller)
 
     async def _complete(self, call: Call, result: Any) -> None:
         try:

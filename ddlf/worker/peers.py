@@ -16,6 +16,7 @@ import hmac
 import itertools
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
@@ -373,13 +374,26 @@ class Admitted:
 
     Args:
         executor: Name of the caller's executor, as it reports it.
+        number: Number of the caller in the run, as the master has said.
         run: Name of the run.
         lease: The key of the lease under which it was admitted.
     """
 
     executor: str
+    number: int
     run: str
     lease: bytes
+
+
+CALLER: ContextVar[int | None] = ContextVar("CALLER", default=None)
+"""What ``caller`` returns."""
+
+
+def caller() -> int | None:
+    """Return the number of the worker whose request the current task runs; None if the master or this worker has begun
+    it.
+    """
+    return CALLER.get()
 
 
 class Peers(Mapping[int, Peer]):
@@ -408,7 +422,7 @@ class Peers(Mapping[int, Peer]):
         self.changed: Callable[[], object] = lambda: None
         self.lost: Callable[[int, str], object] = lambda id, why: None
         self._peers: dict[int, Peer] = {}
-        self._callers: frozenset[str] = frozenset()
+        self._callers: dict[str, int] = {}
         self._lease = b""
 
     def __getitem__(self, id: int) -> Peer:
@@ -429,7 +443,7 @@ class Peers(Mapping[int, Peer]):
         run: str,
         me: int,
         lease: bytes,
-        callers: list[str],
+        callers: dict[str, int],
         peers: list[dict[str, Any]],
         dead_after_s: float,
     ) -> None:
@@ -439,7 +453,7 @@ class Peers(Mapping[int, Peer]):
             run: Name of the run.
             me: Number of this worker in it.
             lease: The key, which only the master that has the worker knows.
-            callers: Executors of the workers that may call this worker.
+            callers: The executors of the workers that may call this worker, each with the number of its worker.
             peers: The workers that it may call: the arguments id, name, addresses and shows of ``Peer``.
             dead_after_s: Seconds of silence before a link counts as lost.
 
@@ -449,7 +463,7 @@ class Peers(Mapping[int, Peer]):
         if not any(lease) or lease != self.lease():
             raise LeaseError("only the master with the lease can introduce workers", hint="connect without guest")
         before = self._peers if (run, me, lease) == (self.run, self.me, self._lease) else {}
-        self.run, self.me, self._lease, self._callers = run, me, lease, frozenset(callers)
+        self.run, self.me, self._lease, self._callers = run, me, lease, dict(callers)
         old, self._peers = self._peers, {}
         for facts in sorted(peers, key=lambda facts: facts["id"]):
             peer = before.get(facts["id"])
@@ -546,11 +560,12 @@ class Peers(Mapping[int, Peer]):
             refusal = "its pass does not match the present lease"
         in_run = run == self.run and lease == self._lease
         facts = {"executor": self.executor, "run": run if in_run else "", "id": self.me, "refusal": refusal}
-        return facts, None if refusal else Admitted(executor, run, lease)
+        return facts, None if refusal else Admitted(executor, self._callers[executor], run, lease)
 
     def refusal(self, admitted: Admitted) -> LeaseError | None:
         """Return the error for another worker that was admitted and may no longer call this worker; None if it may."""
-        now = admitted.run == self.run and admitted.lease == self.lease() and admitted.executor in self._callers
+        is_named = self._callers.get(admitted.executor) == admitted.number
+        now = admitted.run == self.run and admitted.lease == self.lease() and is_named
         return (
             None
             if now
@@ -592,7 +607,7 @@ class Peers(Mapping[int, Peer]):
 
     def close(self) -> None:
         """End the connections to all peers, and admit none of them."""
-        self.run, self._lease, self._callers = "", b"", frozenset()
+        self.run, self._lease, self._callers = "", b"", {}
         peers, self._peers = self._peers, {}
         for peer in peers.values():
             peer.close()

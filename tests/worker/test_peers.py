@@ -22,6 +22,7 @@ from ddlf.testing.in_process import in_process_cluster
 from ddlf.worker.calls import offered
 from ddlf.worker.executor import Executor
 from ddlf.worker.lease import peer_pass
+from ddlf.worker.peers import caller
 from tests.patience import PATIENCE_S
 
 RUN = "a-run"
@@ -60,6 +61,10 @@ class Shard:
     @offered
     async def an_object(self):
         return Connection
+
+    @offered
+    async def who(self):
+        return caller()
 
     async def hidden(self):
         return "secret"
@@ -127,6 +132,12 @@ async def test_a_role_calls_those_of_other_workers_and_knows_who_they_are(peers)
     assert await third.call(SHARD, "ids") == (3, [1, 2], [first.name, second.name])
     assert (await first.call(SHARD, "call", 2, "push", np.arange(4.0))).tolist() == [0, 1, 2, 3]
     assert (await third.call(SHARD, "call", 2, "push", np.ones(4))).tolist() == [1, 2, 3, 4]
+
+
+async def test_a_verb_knows_which_worker_calls_it(peers):
+    first, _, third = peers
+    assert [await one.call(SHARD, "call", 2, "who") for one in (first, third, first)] == [1, 3, 1]
+    assert await peers[1].call(SHARD, "who") is None
 
 
 async def test_all_call_all_at_the_same_time_also_both_ways_and_with_large_arrays(peers):

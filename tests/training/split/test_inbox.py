@@ -13,12 +13,15 @@ from ddlf.training.exchanges.split.stage import expected
 from tests.patience import PATIENCE_S
 
 VALUE = np.ones((2, 3), "f4")
+WORKERS = (5, 6, 7)
+"""The worker of each part."""
+SENDER = WORKERS[0]
 KEY = Key(ACTIVATION, 0, 0, 7, 0)
 
 
 def inbox(attempt=1):
     made = Inbox()
-    made.begin(attempt, lambda key: key.number == 7 and key.micro_batch < 4)
+    made.begin(attempt, lambda key: key.number == 7 and key.micro_batch < 4, WORKERS)
     return made
 
 
@@ -28,10 +31,10 @@ def take(made, key=KEY):
 
 def test_a_tensor_is_taken_once():
     made = inbox()
-    made.put(1, KEY, VALUE)
+    made.put(1, KEY, VALUE, SENDER)
     assert take(made) is VALUE
     with pytest.raises(ProtocolError, match="came twice"):
-        made.put(1, KEY, VALUE)
+        made.put(1, KEY, VALUE, SENDER)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,7 @@ def test_a_tensor_is_taken_once():
 )
 def test_what_does_not_belong_to_the_round_is_refused(key, value, sentence):
     with pytest.raises(ProtocolError, match=sentence):
-        inbox().put(1, key, value)
+        inbox().put(1, key, value, SENDER)
 
 
 @pytest.mark.parametrize(
@@ -61,33 +64,44 @@ def test_fields_that_are_no_key_are_refused(fields):
 @pytest.mark.parametrize("value", [np.ones((2, 3), "f8"), np.ones((3, 3), "f4"), np.ones(2, "f4")])
 def test_another_shape_or_type_is_refused(value):
     made = inbox()
-    made.put(1, KEY, value)
+    made.put(1, KEY, value, SENDER)
     with pytest.raises(ProtocolError, match=r"instead of float32 of shape \(2, None\)"):
         take(made)
 
 
 def test_nan_names_the_layer():
     made = inbox()
-    made.put(1, KEY, VALUE * np.nan)
+    made.put(1, KEY, VALUE * np.nan, SENDER)
     with pytest.raises(BadUpdate, match="outputs of the layer 'dense' contain NaN in micro-batch 1"):
         take(made)
 
 
 def test_an_earlier_attempt_is_dropped_and_a_later_one_waits_for_its_beginning():
     made = inbox(attempt=2)
-    made.put(1, KEY, VALUE)
-    made.put(3, KEY, VALUE)
-    made.begin(3, lambda key: True)
+    made.put(1, KEY, VALUE, SENDER)
+    made.put(3, KEY, VALUE, SENDER)
+    made.begin(3, lambda key: True, WORKERS)
+    assert take(made) is VALUE
+
+
+@pytest.mark.parametrize(("worker", "name"), [(6, "worker 6"), (9, "worker 9"), (None, "this machine")])
+def test_only_the_worker_of_the_sending_part_sends_its_tensors(worker, name):
+    made = inbox()
+    with pytest.raises(ProtocolError, match=f"came from {name}, but worker 5 has that part"):
+        made.put(1, KEY, VALUE, worker)
+    made.put(2, KEY, VALUE * 2, worker)  # the workers of this attempt are not known yet
+    made.put(2, KEY, VALUE, SENDER)
+    made.begin(2, lambda key: True, WORKERS)
     assert take(made) is VALUE
 
 
 def test_the_next_step_may_be_there_already():
     made = inbox()
-    made.put(1, KEY._replace(step=1), VALUE)
+    made.put(1, KEY._replace(step=1), VALUE, SENDER)
     made.stepped()
     assert take(made, KEY._replace(step=1)) is VALUE
     with pytest.raises(ProtocolError, match="came in step 2"):
-        made.put(1, KEY, VALUE)
+        made.put(1, KEY, VALUE, SENDER)
 
 
 def test_whoever_waits_ends_when_the_round_does():
@@ -114,7 +128,7 @@ def test_what_no_part_of_the_group_sends_is_refused(key):
     program = SimpleNamespace(values=(None, value))
     plan = SimpleNamespace(parts=(None, me, None), micro_batches=4, program=program, **of_replica)
     made = Inbox()
-    made.begin(1, expected(plan, 1))
-    made.put(1, Key(ACTIVATION, 0, 0, 1, 0), VALUE)
+    made.begin(1, expected(plan, 1), WORKERS)
+    made.put(1, Key(ACTIVATION, 0, 0, 1, 0), VALUE, SENDER)
     with pytest.raises(ProtocolError, match="this part does not receive the"):
-        made.put(1, key, VALUE)
+        made.put(1, key, VALUE, SENDER)

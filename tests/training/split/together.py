@@ -57,7 +57,7 @@ class Parts:
         self.stages = []
         for part, model, inbox in zip(self.parts, self.models, self.inboxes, strict=True):
             plan = part._plan
-            inbox.begin(1, expected(plan, part.number))
+            inbox.begin(1, expected(plan, part.number), range(len(self.parts)))
             clip, model.optimizer.global_clipnorm = model.optimizer.global_clipnorm, None
             self.stages.append(Stage(plan, part, inbox, self.send, clip))
 
@@ -65,7 +65,7 @@ class Parts:
         array = np.asarray(value)
         if key.kind in (ACTIVATION, GRADIENT):
             self.sent_activations[key.sender] += array.nbytes
-        self.inboxes[receiver].put(self.attempt, key, array)
+        self.inboxes[receiver].put(self.attempt, key, array, key.sender)
 
     def begin_epoch(self):
         for part in self.parts:
@@ -94,7 +94,7 @@ class Parts:
         def work(stage, part):
             part.begin_epoch()
             part.prepare(batches[0])
-            stage._inbox.begin(2, expected(part._plan, part.number))
+            stage._inbox.begin(2, expected(part._plan, part.number), range(len(self.parts)))
             stage._step = 0
             for number, (batch, count) in enumerate(zip(batches, counts, strict=True)):
                 stage.evaluate(batch, count, last=number == len(batches) - 1)

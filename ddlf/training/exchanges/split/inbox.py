@@ -7,7 +7,7 @@ that send to each other never wait for each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -86,33 +86,42 @@ class Inbox:
     """
 
     attempt: int = 0
+    _workers: Sequence[int] = ()
     _step: int = 0
     _expects: Callable[[Key], bool] = lambda key: True
-    _found: dict[tuple[int, Key], np.ndarray[Any, Any]] = field(default_factory=dict)
+    _found: dict[tuple[int, int | None, Key], np.ndarray[Any, Any]] = field(default_factory=dict)
     _taken: set[Key] = field(default_factory=set)
     _news: threading.Condition = field(default_factory=threading.Condition)
     _stopped: bool = False
 
-    def begin(self, attempt: int, expects: Callable[[Key], bool]) -> None:
+    def begin(self, attempt: int, expects: Callable[[Key], bool], workers: Sequence[int]) -> None:
         """Begin an attempt at a round.
 
         Args:
             attempt: Its number.
             expects: Returns whether the part receives a tensor with this key.
+            workers: The worker of each part.
         """
         with self._news:
-            self.attempt, self._step, self._expects, self._stopped = attempt, 0, expects, False
+            self.attempt, self._step, self._expects, self._workers = attempt, 0, expects, workers
+            self._stopped = False
             self._taken.clear()
             self._found = {place: value for place, value in self._found.items() if place[0] >= attempt}
-            for number, key in list(self._found):
-                if number == attempt and not expects(key):
-                    del self._found[number, key]
+            for number, worker, key in list(self._found):
+                if number == attempt and not (expects(key) and workers[key.sender] == worker):
+                    del self._found[number, worker, key]
 
-    def put(self, attempt: int, key: Key, value: Any) -> None:
+    def put(self, attempt: int, key: Key, value: Any, worker: int | None) -> None:
         """Receive a tensor.
 
+        Args:
+            attempt: Number of its attempt.
+            key: Names it.
+            value: The tensor as an array.
+            worker: Number of the worker that sends it; None if no other worker does.
+
         Raises:
-            ProtocolError: It is not expected, or came before.
+            ProtocolError: It is not expected, comes from a worker that does not have the sending part, or came before.
         """
         with self._news:
             if attempt < self.attempt:
@@ -124,11 +133,16 @@ class Inbox:
                     raise ProtocolError(f"{key} came in step {self._step + 1}")
                 if not self._expects(key):
                     raise ProtocolError(f"this part does not receive {key}")
+                if worker != self._workers[key.sender]:
+                    sender = "this machine" if worker is None else f"worker {worker}"
+                    raise ProtocolError(
+                        f"{key} came from {sender}, but worker {self._workers[key.sender]} has that part"
+                    )
                 if key in self._taken:
                     raise ProtocolError(f"{key} came twice")
-            if (attempt, key) in self._found:
+            if (attempt, worker, key) in self._found:
                 raise ProtocolError(f"{key} came twice")
-            self._found[attempt, key] = value
+            self._found[attempt, worker, key] = value
             self._news.notify_all()
 
     def take(self, key: Key, shape: tuple[int | None, ...], dtype: str, layer: str) -> np.ndarray[Any, Any]:
@@ -145,7 +159,7 @@ class Inbox:
             ProtocolError: It has another shape or type.
             BadUpdate: It contains NaN.
         """
-        place = self.attempt, key
+        place = self.attempt, self._workers[key.sender], key
         with self._news:
             self._news.wait_for(lambda: self._stopped or place in self._found)
             if self._stopped:

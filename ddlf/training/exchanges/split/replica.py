@@ -45,7 +45,7 @@ from ddlf.training.slot.task import Task
 from ddlf.training.slot.variables import alone, free, is_finite, is_made, make, put, value_of
 from ddlf.worker.activity import HeldPart
 from ddlf.worker.calls import concurrent, offered
-from ddlf.worker.peers import Unreached, calls_of
+from ddlf.worker.peers import Unreached, caller, calls_of
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
@@ -116,14 +116,14 @@ class SplitReplica(Replica, Restored):
 
     @offered
     async def receive(self, attempt: int, key: Sequence[Any], value: Any) -> None:
-        """Receive a tensor from another part.
+        """Receive a tensor from another part. The worker that calls must have that part in the attempt.
 
         Args:
             attempt: Number of the attempt at the round.
             key: The fields of a ``Key``.
             value: The tensor as an array.
         """
-        self._inbox.put(attempt, Key.read(key), value)
+        self._inbox.put(attempt, Key.read(key), value, caller())
 
     async def step(self, order: dict[str, Any]) -> dict[str, Any]:
         """Train a part of the model for one round.
@@ -380,7 +380,7 @@ class SplitReplica(Replica, Restored):
     def _begin(self, part: ModelPart, order: dict[str, Any]) -> Stage:
         """Begin an attempt of the group."""
         self._workers, self._attempt = order["workers"], order["attempt"]
-        self._inbox.begin(self._attempt, expected(self._plan, part.number))
+        self._inbox.begin(self._attempt, expected(self._plan, part.number), self._workers)
         return Stage(self._plan, part, self._inbox, self._send, self._clip)
 
     def _become(self, order: dict[str, Any]) -> ModelPart:
