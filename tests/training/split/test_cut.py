@@ -47,6 +47,7 @@ BAD = [
     ({"split": "within:0"}, "needs a number of workers of 1 or more"),
     ({"split": "stages:2,within:two"}, "needs a number of workers of 1 or more"),
     ({"split": "stages:2,layers:a"}, "split must be `stages:2`"),
+    ({"split": "stages:2,images:rows"}, "without within they cut no layers"),
     ({"split": "memory:lots"}, "split='memory:lots' needs the memory of a part"),
     ({"split": "memory:0"}, "split='memory:0' needs the memory of a part"),
     ({"split": "layers:"}, "names no layer"),

@@ -67,6 +67,7 @@ def test_parts_begin_with_the_named_layers():
         ("stages:4", "needs 4 layers, and the model"),
         ("layers:d7", "names the layer 'd7', which the model"),
         ("layers:d0", "is the first layer, so part 1 would be empty"),
+        ("layers:d2,d0", "names 'd0', which is the first layer"),
         ("layers:d2,d1", "does not name the layers in the order of the model"),
     ],
 )

@@ -70,6 +70,11 @@ class CutOf:
         if not comma:
             return Cut(parts=parts, text=f"stages:{parts}")
         kind, _, workers = more.strip().partition(":")
+        if kind == "images":
+            raise ConfigError(
+                f"{name}={value!r} says how workers cut convolutions, but without within they cut no layers",
+                hint=f"write stages:{parts},within:2,{more.strip()}, or leave out {more.strip()}",
+            )
         if kind != "within":
             raise ConfigError(f"{name} must be {self}, got {value!r}")
         return self._within(name, value, workers, parts)
@@ -109,7 +114,7 @@ class CutOf:
         return Cut(layers=layers, text=f"layers:{','.join(layers)}")
 
     def __str__(self) -> str:
-        return "`stages:2`, `within:2`, `stages:2,within:2`, `memory:2GB`, `layers:NAME,NAME`, or None"
+        return "`stages:2`, `within:2`, `stages:2,within:2`, `within:2,images:rows`, `memory:2GB`, `layers:NAME,NAME`, or None"
 
 
 CUT = CutOf()

@@ -404,9 +404,14 @@ class Plan:
         )
         return ModelCut(parts=tuple(parts), micro_batches=self.micro_batches)
 
-    def told(self) -> str:
-        """Return the number of parts and micro-batches, and the table, for people."""
-        replicas = f"{self.replicas} replicas of " * (self.replicas > 1)
+    def told(self, slots: int = 1) -> str:
+        """Return the number of parts and micro-batches, and the table, for people.
+
+        Args:
+            slots: Number of copies of the model in the run. Copies that do not wait for each other are not in the plan.
+        """
+        count = max(slots, self.replicas)
+        replicas = f"{count} replicas of " * (count > 1)
         counted = f"{replicas}{self.parts_of_replica} parts, {self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)}"
         within = f"\n{self.table_of_layers()}" if self.program.workers > 1 else ""
         return f"{counted}\n{self.table()}{within}"
@@ -529,9 +534,9 @@ def _ends_by_name(graph: Graph, cut: Cut) -> list[int]:
                 hint=f"it has {', '.join(dict.fromkeys(names))}",
             )
         ends.append(names.index(name))
-    if not ends[0]:
+    if 0 in ends:
         raise ConfigError(
-            f"split={str(cut)!r} names {cut.layers[0]!r}, which is the first layer, so part 1 would be empty",
+            f"split={str(cut)!r} names {names[0]!r}, which is the first layer, so part 1 would be empty",
             hint="name the first layers of part 2 and of later parts",
         )
     if ends != sorted(set(ends)):

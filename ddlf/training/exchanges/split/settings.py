@@ -65,7 +65,7 @@ class Split(Exchange):
     parts: Setting[Cut | None, Cut | str | None] = Setting(
         None,
         CUT,
-        "cut the model into parts for several workers: stages:2, within:2, memory:2GB, or layers:NAME,NAME",
+        "cut the model into parts for several workers: stages:2, within:2, memory:2GB, or layers:NAME,NAME; images:rows or images:filters behind within",
         "PARTS",
         FILE,
         flat="split",
@@ -79,7 +79,7 @@ class Split(Exchange):
     micro_batches: Setting[int | None, int | None] = Setting(
         None,
         Whole(1, none="8, or one for each sample of a smaller batch; 1 if only layers are cut"),
-        "pieces of a batch that pass through the parts of a split model one after another (default: 8)",
+        "pieces of a batch that pass through the parts of a split model one after another (default: 8; 1 if only layers are cut)",
         "N",
         FILE | FACT,
     )
@@ -113,7 +113,7 @@ class Split(Exchange):
         if why := plan.warning():
             app.run_context.emit(Warned(about="model", why=why))
         values = {one.field: getattr(self, one.field) for one in self.settings()}
-        return Planned(**values, plan=plan, reads=reads_model(app)), plan.told()
+        return Planned(**values, plan=plan, reads=reads_model(app)), plan.told(spec.slots or 1)
 
     async def preview(self, app: App, spec: RunSpec) -> str:
         """Return the plan of a run that does not begin. It loads the data, and builds the model without memory.
@@ -131,7 +131,7 @@ class Split(Exchange):
         with fresh_names(), unmade():
             await awaited(app.create_model())
             ready_model(app)
-        return self._plan(app, spec).told()
+        return self._plan(app, spec).told(spec.slots or 1)
 
     def _plan(self, app: App, spec: RunSpec) -> Plan:
         from ddlf.training.exchanges.split.graph import Graph, check_graph
