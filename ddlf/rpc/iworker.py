@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from abc import ABC, abstractmethod
@@ -88,6 +89,12 @@ def checked_function(method: Callable[..., Any], call: str = "run_method") -> Ca
             f"{call} takes a function, got a {type(method).__name__}; hosted methods are run by name with run"
         )
     return method
+
+
+def drop_error(task: asyncio.Future[Any]) -> None:
+    """Mark the error of a task as seen, because its caller was cancelled. Otherwise asyncio prints it."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def awaited(result: Any) -> Any:

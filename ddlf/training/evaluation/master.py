@@ -20,7 +20,7 @@ from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.events import Evaluated, ModelSaved, Warned, What
 from ddlf.events.phases import Phase
 from ddlf.extras import hook_for, suffixes
-from ddlf.rpc.iworker import awaited
+from ddlf.rpc.iworker import awaited, drop_error
 from ddlf.training.context import App
 from ddlf.training.evaluation.model import EVALUATION_BATCH, Moved, end_reading, evaluate
 from ddlf.training.progress import WeightsRef
@@ -229,6 +229,7 @@ async def compute(function: Any, *args: Any, stop: Callable[[], None] = lambda: 
     try:
         return await asyncio.shield(computing)
     except asyncio.CancelledError:
+        computing.add_done_callback(drop_error)
         while not computing.done():
             stop()
             await asyncio.wait([computing], timeout=0.05)

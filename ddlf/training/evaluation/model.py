@@ -14,6 +14,7 @@ from ddlf.algorithms.reading_order import Portion
 from ddlf.data.parts import batches, place_of, samples_of
 from ddlf.data.stream import LEAST_BATCHES
 from ddlf.errors import ConfigError
+from ddlf.rpc.iworker import drop_error
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.slot.card_errors import explained
@@ -128,6 +129,7 @@ async def beside(worker: Worker, app: App, work: Callable[[], Any]) -> Any:
         return await asyncio.shield(evaluating)
     except asyncio.CancelledError:
         gone.append(True)
+        evaluating.add_done_callback(drop_error)
         while not evaluating.done():
             app.model.stop_evaluating = True
             end_reading(app)

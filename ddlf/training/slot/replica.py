@@ -25,7 +25,7 @@ from ddlf.data.parts import NAMES, check_data, content, contents, place_of, rows
 from ddlf.data.remote_folder import RemoteFolder
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError
-from ddlf.rpc.iworker import awaited
+from ddlf.rpc.iworker import awaited, drop_error
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.evaluation.model import beside, counts
@@ -174,6 +174,7 @@ class Replica:
         except asyncio.CancelledError:
             gone.append(True)  # in case the thread has not started the work
             self._stop()
+            computing.add_done_callback(drop_error)
             await asyncio.wait([computing])
             raise
 

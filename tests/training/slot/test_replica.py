@@ -1,5 +1,7 @@
 """The worker's side of a round: still plain ``fit``, and nothing that depends on who carries a slot."""
 
+import asyncio
+import gc
 import importlib
 from dataclasses import replace
 
@@ -17,6 +19,33 @@ from ddlf.training.slot.replica import Replica, run_train
 from ddlf.training.strategies.lbfgs.replica import LbfgsReplica
 from tests.training.models import Blobs, blobs, compiled, distance, equal, small_model, with_model
 from tests.training.slot.replicas import arrays, replica_of, task, traces
+
+
+def test_an_error_after_the_caller_was_cancelled_is_not_printed(monkeypatch):
+    """Two parts of a model may fail at once. The master cancels the second one, which then fails, too."""
+    replica, printed = replica_of(), []
+
+    async def cancelled_and_failed():
+        begun, stopped = asyncio.Event(), asyncio.Event()
+
+        async def compute(function):
+            begun.set()
+            await stopped.wait()
+            raise ValueError("a page of numbers")
+
+        monkeypatch.setattr(replica._worker, "compute", compute)
+        monkeypatch.setattr(replica, "_stop", stopped.set)
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: printed.append(context["message"]))
+        training = asyncio.ensure_future(replica._on_thread(lambda: None))
+        await begun.wait()
+        training.cancel()
+        await asyncio.wait([training])
+        assert training.cancelled()
+        del training
+        gc.collect()
+
+    asyncio.run(cancelled_and_failed())
+    assert printed == []
 
 
 def test_a_round_tells_how_far_it_is_with_the_loss_so_far(monkeypatch):
