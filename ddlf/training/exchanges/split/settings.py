@@ -65,7 +65,8 @@ class Split(Exchange):
     parts: Setting[Cut | None, Cut | str | None] = Setting(
         None,
         CUT,
-        "cut the model into parts for several workers: stages:2, within:2, memory:2GB, or layers:NAME,NAME; images:rows or images:filters behind within",
+        "cut the model into parts for several workers: stages:2, within:2, memory:2GB, or layers:NAME,NAME; "
+        "images:rows or images:filters after within",
         "PARTS",
         FILE,
         flat="split",
