@@ -127,6 +127,19 @@ def _training(app: App) -> Progress | None:
     return progress
 
 
+@dataclasses.dataclass(slots=True)
+class Damage:
+    """The damage of checkpoints that the begin of a run has found.
+
+    Args:
+        known: Errors of checkpoints whose slices workers could not read, by name.
+        told: The sentences of the events about it.
+    """
+
+    known: dict[str, CheckpointCorrupt] = dataclasses.field(default_factory=dict)
+    told: set[str] = dataclasses.field(default_factory=set)
+
+
 async def begin(
     app: App,
     samples: int,
@@ -162,9 +175,9 @@ async def begin(
     }
     target, source = checkpoint_folders(app)
     found, data = None, files_of(app)
-    known: dict[str, CheckpointCorrupt] = {}
+    damage = Damage()
     if app.resume is not None and target is not None:
-        found = await _found(app, source or target, restoring, known, required=source is not None)
+        found = await _found(app, source or target, restoring, damage, required=source is not None)
     before = None if fresh else _training(app)
     if found is not None:
         progress = Progress.from_checkpoint(found) if restoring is None else restoring.begin(found)
@@ -207,7 +220,7 @@ async def begin(
     progress.owners = owners_of(app, partition, samples, len(progress.states), spec.seed)
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
     here = target is not None and (source is None or _same(target, source) or _same(target, source.absolute().parent))
-    keeper = None if target is None else await _open(app, target, progress, found if here else None, known)
+    keeper = None if target is None else await _open(app, target, progress, found if here else None, damage)
     return progress, keeper, None if found is None else source or target
 
 
@@ -223,33 +236,37 @@ async def _found(
     app: App,
     folder: Path,
     restoring: Restoring | None,
-    known: dict[str, CheckpointCorrupt],
+    damage: Damage,
     *,
     required: bool,
 ) -> Checkpoint | None:
     """Return the checkpoint that the run continues from, after every byte was checked.
 
-    If workers find damage in its slices, it is added to ``known``, and another checkpoint is searched.
+    If workers find damage in its slices, it is added to ``damage``, and another checkpoint is searched.
     """
     while True:
-        found = await _read(app, _find, folder, required=required, apart=restoring is not None, known=known)
+        found = await _read(app, damage, _find, folder, required=required, apart=restoring is not None)
         if found is None or found.slices is None or restoring is None:
             return found
         try:
             await restoring.check(found.slices)
             return found
         except CheckpointCorrupt as error:
-            known[found.slices.final.name] = error
+            damage.known[found.slices.final.name] = error
 
 
-async def _read(app: App, read: Callable[..., Checkpoint | None], *args: Any, **options: Any) -> Checkpoint | None:
-    """Read a checkpoint on a thread, and emit an event for each damaged file that could be replaced."""
-    damaged: list[str] = []
+async def _read(
+    app: App, damage: Damage, read: Callable[..., Checkpoint | None], *args: Any, **options: Any
+) -> Checkpoint | None:
+    """Read a checkpoint on a thread, and emit one event for each damaged file that could be replaced."""
+    found: list[str] = []
     try:
-        return await asyncio.to_thread(read, *args, **options, report=damaged.append)
+        return await asyncio.to_thread(read, *args, **options, report=found.append, known=damage.known)
     finally:
-        for why in damaged:
-            app.run_context.emit(CheckpointDamaged(why=why))
+        for why in found:
+            if why not in damage.told:  # checkpoints are read again after damage, and before the first write
+                damage.told.add(why)
+                app.run_context.emit(CheckpointDamaged(why=why))
 
 
 def _find(
@@ -297,9 +314,7 @@ def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
     )
 
 
-async def _open(
-    app: App, path: Path, progress: Progress, found: Checkpoint | None, known: dict[str, CheckpointCorrupt]
-) -> Keeper:
+async def _open(app: App, path: Path, progress: Progress, found: Checkpoint | None, damage: Damage) -> Keeper:
     """Become the only process that writes into a folder, which may only have checkpoints of this training.
 
     Args:
@@ -307,7 +322,7 @@ async def _open(
         path: The folder.
         progress: The progress that the run continues from.
         found: The checkpoint in this folder that the progress is from, if any.
-        known: Errors of damaged checkpoints in it, by name.
+        damage: What is damaged in it.
     """
     folder = CheckpointFolder(path, keep=app.checkpoint_keep)
     opening = asyncio.ensure_future(asyncio.to_thread(folder.open, type(app).__name__, takeover=app.takeover))
@@ -321,7 +336,7 @@ async def _open(
         raise
     try:
         # Look again, since from now on no other process writes there.
-        newest = await _read(app, folder.newest, apart=found is not None, known=known)
+        newest = await _read(app, damage, folder.newest, apart=found is not None)
         keeper = Keeper(
             folder, app.checkpoint_every, [row[0] for row in describe_weights(app.model)], app.run_context.emit
         )
