@@ -139,6 +139,22 @@ def test_a_layer_that_changes_when_it_is_called_stays_in_one_part():
     assert "normalizes over micro-batches of 4 samples" in plan_of(model, "stages:1").warning()
 
 
+def test_a_layer_that_mixes_samples_is_named_and_stays_in_one_part():
+    import keras
+
+    x = keras.Input((8,))
+    made = keras.layers.Dense(8, name="d")(x)
+    mean = keras.ops.mean(made, axis=0, keepdims=True)
+    model = keras.Model(x, keras.layers.Dense(2, name="last")(made - mean))
+    model.compile("sgd", "mse")
+    plan = plan_of(model, "layers:last")
+    plan.check()
+    assert "mixes samples over micro-batches of 4 samples, not over batches of 16" in plan.warning()
+    with pytest.raises(ConfigError, match="returns a tensor without samples, which several parts need"):
+        plan_of(model, "layers:subtract").check()
+    assert plan_of(model_of(*dense(5, 6, 7)), "stages:2").warning() == ""
+
+
 def test_a_model_is_built_without_memory_and_its_weights_are_made_one_by_one():
     import keras
     from keras.src import backend

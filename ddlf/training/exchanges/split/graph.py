@@ -102,6 +102,19 @@ class Graph:
         """Return the number of the call that returns each tensor. Inputs of the model have none."""
         return {tensor: number for number, call in enumerate(self.calls) for tensor in call.outputs}
 
+    def mixing(self) -> list[Call]:
+        """Return the calls that take samples, and return a tensor without them, such as a mean over a batch."""
+
+        def has_samples(number: int) -> bool:
+            shape = self.tensors[number].shape
+            return len(shape) > 0 and shape[0] is None
+
+        return [
+            call
+            for call in self.calls
+            if any(map(has_samples, call.inputs)) and not all(map(has_samples, call.outputs))
+        ]
+
     def crossing(self, end: int) -> list[int]:
         """Return the tensors that a cut before a call crosses, by the number of that call. Inputs do not count."""
         made = self.producers()

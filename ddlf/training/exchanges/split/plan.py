@@ -331,7 +331,8 @@ class Plan:
         return self.batch_size * (forward + back)
 
     def check(self) -> None:
-        """Raise an error if no layer is cut, or for a layer that changes when it is called, and is in several stages.
+        """Raise an error if no layer is cut, for a layer that changes when it is called, and is in several stages, or for
+        a value without samples that several parts need.
 
         Raises:
             ConfigError: Names the layer.
@@ -344,6 +345,13 @@ class Plan:
                 + f" ({'; '.join(whole[:SHOWN])})" * bool(whole),
                 hint="use fewer parts, or split='stages:N', which cuts between layers",
             )
+        mixing = {call.name for call in self.graph.mixing()}
+        for value in self.program.values:
+            if value.receivers and value.layer in mixing:
+                raise ConfigError(
+                    f"the layer {value.layer!r} returns a tensor without samples, which several parts need",
+                    hint="choose a cut that has all its users in its part, with split='layers:NAME,...', or leave out split",
+                )
         used: dict[int, tuple[str, int]] = {}
         for part in self.parts:
             for call in self.graph.calls[part.begin : part.end]:
@@ -385,11 +393,15 @@ class Plan:
 
     def warning(self) -> str:
         """Return a sentence about layers that see single micro-batches; "" without any."""
-        names = [layer.name for layer in self.graph.model._flatten_layers() if "BatchNorm" in type(layer).__name__]
-        if not names or self.micro_batches == 1:
+        if self.micro_batches == 1:
+            return ""
+        layers = self.graph.model._flatten_layers()
+        names = [f"{layer.name!r} normalizes" for layer in layers if "BatchNorm" in type(layer).__name__]
+        names += [f"{call.name!r} mixes samples" for call in self.graph.mixing()]
+        if not names:
             return ""
         samples = max(sizes(self.batch_size, self.micro_batches))
-        return f"the layer {names[0]!r} normalizes over micro-batches of {samples} samples, not over batches of {self.batch_size}"
+        return f"the layer {names[0]} over micro-batches of {samples} samples, not over batches of {self.batch_size}"
 
     def event(self) -> ModelCut:
         """Return the parts and their memory as an event, for displays."""
