@@ -322,7 +322,7 @@ async def _open(app: App, path: Path, progress: Progress, found: Checkpoint | No
         path: The folder.
         progress: The progress that the run continues from.
         found: The checkpoint in this folder that the progress is from, if any.
-        damage: What is damaged in it.
+        damage: The damage of checkpoints in it.
     """
     folder = CheckpointFolder(path, keep=app.checkpoint_keep)
     opening = asyncio.ensure_future(asyncio.to_thread(folder.open, type(app).__name__, takeover=app.takeover))
