@@ -23,10 +23,19 @@ import numpy as np
 from ddlf.extras.text.conversion.weights import variables
 from ddlf.peers.browser.assets import ENGINE
 from ddlf.peers.browser.graph import layer_graph
-from tests.peers.browser.models import webnn
 
 HERE = Path(__file__).parent
 TFJS = "@tensorflow/tfjs@4.22.0"
+
+
+def cnn() -> Any:
+    """Return the CNN of the WebNN paper, of 5,994 parameters."""
+    layers = keras.layers
+    convolution = [layers.Conv2D(8, 5, activation="relu"), layers.MaxPooling2D(2)]
+    convolution += [layers.Conv2D(16, 5, activation="relu"), layers.MaxPooling2D(2)]
+    model = keras.Sequential([keras.Input((28, 28, 1)), *convolution, layers.Flatten(), layers.Dense(10, "softmax")])
+    model.compile(keras.optimizers.SGD(0.05), "categorical_crossentropy")
+    return model
 
 
 def mlp() -> Any:
@@ -70,7 +79,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["npm", "install", "--silent", "--ignore-scripts", TFJS], cwd=folder, check=True)
         other = shutil.copy(HERE / "tfjs.cjs", folder)
-        for name, model in (("WebNN CNN", webnn()), ("MLP 784-256-10", mlp())):
+        for name, model in (("WebNN CNN", cnn()), ("MLP 784-256-10", mlp())):
             ours = milliseconds(str(HERE / "engine.mjs"), task(model, options.batches), str(ENGINE))
             theirs = milliseconds(other, task(model, max(3, options.batches // 10)), cwd=folder)
             print(f"{name}: {ours:.1f} ms, TensorFlow.js on cpu {theirs:.1f} ms, ratio {theirs / ours:.1f}")
