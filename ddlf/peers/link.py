@@ -140,7 +140,7 @@ class Connection:
 
         address = f"{self._link.origin.replace('http', 'ws', 1)}/live"
         try:
-            socket = connect(
+            opening = connect(
                 address,
                 ssl=self._tls,
                 additional_headers={"Authorization": f"Bearer {self._key}"},
@@ -152,6 +152,7 @@ class Connection:
                 proxy=None,
                 user_agent_header=None,
             )
+            socket = contextlib.ExitStack().enter_context(opening)  # it stays open; this class closes it
         except InvalidStatus as error:
             status, body = error.response.status_code, (error.response.body or b"").decode(errors="replace").strip()
             kind = AuthError if status in (401, 403) else ConnectError

@@ -87,10 +87,11 @@ class Peer:
         try:
             self._begin(self._connection.welcome)
             while not self.why_over:
-                if most_updates is not None and self.updates >= most_updates and not self._connection.waits:
+                trains = most_updates is None or self.updates < most_updates
+                if not trains and not self._since and not self._connection.waits:
                     self._connection.send(Bye())
                     break
-                self._step(trains=most_updates is None or self.updates < most_updates)
+                self._step(trains=trains)
         finally:
             self._connection.close()
         return self.trained

@@ -12,6 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from ddlf.errors import CheckpointError
 from ddlf.peers import ledger, server, sessions
 from ddlf.peers.entries import Left
+from ddlf.peers.peer import Peer
 from ddlf.peers.plan import Plan
 from ddlf.peers.server import Model, PeerServer
 from ddlf.peers.sets import layout_of
@@ -295,6 +296,36 @@ async def test_a_second_window_takes_the_place_of_the_first(running):
     peer = await running.peer()
     first = peer.socket
     await peer.connect(keeps=True)
+class Added:
+    """A training that adds 1 to each weight in a batch."""
+
+    layout = LAYOUT
+
+    def __init__(self):
+        self.live = LAYOUT.decode(a_set(0.0))
+
+    def batch(self, size):
+        self.live = [one + 1 for one in self.live]
+
+    def means(self):
+        return {"loss": 1.0}
+
+    def weights(self):
+        return self.live
+
+    def assign(self, weights):
+        self.live = weights
+
+
+async def test_a_peer_posts_its_last_batches_before_it_leaves(running):
+    [code] = await running.server.invite()
+    link = f"http://127.0.0.1:{running.port}/#{code}"
+    peer = Peer(link, lambda welcome: Added(), samples=10, say=lambda line: None)
+    await asyncio.to_thread(peer.run, most_updates=running.server.plan.updates + 3)
+    await running.until(lambda: not running.server.ledger.present)
+    assert running.server.ledger.members[1].updates == running.server.plan.updates + 3
+
+
     assert "connected again" in opened(await first.recv())[1]["why"]
     assert (await peer.post(a_set(1.0)))["answer"] == "continue"
 
