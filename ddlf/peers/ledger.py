@@ -314,7 +314,7 @@ class WeightLedger(ABC):
         if isinstance(entry, Arrived):
             if not 0 < entry.samples <= MOST_SAMPLES:
                 raise Unfit(f"a peer needs 1 to {MOST_SAMPLES:,} samples, got {entry.samples}")
-            if member.samples and member.samples != entry.samples:
+            if member.number and member.samples != entry.samples:
                 raise Unfit(
                     f"the number of samples must not change: it was {member.samples:,}, and is {entry.samples:,}",
                     hint="join with a new link to train on other data",

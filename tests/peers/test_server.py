@@ -286,16 +286,16 @@ async def test_a_hello_that_does_not_fit_is_answered_with_the_reason(running, he
     assert why in (await peer.answer())["end"]["why"]
 
 
-async def test_the_number_of_samples_must_not_change(running):
-    peer = await running.peer(samples=100)
+async def test_the_number_of_samples_must_not_change_after_the_first_post(running):
+    """Before it, the owner of a peer may mend data that its model has refused."""
+    peer = await running.peer(samples=50)
+    peer.samples = 100
+    assert "end" not in await peer.connect()
+    await peer.post(a_set(1.0))
     peer.samples = 200
     assert "must not change: it was 100, and is 200" in (await peer.connect(keeps=True))["end"]["why"]
 
 
-async def test_a_second_window_takes_the_place_of_the_first(running):
-    peer = await running.peer()
-    first = peer.socket
-    await peer.connect(keeps=True)
 class Added:
     """A training that adds 1 to each weight in a batch."""
 
@@ -326,6 +326,10 @@ async def test_a_peer_posts_its_last_batches_before_it_leaves(running):
     assert running.server.ledger.members[1].updates == running.server.plan.updates + 3
 
 
+async def test_a_second_window_takes_the_place_of_the_first(running):
+    peer = await running.peer()
+    first = peer.socket
+    await peer.connect(keeps=True)
     assert "connected again" in opened(await first.recv())[1]["why"]
     assert (await peer.post(a_set(1.0)))["answer"] == "continue"
 
