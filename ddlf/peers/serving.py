@@ -22,7 +22,7 @@ import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def read_model(path: Path, data: str | None, find_app: Callable[[Path], Any], se
     import keras
 
     keras.utils.set_random_seed(seed)
-    arrays = None if data is None else arrays_of(data)
+    arrays = None if data is None else _all_for_tests(arrays_of(data))
     if path.suffix in suffixes("file_types"):
         text, first = _of_text(path, arrays, data or "", seed)
     else:
@@ -132,6 +132,13 @@ def read_model(path: Path, data: str | None, find_app: Callable[[Path], Any], se
         return model
 
     return Served(served, trained, with_weights)
+
+
+def _all_for_tests(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arrays of a file without parts as test data, too: the server trains nothing, so it needs no other part."""
+    if "data" in arrays or any(name.endswith(("_train", "_val", "_test")) for name in arrays):
+        return arrays
+    return {**arrays, **{f"{name}_test": array for name, array in arrays.items()}}
 
 
 def _of_text(path: Path, arrays: Any, source: str, seed: int) -> tuple[str, dict[str, Any] | None]:

@@ -1,6 +1,7 @@
 """The model that a peer trains: the same as the server's, from its text; what a text cannot say is refused by name."""
 
 import importlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,6 +115,17 @@ def test_a_text_without_a_loss_needs_data_to_choose_one_by():
         settled_text(text, "a.nnm", None)
     data = {"x_train": np.zeros((20, 64), np.float32), "y_train": np.arange(20) % 10}
     assert "a:loss SCE" in settled_text(text, "a.nnm", data).text
+
+
+def test_a_file_without_parts_is_test_data_as_a_whole_on_the_server(tmp_path):
+    from ddlf.peers.serving import read_model
+
+    (tmp_path / "a.nnm").write_text(
+        "a:input shape=[4];\na:output shape=[3];\na:layers Dense(units=3, activation=softmax);\n"
+    )
+    np.savez(tmp_path / "test.npz", x=np.zeros((20, 4), np.float32), y=np.arange(20) % 3)
+    served = read_model(tmp_path / "a.nnm", str(tmp_path / "test.npz"), Path, 0)
+    assert served.test(served.model.layout.decode(served.model.first))[2] == 20
 
 
 def test_data_that_does_not_exist_is_named():
