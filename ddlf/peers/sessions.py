@@ -81,8 +81,8 @@ def read_link(text: str) -> Link:
     parts = urlsplit(text.strip())
     try:
         port = parts.port
-    except ValueError:
-        port = None
+    except ValueError as error:
+        raise ConfigError(f"{text.partition('#')[0]!r} has no usable port: {error}", hint=hint) from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
         raise ConfigError(f"{text.partition('#')[0]!r} is not a link of a server of peers", hint=hint)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname

@@ -133,3 +133,10 @@ def test_data_that_does_not_exist_is_named():
 
     with pytest.raises(ConfigError, match=r"mine\.npz"):
         arrays_of("mine.npz")
+
+
+def test_a_link_with_an_impossible_port_is_refused():
+    from ddlf.peers.sessions import read_link
+
+    with pytest.raises(ConfigError, match="no usable port"):
+        read_link("http://127.0.0.1:89301/#code")
