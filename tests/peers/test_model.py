@@ -111,7 +111,7 @@ def test_a_text_without_a_loss_needs_data_to_choose_one_by():
     from ddlf.peers.model import settled_text
 
     text = "a:input shape=[64];\na:output shape=[10];\na:layers Dense(units=10, activation=softmax);\n"
-    with pytest.raises(DDLFError, match="write loss"):
+    with pytest.raises(DDLFError, match="write loss, such as a:loss SCE;"):
         settled_text(text, "a.nnm", None)
     data = {"x_train": np.zeros((20, 64), np.float32), "y_train": np.arange(20) % 10}
     assert "a:loss SCE" in settled_text(text, "a.nnm", data).text

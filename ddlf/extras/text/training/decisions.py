@@ -235,7 +235,9 @@ def loss(output: OutputStatistics) -> Answer:
     """
     labels = output.labels
     if labels is None:
-        raise ValueError("its labels are not in memory, so no rule can choose: write loss")
+        raise ValueError(
+            f"its labels are not in memory, so no rule can choose: write loss, such as {output.block}:loss SCE;"
+        )
     classes = output.shape[-1] if output.shape else 1
     if labels.shape in (output.shape[:-1], (*output.shape[:-1], 1)) and classes > 1:
         if not labels.whole or not 0 <= labels.low <= labels.high < classes:
