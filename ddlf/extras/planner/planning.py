@@ -92,7 +92,7 @@ async def plan(
     if workers > 1 and all(one.setting.slots > 1 for one in measured):
         raise ConfigError(
             f"no training with one slot could be measured in {budget_s:g} s",
-            hint=f"plan with more time: --budget {2 * budget_s:g}s",
+            hint=f"plan with more time: --budget {2 * budget_s:g}s, in a program plan({2 * budget_s:g})",
         )
     model = TimeModel(measured)
     length = replace(length, samples=probe.samples)

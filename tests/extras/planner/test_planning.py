@@ -62,5 +62,7 @@ async def test_what_cannot_be_planned_is_refused(two_workers, settings, said):
 
 
 async def test_too_little_time_is_refused(two_workers):
-    with pytest.raises(ConfigError, match=r"no training with one slot could be measured in 0\.001 s.*--budget 0\.002s"):
+    with pytest.raises(
+        ConfigError, match=r"no training with one slot could be measured in 0\.001 s.*--budget 0\.002s.*plan\(0\.002\)"
+    ):
         await plan(app(two_workers, Loud), 0.001)
