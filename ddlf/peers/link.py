@@ -129,7 +129,7 @@ class Connection:
         if status == http.HTTPStatus.OK:
             return dict(json.loads(body))
         if status in (401, 403):
-            raise AuthError(f"{self._link.origin} refuses the link: {body}", hint="ask for a new link")
+            raise AuthError(f"{self._link.origin} refuses the link: {body}")  # the server says what to do
         raise ConnectError(f"{self._link.origin} does not answer as a server of peers: {status} {body[:200]}")
 
     # -- connecting -------------------------------------------------------------------------------------------------------

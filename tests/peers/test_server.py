@@ -9,7 +9,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from ddlf.errors import CheckpointError
+from ddlf.errors import AuthError, CheckpointError
 from ddlf.peers import ledger, server, sessions
 from ddlf.peers.entries import Left
 from ddlf.peers.peer import Peer
@@ -315,6 +315,14 @@ class Added:
 
     def assign(self, weights):
         self.live = weights
+
+
+async def test_an_unknown_code_is_refused_with_one_thing_to_do(running, monkeypatch):
+    monkeypatch.setattr(server, "WRONG_CODE_S", 0.0)
+    peer = Peer(f"http://127.0.0.1:{running.port}/#wrong", lambda welcome: Added(), samples=10)
+    with pytest.raises(AuthError) as error:
+        await asyncio.to_thread(peer.run)
+    assert str(error.value).count("ask for a new link") == 1
 
 
 async def test_a_peer_posts_its_last_batches_before_it_leaves(running):
