@@ -212,12 +212,14 @@ async def explore(
         budget: The time.
         say: Shows a line of progress.
     """
+    first = Setting(way=ways[0], slots=most, batch=batches[0], steps=1 if ways[0].is_one_step else FIRST_STEPS)
     found: dict[Setting, Measured] = {}
 
     async def measure(setting: Setting) -> None:
         begin = budget.clock()
         measured = await probe.rounds(setting)
-        budget.took(budget.clock() - begin)
+        if setting != first:  # the first one imports Keras on the workers, and loads the data
+            budget.took(budget.clock() - begin)
         if measured is None:
             return
         if (before := found.get(setting)) is not None:
@@ -228,7 +230,6 @@ async def explore(
             f"{setting.steps:g} step{'s' * (setting.steps != 1)}: {measured.median * 1e3:.1f} ms a round"
         )
 
-    first = Setting(way=ways[0], slots=most, batch=batches[0], steps=1 if ways[0].is_one_step else FIRST_STEPS)
     await measure(first)
     if first not in found:
         raise ConfigError(

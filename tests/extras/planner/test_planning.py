@@ -5,8 +5,9 @@ import json
 import pytest
 
 from ddlf.errors import ConfigError
+from ddlf.extras.planner.model import Measured, Way
 from ddlf.extras.planner.planning import plan
-from ddlf.extras.planner.probe import Budget
+from ddlf.extras.planner.probe import Budget, explore
 from tests.training.models import Quick, app
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -66,3 +67,21 @@ async def test_too_little_time_is_refused(two_workers):
         ConfigError, match=r"no training with one slot could be measured in 0\.001 s.*--budget 0\.002s.*plan\(0\.002\)"
     ):
         await plan(app(two_workers, Loud), 0.001)
+
+
+async def test_the_first_measurement_does_not_count_as_the_length_of_the_others():
+    """It imports Keras on the workers. Here it takes 30 s of 40 s, and others take 2 s."""
+    now = [0.0]
+
+    class Made:
+        samples = 10_000
+
+        async def rounds(self, setting):
+            now[0] += 2.0 if now[0] else 30.0
+            return Measured(setting=setting, seconds=(0.1,))
+
+    budget = Budget(40.0, lambda: now[0])
+    way = Way("sync", "star", "float32")
+    found = await explore(Made(), [way], [64, 128], 2, budget, [].append)
+    assert {one.setting.slots for one in found} == {1, 2}
+    assert budget.spent <= 40.0
