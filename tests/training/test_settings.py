@@ -45,7 +45,7 @@ WRONG = [
         dict(optimizer_state="keep"),
         "optimizer_state must be one of kept, stays, fresh, averaged, got 'keep'; did you mean 'kept'?",
     ),
-    (dict(split="2"), "`stages:2,within:2`, `memory:2GB`, `layers:NAME,NAME`, or None, got '2'"),
+    (dict(split="2"), "`within:2,images:rows`, `memory:2GB`, `layers:NAME,NAME`, or None, got '2'"),
     (dict(micro_batches=0), "micro_batches must be a whole number of 1 or more, or None for 8"),
     (dict(optimizer_state=None), "optimizer_state must be one of kept, stays, fresh, averaged, got None"),
     (dict(balance="speedy"), "balance must be 'equal' or 'speed', got 'speedy'; did you mean 'speed'?"),
