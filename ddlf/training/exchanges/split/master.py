@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,8 @@ from ddlf.training.progress import WeightsRef, shapes
 from ddlf.training.run import Ended, Run, unfit
 from ddlf.training.slot.task import OPTIMIZER, Reply, Task
 
+NUMBERS = itertools.count(1)
+"""Numbers of attempts, in the order in which they begin."""
 UNREAD = (
     "the weights of this round are on the workers: with split the master has them after a checkpoint and the last round",
     "read self.model in on_round itself, not in a function that it calls; or set checkpoint_every",
@@ -124,14 +127,15 @@ class Attempt:
     """One attempt of a group at a job.
 
     Args:
-        number: Its number in the run.
+        number: Its number, which it gets when all parts have workers. It is larger than those of all earlier attempts
+            of all groups: a worker drops tensors of earlier attempts, and can come from another group.
         workers: The worker of each part, by number.
         results: The results of the parts that have ended.
         over: Set when the attempt has failed, or all parts have ended.
         links: Pairs of workers that call each other in it, apart from the pairs of the plan.
     """
 
-    number: int
+    number: int = 0
     workers: dict[int, ProxyWorker] = field(default_factory=dict)
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
     together: asyncio.Event = field(default_factory=asyncio.Event)
@@ -155,7 +159,7 @@ class Group:
         self._run, self._plan, self._members = run, plan, members
         self._first = slot * len(plan.parts)  # the crew's number of its first part
         self._groups = groups
-        self._attempt = Attempt(1)
+        self._attempt = Attempt()
         self._reached = asyncio.Lock()
         self._at: dict[int, list[Member]] = {}  # part -> workers with its state after the round that was trained last
         source = Source(run.progress.weights, None)
@@ -331,7 +335,8 @@ class Group:
             while not job.other and job.lost is None:
                 attempt = self._attempt
                 attempt.workers[part] = worker
-                if len(attempt.workers) == len(self._plan.parts):
+                if len(attempt.workers) == len(self._plan.parts) and not attempt.together.is_set():
+                    attempt.number = next(NUMBERS)
                     attempt.together.set()
                 result = await self._try(attempt, part, job, worker)
                 if result is not None:
@@ -373,7 +378,7 @@ class Group:
 
     def _again(self, attempt: Attempt) -> None:
         """End an attempt, and begin the next one."""
-        self._attempt = Attempt(attempt.number + 1)
+        self._attempt = Attempt()
         attempt.over.set()
 
     async def _one(self, attempt: Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any]:
