@@ -1,4 +1,4 @@
-"""``ddlf peers``: train one model with peers, whose data stay with them."""
+"""``ddlf peers``: train one model with peers, whose data stay with them. Runs on the server, or on a peer (``join``)."""
 
 from __future__ import annotations
 

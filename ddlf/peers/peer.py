@@ -1,4 +1,7 @@
-"""A peer in Python: trains on its own data, posts its sets, and merges the answers into its live weights."""
+"""A peer in Python: trains on its own data, posts its sets, and merges the answers into its live weights.
+
+Runs on the peer.
+"""
 
 from __future__ import annotations
 

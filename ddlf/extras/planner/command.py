@@ -27,7 +27,7 @@ def seconds(text: str) -> float:
     """Read a duration: ``90``, ``90s``, ``2m`` or ``1h``.
 
     Raises:
-        ValueError: It is none.
+        ArgumentTypeError: It is none.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
     if found is None or float(found[1]) <= 0:

@@ -20,8 +20,8 @@ from ddlf.training.registry import spec_of
 
 FIRST_ROUNDS = 2
 """Rounds of each slot that do not count: the first ones compile."""
-LEAST_ROUNDS, MOST_ROUNDS = 5, 40
-"""Rounds that count."""
+LEAST_ROUNDS, MOST_ROUNDS = 5, 200
+"""Rounds of each slot that count."""
 MEASURE_S = 1.5
 """Seconds of rounds that count, with enough of them."""
 LONG_ROUND_S = 0.6
@@ -69,9 +69,9 @@ class Rounds:
             return  # the last round of an epoch may be shorter
         self.seconds.append(now - before)
         self.sent += record.bytes_out + record.bytes_back
-        enough = LEAST_ROUNDS * (1 if slot is None else self.setting.slots)
-        measured = sum(self.seconds) / (1 if slot is None else self.setting.slots)
-        if (len(self.seconds) >= enough and measured >= MEASURE_S) or len(self.seconds) >= MOST_ROUNDS * enough:
+        slots = 1 if slot is None else self.setting.slots  # without common rounds, each slot has its own
+        rounds, measured_s = len(self.seconds) / slots, sum(self.seconds) / slots
+        if (rounds >= LEAST_ROUNDS and measured_s >= MEASURE_S) or rounds >= MOST_ROUNDS:
             self.stop()
 
     def result(self) -> Measured | None:
@@ -117,8 +117,8 @@ class Probe:
 
     def _epochs(self, setting: Setting) -> int:
         """Return a number of epochs with enough rounds."""
-        rounds = (FIRST_ROUNDS + MOST_ROUNDS * LEAST_ROUNDS) * setting.samples
-        return max(1, -(-int(rounds) // self.samples)) if self.samples else MOST_ROUNDS
+        needed = (FIRST_ROUNDS + MOST_ROUNDS) * setting.samples
+        return max(1, -(-int(needed) // self.samples)) if self.samples else MOST_ROUNDS
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, ModelBuilt):

@@ -127,8 +127,8 @@ class Attempt:
     """One attempt of a group at a job.
 
     Args:
-        number: Its number, which it gets when all parts have workers. It is larger than those of all earlier attempts
-            of all groups: a worker drops tensors of earlier attempts, and can come from another group.
+        number: Its number, which it gets when all parts have workers. It is larger than the numbers of all earlier
+            attempts of all groups: a worker drops tensors of earlier attempts, and can come from another group.
         workers: The worker of each part, by number.
         results: The results of the parts that have ended.
         over: Set when the attempt has failed, or all parts have ended.
