@@ -50,6 +50,7 @@ from ddlf.peers.frames import Answer, Broken, Bye, End, Hello, Message, Post, Sc
 from ddlf.peers.journal import Journal, needed_sets, open_journal
 from ddlf.peers.ledger import Fate, Instruction, Mean, Over, Reply, Unfit, WeightLedger
 from ddlf.peers.merging import Part, mean_of_swaps, next_base
+from ddlf.peers.pages import NO_BROWSERS, BrowserModel, File, files
 from ddlf.peers.plan import Plan
 from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.sets import Layout
@@ -94,12 +95,14 @@ class Model:
         layout: Layout of its sets.
         first: The set to begin with.
         trainable: Per tensor, whether it is trained.
+        browser: The model for browsers.
     """
 
     text: str
     layout: Layout
     first: bytes
     trainable: tuple[bool, ...]
+    browser: BrowserModel = NO_BROWSERS
 
 
 class Test(Protocol):
@@ -447,8 +450,8 @@ class PeerServer:
                     return response(503, f"{MOST_CONNECTIONS} others are connected")
                 connection.peer = peer  # type: ignore[attr-defined]
                 return None
-            case "/":
-                return response(200, "A server of peers. Join it with: ddlf peers join LINK --data FILE.npz")
+            case "/graph":
+                return self._facts(self._peer_of(sessions.key_in(self.port, cookies, authorization)))
             case path if path.startswith("/control/"):
                 if not hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {self._control}".encode()):
                     return response(401, "this needs the server's own secret")
@@ -456,7 +459,18 @@ class PeerServer:
                     return response(200, json.dumps(await self._command(path.removeprefix("/control/"), url.query)))
                 except DDLFError as error:
                     return response(409, str(error))
+            case path if (file := files().get(path.removeprefix("/"))) is not None:
+                return file_response(file)
         return response(404, "there is no such page")
+
+    def _facts(self, peer: int) -> Response:
+        """Answer the page's question about the model."""
+        if not peer:
+            return response(401, "you have no session here: join with a link first")
+        browser = self.model.browser
+        if browser.refusal:
+            return response(409, browser.refusal)
+        return response(200, browser.facts(self.plan, self.ledger.run, peer))
 
     async def _join(self, code: str) -> Response:
         key, peer = sessions.new_secret(), self._next_peer
@@ -733,13 +747,17 @@ class PeerServer:
 
 def response(status: int, body: str) -> Response:
     """Return an HTTP response. JSON bodies begin with a brace."""
+    kind = "application/json" if body.startswith("{") else "text/plain; charset=utf-8"
+    return file_response(File(kind, f"{body}\n".encode()), status)
+
+
+def file_response(file: File, status: int = 200) -> Response:
+    """Return an HTTP response with a file."""
     from websockets.datastructures import Headers
     from websockets.http11 import Response
 
-    data = f"{body}\n".encode()
-    kind = "application/json" if body.startswith("{") else "text/plain; charset=utf-8"
-    headers = Headers({**HEADERS, "Content-Type": kind, "Content-Length": str(len(data)), "Connection": "close"})
-    return Response(status, http.HTTPStatus(status).phrase, headers, data)
+    facts = {"Content-Type": file.kind, "Content-Length": str(len(file.content)), "Connection": "close"}
+    return Response(status, http.HTTPStatus(status).phrase, Headers(HEADERS | facts), file.content)
 
 
 def _set_exception(done: asyncio.Future[None], error: BaseException) -> None:

@@ -36,6 +36,7 @@ from ddlf.extras import suffixes
 from ddlf.monitor.runs import folder as runs
 from ddlf.peers.link import PIN, request
 from ddlf.peers.model import Trained, arrays_of, read_text, settled_text, text_of_model, trained_from_text
+from ddlf.peers.pages import browser_model
 from ddlf.peers.plan import Plan
 from ddlf.peers.server import Model, PeerServer
 from ddlf.peers.sessions import Link
@@ -124,6 +125,7 @@ def read_model(path: Path, data: str | None, find_app: Callable[[Path], Any], se
         layout=layout,
         first=layout.encode([np.array(one) for one in named.values()]),
         trainable=tuple(id(one) in learns for one in named.values()),
+        browser=browser_model(getattr(model, "inner", model), named),
     )
 
     def with_weights(weights: Weights) -> Any:
@@ -293,6 +295,8 @@ async def serve(
     await asyncio.to_thread(server.recover)
     facts = {"port": bound, "origin": origin, "pin": pin, "control": control, "pid": os.getpid(), "folder": str(path)}
     say(f"folder    {path}")
+    if served.model.browser.refusal:
+        say(f"browsers  {served.model.browser.refusal}")
 
     async def invite() -> None:
         for code in await server.invite(invitations):
