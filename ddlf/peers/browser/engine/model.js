@@ -38,6 +38,11 @@ export class Model {
     this.steps = 0;
   }
 
+  // Train with a constant learning rate from now on. The optimizer keeps its slots.
+  setRate(rate) {
+    this.graph.optimizer.rate = { kind: "constant", config: { value: rate } };
+  }
+
   // Set weights from a map of names to Float32Arrays. A missing, unknown or wrong one changes nothing.
   setWeights(weights) {
     for (const [name, shape] of Object.entries(this.shapes)) {

@@ -3,7 +3,7 @@
 import { Means } from "./metrics.js";
 
 // Let messages in that have come meanwhile. A timer would wait for milliseconds.
-function turn() {
+export function turn() {
   return new Promise((resolve) => {
     const { port1, port2 } = new MessageChannel();
     port1.onmessage = () => { port1.close(); resolve(); };
@@ -36,13 +36,14 @@ function rows({ data, shape }, places) {
 }
 
 export class Trainer {
-  #line = Promise.resolve(); #isRunning = false; #order = new Uint32Array(0); #place = 0;
+  #line = Promise.resolve(); #order = new Uint32Array(0); #place = 0; #means;
 
-  // `data` has the inputs and labels, `tell` gets {batches, samples, seconds, means} about once per `everyMs`.
-  constructor(model, { inputs, labels }, { batchSize = 32, seed = 0, everyMs = 200, tell = () => {}, fail = () => {} } = {}) {
+  // `data` has the inputs and labels.
+  constructor(model, { inputs, labels }, { batchSize = 32, seed = 0 } = {}) {
     const counts = new Set([...inputs, ...labels].map(({ shape }) => shape[0]));
     if (counts.size !== 1 || counts.has(0)) throw new Error(`inputs and labels have ${[...counts].join(" and ")} samples`);
-    Object.assign(this, { model, inputs, labels, batchSize, seed, everyMs, tell, fail, samples: [...counts][0], epochs: 0, batches: 0 });
+    Object.assign(this, { model, inputs, labels, batchSize, seed, samples: [...counts][0], epochs: 0, batches: 0 });
+    this.#means = this.#none();
   }
 
   // Do something between two batches, with the weights as they are there.
@@ -52,29 +53,35 @@ export class Trainer {
     return done;
   }
 
-  start() {
-    if (this.#isRunning) return;
-    this.#isRunning = true;
-    this.#run().catch((error) => { this.#isRunning = false; this.fail(error); });
+  // Train one batch of the next samples. Each pass over the data has another order.
+  batch() {
+    return this.between(async () => {
+      const places = this.#next(), part = (arrays) => arrays.map((array) => rows(array, places));
+      const means = await this.model.train(part(this.inputs), part(this.labels));
+      this.#means.add(means, places.length);
+      this.batches += 1;
+      return { means, samples: places.length };
+    });
   }
 
-  // Stop after the batch that is being trained.
-  async pause() {
-    this.#isRunning = false;
-    await this.between(() => {});
+  // Return the mean loss and metrics since the last call.
+  means() {
+    const { values } = this.#means;
+    this.#means = this.#none();
+    return values;
   }
 
-  async evaluate({ inputs, labels }) {
-    const means = this.#means(), count = inputs[0].shape[0];
-    for (let begin = 0; begin < count; begin += this.batchSize) {
-      const places = [...Array(Math.min(this.batchSize, count - begin)).keys()].map((n) => begin + n);
-      const part = (arrays) => arrays.map((array) => rows(array, places));
-      await this.between(async () => means.add(await this.model.evaluate(part(inputs), part(labels)), places.length));
+  // Return means over at most `most` samples, drawn at random. Call it between two batches.
+  async test({ inputs, labels }, most) {
+    const count = inputs[0].shape[0], order = shuffled(count, this.seed + 7919 * this.batches).slice(0, most), means = this.#none();
+    for (let begin = 0; begin < order.length; begin += this.batchSize) {
+      const places = order.subarray(begin, begin + this.batchSize), part = (arrays) => arrays.map((array) => rows(array, places));
+      means.add(await this.model.evaluate(part(inputs), part(labels)), places.length);
     }
-    return means.values;
+    return { means: means.values, samples: order.length };
   }
 
-  #means() {
+  #none() {
     return new Means(this.model.graph.losses.flatMap(({ metrics }) => metrics));
   }
 
@@ -86,26 +93,5 @@ export class Trainer {
     const begin = this.#place;
     this.#place += this.batchSize;
     return this.#order.subarray(begin, this.#place);
-  }
-
-  async #run() {
-    let means = this.#means(), samples = 0, batches = 0, began = performance.now();
-    const report = () => {
-      if (batches) this.tell({ batches: this.batches, samples, seconds: (performance.now() - began) / 1000, means: means.values });
-      [means, samples, batches, began] = [this.#means(), 0, 0, performance.now()];
-    };
-    while (this.#isRunning) {
-      await this.between(async () => {
-        if (!this.#isRunning) return;
-        const places = this.#next();
-        means.add(await this.model.train(this.inputs.map((array) => rows(array, places)), this.labels.map((array) => rows(array, places))), places.length);
-        this.batches += 1;
-        batches += 1;
-        samples += places.length;
-      });
-      if (performance.now() - began >= this.everyMs) report();
-      await turn();
-    }
-    report();
   }
 }

@@ -1,69 +1,71 @@
-// The worker behind a page: it trains, so that the page never waits. Messages to it have a `do` and, if they want an
-// answer, an `id`; answers repeat the id. Sets of weights travel as bytes of safetensors.
+// The worker behind a page: training and the connection to the server, so that they go on while the page is busy. Messages
+// to it have a `do` and an `id`; answers repeat the id, or are {id, error}. Arrays are {data, shape}.
 //
-// do          with                                                     answer
-// open        graph, set, data {inputs, labels}, batchSize, seed, device   device, parameters
-// start, pause                                                         batches
-// get                                                                  set, batches
-// put         set                                                      batches
-// evaluate    data {inputs, labels}                                    means
-// predict     inputs                                                   outputs
-// close
+// do              with                                                    answer
+// join            data {inputs, labels}, test {inputs, labels} or null,   peer, device, parameters, speeds {wasm, webgpu}
+//                 name, device "auto" "wasm" "webgpu", share 0..1, seed
+// pause, resume
+// share           share
+// predict         inputs                                                  outputs
+// stop
 //
-// Without being asked it tells {told: "trained", batches, samples, seconds, means} and {told: "failed", why}.
+// Without being asked it tells
+// {told: "state", state: "connecting" "measuring" "training" "waiting" "paused" "lost" "over" "ended", why}
+// {told: "progress", batches, batchesPerSecond, loss, accuracy, bytesUp, bytesDown, posts, merges, samples, seconds}
+// {told: "line", text} and {told: "failed", why, hint}
 
-import { start } from "./arrays.js";
+import { choose } from "./device.js";
 import { Model } from "./model.js";
-import { Layout } from "./safetensors.js";
-import { Trainer } from "./trainer.js";
+import { checkedShare, Peer } from "./peer.js";
+import { keep, load } from "./store.js";
 
-let trainer = null, layout = null;
+let peer = null, isJoining = false;
 
-const opened = () => {
-  if (trainer === null) throw new Error("no model is open");
-  return trainer;
+const joined = () => {
+  if (peer === null) throw new Error("this page has not joined yet");
+  return peer;
 };
+
+const tell = (message) => postMessage(message);
+
+async function served() {
+  const answer = await fetch("/graph", { cache: "no-store" });
+  if (!answer.ok) throw new Error((await answer.text()).trim());
+  return answer.json();
+}
 
 const acts = {
-  async open({ graph, set, data, batchSize, seed = 0, device = "wasm" }) {
-    await acts.close();
-    const name = await start(device), model = new Model(graph, { seed });
-    layout = new Layout(set);
-    model.setWeights(layout.decode(set));
-    const tell = (report) => postMessage({ told: "trained", ...report });
-    const fail = (error) => postMessage({ told: "failed", why: error.message });
-    trainer = new Trainer(model, data, { batchSize, seed, tell, fail });
-    return { device: name, parameters: Object.values(model.shapes).reduce((all, shape) => all + shape.reduce((size, n) => size * n, 1), 0) };
+  async join({ data, test = null, name = "", device = "auto", share = 1, seed = 0 }) {
+    if (peer !== null || isJoining) throw new Error("this page has joined already: reload it to join again");
+    isJoining = true;
+    try {
+      checkedShare(share);
+      const { graph, plan, run, peer: number } = await served();
+      tell({ told: "state", state: "measuring", why: "" });
+      const chosen = await choose(device, graph, data, plan.batch_size);
+      const found = await load(run), record = found?.peer === number ? found : null;
+      const model = new Model(graph, { seed }), url = `${location.origin.replace("http", "ws")}/live`;
+      const made = new Peer({ url, run, plan, model, data, test, name, share, seed, tell, record, kept: (what) => keep(run, what) });
+      await made.start();
+      peer = made;
+      const parameters = Object.values(model.shapes).reduce((all, shape) => all + shape.reduce((size, n) => size * n, 1), 0);
+      return { peer: number, parameters, ...chosen };
+    } finally {
+      isJoining = false;
+    }
   },
-  async start() {
-    opened().start();
-    return { batches: trainer.batches };
-  },
-  async pause() {
-    await opened().pause();
-    return { batches: trainer.batches };
-  },
-  get: () => opened().between(async () => ({ set: layout.encode(await trainer.model.weights()), batches: trainer.batches })),
-  put: ({ set }) => opened().between(() => {
-    trainer.model.setWeights(layout.decode(set));
-    return { batches: trainer.batches };
-  }),
-  evaluate: async ({ data }) => ({ means: await opened().evaluate(data) }),
-  predict: ({ inputs }) => opened().between(async () => ({ outputs: await trainer.model.predict(inputs) })),
-  async close() {
-    await trainer?.pause();
-    trainer?.model.free();
-    trainer = null;
-    return {};
-  },
+  pause: () => joined().pause(),
+  resume: () => joined().resume(),
+  share: ({ share }) => joined().setShare(share),
+  predict: async ({ inputs }) => ({ outputs: await joined().predict(inputs) }),
+  stop: async () => { await joined().stop(); },
 };
 
-onmessage = async ({ data: message }) => {
+onmessage = async ({ data: { do: what, id, ...given } }) => {
   try {
-    if (!Object.hasOwn(acts, message.do)) throw new Error(`the worker cannot do ${message.do}`);
-    const answer = await acts[message.do](message), moved = answer.set ? [answer.set] : [];
-    postMessage({ id: message.id, ...answer }, moved);
+    if (!Object.hasOwn(acts, what)) throw new Error(`the worker cannot do ${what}`);
+    postMessage({ id, ...(await acts[what](given)) });
   } catch (error) {
-    postMessage({ id: message.id, error: error.message });
+    postMessage({ id, error: [error.message, error.hint].filter(Boolean).join(": ") });
   }
 };
