@@ -1,0 +1,367 @@
+"""Peers in Chromium and in Python train one model. Every byte that a browser sends is recorded, and searched for its pictures.
+
+``python -m benchmarks.browser_peers [--seconds 300] [--browsers 8] [--pythons 2] [--block 30] [--way swap]``
+
+A proxy in front of the server records what browsers send. Each private picture carries a mark, which is searched for in
+all recorded bytes: raw, as float32, as base64, and inside of anything that zlib can inflate. The main thread of the first
+page is blocked once, without use of its core, and its speed is compared with that before and after. Memory is that of
+all renderers of Chromium (PSS), at a third of the time and at the end. Buffers are those of the engine, counted while a
+peer is paused.
+
+The exit code is 1 if a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from tests.monitor.dashboard.browser import chromium, opened
+from tests.peers.browser.joining import DOCUMENT, BrowserPeer
+from tests.peers.browser.page import COUNT
+
+MODEL = """
+digits:input shape=[64];
+digits:output shape=[10];
+digits:layers Dense(units=32, activation=relu), Dense(units=10, activation=softmax);
+digits:loss SCE;
+train:optimizer SGD(learning_rate=0.1);
+train:metrics accuracy;
+"""
+POST = 3
+EXTRA_BYTES = 2_000
+"""Bytes that a post may have beside its set."""
+ENGINE = "**/engine/vendor/jax.js"
+BLOCK = """(ms) => {
+  const last = () => told.filter(({ told }) => told === "progress").at(-1).batches, before = last(), began = performance.now();
+  const request = new XMLHttpRequest();
+  request.open("GET", `/block?${ms}`, false);
+  request.send();
+  const took = performance.now() - began;
+  return new Promise((resolve) => setTimeout(() => resolve([before, last(), took]), 0));
+}"""
+"""Blocks the main thread without using its core, which the others of a small machine need."""
+SPEED = """async (ms) => {
+  const last = () => told.filter(({ told }) => told === "progress").at(-1).batches, before = last(), began = performance.now();
+  await new Promise((resolve) => setTimeout(resolve, ms));
+  return [before, last(), performance.now() - began];
+}"""
+
+
+@dataclass
+class Recorder:
+    """A TCP proxy that keeps what clients send.
+
+    Attributes:
+        sent: The bytes of each connection.
+        port: Its port.
+    """
+
+    to: int
+    sent: list[bytearray] = field(default_factory=list)
+    port: int = 0
+
+    async def start(self) -> asyncio.Server:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        record = bytearray(await reader.read(2**16))
+        if wanted := re.match(rb"GET /block\?(\d+)", record):
+            await asyncio.sleep(int(wanted[1]) / 1000)
+            writer.write(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            writer.close()
+            return
+        self.sent.append(record)
+        there, to = await asyncio.open_connection("127.0.0.1", self.to)
+        to.write(record)
+        await asyncio.gather(_pumped(reader, to, record), _pumped(there, writer, None))
+
+
+async def _pumped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray | None) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(2**16):
+            if record is not None:
+                record += data
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def payloads(sent: bytes) -> Iterator[bytes]:
+    """Yield what a client sent in one connection: its requests, and the content of each message, without the mask."""
+    while sent:
+        head, found, rest = sent.partition(b"\r\n\r\n")
+        yield head
+        sent = rest
+        if not found or b"upgrade: websocket" not in head.lower():
+            continue
+        while len(sent) >= 6:
+            length, at = sent[1] & 127, 2
+            if length >= 126:
+                size = 2 if length == 126 else 8
+                length, at = int.from_bytes(sent[2 : 2 + size], "big"), 2 + size
+            mask, content = sent[at : at + 4], sent[at + 4 : at + 4 + length]
+            key = np.resize(np.frombuffer(mask, np.uint8), len(content))
+            yield (np.frombuffer(content, np.uint8) ^ key).tobytes()
+            sent = sent[at + 4 + length :]
+        return
+
+
+def forms_of(mark: Any) -> dict[str, bytes]:
+    """Return a mark, which is an array of bytes, in the forms in which a page could send it."""
+    raw = mark.tobytes()
+    forms = {"raw": raw}
+    for name, numbers in (("float32", mark.astype("<f4")), ("float32 of 0 to 1", mark.astype("<f4") / np.float32(255))):
+        forms[name] = numbers.tobytes()
+    for name, data in list(forms.items()):
+        for shift in range(3):  # base64 has three alignments
+            text = base64.b64encode(bytes(shift) + data)
+            forms[f"base64 of {name} at {shift}"] = text[4:-4]
+    return forms
+
+
+def inflated(data: bytes) -> Iterator[bytes]:
+    """Yield everything that zlib can inflate from any place in these bytes: zlib, gzip, and a whole deflated message."""
+    places = [(0, -15), *((match.start(), 47) for match in re.finditer(rb"\x78[\x01\x5e\x9c\xda]|\x1f\x8b\x08", data))]
+    for at, bits in places:
+        with contextlib.suppress(zlib.error):
+            found = zlib.decompressobj(bits).decompress(data[at:], 2**24)
+            if len(found) >= 16:
+                yield found
+
+
+def leaks(contents: list[bytes], marks: list[Any]) -> list[str]:
+    """Return the forms of marks that are in some contents."""
+    found = set()
+    everything = [data for content in contents for data in (content, *inflated(content))]
+    for mark in marks:
+        for name, data in forms_of(mark).items():
+            if any(data in one for one in everything):
+                found.add(name)
+    return sorted(found)
+
+
+def post_sizes(contents: list[bytes]) -> list[tuple[int, int]]:
+    """Return the bytes of each post, and of the set in it."""
+    found = []
+    for content in contents:
+        if content[:4] == b"DDLP" and content[5] == POST:
+            [text] = struct.unpack_from("<I", content, 8)
+            found.append((len(content), len(content) - 16 - text))
+    return found
+
+
+def renderers_bytes() -> int:
+    """Return the memory of all renderers of this process's Chromium."""
+    total = 0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "--type=renderer" in process.cmdline():
+                total += process.memory_full_info().pss
+    return total
+
+
+class Commands:
+    """Commands of ``ddlf peers`` in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ddlf.cli.main", "peers", *words],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"DDLF_RUN_DIR": str(self.folder / "runs")},
+        )
+        self.running.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self.running:
+            process.kill()
+            process.wait()
+
+
+def until(process: subprocess.Popen[str], pattern: str) -> str:
+    """Read lines of a command until one matches, and return its group."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if match := re.search(pattern, line):
+            return match[1]
+    raise RuntimeError(f"{process.args} has ended without {pattern}")
+
+
+async def paused_buffers(peer: BrowserPeer) -> int:
+    """Return the number of the engine's buffers between two batches."""
+    await peer.ask("pause")
+    states = await peer.told("state")
+    while states[-1]["state"] != "paused":
+        await asyncio.sleep(0.02)
+        states = await peer.told("state")
+    found: int = await peer.page.workers[0].evaluate("buffersInUse()")
+    await peer.ask("resume")
+    return found
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run all peers, and return what was measured."""
+    from ddlf.data import datasets
+
+    (x, y), _ = datasets.with_classes("digits")
+    x = x.reshape(-1, 64)
+    random = np.random.default_rng(3)
+    marks = [random.integers(1, 256, 16, dtype=np.uint8) for _ in range(options.browsers)]
+    (folder / "digits.nnm").write_text(MODEL)
+    np.savez(folder / "all.npz", x=x, y=y)
+    commands, count = Commands(folder), options.browsers + options.pythons
+    server = commands.start("serve", "digits.nnm", "--invite", str(count), "--port", "0", "--way", options.way)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(commands.end)
+        links = [await asyncio.to_thread(until, server, r"link +(\S+)") for _ in range(count)]
+        port = int(links[0].partition("/#")[0].rpartition(":")[2])
+        drain = asyncio.create_task(asyncio.to_thread(server.communicate))
+        stack.callback(drain.cancel)
+        recorder = Recorder(port)
+        stack.callback((await recorder.start()).close)
+        for link in links[options.browsers :]:
+            python = commands.start("join", link, "--data", "all.npz", "--name", "python")
+            await asyncio.to_thread(until, python, r"(joined) ")
+            reading = asyncio.create_task(asyncio.to_thread(python.communicate))
+            stack.callback(reading.cancel)
+        browser = await stack.enter_async_context(chromium())
+        peers, pages = [], []
+        for number in range(options.browsers):
+            url = f"http://127.0.0.1:{recorder.port}{DOCUMENT}"
+            page = await stack.enter_async_context(opened(browser, url))
+            await page.route(ENGINE, _counting)
+            peer = BrowserPeer(page)
+            status, body = await peer.session(links[number])
+            if status != 200:
+                raise RuntimeError(body)
+            own = x[number :: options.browsers].astype(np.float32).copy()
+            own[:, :16] = marks[number].astype(np.float32) / np.float32(255)
+            answer = await peer.join(own, y[number :: options.browsers].astype("i4"), name=f"browser {number}")
+            if "error" in answer:
+                raise RuntimeError(answer["error"])
+            peers.append(peer)
+            pages.append(page)
+            print(f"joined           browser {number} as peer {answer['peer']}", file=sys.stderr, flush=True)
+        began = time.monotonic()
+        for peer in peers:
+            await peer.until("progress", lambda told: told["posts"] >= 2)
+        await asyncio.sleep(max(0.0, options.seconds / 3 - (time.monotonic() - began)))
+        first = [await paused_buffers(peer) for peer in peers]
+        memory = renderers_bytes()
+        block_ms = int(1000 * options.block)
+        before = await pages[0].evaluate(SPEED, block_ms // 2)
+        blocked = await pages[0].evaluate(BLOCK, block_ms)
+        after = await pages[0].evaluate(SPEED, block_ms // 2)
+        facts = json.loads((next((folder / "runs").glob("*-peers-digits")) / "server.json").read_text())
+        here = await asyncio.to_thread(_list, facts)
+        await asyncio.sleep(max(0.0, options.seconds - (time.monotonic() - began)))
+        last_memory = renderers_bytes()
+        last = [await paused_buffers(peer) for peer in peers]
+        progress = [(await peer.told("progress"))[-1] for peer in peers]
+        lost = [state for peer in peers for state in await peer.told("state") if state["state"] == "lost"]
+        contents = [content for sent in recorder.sent for content in payloads(bytes(sent))]
+        sizes = post_sizes(contents)
+        errors = [line for page in pages for line in page.wrong if "404" not in line]
+        return {
+            "seconds": time.monotonic() - began,
+            "peers": len(here["peers"]),
+            "gone": [one["peer"] for one in here["peers"] if not one["connected"]],
+            "posts": [one["posts"] for one in here["peers"]],
+            "merges": [one["merges"] for one in progress],
+            "batches": [one["batches"] for one in progress],
+            "accuracy": here["accuracy"],
+            "buffers": [first, last],
+            "memory": [memory, last_memory],
+            "errors": errors,
+            "hosts": sorted({host for page in pages for host in page.hosts}),
+            "port": recorder.port,
+            "lost": len(lost),
+            "free": 1000 * (before[1] - before[0] + after[1] - after[0]) / (before[2] + after[2]),
+            "blocked": 1000 * (blocked[1] - blocked[0]) / blocked[2],
+            "bytes": sum(map(len, recorder.sent)),
+            "recorded posts": len(sizes),
+            "extra": max(whole - of_set for whole, of_set in sizes),
+            "leaks": leaks(contents, marks),
+        }
+
+
+async def _counting(route: Any) -> None:
+    answer = await route.fetch()
+    await route.fulfill(response=answer, body=COUNT + await answer.text())
+
+
+def _list(facts: dict[str, Any]) -> dict[str, Any]:
+    from ddlf.peers.serving import ask
+
+    return ask(facts, "list")
+
+
+def missed(found: dict[str, Any], *, memory: float = 1.05, slower: float = 0.9) -> list[str]:
+    """Return the bars that a run has missed."""
+    bars = {
+        "all peers are here": not found["gone"],
+        "all peers have posted": min(found["posts"]) > 0,
+        "the number of buffers is constant": found["buffers"][0] == found["buffers"][1],
+        "memory of the pages grows by 5% at most": found["memory"][1] <= memory * found["memory"][0],
+        "no error in a console": not found["errors"],
+        "no request to another host": found["hosts"] == [f"127.0.0.1:{found['port']}"],
+        "no connection was lost": not found["lost"],
+        "a blocked page trains at 90% of its speed": found["blocked"] >= slower * found["free"],
+        "no mark in any byte": not found["leaks"],
+        "a post has at most its set and 2 kB": found["extra"] <= EXTRA_BYTES,
+    }
+    return [name for name, holds in bars.items() if not holds]
+
+
+def parsed(words: list[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--browsers", type=int, default=8)
+    parser.add_argument("--pythons", type=int, default=2)
+    parser.add_argument("--block", type=float, default=30.0, help="seconds for which a page's main thread is blocked")
+    parser.add_argument("--way", choices=("swap", "rounds"), default="swap")
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    """Measure, and print what was found."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = asyncio.run(measure(parsed(), Path(folder)))
+    for name, value in found.items():
+        print(f"{name:16} {value}")
+    for name in (failed := missed(found)):
+        print(f"missed: {name}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
