@@ -78,6 +78,7 @@ class _Writer:
             "layers": list(self.layers.values()),
             "calls": self.written,
             "outputs": outputs,
+            "output_shapes": [list(tensor.shape[1:]) for tensor in function.outputs],
             "losses": _losses(model, _output_names(function)),
             "optimizer": _optimizer(model, self.names),
         }
