@@ -35,8 +35,9 @@ def serve(options: argparse.Namespace) -> int:
         source = path / folder.NOTATION
     else:
         source = options.model
+    classes = options.classes or () if options.resume is None else plan.classes
     with native_output_to_log():
-        served = serving.read_model(source, options.data, find_target, options.seed or 0)
+        served = serving.read_model(source, options.data, find_target, options.seed or 0, classes)
     if options.resume is not None:
         serving.check_layout(path, digest, served)
         if plan.validated_by == "server" and not served.can_test:
@@ -46,7 +47,9 @@ def serve(options: argparse.Namespace) -> int:
         usual = {"merge": "weighted" if way == "swap" else "mean"}
         values = usual | {name: value for name in OF_PLAN if (value := getattr(options, name)) is not None}
         rate = serving.learning_rate(served.keras(served.model.layout.decode(served.model.first)))
-        plan = Plan(**values, way=way, rate=rate, validated_by="server" if served.can_test else "peers")
+        plan = Plan(
+            **values, way=way, rate=rate, validated_by="server" if served.can_test else "peers", classes=served.classes
+        )
         path = serving.make_folder(Path(options.out or folder.usual_out()), source.stem, plan, served)
     if options.data is None and plan.validated_by == "peers":
         say("validate  peers validate in turn on their own data; --data FILE.npz lets the server do it")
@@ -89,7 +92,11 @@ OF_ROUNDS = ("outer", "update_policy", "quorum", "deadline_s")
 
 
 def _given(options: argparse.Namespace) -> list[str]:
-    return [f"--{name.replace('_', '-')}" for name in (*OF_PLAN, "way", "seed") if getattr(options, name) is not None]
+    return [
+        f"--{name.replace('_', '-')}"
+        for name in (*OF_PLAN, "way", "seed", "classes")
+        if getattr(options, name) is not None
+    ]
 
 
 def _refuse_other_way(options: argparse.Namespace, way: str) -> None:
@@ -191,6 +198,10 @@ def say(line: str) -> None:
     print(line, file=sys.stdout, flush=True)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
 def _serve_options(parser: Parser) -> None:
     parser.add("model", nargs="?", type=Path, help="a model as text (.nnm), or the .py file of an app")
     parser.add("--data", metavar="FILE", help="the server's test data: a .npz file, or digits, mnist, cifar10, iris")
@@ -206,6 +217,12 @@ def _serve_options(parser: Parser) -> None:
         type=float,
         metavar="X",
         help="below 1: accuracy to reach, as the mean of 5 validations; from 1 on: seconds (default: no end)",
+    )
+    parser.add(
+        "--classes",
+        type=_names,
+        metavar="A,B",
+        help="names of the classes, for labels that are texts (default: of --data)",
     )
     parser.add("--invite", type=int, default=1, metavar="N", help="number of links to print (default: 1)")
     parser.add("--resume", metavar="RUN", help="continue a run: its folder, name or 'last'")

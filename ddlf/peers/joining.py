@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddlf.errors import AppError, DatasetError
+from ddlf.events.facts import from_data
 from ddlf.peers.frames import Welcome
 from ddlf.peers.model import Trained, arrays_of, trained_from_text
 from ddlf.peers.peer import Peer
+from ddlf.peers.plan import Plan
 
 
 def peer_of_data(
@@ -41,7 +43,8 @@ def peer_of_data(
     importlib.import_module("keras")  # it takes seconds, in which a peer that has connected would seem to be slow
 
     def make(welcome: Welcome) -> Trained:
-        return trained_from_text(welcome.model, arrays, source, say, seed)
+        classes = from_data(Plan, welcome.plan).classes
+        return trained_from_text(welcome.model, arrays, source, say, seed, classes)
 
     return Peer(link, make, samples=samples, name=name, say=say)
 

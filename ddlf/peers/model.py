@@ -6,7 +6,7 @@ the text from a ``.nnm`` file, or from the compiled Keras model of an app.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
 from ddlf.extras import provided
+from ddlf.peers.classes import numbered
 from ddlf.peers.sets import Layout, layout_of
 
 PART = "ddlf peers"
@@ -124,7 +125,12 @@ def accuracy_of(logs: Mapping[str, float]) -> float:
 
 
 def trained_from_text(
-    text: str, arrays: Mapping[str, Any], source: str, say: Callable[[str], None], seed: int
+    text: str,
+    arrays: Mapping[str, Any],
+    source: str,
+    say: Callable[[str], None],
+    seed: int,
+    classes: Sequence[str] = (),
 ) -> Trained:
     """Build the model of a text, and fit private data to it.
 
@@ -134,13 +140,16 @@ def trained_from_text(
         source: The file, for errors.
         say: Gets a line for each conversion of data that is not obvious.
         seed: Seed of the order of samples.
+        classes: Names of the classes, which number text labels.
 
     Raises:
         NotationError: The text has mistakes.
         DatasetError: The data do not fit the model.
     """
     notation = provided("Notation", PART)(text, "the server's model")
-    data, notes = provided("dataset", PART)(dict(arrays), source, notation.parsed, notation.loss, 0.0)
+    data, notes = provided("dataset", PART)(
+        numbered(arrays, classes, source), source, notation.parsed, notation.loss, 0.0
+    )
     for note in notes:
         say(f"data      {note}")
     return Trained(notation.compiled(), data, seed)

@@ -18,6 +18,8 @@ LAST = 5
 """Number of validations in the means that end a training or lower its learning rate."""
 MOST_SAMPLES = 10**9
 """Largest number of samples that a peer may claim."""
+MOST_CLASSES, LONGEST_CLASS = 1_000, 100
+"""Limits of the names of classes, which are part of each welcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class Plan:
             the first peer; 0 for no end.
         rate: Learning rate of the model at the beginning; 0 if it has none that is constant.
         decay: Whether validations lower the learning rate.
+        classes: Names of the classes in the order of their numbers, so that text labels mean the same on all peers; empty
+            if the labels are numbers.
 
     Raises:
         ConfigError: A value is invalid.
@@ -61,6 +65,7 @@ class Plan:
     end: float = 0.0
     rate: float = 0.0
     decay: bool = False
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.way not in ("swap", "rounds"):
@@ -79,6 +84,22 @@ class Plan:
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must be finite and 0 or more, got {value}")
+        check_classes(self.classes)
+
+
+def check_classes(classes: Sequence[str]) -> None:
+    """Refuse names of classes that are empty, too long, or equal.
+
+    Raises:
+        ConfigError: Names the class.
+    """
+    if classes and not 2 <= len(classes) <= MOST_CLASSES:
+        raise ConfigError(f"there are {len(classes):,} classes, and a model tells 2 to {MOST_CLASSES:,} apart")
+    for number, name in enumerate(classes):
+        if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_CLASS:
+            raise ConfigError(f"the name of class {number} must have 1 to {LONGEST_CLASS} characters")
+        if name in classes[:number]:
+            raise ConfigError(f"two classes have the name {name!r}", hint="give each class its own name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,10 +34,11 @@ from ddlf.errors import CheckpointMismatch, ConfigError, ConnectError, ListenErr
 from ddlf.events.facts import from_data, to_data
 from ddlf.extras import suffixes
 from ddlf.monitor.runs import folder as runs
+from ddlf.peers.classes import classes_of, numbered
 from ddlf.peers.link import PIN, request
 from ddlf.peers.model import Trained, arrays_of, read_text, settled_text, text_of_model, trained_from_text
 from ddlf.peers.pages import browser_model
-from ddlf.peers.plan import Plan
+from ddlf.peers.plan import Plan, check_classes
 from ddlf.peers.server import Model, PeerServer
 from ddlf.peers.sessions import Link
 from ddlf.rpc.tls import Security, is_loopback, make_certificate, worker_tls
@@ -56,10 +57,14 @@ class Served:
         model: The model's text, layout and first set.
         trained: The Keras model with the server's test data; None without data.
         keras: Makes the Keras model with given weights, for the file at the end.
+        classes: Names of the classes; empty if labels are numbers.
     """
 
-    def __init__(self, model: Model, trained: Trained | None, keras: Callable[[Weights], Any]) -> None:
+    def __init__(
+        self, model: Model, trained: Trained | None, keras: Callable[[Weights], Any], classes: tuple[str, ...] = ()
+    ) -> None:
         self.model = model
+        self.classes = classes
         self.keras = keras
         self._trained = trained
         self._lock = threading.Lock()
@@ -76,7 +81,9 @@ class Served:
             return self._trained.test(weights, most=10**9)
 
 
-def read_model(path: Path, data: str | None, find_app: Callable[[Path], Any], seed: int) -> Served:
+def read_model(
+    path: Path, data: str | None, find_app: Callable[[Path], Any], seed: int, classes: tuple[str, ...] = ()
+) -> Served:
     """Build the model of a text or of an app, and return what the server needs of it.
 
     Args:
@@ -84,6 +91,7 @@ def read_model(path: Path, data: str | None, find_app: Callable[[Path], Any], se
         data: Name or file of the server's test data; None without.
         find_app: Returns the app class in a Python file.
         seed: Seed of the first weights.
+        classes: Names of the classes; empty to take them from text labels of the test data.
 
     Raises:
         ConfigError: The model cannot be served. The error names the reason.
@@ -92,6 +100,10 @@ def read_model(path: Path, data: str | None, find_app: Callable[[Path], Any], se
 
     keras.utils.set_random_seed(seed)
     arrays = None if data is None else _all_for_tests(arrays_of(data))
+    check_classes(classes)
+    if arrays is not None:
+        classes = classes or classes_of(arrays)
+        arrays = numbered(arrays, classes, data or "")
     if path.suffix in suffixes("file_types"):
         text, first = _of_text(path, arrays, data or "", seed)
     else:
@@ -106,6 +118,12 @@ def read_model(path: Path, data: str | None, find_app: Callable[[Path], Any], se
 
     notation = provided("Notation", "ddlf peers")(text, str(path))
     model = notation.compiled()
+    if classes and not _tells_apart(_outputs(model), len(classes)):
+        outputs = " and ".join(str(shape[-1]) for shape in _outputs(model))
+        raise ConfigError(
+            f"there are {len(classes)} names of classes, and the model has {outputs} outputs",
+            hint="name each class once, in the order of the outputs: --classes cat,dog",
+        )
     trained = None
     if arrays is not None:
         trained = trained_from_text(text, arrays, data or "", lambda line: None, seed)
@@ -133,7 +151,16 @@ def read_model(path: Path, data: str | None, find_app: Callable[[Path], Any], se
             variable.assign(value)
         return model
 
-    return Served(served, trained, with_weights)
+    return Served(served, trained, with_weights, classes)
+
+
+def _tells_apart(outputs: list[tuple[int, ...]], classes: int) -> bool:
+    """Return whether a model has one output, with a unit for each class, or one unit for two classes."""
+    return len(outputs) == 1 and outputs[0][-1] in ((classes, 1) if classes == 2 else (classes,))
+
+
+def _outputs(model: Any) -> list[tuple[int, ...]]:
+    return [tuple(one.shape) for one in getattr(model, "inner", model).outputs]
 
 
 def _all_for_tests(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
