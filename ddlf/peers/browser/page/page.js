@@ -1,0 +1,354 @@
+// The page of a peer: join, choose data, look at them, train, and try the model. The training itself runs in a worker.
+
+import { Camera } from "./camera.js";
+import { Chart } from "./chart.js";
+import { classCount, classOf, counted, fitArrays, needsOf } from "./fit.js";
+import { bytes, decimal, percent, plural, rate, time, whole } from "./format.js";
+import { readNpz } from "./npz.js";
+import { Peer } from "./peer.js";
+import { dropped, gathered, paint, Pictures, pictureShape, whiteOf } from "./pictures.js";
+import { named, Refused } from "./refused.js";
+import { join, readGraph } from "./session.js";
+import { forget, keep, kept } from "./store.js";
+import { Trial } from "./trial.js";
+
+const byId = (id) => document.getElementById(id), MOST_SHOWN = 24, MOST_LINES = 500;
+const ENDED = ["over", "ended", "failed"];
+const DOING = {
+  connecting: "Connecting to the server.", measuring: "Measuring whether processor or graphics card is faster.", training: "Training on your data.",
+  waiting: "Waiting for the others of this round.", paused: "Paused. Nothing is computed and nothing is sent.",
+  lost: "The server does not answer. Training continues here, and this page tries again by itself.",
+  over: "The training is over. This model has the work of all.", ended: "This browser has left the training.", failed: "The training has stopped here.",
+};
+
+let model = null, needs = null, white = 1, pictures = null, chosen = null, peer = null, state = "connecting", charts = null;
+
+// -- words on the page ------------------------------------------------------------------------------------------------
+
+function fail(why, hint = "") {
+  byId("problem").hidden = false;
+  byId("why").textContent = why[0].toUpperCase() + why.slice(1) + (/[.!?]$/.test(why) ? "" : ".");
+  byId("hint").textContent = hint && hint[0].toUpperCase() + hint.slice(1) + (/[.!?]$/.test(hint) ? "" : ".");
+  byId("problem").scrollIntoView({ block: "nearest" });
+}
+
+const cleared = () => { byId("problem").hidden = true; };
+const failed = (error) => fail(error.message, error.hint ?? "");
+
+// Run an act of the person, and say what went wrong.
+const safely = (act) => async (...given) => {
+  cleared();
+  try {
+    return await act(...given);
+  } catch (error) {
+    if (!(error instanceof Refused)) error.hint = "Reload this page. If it happens again, tell the owner of the server.";
+    return failed(error);
+  }
+};
+
+function setState(next, why = "") {
+  state = next;
+  byId("state").textContent = next;
+  byId("state").dataset.state = next;
+  byId("doing").textContent = why ? `${DOING[next] ?? ""} ${why[0].toUpperCase()}${why.slice(1)}${/[.!?]$/.test(why) ? "" : "."}`.trim() : DOING[next] ?? "";
+  const isOver = ENDED.includes(next);
+  for (const id of ["pause", "stop", "share"]) byId(id).disabled = isOver;
+  byId("pause").textContent = next === "paused" ? "Resume" : "Pause";
+}
+
+const nameOf = (number) => needs.classes[number] ?? `${number}`;
+
+function items(list, sentences) {
+  byId(list).replaceChildren(...sentences.map((sentence) => Object.assign(document.createElement("li"), { textContent: sentence })));
+}
+
+function note(sentence, isWarning = false) {
+  byId("notes").append(Object.assign(document.createElement("li"), { textContent: sentence, className: isWarning ? "warn" : "" }));
+}
+
+// -- the model ---------------------------------------------------------------------------------------------------------
+
+function described() {
+  const shape = pictureShape(needs), count = classCount(needs), sizes = needs.input.join(" × ");
+  const what = shape ? `pictures of ${shape.width} × ${shape.height} points in ${shape.channels === 1 ? "grey" : "colour"}; larger ones are made smaller here` : `samples of ${sizes} numbers`;
+  const classes = !count ? "" : needs.classes.length ? ` It tells ${count} classes apart: ${named(needs.classes, 12)}.` : ` It tells ${count} classes apart, with the numbers 0 to ${count - 1}.`;
+  byId("needs").textContent = `The model learns from ${what}.${classes}`;
+  document.body.classList.toggle("no-pictures", !shape || !count);
+  if (!shape) byId("drop-text").replaceChildren(Object.assign(document.createElement("b"), { textContent: "Drop a .npz file with x and y here" }));
+  byId("label").replaceChildren(...[...Array(count).keys()].map((number) => new Option(nameOf(number), nameOf(number))));
+  if (shape && count) {
+    pictures = new Pictures(needs, white);
+    new Camera({ count, nameOf, fail, take: safely((source, number) => {
+      byId("notes").replaceChildren();
+      pictures.add(pictures.values(source), number);
+      showPictures();
+    }) });
+  }
+}
+
+// -- data ---------------------------------------------------------------------------------------------------------------
+
+async function readFiles(files, label = null) {
+  byId("notes").replaceChildren();
+  if (!files.length) return;
+  const { found, others } = gathered(files), archives = others.filter(({ path }) => path.endsWith(".npz"));
+  if (archives.length) {
+    if (archives.length + found.length > 1) throw new Refused("one .npz file at a time can be read", "choose a single file");
+    await readArchive(archives[0].file);
+    return;
+  }
+  if (!found.length) throw new Refused(`there are no pictures among ${plural(others.length, "file")}`, "choose PNG, JPEG, GIF, WebP or BMP files, or one .npz file");
+  if (!pictures) throw new Refused("this model does not learn from pictures", "choose a .npz file with x and y");
+  const withLabels = label === null ? found : found.map((one) => ({ ...one, label }));
+  const { unreadable, unknown } = await pictures.read(withLabels, (done, all) => { byId("reading").textContent = `Reading picture ${whole(done + 1)} of ${whole(all)}`; });
+  byId("reading").textContent = "";
+  if (unreadable.length) note(`${whole(unreadable.length)} of ${plural(found.length, "picture")} could not be read: ${named(unreadable.map((path) => path.split("/").at(-1)))}.`, true);
+  if (unknown.length) {
+    const labels = [...new Set(unknown.map((one) => one.label ?? "no folder"))];
+    const known = needs.classes.length ? `the classes are ${named(needs.classes, 10)}` : `the server has agreed on no names, so a folder's name is a number from 0 to ${classCount(needs) - 1}`;
+    note(`${whole(unknown.length)} of ${plural(found.length, "picture")} have a label that this model does not know (${named(labels)}): ${known}.`, true);
+  }
+  if (others.length) note(`${plural(others.length, "other file")} left out.`);
+  if (!pictures.numbers.length) throw new Refused("none of these pictures can be used", "the lines below say why");
+  showPictures();
+}
+
+async function readArchive(file) {
+  byId("reading").textContent = `Reading ${file.name}`;
+  try {
+    if (file.size > 2 ** 30) throw new Refused(`${file.name} is larger than 1 GiB`, "save a part of the samples");
+    const fitted = fitArrays(await readNpz(await file.arrayBuffer(), file.name), needs, file.name);
+    forgetPictures();
+    fitted.notes.forEach((sentence) => note(`${sentence[0].toUpperCase()}${sentence.slice(1)}.`));
+    show(fitted);
+  } finally {
+    byId("reading").textContent = "";
+  }
+}
+
+function forgetPictures() {
+  if (pictures) pictures = new Pictures(needs, white);
+}
+
+function showPictures() {
+  if (pictures.numbers.length < 2) {
+    byId("seen").hidden = true;
+    note("There is one picture. Training needs more.", true);
+    return;
+  }
+  show(pictures.fitted());
+}
+
+function show(fitted) {
+  chosen = fitted;
+  const { inputs: [inputs], labels: [labels] } = fitted.data, count = inputs.shape[0], held = fitted.test?.inputs[0].shape[0] ?? 0;
+  byId("seen").hidden = false;
+  byId("counts").textContent = `${plural(count, "sample")} for training${held ? `, and ${whole(held)} held out to test the model` : ""}. ${count === 1 ? "It stays" : "They stay"} in this browser.`;
+  const counts = counted(labels, needs), present = counts.filter((n) => n > 0).length;
+  byId("classes").replaceChildren(...counts.map((n, number) => {
+    const item = Object.assign(document.createElement("li"), { textContent: nameOf(number) });
+    item.append(Object.assign(document.createElement("b"), { textContent: whole(n) }));
+    return item;
+  }).slice(0, 40));
+  if (present === 1) note(`All samples have the label ${nameOf(counts.findIndex((n) => n > 0))}. From one class alone a model learns little: add another, or train with others who have it.`, true);
+  const shape = pictureShape(needs), size = inputs.data.length / count, step = Math.max(1, Math.floor(count / MOST_SHOWN));
+  const rows = [...Array(count).keys()].filter((n) => n % step === 0).slice(0, MOST_SHOWN);
+  byId("samples").hidden = !shape;
+  if (shape) byId("samples").replaceChildren(...rows.map((row) => {
+    const item = document.createElement("li"), canvas = document.createElement("canvas"), name = classCount(needs) ? nameOf(classOf(labels, row, needs)) : `sample ${row + 1}`;
+    paint(canvas, inputs.data.subarray(row * size, (row + 1) * size), shape, white);
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", `A picture with the label ${name}`);
+    item.append(canvas, Object.assign(document.createElement("span"), { textContent: name, title: name }));
+    return item;
+  }));
+  setState("ready");
+}
+
+// -- training -----------------------------------------------------------------------------------------------------------
+
+const listeners = {
+  state: ({ state: next, why }) => {
+    setState(next, why);
+    if (ENDED.includes(next)) forget();
+  },
+  progress,
+  line({ text }) {
+    const log = byId("log");
+    log.append(Object.assign(document.createElement("li"), { textContent: text }));
+    if (log.children.length > MOST_LINES) log.firstChild.remove();
+  },
+  failed({ why, hint }) {
+    setState("failed");
+    fail(why, hint);
+  },
+};
+
+function tile(name, value, more = "") {
+  const box = document.createElement("div"), text = Object.assign(document.createElement("dd"), { textContent: value });
+  if (more) text.append(Object.assign(document.createElement("small"), { textContent: more }));
+  box.append(Object.assign(document.createElement("dt"), { textContent: name }), text);
+  return box;
+}
+
+let joined = null;
+
+function progress(told) {
+  const { batches, batchesPerSecond, loss, accuracy, bytesUp, bytesDown, posts, merges, samples, seconds } = told;
+  charts.loss.add(batches, loss);
+  charts.accuracy.add(batches, accuracy);
+  byId("tiles").replaceChildren(
+    tile("Batches/s", rate(batchesPerSecond), `on the ${device()}`), tile("Batches", whole(batches), time(seconds)),
+    tile("Samples seen", whole(samples)), tile("Posts", whole(posts), "sets sent"),
+    tile("Merges", whole(merges), "sets taken in"), tile("Sent", bytes(bytesUp)), tile("Received", bytes(bytesDown)),
+  );
+  items("leaves", [
+    `${whole(joined.parameters || parameterCount())} numbers, the weights of the model, were sent ${plural(posts, "time")}: ${bytes(bytesUp)} in all.`,
+    `With them: how many samples you have (${whole(chosen.data.inputs[0].shape[0])}), the loss and the accuracy.`,
+    "The name that you typed, if you typed one.",
+  ]);
+}
+
+const device = () => (joined?.device === "webgpu" ? "graphics card" : "processor");
+
+function whyDevice({ device: taken, speeds = {} }, wanted) {
+  if (wanted !== "auto") return `You chose the ${device()}.`;
+  const [cpu, card] = [speeds.wasm, speeds.webgpu];
+  if (card === undefined) return "This browser computes on the processor; it offers no graphics card (WebGPU).";
+  return `The ${device()} is faster here: ${rate(taken === "webgpu" ? card : cpu)} batches a second, against ${rate(taken === "webgpu" ? cpu : card)}.`;
+}
+
+async function begin() {
+  if (peer) return;
+  const button = byId("start").querySelector("button"), wanted = byId("device").value;
+  button.disabled = true;
+  setState("connecting");
+  try {
+    peer = new Peer((message) => listeners[message.told]?.(message));
+    charts = {
+      loss: new Chart(document.querySelectorAll("#train .chart")[0], { name: "Loss", show: decimal }),
+      accuracy: new Chart(document.querySelectorAll("#train .chart")[1], { name: "Accuracy", show: percent, tick: (y) => `${Math.round(100 * y)} %`, top: 1 }),
+    };
+    joined = { device: wanted, parameters: parameterCount() };
+    byId("choose").hidden = true;
+    byId("train").hidden = false;
+    byId("main").focus();
+    progress({ batches: 0, batchesPerSecond: 0, loss: NaN, accuracy: NaN, bytesUp: 0, bytesDown: 0, posts: 0, merges: 0, samples: 0, seconds: 0 });
+    await keep({ run: model.name, input: needs.input, chosen });
+    joined = await peer.ask("join", { data: chosen.data, test: chosen.test, name: byId("name").value.trim(), device: wanted, share: Number(byId("share").value) / 100, seed: crypto.getRandomValues(new Uint32Array(1))[0] });
+    items("stays", [
+      `Your ${plural(chosen.data.inputs[0].shape[0] + (chosen.test?.inputs[0].shape[0] ?? 0), "sample")} and their labels: not one is sent.`,
+      "What you draw, photograph or choose below to try the model.",
+      `All computing. ${whyDevice(joined, wanted)}`,
+      "A copy of your data in this browser's storage, so that a reload loses nothing. It is removed when you stop.",
+    ]);
+    new Trial({ needs, pictures, count: classCount(needs), nameOf, fail, held: chosen.test ?? chosen.data, ask: (input) => peer.ask("predict", { inputs: [input] }) });
+  } catch (error) {
+    peer?.end();
+    peer = null;
+    byId("choose").hidden = false;
+    byId("train").hidden = true;
+    setState("ready");
+    throw error;
+  } finally {
+    button.disabled = false;
+  }
+}
+
+const parameterCount = () => model.graph.weights.reduce((sum, { shape }) => sum + shape.reduce((all, n) => all * n, 1), 0);
+
+async function saveModel() {
+  const { set } = await peer.ask("get"), url = URL.createObjectURL(new Blob([set], { type: "application/octet-stream" }));
+  Object.assign(document.createElement("a"), { href: url, download: `${model.name || "model"}.safetensors` }).click();
+  URL.revokeObjectURL(url);
+}
+
+function stop() {
+  const dialog = byId("leave");
+  dialog.returnValue = "";
+  dialog.onclose = safely(async () => {
+    if (dialog.returnValue !== "leave") return;
+    byId("stop").disabled = true;
+    await peer.ask("stop");
+    await forget();
+    if (!ENDED.includes(state)) setState("ended");
+  });
+  dialog.showModal();
+}
+
+// -- the page ------------------------------------------------------------------------------------------------------------
+
+function theme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)"), set = () => { document.documentElement.dataset.theme = localStorage.getItem("theme") ?? (dark.matches ? "dark" : "light"); };
+  dark.onchange = set;
+  byId("theme").onclick = () => {
+    localStorage.setItem("theme", document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+    set();
+  };
+  set();
+}
+
+function choosing() {
+  const taken = (input, label = () => null) => safely(async () => {
+    const files = [...input.files].map((file) => [file, file.webkitRelativePath || file.name]);
+    input.value = "";
+    await readFiles(files, label());
+  });
+  byId("folder").onchange = taken(byId("folder"));
+  byId("npz").onchange = taken(byId("npz"));
+  byId("files").onchange = taken(byId("files"), () => byId("label").value);
+  const drop = byId("drop");
+  for (const kind of ["dragenter", "dragover"]) drop.addEventListener(kind, (event) => { event.preventDefault(); drop.classList.add("over"); });
+  drop.addEventListener("dragleave", () => drop.classList.remove("over"));
+  drop.addEventListener("drop", safely(async (event) => {
+    event.preventDefault();
+    drop.classList.remove("over");
+    await readFiles(await dropped(event.dataTransfer.items));
+  }));
+  byId("forget").onclick = safely(async () => {
+    chosen = null;
+    forgetPictures();
+    byId("seen").hidden = true;
+    byId("notes").replaceChildren();
+    byId("again").hidden = true;
+    await forget();
+    byId("folder").focus();
+  });
+  byId("start").onsubmit = (event) => { event.preventDefault(); return safely(begin)(); };
+}
+
+async function offerLast() {
+  const last = await kept();
+  if (last?.run !== model.name || `${last.input}` !== `${needs.input}`) return;
+  byId("again").hidden = false;
+  byId("again").onclick = safely(() => {
+    byId("notes").replaceChildren();
+    show(last.chosen);
+  });
+}
+
+byId("pause").onclick = safely(async () => { await peer.ask(state === "paused" ? "resume" : "pause"); });
+byId("stop").onclick = stop;
+byId("save").onclick = safely(saveModel);
+byId("share").oninput = ({ target }) => { byId("share-value").textContent = `${target.value} %`; };
+byId("share").onchange = safely(({ target }) => peer.ask("share", { share: Number(target.value) / 100 }));
+addEventListener("beforeunload", (event) => { if (peer && !ENDED.includes(state)) event.preventDefault(); });
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("drop", (event) => event.preventDefault()); // beside the field: a browser would leave the page
+
+theme();
+await safely(async () => {
+  if (typeof WebAssembly === "undefined") throw new Refused("This browser cannot train: it has no WebAssembly.", "Use a current version of Firefox, Chrome, Edge or Safari.");
+  await join();
+  model = await readGraph();
+  needs = needsOf(model);
+  white = whiteOf(model.graph);
+  byId("title").textContent = model.name ? `Train ${model.name} together` : "Train together";
+  document.title = byId("title").textContent;
+  described();
+  choosing();
+  await offerLast();
+  byId("choose").hidden = false;
+  setState("ready");
+})();
+if (!needs) setState("failed");

@@ -1,0 +1,116 @@
+"""The page of a peer in Chromium, with the real engine and a server that only hands out files: it trains alone."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.peers.browser.assets import POLICY, assets
+from tests.monitor.dashboard.browser import chromium, opened
+
+PAGE = Path(importlib.import_module("ddlf.peers.browser").__file__ or "").parent / "page"
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+CODE = "a-code-of-one-time"
+
+
+def digits_model(seed: int = 0) -> Any:
+    """Return a compiled model of digits with 8 x 8 points."""
+    keras = importlib.import_module("keras")
+    keras.utils.set_random_seed(seed)
+    layers = [keras.Input((8, 8, 1)), keras.layers.Conv2D(8, 3, activation="relu"), keras.layers.Flatten()]
+    made = keras.Sequential([*layers, keras.layers.Dense(10, activation="softmax")], name="digits")
+    made.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return made
+
+
+class Alone:
+    """What the server hands out.
+
+    Args:
+        model: A compiled Keras model.
+        classes: Names of the classes.
+
+    Attributes:
+        codes: Codes that can still be used.
+        answers: Status and text of a path, instead of the usual answer.
+        bodies: Bytes that browsers sent as bodies of requests.
+    """
+
+    def __init__(self, model: Any, classes: tuple[str, ...] = ()) -> None:
+        from ddlf.extras import provided
+        from ddlf.peers.browser.graph import layer_graph
+        from ddlf.peers.sets import layout_of
+
+        named = provided("named_weights", "tests")(model)
+        layout = layout_of({name: np.asarray(one) for name, one in named.items()})
+        self.set = bytes(layout.encode([np.array(one) for one in named.values()]))
+        self.graph = {"graph": layer_graph(model, named), "plan": {}, "name": model.name, "classes": list(classes)}
+        self.codes = {CODE}
+        self.answers: dict[str, tuple[int, bytes]] = {}
+
+    def answer(self, path: str, code: str, cookie: str) -> tuple[int, bytes, str]:
+        """Return status, content and type of the answer to a request."""
+        if path in self.answers:
+            return *self.answers[path], "text/plain"
+        if path == "/join":
+            known = code in self.codes
+            self.codes.discard(code)
+            return (200, b"{}", "application/json") if known else (403, b"unknown code", "text/plain")
+        if path == "/graph":
+            known = "key=" in cookie
+            return (200 if known else 401), json.dumps(self.graph if known else {}).encode(), "application/json"
+        if path == "/set":
+            return 200, self.set, "application/octet-stream"
+        if path == "/engine/worker.js":
+            return 200, Path(__file__).with_name("alone.js").read_bytes(), KINDS[".js"]
+        if path.startswith("/engine/"):
+            return 200, assets()[path.removeprefix("/engine/")], KINDS[".js"]
+        file = PAGE / ("index.html" if path == "/" else path.removeprefix("/page/"))
+        return (200, file.read_bytes(), KINDS[file.suffix]) if file.is_file() else (404, b"", "text/plain")
+
+
+@contextlib.contextmanager
+def served(alone: Alone) -> Iterator[str]:
+    """Serve on loopback, and yield the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            status, content, kind = alone.answer(
+                path, self.headers.get("X-DDLF-Code", ""), self.headers.get("Cookie", "")
+            )
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Security-Policy", f"{POLICY}; style-src 'self'; img-src 'self'")
+            if path == "/join" and status == 200:
+                self.send_header("Set-Cookie", "key=1; HttpOnly; SameSite=Strict")
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.asynccontextmanager
+async def joined(alone: Alone, *flags: str, code: str = CODE, **options: Any) -> AsyncIterator[Any]:
+    """Yield the page of a peer that has opened its link."""
+    with served(alone) as url:
+        async with chromium(*flags) as browser, opened(browser, f"{url}/#{code}", **options) as page:
+            yield page
