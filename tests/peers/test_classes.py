@@ -31,7 +31,9 @@ def test_numbers_stay_as_they_are():
 def test_texts_without_agreed_classes_and_unknown_labels_are_refused_by_name():
     with pytest.raises(DatasetError, match=r"a\.npz has texts as labels in y.*--classes cat,dog"):
         numbered({"y": np.array(["cat"])}, (), "a.npz")
-    with pytest.raises(DatasetError, match=r"the label 'cta' in y, and this model has no such class.*did you mean 'cat'"):
+    with pytest.raises(
+        DatasetError, match=r"the label 'cta' in y, and this model has no such class.*did you mean 'cat'"
+    ):
         numbered({"y": np.array(["cat", "cta"])}, ("cat", "dog"), "a.npz")
     with pytest.raises(DatasetError, match="the classes are cat, dog"):
         numbered({"y": np.array(["zebra"])}, ("cat", "dog"), "a.npz")

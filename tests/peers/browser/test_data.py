@@ -75,7 +75,10 @@ CASES = {
         (6,), 4, "SCE", (),
         {"x_train": RANDOM.random((9, 6)), "y_train": np.arange(9) % 4, "x_test": RANDOM.random((3, 6)), "y_test": np.arange(3)},
     ),
-    "texts": ((6,), 3, "SCE", ("dog", "cat", "bird"), {"x": RANDOM.random((7, 6)), "y": np.array("cat dog bird cat dog cat cat".split())}),
+    "texts": (
+        (6,), 3, "SCE", ("dog", "cat", "bird"),
+        {"x": RANDOM.random((7, 6)), "y": np.array(["cat", "dog", "bird", "cat", "dog", "cat", "cat"])},
+    ),
     "bytes": ((4, 4, 3), 2, "CCE", (), {"x": RANDOM.integers(0, 256, (6, 4, 4, 3), np.uint8), "y": np.arange(6) % 2}),
     "a table": ((6,), 4, "SCE", (), {"data": np.c_[RANDOM.random((10, 6)), np.arange(10) % 4]}),
     "numbers to predict": ((6,), 1, "MSE", (), {"x": RANDOM.random((10, 6)), "y": RANDOM.random(10)}),

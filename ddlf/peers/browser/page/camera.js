@@ -16,7 +16,7 @@ export class Camera {
     byId("camera").onclick = () => this.on();
     byId("camera-off").onclick = () => this.off();
     byId("shots").replaceChildren(...[...Array(count).keys()].map((number) => {
-      const button = Object.assign(document.createElement("button"), { type: "button", className: "button", textContent: nameOf(number) });
+      const button = Object.assign(document.createElement("button"), { type: "button", className: "button", textContent: nameOf(number), disabled: true });
       button.setAttribute("aria-label", `Take a picture of class ${nameOf(number)}`);
       button.onclick = () => this.take(this.square(), number);
       return button;
@@ -33,6 +33,11 @@ export class Camera {
     this.video.srcObject = this.#stream;
     byId("viewfinder").hidden = false;
     await this.video.play();
+    this.enable(true);
+  }
+
+  enable(isOn) {
+    for (const button of byId("shots").children) button.disabled = !isOn;
   }
 
   // Return the middle of the picture, as large as it can be.
@@ -47,5 +52,6 @@ export class Camera {
     for (const track of this.#stream?.getTracks() ?? []) track.stop();
     this.#stream = this.video.srcObject = null;
     byId("viewfinder").hidden = true;
+    this.enable(false);
   }
 }

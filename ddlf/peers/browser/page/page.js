@@ -25,10 +25,16 @@ let model = null, needs = null, white = 1, pictures = null, chosen = null, peer 
 
 // -- words on the page ------------------------------------------------------------------------------------------------
 
+// Begin with a capital, except a file's name, and end with a full stop.
+function sentence(text) {
+  const begun = /^[a-z]+[\s,]/.test(text) ? text[0].toUpperCase() + text.slice(1) : text;
+  return !begun || /[.!?]$/.test(begun) ? begun : `${begun}.`;
+}
+
 function fail(why, hint = "") {
   byId("problem").hidden = false;
-  byId("why").textContent = why[0].toUpperCase() + why.slice(1) + (/[.!?]$/.test(why) ? "" : ".");
-  byId("hint").textContent = hint && hint[0].toUpperCase() + hint.slice(1) + (/[.!?]$/.test(hint) ? "" : ".");
+  byId("why").textContent = sentence(why);
+  byId("hint").textContent = sentence(hint);
   byId("problem").scrollIntoView({ block: "nearest" });
 }
 
@@ -46,11 +52,11 @@ const safely = (act) => async (...given) => {
   }
 };
 
-function setState(next, why = "") {
+function setState(next, why) {
   state = next;
   byId("state").textContent = next;
   byId("state").dataset.state = next;
-  byId("doing").textContent = why ? `${DOING[next] ?? ""} ${why[0].toUpperCase()}${why.slice(1)}${/[.!?]$/.test(why) ? "" : "."}`.trim() : DOING[next] ?? "";
+  byId("doing").textContent = `${DOING[next] ?? ""} ${sentence(why ?? "")}`.trim();
   const isOver = ENDED.includes(next);
   for (const id of ["pause", "stop", "share"]) byId(id).disabled = isOver;
   byId("pause").textContent = next === "paused" ? "Resume" : "Pause";
@@ -58,12 +64,12 @@ function setState(next, why = "") {
 
 const nameOf = (number) => needs.classes[number] ?? `${number}`;
 
-function items(list, sentences) {
-  byId(list).replaceChildren(...sentences.map((sentence) => Object.assign(document.createElement("li"), { textContent: sentence })));
+function items(list, texts) {
+  byId(list).replaceChildren(...texts.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
 }
 
-function note(sentence, isWarning = false) {
-  byId("notes").append(Object.assign(document.createElement("li"), { textContent: sentence, className: isWarning ? "warn" : "" }));
+function note(text, isWarning = false) {
+  byId("notes").append(Object.assign(document.createElement("li"), { textContent: text, className: isWarning ? "warn" : "" }));
 }
 
 // -- the model ---------------------------------------------------------------------------------------------------------
@@ -119,7 +125,9 @@ async function readArchive(file) {
     if (file.size > 2 ** 30) throw new Refused(`${file.name} is larger than 1 GiB`, "save a part of the samples");
     const fitted = fitArrays(await readNpz(await file.arrayBuffer(), file.name), needs, file.name);
     forgetPictures();
-    fitted.notes.forEach((sentence) => note(`${sentence[0].toUpperCase()}${sentence.slice(1)}.`));
+    const top = fitted.data.inputs[0].data.reduce((most, value) => Math.max(most, value), 0);
+    if (pictures && white === 1 && top > 16) note(`The values go up to ${top}, and this model wants about 0 to 1. Divide them by ${top > 255 ? top : 255}.`, true);
+    fitted.notes.forEach((one) => note(sentence(one)));
     show(fitted);
   } finally {
     byId("reading").textContent = "";
@@ -312,7 +320,7 @@ function choosing() {
     byId("notes").replaceChildren();
     byId("again").hidden = true;
     await forget();
-    byId("folder").focus();
+    byId(pictures ? "folder" : "npz").focus();
   });
   byId("start").onsubmit = (event) => { event.preventDefault(); return safely(begin)(); };
 }
