@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.peers.browser.assets import POLICY, assets
+from ddlf.peers.browser.assets import assets
+from ddlf.peers.server import HEADERS
 from tests.monitor.dashboard.browser import chromium, opened
 
 PAGE = Path(importlib.import_module("ddlf.peers.browser").__file__ or "").parent / "page"
@@ -41,7 +42,6 @@ class Alone:
     Attributes:
         codes: Codes that can still be used.
         answers: Status and text of a path, instead of the usual answer.
-        bodies: Bytes that browsers sent as bodies of requests.
     """
 
     def __init__(self, model: Any, classes: tuple[str, ...] = ()) -> None:
@@ -89,7 +89,7 @@ def served(alone: Alone) -> Iterator[str]:
             )
             self.send_response(status)
             self.send_header("Content-Type", kind)
-            self.send_header("Content-Security-Policy", f"{POLICY}; style-src 'self'; img-src 'self'")
+            self.send_header("Content-Security-Policy", HEADERS["Content-Security-Policy"])
             if path == "/join" and status == 200:
                 self.send_header("Set-Cookie", "key=1; HttpOnly; SameSite=Strict")
             self.end_headers()

@@ -62,6 +62,7 @@ function setState(next, why) {
   byId("pause").textContent = next === "paused" ? "Resume" : "Pause";
 }
 
+const runOf = ({ run, name }) => run ?? name;
 const nameOf = (number) => needs.classes[number] ?? `${number}`;
 
 function items(list, texts) {
@@ -242,7 +243,7 @@ async function begin() {
     byId("train").hidden = false;
     byId("main").focus();
     progress({ batches: 0, batchesPerSecond: 0, loss: NaN, accuracy: NaN, bytesUp: 0, bytesDown: 0, posts: 0, merges: 0, samples: 0, seconds: 0 });
-    await keep({ run: model.name, input: needs.input, chosen });
+    await keep({ run: runOf(model), input: needs.input, chosen });
     joined = await peer.ask("join", { data: chosen.data, test: chosen.test, name: byId("name").value.trim(), device: wanted, share: Number(byId("share").value) / 100, seed: crypto.getRandomValues(new Uint32Array(1))[0] });
     items("stays", [
       `Your ${plural(chosen.data.inputs[0].shape[0] + (chosen.test?.inputs[0].shape[0] ?? 0), "sample")} and their labels: not one is sent.`,
@@ -327,7 +328,7 @@ function choosing() {
 
 async function offerLast() {
   const last = await kept();
-  if (last?.run !== model.name || `${last.input}` !== `${needs.input}`) return;
+  if (last?.run !== runOf(model) || `${last.input}` !== `${needs.input}`) return;
   byId("again").hidden = false;
   byId("again").onclick = safely(() => {
     byId("notes").replaceChildren();

@@ -1,6 +1,6 @@
 // Keeps the data of a training in this browser's own storage, so that a reload needs no new choice. Nothing of it travels.
 
-const NAME = "ddlf-peers", TABLE = "data", KEY = "last";
+const NAME = "ddlf-page", TABLE = "data", KEY = "last";
 
 function opened() {
   return new Promise((resolve, reject) => {
