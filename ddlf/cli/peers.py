@@ -21,7 +21,10 @@ def serve(options: argparse.Namespace) -> int:
     from ddlf.monitor.runs import folder
     from ddlf.peers import serving
     from ddlf.peers.plan import Plan
+    from ddlf.peers.qr import check_qr
 
+    if options.qr:
+        check_qr()
     if (options.model is None) == (options.resume is None):
         raise ConfigError("name a model, or a run with --resume", hint="ddlf peers serve digits.nnm")
     _refuse_other_way(options, options.way or "swap")
@@ -66,6 +69,7 @@ def serve(options: argparse.Namespace) -> int:
                 key=options.tls_key,
                 proxy=options.proxy or "",
                 say=say,
+                show=_show_qr if options.qr else None,
             )
         )
     except KeyboardInterrupt:
@@ -128,12 +132,24 @@ def join(options: argparse.Namespace) -> int:
 
 def invite(options: argparse.Namespace) -> int:
     """Run ``ddlf peers invite``: print new links."""
+    from ddlf.peers.qr import check_qr
     from ddlf.peers.serving import ask, link_of
 
+    if options.qr:
+        check_qr()
     facts = _server(options)
     for code in ask(facts, f"invite?count={options.count}")["codes"]:
-        print(link_of(facts["origin"], code, facts["pin"]))
+        link = link_of(facts["origin"], code, facts["pin"])
+        print(link)
+        if options.qr:
+            _show_qr(link)
     return 0
+
+
+def _show_qr(link: str) -> None:
+    from ddlf.peers.qr import qr_code
+
+    print(qr_code(link), flush=True)
 
 
 def list_peers(options: argparse.Namespace) -> int:
@@ -225,6 +241,7 @@ def _serve_options(parser: Parser) -> None:
         help="names of the classes, for labels that are texts (default: of --data)",
     )
     parser.add("--invite", type=int, default=1, metavar="N", help="number of links to print (default: 1)")
+    _qr_option(parser)
     parser.add("--resume", metavar="RUN", help="continue a run: its folder, name or 'last'")
     parser.add("--port", type=int, help="port (default: 8930)")
     more: dict[str, Any] = {"common": False, "group": "more"}
@@ -252,12 +269,17 @@ def _join_options(parser: Parser) -> None:
     parser.add("--save", type=Path, metavar="PATH", help="write the model here at the end (.keras)")
 
 
+def _qr_option(parser: Parser) -> None:
+    parser.add("--qr", action="store_true", help="print a QR code of each link, for the camera of a phone")
+
+
 def _port_option(parser: Parser) -> None:
     parser.add("--port", type=int, help="port of the server, if several run here")
 
 
 def _invite_options(parser: Parser) -> None:
     parser.add("--count", type=int, default=1, metavar="N", help="number of links (default: 1)")
+    _qr_option(parser)
     _port_option(parser)
 
 

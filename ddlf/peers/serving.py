@@ -299,6 +299,7 @@ async def serve(
     key: Path | None,
     proxy: str,
     say: Callable[[str], None],
+    show: Callable[[str], None] | None = None,
 ) -> None:
     """Serve a model until the training is over, then write the last set.
 
@@ -327,7 +328,10 @@ async def serve(
 
     async def invite() -> None:
         for code in await server.invite(invitations):
-            say(f"link      {link_of(origin, code, pin)}")
+            link = link_of(origin, code, pin)
+            say(f"link      {link}")
+            if show is not None:
+                show(link)
 
     tasks: list[asyncio.Task[None]] = []
     with _announced(path, facts):
