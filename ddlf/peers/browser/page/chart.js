@@ -1,6 +1,6 @@
 // A curve that grows while the model trains, as SVG. A screen reader hears its last value.
 
-const NAMESPACE = "http://www.w3.org/2000/svg", MOST = 400, HEIGHT = 170, LEFT = 54, BOTTOM = 22, TOP = 8, RIGHT = 8;
+const NAMESPACE = "http://www.w3.org/2000/svg", MOST = 400, HEIGHT = 170, LEFT = 54, BOTTOM = 22, TOP = 8, RIGHT = 22;
 
 function element(kind, attributes, text = "") {
   const made = document.createElementNS(NAMESPACE, kind);
