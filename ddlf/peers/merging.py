@@ -11,6 +11,7 @@ from ddlf.algorithms.set_merge import WeightSet, mean_by_trainings
 from ddlf.algorithms.update_check import judge
 from ddlf.algorithms.weights import Weights, difference
 from ddlf.peers.plan import Plan
+from ddlf.peers.sets import Layout, layout_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,12 @@ class Part:
 def mean_of_swaps(parts: Sequence[Part]) -> Weights:
     """Return the mean of sets, weighted by their trainings."""
     return mean_by_trainings([WeightSet(weights=part.weights, trainings=part.trainings) for part in parts]).weights
+
+
+def state_layout(plan: Plan, base: Weights) -> Layout | None:
+    """Return the layout of the state of the plan's outer optimizer; None if it has no state."""
+    state = OUTER.read(plan.outer).init(base)
+    return layout_of({str(number): array for number, array in enumerate(state)}) if state else None
 
 
 def next_base(

@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
+
 from ddlf.algorithms.weights import Weights
-from ddlf.errors import CheckpointError, DDLFError, ProtocolError
+from ddlf.errors import CheckpointError, CheckpointMismatch, DDLFError, ProtocolError
 from ddlf.monitor.dashboard.address import is_ours
 from ddlf.peers import frames, sessions
 from ddlf.peers.entries import (
@@ -49,11 +51,11 @@ from ddlf.peers.entries import (
 from ddlf.peers.frames import Answer, Broken, Bye, End, Hello, Message, Post, Score, Welcome
 from ddlf.peers.journal import Journal, needed_sets, open_journal
 from ddlf.peers.ledger import Fate, Instruction, Mean, Over, Reply, Unfit, WeightLedger
-from ddlf.peers.merging import Part, mean_of_swaps, next_base
+from ddlf.peers.merging import Part, mean_of_swaps, next_base, state_layout
 from ddlf.peers.pages import NO_BROWSERS, BrowserModel, File, files
 from ddlf.peers.plan import Plan
 from ddlf.peers.rounds import RoundLedger
-from ddlf.peers.sets import Layout
+from ddlf.peers.sets import Layout, layout_of
 from ddlf.peers.swap import SwapLedger
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ MOST_WAITING_FOR_A_NO = 32
 """Wrong codes that wait at once for their answers; others are answered at once, and told to come back later."""
 INLINE_BYTES = 256 * 1024
 """Sets up to this size are checked on the event loop: a thread costs more."""
+AGAIN_S = 1.0
+"""Seconds until the server writes to a disk again that has refused."""
 END_S = 5.0
 """Seconds that the end of the server waits for peers to receive the last set."""
 HEADERS = {
@@ -174,7 +178,8 @@ class PeerServer:
         self._refusing = 0
         self._queue: asyncio.Queue[tuple[Entry, bytes, asyncio.Future[None]]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._outer: Weights = []
+        self._outer: Weights = []  # state of the outer optimizer, which belongs to the base
+        self._stepped: Weights = []  # its state for the next base
         self._archiving = asyncio.Lock()
         self._testing = False
         self._tested_at = 0.0
@@ -182,6 +187,7 @@ class PeerServer:
         self._next_set = 1
         self._next_peer = 1
         self._journal: Journal
+        self._loop: asyncio.AbstractEventLoop
         self._failure: BaseException | None = None
 
     # -- begin and end ------------------------------------------------------------------------------------------------
@@ -208,6 +214,7 @@ class PeerServer:
             self.sets[1] = self.model.first
         else:
             self.sets = needed_sets(self._journal, self.ledger.pinned)
+            self._outer = self._stepped = self._split_base()
             self._say(
                 f"resumed   {self.ledger.counts.get('posts', 0):,} posts of {len(self.ledger.members)} peers are in the journal"
             )
@@ -215,6 +222,23 @@ class PeerServer:
         self._next_peer = max(self.ledger.members, default=0) + 1
         now = time.time()
         self._seen = dict.fromkeys(self.ledger.present, now)
+
+    def _split_base(self) -> Weights:
+        """Return the state of the outer optimizer, which follows the base in the journal, and cut it off."""
+        size, base = self.model.layout.bytes, self.ledger.base
+        rest = self.sets[base][size:]
+        self.sets = {number: data[:size] for number, data in self.sets.items()}
+        if not rest:
+            return []
+        layout = state_layout(self.plan, self.model.layout.decode(self.sets[base]))
+        if layout is None or (why := layout.fault(rest)):
+            raise CheckpointMismatch(f"the state of the outer optimizer in {self._folder} cannot be used: {why}")
+        return layout.decode(rest)
+
+    def _for_file(self) -> dict[int, bytes]:
+        """Return the bytes of all needed sets in the form of the journal."""
+        base = self.ledger.base
+        return {number: data + state_bytes(self._outer) * (number == base) for number, data in self.sets.items()}
 
     async def serve(
         self, sock: socket.socket, ready: Callable[[], None], context: ssl.SSLContext | None = None
@@ -231,6 +255,7 @@ class PeerServer:
         """
         from websockets.asyncio.server import serve
 
+        self._loop = asyncio.get_running_loop()
         self.port, self._secure = sock.getsockname()[1], context is not None or self._url.startswith("https:")
         silent = logging.getLogger("ddlf.peers.websockets")
         silent.disabled = True  # requests of strangers should not appear in the user's terminal
@@ -259,7 +284,7 @@ class PeerServer:
                 if self._failure is not None:
                     raise self._failure
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(END_S):
+                    async with asyncio.timeout(END_S if self.ledger.over else 0):
                         lines = [line.socket.wait_closed() for line in self._lines.values()]
                         await asyncio.gather(*lines)
             finally:
@@ -267,6 +292,23 @@ class PeerServer:
                     task.cancel()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
                 self._journal.close()
+
+    def leave(self) -> None:
+        """End the server, but not the training: a later server continues it. A signal handler may call this."""
+        self._loop.call_soon_threadsafe(self.done.set)
+
+    async def last_set(self) -> bytes:
+        """Return the mean of all sets as a merge-all would make it, without a change of the ledger."""
+        numbers = self.ledger.all_sets()
+        if len(numbers) < 2:
+            return self.sets[numbers[0]]
+        parts = [self._part(number) for number in numbers]
+        return self.model.layout.encode(await asyncio.to_thread(mean_of_swaps, parts))
+
+    def _part(self, number: int) -> Part:
+        held = self.ledger.sets[number]
+        weights = self.model.layout.decode(self.sets[number])
+        return Part(weights=weights, trainings=held.trainings, samples=held.samples)
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
@@ -310,7 +352,7 @@ class PeerServer:
                 self._take(entry, data, done)
             if self._journal.is_long:
                 try:
-                    await asyncio.to_thread(self._journal.begin_file, self.ledger.state(), dict(self.sets))
+                    await asyncio.to_thread(self._journal.begin_file, self.ledger.state(), self._for_file())
                 except DDLFError as error:
                     self._say(f"error     {error}")
                 else:
@@ -326,7 +368,7 @@ class PeerServer:
     def _take(self, entry: Entry, data: bytes, done: asyncio.Future[None]) -> None:
         validated = self.ledger.validated
         if isinstance(entry, WITH_SET):
-            self.sets[entry.set] = data
+            self.sets[entry.set] = data[: self.model.layout.bytes]
         try:
             made = self.ledger.apply(entry)
         except Unfit as error:  # something in the same batch came first
@@ -334,6 +376,8 @@ class PeerServer:
                 del self.sets[entry.set]
             _set_exception(done, error)
             return
+        if isinstance(entry, Merged):
+            self._outer = self._stepped
         for instruction in made:
             self._carry_out(instruction)
         self._forget([validated] if validated != self.ledger.validated else [])
@@ -358,26 +402,26 @@ class PeerServer:
                 self.sets.pop(number, None)
 
     async def _merge(self, mean: Mean) -> None:
-        parts = {
-            number: Part(
-                weights=self.model.layout.decode(self.sets[number]),
-                trainings=self.ledger.sets[number].trainings,
-                samples=self.ledger.sets[number].samples,
-            )
-            for number in mean.of
-        }
+        parts = {number: self._part(number) for number in mean.of}
         lines: list[str] = []
         if mean.base == NO_SET:
             weights = await asyncio.to_thread(mean_of_swaps, list(parts.values()))
         else:
             base = self.model.layout.decode(self.sets[mean.base])
-            weights, self._outer, lines = await asyncio.to_thread(
+            weights, outer, lines = await asyncio.to_thread(
                 next_base, self.plan, base, parts, self._outer, self.model.trainable
             )
+            self._stepped = [np.asarray(array) for array in outer]
         for line in lines:
             self._say(f"suspect   {line}")
         data = await asyncio.to_thread(self.model.layout.encode, weights)
-        await self.commit(Merged(at=time.time(), set=self._new_set(), of=mean.of), data)
+        data += state_bytes(self._stepped)
+        while True:
+            try:
+                await self.commit(Merged(at=time.time(), set=self._new_set(), of=mean.of), data)
+                return
+            except CheckpointError:  # the disk refuses now, and the sets stay as they are
+                await asyncio.sleep(AGAIN_S)
 
     def _new_set(self) -> int:
         self._next_set += 1
@@ -390,8 +434,10 @@ class PeerServer:
             await asyncio.sleep(TICK_S)
             now = time.time()
             for entry in self.ledger.due(now, self._seen):
-                with contextlib.suppress(Unfit):
+                try:
                     await self.commit(entry)
+                except (Unfit, CheckpointError):  # it comes again if it is still due
+                    continue
                 if isinstance(entry, Left):
                     self._say(f"left      {self._name(entry.peer)}: {entry.why}")
             due = self.plan.validate_s and now - self._tested_at >= self.plan.validate_s
@@ -406,7 +452,7 @@ class PeerServer:
             weights = self.model.layout.decode(self.sets[number])
             accuracy, loss, samples = await asyncio.to_thread(self._test, weights)
             entry = Validated(at=time.time(), set=number, accuracy=accuracy, loss=loss, samples=samples)
-            with contextlib.suppress(Unfit):
+            with contextlib.suppress(Unfit, CheckpointError):
                 await self.commit(entry)
                 if number != self._tested:
                     self._say(f"validated set {number}: accuracy {accuracy:.4f}, loss {loss:.4f}, {samples:,} samples")
@@ -554,6 +600,7 @@ class PeerServer:
                     "posted_s_ago": round(now - one.posted_at, 1) if one.posted_at else None,
                 }
                 for peer, one in sorted(ledger.members.items())
+                if one.samples  # a member that has never arrived has used its code only
             ],
         }
 
@@ -758,6 +805,11 @@ def file_response(file: File, status: int = 200) -> Response:
 
     facts = {"Content-Type": file.kind, "Content-Length": str(len(file.content)), "Connection": "close"}
     return Response(status, http.HTTPStatus(status).phrase, Headers(HEADERS | facts), file.content)
+
+
+def state_bytes(state: Weights) -> bytes:
+    """Return the state of an outer optimizer as it follows its base in the journal; empty without a state."""
+    return layout_of({str(number): array for number, array in enumerate(state)}).encode(state) if state else b""
 
 
 def _set_exception(done: asyncio.Future[None], error: BaseException) -> None:

@@ -45,6 +45,12 @@ class SwapLedger(WeightLedger):
         waiting = self._in("waiting")
         return waiting[-1] if waiting else self.base
 
+    def all_sets(self) -> list[int]:
+        found = sorted([*self._in("waiting"), *self._in("outstanding"), *self._in("merging")])
+        if not found or all(self.sets[number].base < self.base for number in found):  # nobody has posted since
+            return [self.base, *found]
+        return found
+
     def _posted(self, entry: Posted, member: Member) -> list[Instruction]:
         peer, made = entry.peer, list[Instruction]()
         given = member.handed
@@ -111,11 +117,9 @@ class SwapLedger(WeightLedger):
         waiting = self._in("waiting")
         if self.all_asked:
             self.all_asked = False
-            of = sorted([*waiting, *self._in("outstanding")])
-            if not of:
+            of = self.all_sets()
+            if of == [self.base]:
                 return []
-            if all(self.sets[number].base < self.base for number in of):  # nobody has posted since the last one
-                of = [self.base, *of]
             self.merging_all = True
             for member in self.members.values():
                 if member.how == "merge":

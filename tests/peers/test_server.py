@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ddlf.errors import AuthError, CheckpointError
 from ddlf.peers import ledger, server, sessions
-from ddlf.peers.entries import Left
+from ddlf.peers.entries import Left, Merged
 from ddlf.peers.peer import Peer
 from ddlf.peers.plan import Plan
 from ddlf.peers.server import Model, PeerServer
@@ -172,6 +172,33 @@ async def test_a_round_is_the_mean_of_its_sets_by_samples(tmp_path):
         assert value(late.set) == 4.0
 
 
+async def rounds_of(folder, plan, *, restarts):
+    """Return the value of the base after three rounds of a peer that adds 1 in each."""
+    running = Running(folder, **plan)
+    await running.__aenter__()
+    peer = await running.peer()
+    for _ in range(3):
+        await peer.post(a_set(value(peer.set) + 1.0), base=peer.given or 1)
+        if restarts:
+            await running.__aexit__()
+            running = Running(folder, **plan)
+            await running.__aenter__()
+            running.peers, peer.port = [peer], running.port
+            await peer.connect(keeps=True)
+    await running.__aexit__()
+    return value(peer.set)
+
+
+async def test_the_outer_optimizer_keeps_its_state_across_a_restart(tmp_path):
+    plan = {"way": "rounds", "merge": "mean", "outer": "nesterov:learning_rate=1,momentum=0.5"}
+
+    found = []
+    for name, restarts in (("one", False), ("other", True)):
+        (tmp_path / name).mkdir()
+        found.append(await rounds_of(tmp_path / name, plan, restarts=restarts))
+    assert found[0] == found[1] != 3.0
+
+
 async def test_a_code_is_used_once_and_expires(running, monkeypatch):
     monkeypatch.setattr(server, "WRONG_CODE_S", 0.0)
     [code] = await running.server.invite()
@@ -227,6 +254,30 @@ async def test_commands_need_the_secret_of_the_server(running):
         assert (await get(running.port, "/control/stop", headers))[0] == 401
     assert (await get(running.port, "/control/nothing", {"Authorization": "Bearer secret"}))[0] == 409
     assert not running.server.ledger.ended
+
+
+async def test_the_list_leaves_out_members_that_have_never_arrived(running):
+    [code] = await running.server.invite()
+    assert (await get(running.port, "/join", {"X-DDLF-Code": code}))[0] == 200
+    await running.peer()
+    assert [one["peer"] for one in running.server.overview()["peers"]] == [2]
+
+
+async def test_a_full_disk_refuses_a_merge_until_there_is_space(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "AGAIN_S", 0.0)
+    async with Running(tmp_path, way="rounds", merge="mean") as running:
+        peer = await running.peer()
+        append, refused = running.server._journal.append, []
+
+        def full(entries):
+            if any(isinstance(entry, Merged) for entry, _ in entries) and len(refused) < 3:
+                refused.append(entries)
+                raise CheckpointError("the disk is full")
+            append(entries)
+
+        running.server._journal.append = full
+        assert (await peer.post(a_set(1.0), base=1))["answer"] == "replace"
+        assert (len(refused), value(peer.set)) == (3, 1.0)
 
 
 async def test_a_removed_peer_cannot_come_back(running):
