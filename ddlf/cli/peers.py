@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def serve(options: argparse.Namespace) -> int:
     from ddlf.peers import serving
     from ddlf.peers.plan import Plan
     from ddlf.peers.qr import check_qr
+    from ddlf.peers.signals import Stop
 
     if options.qr:
         check_qr()
@@ -35,10 +37,17 @@ def serve(options: argparse.Namespace) -> int:
         path = folder.find(Path(options.out or folder.usual_out()), str(options.resume))
         plan, _, digest, last = serving.read_folder(path)
         port = last if port is None else port
-        source = path / folder.NOTATION
+        source, classes = path / folder.NOTATION, plan.classes
     else:
-        source = options.model
-    classes = options.classes or () if options.resume is None else plan.classes
+        source, classes = options.model, options.classes or ()
+        way: Any = options.way or "swap"
+        usual = {"merge": "weighted" if way == "swap" else "mean"}
+        values = usual | {name: value for name in OF_PLAN if (value := getattr(options, name)) is not None}
+        plan = Plan(**values, way=way, validated_by="server" if options.data is not None else "peers")
+        if not source.is_file():
+            raise ConfigError(f"there is no file {source}", hint="name a model text (.nnm), or the .py file of an app")
+    serving.protection(options.host, options.tls_cert, options.tls_key, options.proxy or "")
+    serving.listen(options.host, serving.PORT if port is None else port).close()  # it takes seconds to import Keras
     with native_output_to_log():
         served = serving.read_model(source, options.data, find_target, options.seed or 0, classes)
     if options.resume is not None:
@@ -46,18 +55,15 @@ def serve(options: argparse.Namespace) -> int:
         if plan.validated_by == "server" and not served.can_test:
             raise ConfigError("the server validates in this run", hint="name its test data again with --data")
     else:
-        way: Any = options.way or "swap"
-        usual = {"merge": "weighted" if way == "swap" else "mean"}
-        values = usual | {name: value for name in OF_PLAN if (value := getattr(options, name)) is not None}
-        rate = serving.learning_rate(served.keras(served.model.layout.decode(served.model.first)))
-        plan = Plan(
-            **values, way=way, rate=rate, validated_by="server" if served.can_test else "peers", classes=served.classes
-        )
+        made = served.keras(served.model.layout.decode(served.model.first))
+        plan = replace(plan, rate=serving.learning_rate(made), classes=served.classes)
+        serving.check_merge(plan, made)
         path = serving.make_folder(Path(options.out or folder.usual_out()), source.stem, plan, served)
     if options.data is None and plan.validated_by == "peers":
         say("validate  peers validate in turn on their own data; --data FILE.npz lets the server do it")
-    try:
-        asyncio.run(
+    stop = Stop("the server writes the mean of all sets", say)
+    with stop.on_signals():
+        is_over = asyncio.run(
             serving.serve(
                 path,
                 served,
@@ -70,12 +76,13 @@ def serve(options: argparse.Namespace) -> int:
                 proxy=options.proxy or "",
                 say=say,
                 show=_show_qr if options.qr else None,
+                stop=stop,
             )
         )
-    except KeyboardInterrupt:
-        say(f"ended     continue with: ddlf peers serve --resume {path}")
-        return 130
-    return 0
+    if is_over:
+        return 0
+    say(f"ended     continue with: ddlf peers serve --resume {path}")
+    return stop.exit_code
 
 
 OF_PLAN = (
@@ -114,6 +121,7 @@ def join(options: argparse.Namespace) -> int:
     from ddlf.cli.output import native_output_to_log
     from ddlf.cli.target import find_target
     from ddlf.peers.joining import peer_of_app, peer_of_data
+    from ddlf.peers.signals import Stop
 
     if (options.data is None) == (options.app is None):
         raise ConfigError("name your data with --data, or your own code with --app", hint="--data mine.npz")
@@ -123,11 +131,14 @@ def join(options: argparse.Namespace) -> int:
             peer = peer_of_app(options.link, find_target(options.app), **how)
     else:
         peer = peer_of_data(options.link, options.data, **how)
-    peer.run(most_updates=options.most_updates)
+    stop = Stop("the peer posts its last batches and says goodbye", say)
+    stop.gently = peer.leave
+    with stop.on_signals():
+        peer.run(most_updates=options.most_updates)
     if options.save is not None:
         peer.trained.model.save(options.save)
         say(f"saved     {options.save}")
-    return 0
+    return stop.exit_code
 
 
 def invite(options: argparse.Namespace) -> int:

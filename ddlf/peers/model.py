@@ -180,9 +180,14 @@ def text_of_model(model: Any) -> str:
     text = provided("describe", PART)(model)
     lines = [f"train:loss {_loss_of(model)};", f"train:optimizer {_optimizer_of(model)};"]
     lines += [f"train:{key} none;" for key in ("scaling", "penalty", "clipping", "loss_weights")]
-    if any("accuracy" in str(getattr(metric, "name", metric)) for metric in _metrics_of(model)):
+    if reports_accuracy(model):
         lines.append("train:metrics accuracy;")
     return f"{text.rstrip()}\n\n" + "\n".join(lines) + "\n"
+
+
+def reports_accuracy(model: Any) -> bool:
+    """Return whether a compiled Keras model has an accuracy among its metrics."""
+    return any("acc" in str(getattr(metric, "name", metric)) for metric in _metrics_of(model))
 
 
 def _metrics_of(model: Any) -> list[Any]:
@@ -207,6 +212,12 @@ def _loss_of(model: Any) -> str:
             f"peers cannot train with the loss {name or loss!r}", hint=f"they can with {', '.join(sorted(LOSSES))}"
         )
     config: dict[str, Any] = loss.get_config() if hasattr(loss, "get_config") else {}
+    fresh = type(loss)().get_config() if config else {}
+    if lost := [key for key, value in config.items() if key not in ("name", "from_logits") and value != fresh.get(key)]:
+        raise ConfigError(
+            f"peers cannot train with the loss {name} and {', '.join(f'{key}={config[key]!r}' for key in lost)}",
+            hint="leave it out: the text of a model has no key for it",
+        )
     logits = bool(config.get("from_logits", False))
     last = getattr(getattr(model.layers[-1], "activation", None), "__name__", "")
     if name.endswith("crossentropy") and logits != (last == "linear"):

@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlf.algorithms.set_merge import SET_MERGE, WeightSet
 from ddlf.algorithms.weights import Weights, is_float
-from ddlf.errors import AuthError, ConfigError, ProtocolError
+from ddlf.errors import AuthError, ConfigError, DDLFError, ProtocolError
 from ddlf.events.facts import from_data
 from ddlf.peers.entries import NO_SET
 from ddlf.peers.frames import Answer, Broken, Bye, End, Hello, Post, Score, Welcome
@@ -24,6 +24,10 @@ from ddlf.peers.model import Trained, accuracy_of
 from ddlf.peers.plan import Plan
 from ddlf.peers.sessions import read_link
 
+LEAVE_S = 10.0
+"""Seconds that a peer that leaves waits for the answer to its last post."""
+LOOK_S = 0.1
+"""Seconds between two looks whether a peer that waits for an answer is to leave."""
 Train = Callable[[Welcome], Trained]
 """Makes the model with the private data, from the welcome of the server."""
 
@@ -70,6 +74,7 @@ class Peer:
         self._posted_at = 0.0
         self._accuracy = float("nan")
         self._number = 0
+        self._leaves_at = 0.0
         self._rate = 0.0
         self.updates = 0
         self.posts = 0
@@ -88,16 +93,29 @@ class Peer:
         """
         self._connection = Connection(self._link, self._hello, self._say)
         try:
-            self._begin(self._connection.welcome)
+            try:
+                self._begin(self._connection.welcome)
+            except DDLFError:
+                self._connection.send(Bye())  # otherwise the server waits for it until its lease runs out
+                raise
             while not self.why_over:
-                trains = most_updates is None or self.updates < most_updates
-                if not trains and not self._since and not self._connection.waits:
+                trains = not self._leaves_at and (most_updates is None or self.updates < most_updates)
+                if not trains and self._has_posted_all():
                     self._connection.send(Bye())
                     break
                 self._step(trains=trains)
         finally:
             self._connection.close()
         return self.trained
+
+    def leave(self) -> None:
+        """Let ``run`` post the last batches, say goodbye and return. A signal handler may call this."""
+        self._leaves_at = self._leaves_at or time.monotonic() + LEAVE_S
+
+    def _has_posted_all(self) -> bool:
+        if self._connection.waits:  # a post of a round counts even if its peer has left
+            return (self._since == 0 and self.plan.way == "rounds") or 0 < self._leaves_at < time.monotonic()
+        return self._since == 0
 
     def _hello(self) -> Hello:
         return Hello(
@@ -143,7 +161,7 @@ class Peer:
         late = self.plan.seconds and time.monotonic() - self._posted_at >= self.plan.seconds
         if (self._since >= self.plan.updates or late or not trains) and self._since and not self._connection.waits:
             self._post()
-        message = self._connection.take(None if waits else 0.0 if trains else 0.1)
+        message = self._connection.take(LOOK_S if waits or not trains else 0.0)
         while message is not None:
             match message:
                 case Answer():

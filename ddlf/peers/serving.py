@@ -36,11 +36,20 @@ from ddlf.extras import suffixes
 from ddlf.monitor.runs import folder as runs
 from ddlf.peers.classes import classes_of, numbered
 from ddlf.peers.link import PIN, request
-from ddlf.peers.model import Trained, arrays_of, read_text, settled_text, text_of_model, trained_from_text
+from ddlf.peers.model import (
+    Trained,
+    arrays_of,
+    read_text,
+    reports_accuracy,
+    settled_text,
+    text_of_model,
+    trained_from_text,
+)
 from ddlf.peers.pages import browser_model
 from ddlf.peers.plan import Plan, check_classes
 from ddlf.peers.server import Model, PeerServer
 from ddlf.peers.sessions import Link
+from ddlf.peers.signals import Stop
 from ddlf.rpc.tls import Security, is_loopback, make_certificate, worker_tls
 from ddlf.rpc.tokens import state_folder
 from ddlf.training.checkpoints.durable import replace
@@ -197,6 +206,19 @@ def learning_rate(model: Any) -> float:
     return float(given) if isinstance(given, int | float) else 0.0
 
 
+def check_merge(plan: Plan, model: Any) -> None:
+    """Refuse a merge that needs an accuracy if the model reports none.
+
+    Raises:
+        ConfigError: The model reports no accuracy.
+    """
+    if plan.way == "swap" and plan.merge == "copy" and not reports_accuracy(model):
+        raise ConfigError(
+            "the merge copy compares accuracies, and the model reports none",
+            hint="compile it with metrics=['accuracy'], or write train:metrics accuracy; into its text",
+        )
+
+
 # -- the folder of a run ---------------------------------------------------------------------------------------------------
 
 
@@ -242,13 +264,13 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         ListenError: The address cannot be used.
     """
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
         sock.listen(512)
     except (OSError, OverflowError) as error:
+        sock.close()
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         why = "is in use" if taken else f"cannot be used: {getattr(error, 'strerror', None) or error}"
         raise ListenError(f"port {port} of {host} {why}", hint="choose another with --port") from None
@@ -299,9 +321,13 @@ async def serve(
     key: Path | None,
     proxy: str,
     say: Callable[[str], None],
+    stop: Stop,
     show: Callable[[str], None] | None = None,
-) -> None:
-    """Serve a model until the training is over, then write the last set.
+) -> bool:
+    """Serve a model until the training is over or ``stop`` was asked for, then write the last set.
+
+    Returns:
+        Whether the training is over. Otherwise it can be continued.
 
     Raises:
         DDLFError: The server cannot begin, or its disk refuses.
@@ -334,14 +360,20 @@ async def serve(
                 show(link)
 
     tasks: list[asyncio.Task[None]] = []
+
+    def ready() -> None:
+        stop.gently = server.leave
+        tasks.append(asyncio.ensure_future(invite()))
+
     with _announced(path, facts):
-        await server.serve(sock, lambda: tasks.append(asyncio.ensure_future(invite())), context)
+        await server.serve(sock, ready, context)
         await asyncio.gather(*tasks, return_exceptions=True)
-    final = server.ledger.base
-    (path / "model.safetensors").write_bytes(server.sets[final])
-    made = served.keras(served.model.layout.decode(server.sets[final]))
+    final = await server.last_set()
+    replace(path / "model.safetensors", final)
+    made = served.keras(served.model.layout.decode(final))
     made.save(path / runs.MODEL)
     say(f"saved     {path / runs.MODEL}")
+    return server.ledger.over
 
 
 def link_of(origin: str, code: str, pin: str) -> str:

@@ -1,5 +1,7 @@
 """``ddlf peers``: what is refused before anything starts."""
 
+import socket
+
 import pytest
 
 from ddlf.cli.main import main
@@ -40,3 +42,28 @@ def test_options_of_rounds_are_refused_in_swaps(capsys, tmp_path):
     model.write_text("a:input shape=[4];\na:output shape=[2];\na:layers Dense(units=2);\na:loss MSE;\n")
     found = refused(capsys, "serve", model, "--quorum", 2, "--out", tmp_path)
     assert "--quorum has no effect in swaps" in found
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--merge", "nonsense"), "nonsense"),
+        (("--updates", 0), "updates must be"),
+        (("--proxy", "http://peers.example"), "is not a URL with https"),
+        (("--host", "203.0.113.7"), "cannot be used"),
+    ],
+)
+def test_serve_refuses_options_before_it_imports_keras(capsys, tmp_path, monkeypatch, words, sentence):
+    monkeypatch.setattr("ddlf.peers.serving.read_model", lambda *_: pytest.fail("it has built the model"))
+    model = tmp_path / "a.nnm"
+    model.write_text("a:input shape=[4];\n")
+    assert sentence in refused(capsys, "serve", model, *words)
+
+
+def test_serve_refuses_a_taken_port_and_a_missing_file(capsys, tmp_path):
+    model = tmp_path / "a.nnm"
+    model.write_text("a:input shape=[4];\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} of 127.0.0.1 is in use" in refused(capsys, "serve", model, "--port", port)
+    assert "there is no file" in refused(capsys, "serve", tmp_path / "no.nnm")

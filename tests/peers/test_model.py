@@ -98,6 +98,10 @@ def test_what_a_text_cannot_say_is_refused_by_name():
     assert "the loss '<lambda>'" in refused(made)
     made.compile("ftrl", "mean_squared_error")
     assert "the optimizer Ftrl" in refused(made)
+    made.compile("sgd", keras.losses.CategoricalCrossentropy(label_smoothing=0.1))
+    assert "categorical_crossentropy and label_smoothing=0.1" in refused(made)
+    made.compile("sgd", keras.losses.Huber(delta=2.0))
+    assert "the loss 'huber_loss'" in refused(made)
     made.compile(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10)), "mean_squared_error")
     assert "schedule of the learning rate" in refused(made)
     made.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
@@ -140,3 +144,15 @@ def test_a_link_with_an_impossible_port_is_refused():
 
     with pytest.raises(ConfigError, match="no usable port"):
         read_link("http://127.0.0.1:89301/#code")
+
+
+def test_a_server_refuses_copy_for_a_model_without_an_accuracy():
+    from ddlf.peers.plan import Plan
+    from ddlf.peers.serving import check_merge
+
+    made = model()
+    made.compile("sgd", "sparse_categorical_crossentropy")
+    with pytest.raises(ConfigError, match="the model reports none"):
+        check_merge(Plan(merge="copy"), made)
+    made.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    check_merge(Plan(merge="copy"), made)

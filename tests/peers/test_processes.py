@@ -112,3 +112,22 @@ def test_two_peers_with_half_of_the_classes_each_learn_all_of_them(digits):
         assert [entry.number for entry in posts if entry.peer == peer] == list(
             range(1, 1 + sum(entry.peer == peer for entry in posts))
         )
+
+
+def test_ctrl_c_ends_a_peer_and_sigterm_ends_the_server_without_losing_a_set(digits):
+    with Command(digits, "serve", "digits.nnm", "--invite", "1", "--port", "0") as server:
+        link = server.until(r"link +(\S+)")[1]
+        with Command(digits, "join", link, "--data", "low.npz") as low:
+            low.until("posted    set 3 ")
+            low.process.send_signal(signal.SIGINT)
+            low.until("stopping ")
+            assert low.end() == 128 + signal.SIGINT
+        server.until("left      peer 1")  # it has said goodbye: its lease is 10 s
+        server.process.send_signal(signal.SIGTERM)
+        server.until("saved ")
+        server.until("--resume")
+        assert server.end() == 128 + signal.SIGTERM
+    [folder] = (digits / "runs").glob("*-peers-digits")
+    assert (folder / "model.keras").exists()
+    posts = [entry for entry in history(folder) if isinstance(entry, Posted)]
+    assert sum(entry.updates for entry in posts) > 3 * 20 - 1
