@@ -77,6 +77,7 @@ def serve(options: argparse.Namespace) -> int:
                 say=say,
                 show=_show_qr if options.qr else None,
                 stop=stop,
+                dashboard=options.dashboard,
             )
         )
     if is_over:
@@ -255,6 +256,7 @@ def _serve_options(parser: Parser) -> None:
     _qr_option(parser)
     parser.add("--resume", metavar="RUN", help="continue a run: its folder, name or 'last'")
     parser.add("--port", type=int, help="port (default: 8930)")
+    parser.add("--dashboard", action="store_true", help="serve a page for you: peers, rates and curves")
     more: dict[str, Any] = {"common": False, "group": "more"}
     parser.add("--host", default="127.0.0.1", help="address to listen on; TLS beyond loopback", **more)
     parser.add("--proxy", metavar="URL", help="https URL of a proxy in front, which ends TLS", **more)

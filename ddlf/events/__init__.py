@@ -933,7 +933,83 @@ class MapEnded(MapEvent):
     why: str = ""
 
 
-BASES = (Event, ClusterEvent, MapEvent, PhaseEvent, SlotEvent, WorkerEvent)
+class PeerEvent(Event):
+    """Base of all events about one peer with private data.
+
+    Args:
+        peer: Its number, from 1.
+        name: Name that it gave itself, else ``"peer 3"``.
+    """
+
+    peer: int
+    name: str
+
+
+class PeerArrived(PeerEvent):
+    """A peer has connected, for the first time or again.
+
+    Args:
+        samples: Number of its private samples, by its own account.
+    """
+
+    samples: int
+
+
+class PeerPosted(PeerEvent):
+    """A peer has sent sets of weights since the last such event.
+
+    Args:
+        posts: Number of its posts so far.
+        new: Number of posts since the last event.
+        batches: Batches that it has trained since then.
+        samples: Samples in these batches.
+        seconds: Seconds since then.
+        accuracy: Accuracy of its training at the last post; NaN if its model reports none.
+        loss: Loss of its training at the last post; NaN without one.
+        bytes_back: Bytes of these sets.
+    """
+
+    posts: int
+    new: int
+    batches: int
+    samples: int
+    seconds: float
+    accuracy: float
+    loss: float
+    bytes_back: int
+
+
+class PeerLeft(PeerEvent):
+    """A peer has gone.
+
+    Args:
+        why: The reason.
+        removed: Whether it was removed, and cannot come back.
+    """
+
+    why: str
+    removed: bool = False
+
+
+class SetValidated(Event):
+    """A set of weights was tested, by the server or by a peer on its own data.
+
+    Args:
+        set: Number of the set.
+        peer: Number of the peer; 0 for the server.
+        accuracy: Share of correct answers; NaN if the model reports none.
+        loss: Mean loss.
+        samples: Number of samples of the test.
+    """
+
+    set: int
+    peer: int
+    accuracy: float
+    loss: float
+    samples: int
+
+
+BASES = (Event, ClusterEvent, MapEvent, PeerEvent, PhaseEvent, SlotEvent, WorkerEvent)
 KINDS: dict[str, type[Event]] = {
     name: kind
     for name, kind in list(globals().items())

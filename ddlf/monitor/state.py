@@ -94,6 +94,7 @@ class WorkerLane:
         incarnation: Which of the run's workers with this number it is, from 1; 0 if unknown.
         left: Why the worker before it with this number left, in the words of its engine if it knew them.
         portions: Its work in passes of L-BFGS.
+        is_peer: Whether it is a peer with private data.
     """
 
     worker: int
@@ -117,6 +118,7 @@ class WorkerLane:
     incarnation: int = 0
     left: str = ""
     portions: Portions = field(default_factory=Portions)
+    is_peer: bool = False
 
     def quiet_s(self, now: float) -> float:
         """Return the seconds since its last event or change of state."""
@@ -223,6 +225,8 @@ class State:
                 self._cluster(event, now)
             case e.WorkerEvent():
                 self._worker(event, now)
+            case e.PeerEvent():
+                self._peer(event, now)
             case e.WaitingForWorkers():
                 self.waiting_until = now + event.seconds
             case e.RunBegan():
@@ -381,6 +385,20 @@ class State:
                 if not lane.is_there or lane.is_gone:
                     lane.became(now)
 
+    def _peer(self, event: e.PeerEvent, now: float) -> None:
+        """Update the state by an event of a peer, which is shown like a worker with one slot."""
+        lane = self._lane(event.peer, now)
+        lane.name, lane.heard, lane.is_peer = event.name, now, True
+        match event:
+            case e.PeerArrived():
+                lane.became(now)
+                lane.slot = event.peer
+            case e.PeerPosted():
+                lane.slot, lane.round, lane.loss = event.peer, event.posts, event.loss
+                lane.rate = event.samples / event.seconds if event.seconds > 0 else 0.0
+            case e.PeerLeft():
+                lane.became(now, is_there=False, is_gone=event.removed, why=event.why)
+
     def _lane(self, worker: int, now: float) -> WorkerLane:
         if worker not in self.lanes:
             self.lanes[worker] = WorkerLane(worker, f"worker {worker}", now, now)
@@ -409,8 +427,13 @@ class Sums:
     bytes_back: int = 0
     lost: int = 0
 
-    def add(self, event: e.UpdateArrived | e.WorkerLost) -> None:
-        """Add an update, or the loss of a worker, to the sums."""
+    def add(self, event: e.UpdateArrived | e.WorkerLost | e.PeerPosted) -> None:
+        """Add an update, the posts of a peer, or the loss of a worker, to the sums."""
+        if isinstance(event, e.PeerPosted):
+            self.updates += event.new
+            self.trained += event.samples
+            self.bytes_back += event.bytes_back
+            return
         if isinstance(event, e.WorkerLost):
             self.lost += 1
             return

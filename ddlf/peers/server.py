@@ -29,6 +29,7 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import CheckpointError, CheckpointMismatch, DDLFError, ProtocolError
+from ddlf.events import Event
 from ddlf.monitor.dashboard.address import is_ours
 from ddlf.peers import frames, sessions
 from ddlf.peers.entries import (
@@ -57,6 +58,7 @@ from ddlf.peers.plan import Plan
 from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.sets import Layout, layout_of
 from ddlf.peers.swap import SwapLedger
+from ddlf.peers.telling import Teller
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
@@ -140,6 +142,7 @@ class PeerServer:
         plan: How the peers work together.
         say: Prints a line about what happens.
         control: Secret of the commands ``invite``, ``list``, ``kick`` and ``stop``.
+        tell: Gets events about the run. It must return at once.
         test: Tests weights on the server's test data; None without such data.
         url: URL of the server for browsers behind a proxy; empty for the server's own address.
 
@@ -157,6 +160,7 @@ class PeerServer:
         *,
         say: Callable[[str], None],
         control: str,
+        tell: Callable[[Event], object] = lambda event: None,
         test: Test | None = None,
         url: str = "",
     ) -> None:
@@ -166,6 +170,7 @@ class PeerServer:
         self.sets: dict[int, bytes] = {}
         self.done = asyncio.Event()
         self.port = 0
+        self._teller = Teller(self.ledger, tell, model.layout.bytes)
         self._folder = folder
         self._say = say
         self._control = control
@@ -222,6 +227,14 @@ class PeerServer:
         self._next_peer = max(self.ledger.members, default=0) + 1
         now = time.time()
         self._seen = dict.fromkeys(self.ledger.present, now)
+
+    def tell_begin(self, name: str) -> None:
+        """Tell that the run begins, or continues. Call it after ``recover``."""
+        self._teller.begin(name, 0, time.time())
+
+    def tell_end(self) -> None:
+        """Tell that the run has ended, or was interrupted."""
+        self._teller.end("complete" if self.ledger.over else "stopped", self.ledger.ended)
 
     def _split_base(self) -> Weights:
         """Return the state of the outer optimizer, which follows the base in the journal, and cut it off."""
@@ -291,6 +304,7 @@ class PeerServer:
                 for task in self._tasks:
                     task.cancel()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
+                self._teller.tick(time.time())
                 self._journal.close()
 
     def leave(self) -> None:
@@ -378,6 +392,7 @@ class PeerServer:
             return
         if isinstance(entry, Merged):
             self._outer = self._stepped
+        self._teller.took(entry)
         for instruction in made:
             self._carry_out(instruction)
         self._forget([validated] if validated != self.ledger.validated else [])
@@ -433,6 +448,7 @@ class PeerServer:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.time()
+            self._teller.tick(now)
             for entry in self.ledger.due(now, self._seen):
                 try:
                     await self.commit(entry)

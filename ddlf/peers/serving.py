@@ -31,9 +31,13 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import CheckpointMismatch, ConfigError, ConnectError, ListenError
+from ddlf.events import ModelSaved
 from ddlf.events.facts import from_data, to_data
+from ddlf.events.sinks import Events
 from ddlf.extras import suffixes
+from ddlf.monitor.dashboard.server import Dashboard
 from ddlf.monitor.runs import folder as runs
+from ddlf.monitor.runs.background import Behind
 from ddlf.peers.classes import classes_of, numbered
 from ddlf.peers.link import PIN, request
 from ddlf.peers.model import (
@@ -50,12 +54,15 @@ from ddlf.peers.plan import Plan, check_classes
 from ddlf.peers.server import Model, PeerServer
 from ddlf.peers.sessions import Link
 from ddlf.peers.signals import Stop
+from ddlf.peers.telling import PeersWriter
 from ddlf.rpc.tls import Security, is_loopback, make_certificate, worker_tls
 from ddlf.rpc.tokens import state_folder
 from ddlf.training.checkpoints.durable import replace
 
 PORT = 8930
 """The usual port of a server of peers."""
+END_S = 20.0
+"""Seconds that the end of a run waits for a slow disk."""
 PLAN, SERVER = "plan.json", "server.json"
 
 
@@ -245,6 +252,11 @@ def read_folder(path: Path) -> tuple[Plan, str, str, int]:
     return from_data(Plan, facts["plan"]), read_text(path / runs.NOTATION), str(facts["layout"]), int(port)
 
 
+def has_begun(path: Path) -> bool:
+    """Return whether an earlier server has begun the run in a folder."""
+    return any(path.glob("journal-*"))
+
+
 def check_layout(path: Path, digest: str, served: Served) -> None:
     """Refuse to continue a run whose model has other weights than before.
 
@@ -322,6 +334,7 @@ async def serve(
     proxy: str,
     say: Callable[[str], None],
     stop: Stop,
+    dashboard: bool,
     show: Callable[[str], None] | None = None,
 ) -> bool:
     """Serve a model until the training is over or ``stop`` was asked for, then write the last set.
@@ -337,16 +350,27 @@ async def serve(
     bound = sock.getsockname()[1]
     origin = proxy.rstrip("/") or f"{'https' if context else 'http'}://{_in_link(host)}:{bound}"
     control = secrets.token_urlsafe(32)
+    name = runs.read_json(path / runs.STATE).get("app") or "peers"
+    writer = PeersWriter(path, plan, name, continues=has_begun(path))
+    behind = Behind(writer.write, f"the run's folder {path}")
+    told = Events()
+    told.subscribe(behind)
     server = PeerServer(
         path,
         served.model,
         plan,
+        tell=told.emit,
         say=say,
         control=control,
         test=served.test if plan.validated_by == "server" else None,
         url=origin,
     )
     await asyncio.to_thread(server.recover)
+    page = Dashboard(_no_workers, follow=(told,), title=name) if dashboard else None
+    if page is not None:
+        await page.open()
+        say(f"dashboard {page.url}")
+    server.tell_begin(name)
     facts = {"port": bound, "origin": origin, "pin": pin, "control": control, "pid": os.getpid(), "folder": str(path)}
     say(f"folder    {path}")
     if served.model.browser.refusal:
@@ -365,15 +389,34 @@ async def serve(
         stop.gently = server.leave
         tasks.append(asyncio.ensure_future(invite()))
 
-    with _announced(path, facts):
-        await server.serve(sock, ready, context)
-        await asyncio.gather(*tasks, return_exceptions=True)
+    try:
+        with _announced(path, facts):
+            await server.serve(sock, ready, context)
+            await asyncio.gather(*tasks, return_exceptions=True)
+    except BaseException as error:
+        behind.close(END_S)
+        writer.end("failed", f"{type(error).__name__}: {error}", behind.lost)
+        raise
+    finally:
+        if page is not None:
+            page.close()
+    server.tell_end()
     final = await server.last_set()
     replace(path / "model.safetensors", final)
     made = served.keras(served.model.layout.decode(final))
     made.save(path / runs.MODEL)
     say(f"saved     {path / runs.MODEL}")
+    told.emit(ModelSaved(path=str(path / runs.MODEL)))
+    behind.close(END_S)
+    how, why = writer.ended or ("stopped", "")
+    writer.end(how, why, behind.lost)
+    say(f"report    {path / runs.REPORT}")
     return server.ledger.over
+
+
+async def _no_workers() -> list[dict[str, Any]]:
+    """Return the workers of a run with peers, for the dashboard: there are none."""
+    return []
 
 
 def link_of(origin: str, code: str, pin: str) -> str:

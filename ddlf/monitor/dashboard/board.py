@@ -188,6 +188,7 @@ class Board:
         state: State of the run.
         sums: Sums over each worker's updates in this run, by number.
         total: Sums over all updates.
+        batches: Batches that peers with private data have trained.
         workers: The workers' last answers, a dict for each.
     """
 
@@ -198,6 +199,7 @@ class Board:
         self.header = Header()
         self.total = Sums()
         self.sums: dict[int, Sums] = {}
+        self.batches = 0
         self.workers: list[dict[str, Any]] = []
         self.series = Series(most_points)
         self.spans = Tail(MOST_SPANS)
@@ -254,7 +256,7 @@ class Board:
     def _begin(self, event: e.RunBegan) -> None:
         facts = {name: getattr(event, name) for name in OF_A_RUN}
         self.header = Header(**facts, in_rounds=ends_rounds_together(event))
-        self.total, self.sums = Sums(), {}
+        self.total, self.sums, self.batches = Sums(), {}, 0
         self.series, self.spans = Series(self._most_points), Tail(MOST_SPANS)
         self._pace.clear()
         self._newest_rate = 0.0
@@ -281,6 +283,9 @@ class Board:
                 self.spans.append([event.worker, event.slot, event.round, *(round(value, 4) for value in times)])
             case e.Committed():
                 self._commit(event.record, at)
+            case e.PeerPosted():
+                self._count(event)
+                self.batches += event.batches
             case e.WorkerLost():
                 self._count(event)
             case e.UpdateRejected():
@@ -290,8 +295,9 @@ class Board:
             case e.RunEnded():
                 header.ended = at
 
-    def _count(self, event: e.UpdateArrived | e.WorkerLost) -> None:
-        for sums in (self.total, self.sums.setdefault(event.worker, Sums())):
+    def _count(self, event: e.UpdateArrived | e.WorkerLost | e.PeerPosted) -> None:
+        number = event.peer if isinstance(event, e.PeerPosted) else event.worker
+        for sums in (self.total, self.sums.setdefault(number, Sums())):
             sums.add(event)
 
     def _commit(self, record: RoundRecord, at: float) -> None:
@@ -302,7 +308,9 @@ class Board:
         values |= {"#sent": record.bytes_out, "#received": record.bytes_back}
         if record.error:
             values["#error"] = record.error
-        if record.slot is not None:
+        if self.batches:
+            values["#batches"] = self.batches
+        elif record.slot is not None:
             values["#staleness"] = record.staleness
         self.series.add(record.version, values)
 
@@ -389,7 +397,7 @@ class Board:
 
 LANE = (
     *("worker", "name", "heard", "since", "why", "slot", "round", "epoch", "rate"),
-    *("host", "engine", "incarnation", "left"),
+    *("host", "engine", "incarnation", "left", "is_peer"),
 )
 NOTHING = Sums()
 

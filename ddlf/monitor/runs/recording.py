@@ -45,11 +45,13 @@ class FolderWriter:
     """Writes the folder of one run.
 
     Args:
-        app: The user's ``IApp``, or an object with its attributes.
+        app: The user's ``IApp``, or an object with its attributes; None if a subclass writes its own summary.
         path: Existing folder.
         origins: Origins of settings from outside of the app, by name.
         job: The engine's name of the job that may run the command again; empty without one. If the folder has an earlier
             part of the run already, this one continues it.
+        name: Name of the run's app, if it is not the class of ``app``.
+        continues: Whether the folder has an earlier part of the run.
 
     Attributes:
         ended: How and why training ended, as the run reported it; None before the end.
@@ -59,13 +61,22 @@ class FolderWriter:
         OSError: The folder cannot be written to.
     """
 
-    def __init__(self, app: UserApp, path: Path, origins: dict[str, str], job: str = "") -> None:
+    def __init__(
+        self,
+        app: UserApp | None,
+        path: Path,
+        origins: dict[str, str],
+        job: str = "",
+        *,
+        name: str = "",
+        continues: bool = False,
+    ) -> None:
         self.ended: tuple[folder.How, str] | None = None
         self.is_over = False
         self._app = app
         self._path = path
         self._origins = origins
-        self._state = folder.begun(type(app).__name__)
+        self._state = folder.begun(name or type(app).__name__)
         self._summary: dict[str, Any] = {"run": path.name, "app": self._state.app}
         self._test: dict[str, float] = {}
         self._last: RoundRecord | None = None
@@ -74,8 +85,9 @@ class FolderWriter:
         self._incarnations: dict[str, int] = {}
         self._cards = CardUse()
         self._is_torn = False
-        if job:
+        if job and app is not None:
             self._state = replace(self._state, job=job, checkpoint=_checkpoint_of(app))
+        if job or continues:
             self._continue()
         self._write_state()
 
@@ -110,7 +122,8 @@ class FolderWriter:
             self._write_metrics(without_replaced(rows))
         if any(isinstance(event, e.RunBegan | e.TrainingBegan) for _, event in batch):
             self._write_summary()
-            if (notation := getattr(vars(self._app).get("model"), "notation", None)) is not None:
+            model = None if self._app is None else vars(self._app).get("model")
+            if (notation := getattr(model, "notation", None)) is not None:
                 (self._path / folder.NOTATION).write_text(notation.text, encoding="utf-8")
         if self.is_over:
             self._write_end()
@@ -242,6 +255,7 @@ class FolderWriter:
 
     def _write_summary(self) -> None:
         app, facts = self._app, self._summary
+        assert app is not None
         if "git" not in facts:  # the first time: record the settings at the beginning of the run
             facts["settings"] = summary.settings_of(app, self._origins)
             facts["source"] = summary.source_of(app)

@@ -111,12 +111,13 @@ def record_of(past: Past) -> dict[str, Any]:
     """Return the facts about a run that only the report shows, not the dashboard, as JSON data."""
     status = past.status
     workers = [share for share in past.shares.values() if share.updates or share.lost]
-    portions = table.of_portions(past.board.state)
+    portions, peers = table.of_portions(past.board.state), table.of_peers(past.board)
     tables = [
         ("Result", table.of_runs([past])),
         *([("Workers", table.of_workers(past))] * bool(workers)),
         *([("Places", table.of_stays(past))] * bool(past.stays)),
         *([("Portions", portions)] * (len(portions) > 1)),
+        *([("Peers", peers)] * (len(peers) > 1)),
     ]
     staleness = Counter(record.staleness for record in past.records)
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.began))

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from math import isfinite
 
 from ddlf.events.record import size
+from ddlf.monitor.dashboard.board import Board
 from ddlf.monitor.runs.past import Past
-from ddlf.monitor.state import Portions, State, WorkerLane
+from ddlf.monitor.state import Portions, State, Sums, WorkerLane
 
 Rows = list[list[str]]
 """Rows of cells. The first row has the names of the columns."""
@@ -217,6 +218,17 @@ def of_portions(state: State) -> Rows:
         if lane.portions != Portions()
     ]
     return [["worker", "portions", "backup", "dropped"], *rows]
+
+
+def of_peers(board: Board) -> Rows:
+    """Return a table with a row for each peer with private data, and its work."""
+    rows = []
+    for number, lane in sorted(board.state.lanes.items()):
+        if lane.is_peer:
+            sums = board.sums.get(number, Sums())
+            loss = "" if lane.loss is None else f"{lane.loss:.4f}"
+            rows.append([lane.name, f"{sums.updates:,}", f"{sums.trained:,}", size(sums.bytes_back), loss, lane.why])
+    return [["peer", "posts", "samples trained", "received", "last loss", "left"], *rows]
 
 
 def _clock(when: float) -> str:

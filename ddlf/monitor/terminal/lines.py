@@ -185,6 +185,10 @@ def _line(event: e.Event) -> str:
             return f"saved     {event.path}"
         case e.CheckpointDamaged():
             return event.why
+        case e.PeerArrived():
+            return f"here      {event.name} with {event.samples:,} samples"
+        case e.PeerLeft():
+            return f"left      {event.name}: {event.why}"
     return ""
 
 

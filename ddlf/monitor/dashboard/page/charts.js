@@ -34,6 +34,7 @@ function plan(columns, inRounds) {
     lines: [["sent", "--blue"], ["received", "--orange"]].map(([part, color]) => ({ column: `#${part}`, label: part, color })),
   });
   if (columns["#error"]) charts.push({ title: "Error of the codec", show: metric, zero: true, lines: [{ column: "#error", label: "relative", color: "--red" }] });
+  if (columns["#batches"]) charts.push({ title: "Batches of all peers", show: whole, zero: true, lines: [{ column: "#batches", label: "trained so far", color: "--purple" }] });
   if (columns["#staleness"]) charts.push({ title: "Staleness", show: tick, zero: true, lines: [{ column: "#staleness", label: "merges in between", color: "--pink" }] });
   return charts.map((chart) => ({ ...chart, one }));
 }

@@ -122,7 +122,7 @@ setInterval(redraw, 1000);
 const set = (id, text) => { if ($(id).textContent !== text) $(id).textContent = text; };
 
 function draw() {
-  const { run, about } = known, now = record ? inlined.now : Date.now() / 1000 + ahead;
+  const { run, about } = known, peers = known.lanes.some((lane) => lane.is_peer), now = record ? inlined.now : Date.now() / 1000 + ahead;
   if (socket && answered) notice(known.held ? `The master has been busy for ${known.held.toFixed(0)} s and does not answer; what is shown of the workers is older.` : "");
   const phase = record ? record.state : !socket && !known.over ? "lost" : run ? (run.stopping && run.phase === "training" ? "stopping" : run.phase) : answered ? "connected" : "connecting";
   set("phase", phase === "lost" ? "no connection" : phase);
@@ -139,6 +139,7 @@ function draw() {
   if (run) drawRun(run, now);
   drawWorkers(run, now);
   drawLog();
+  set("cluster-title", peers ? "Peers" : "Cluster");
   set("cluster-name", about.cluster || "");
   set("foot", about.version ? `DDLF ${about.version}, process ${about.pid} on ${about.host}` : "");
 }
@@ -147,7 +148,7 @@ function drawRun(run, now) {
   const ended = run.ended !== null, training = run.phase === "training";
   $("stop").hidden = ended || !about("can_stop") || !socket;
   $("stop").disabled = run.stopping || !training;
-  set("where", training || ended ? (run.in_rounds ? `Round ${run.round} of ${run.rounds}` : `Update ${run.version}, round ${run.round} of ${run.rounds}`) : "Getting ready");
+  set("where", training || ended ? (!run.rounds ? `Update ${run.version}` : run.in_rounds ? `Round ${run.round} of ${run.rounds}` : `Update ${run.version}, round ${run.round} of ${run.rounds}`) : "Getting ready");
   set("doing", run.why.split("\n")[0] || (run.waiting_until ? `no workers left: the run ends in ${duration(run.waiting_until - now)} unless one returns` : [...run.doing, training && run.pass && `last pass: step ${metric(run.pass.step)}, loss ${metric(run.pass.loss)}`].filter(Boolean).join(", ")));
   const left = run.left_s === null ? "" : `, ${duration(run.left_s)} left`;
   set("times", `${Math.floor(run.done * 100)} %, ${duration((run.ended ?? now) - run.began)} ${ended ? "in all" : "so far"}${left}`);
@@ -284,9 +285,11 @@ function doing(lane, worker, run, now) {
   if (lane.state === "gone") return { how: "gone", words: `excluded: ${reason(lane.why)}`, share: 0 };
   if (lane.state === "lost" || worker.state === "dead" || worker.state === "missing") {
     const why = reason(lane.why || worker.why || (worker.state === "missing" ? "it was not reached" : ""));
+    if (lane.is_peer) return { how: "lost", words: `away: ${why}`, share: 0 };
     return { how: "lost", words: `lost${lane.state === "lost" ? ` ${duration(now - lane.since)} ago` : ""}${why && `: ${why}`}`, share: 0 };
   }
   if (worker.state === "suspect") return { how: "suspect", words: `silent for ${seconds(worker.silent_s)}`, share: lane.done ?? 0 };
+  if (lane.is_peer) return { how: "busy", words: [`post ${lane.round}`, lane.loss !== null && `loss ${metric(lane.loss)}`].filter(Boolean).join(", "), share: 0 };
   if (lane.slot && run?.phase === "training") {
     const facts = [run.parts.length ? `part ${lane.slot}` : lane.slot !== lane.worker && `slot ${lane.slot}`, `round ${lane.round}`, (run.worker_epochs > 1 || run.worker_steps) && lane.epoch && `epoch ${lane.epoch}`, lane.loss !== null && `loss ${metric(lane.loss)}`];
     return { how: "busy", words: facts.filter(Boolean).join(", "), since: now - lane.since, share: lane.done ?? 0 };

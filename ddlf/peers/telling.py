@@ -1,0 +1,171 @@
+"""Events of a training by peers, for the run's folder, its report and the dashboard. Runs on the server.
+
+A server may take a thousand posts a second, so ``Teller`` collects them, and ``tick`` reports them a few times a second:
+an event for each peer that has posted, and one record of all posts. Each record counts as an asynchronous update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from ddlf import events as e
+from ddlf.events.record import RoundRecord
+from ddlf.monitor.runs import folder, summary
+from ddlf.monitor.runs.recording import FolderWriter
+from ddlf.peers.entries import Arrived, Entry, Left, Posted, Validated
+from ddlf.peers.ledger import WeightLedger
+from ddlf.peers.plan import LAST, Plan
+
+
+@dataclass
+class Posts:
+    """The posts of one peer since the last tick."""
+
+    new: int = 0
+    batches: int = 0
+    accuracy: float = float("nan")
+    loss: float = float("nan")
+
+
+class Teller:
+    """Turns entries of the journal into events.
+
+    Args:
+        ledger: The ledger, which has applied the entries.
+        tell: Gets each event.
+        set_bytes: Length of a set.
+    """
+
+    def __init__(self, ledger: WeightLedger, tell: Callable[[e.Event], object], set_bytes: int) -> None:
+        self._ledger = ledger
+        self._tell = tell
+        self._set_bytes = set_bytes
+        self._posts: dict[int, Posts] = {}
+        self._ticked_at = 0.0
+        self._validated = 0
+
+    def begin(self, name: str, seed: int, now: float) -> None:
+        """Tell that the run begins, or continues."""
+        ledger, plan = self._ledger, self._ledger.plan
+        mode = f"peers in {'swaps' if plan.way == 'swap' else 'rounds'}"
+        facts: dict[str, Any] = {"run": ledger.run, "mode": mode, "batch_size": plan.batch_size, "seed": seed}
+        self._tell(e.RunBegan(app=name, epochs=0, worker_epochs=1, in_rounds=False, **facts))
+        version = ledger.counts.get("posts", 0)
+        self._tell(
+            e.TrainingBegan(
+                mode=mode,
+                samples=0,
+                slots=0,
+                fixed=False,
+                workers=len(ledger.present),
+                version=version,
+                in_rounds=False,
+            )
+        )
+        self._ticked_at = now
+
+    def took(self, entry: Entry) -> None:
+        """Take an entry that the ledger has applied."""
+        match entry:
+            case Arrived():
+                self._tell(e.PeerArrived(peer=entry.peer, name=self._name(entry.peer), samples=entry.samples))
+            case Left():
+                name = self._name(entry.peer)
+                self._tell(e.PeerLeft(peer=entry.peer, name=name, why=entry.why, removed=entry.removed))
+            case Posted():
+                posts = self._posts.setdefault(entry.peer, Posts())
+                posts.new += 1
+                posts.batches += entry.updates
+                posts.accuracy, posts.loss = entry.accuracy, entry.loss
+            case Validated():
+                facts: dict[str, Any] = {
+                    name: getattr(entry, name) for name in ("set", "peer", "accuracy", "loss", "samples")
+                }
+                self._tell(e.SetValidated(**facts))
+
+    def tick(self, now: float) -> None:
+        """Tell the posts since the last tick, and the means of the last validations."""
+        seconds, posts = now - self._ticked_at, self._posts
+        self._ticked_at, self._posts = now, {}
+        if not posts:
+            return
+        ledger, batch = self._ledger, self._ledger.plan.batch_size
+        for peer, one in posts.items():
+            self._tell(
+                e.PeerPosted(
+                    peer=peer,
+                    name=self._name(peer),
+                    posts=ledger.members[peer].number,
+                    new=one.new,
+                    batches=one.batches,
+                    samples=one.batches * batch,
+                    seconds=seconds,
+                    accuracy=one.accuracy,
+                    loss=one.loss,
+                    bytes_back=one.new * self._set_bytes,
+                )
+            )
+        test = {}
+        if ledger.validations and ledger.validation_count != self._validated:
+            self._validated = ledger.validation_count
+            last = ledger.validations[-LAST:]
+            test = _known({name: fmean(getattr(one, name) for one in last) for name in ("accuracy", "loss")})
+        metrics = {name: [getattr(one, name) for one in posts.values()] for name in ("accuracy", "loss")}
+        new = sum(one.new for one in posts.values())
+        record = RoundRecord(
+            round=max(ledger.members[peer].number for peer in posts),
+            rounds=0,
+            slot=max(posts),
+            version=ledger.counts.get("posts", 0),
+            epochs=1,
+            samples=batch * sum(one.batches for one in posts.values()),
+            seconds=seconds,
+            compute_s=0.0,
+            transfer_s=0.0,
+            merge_s=0.0,
+            bytes_out=0,
+            bytes_back=new * self._set_bytes,
+            slots=len(ledger.present),
+            metrics=_known(
+                {name: fmean(known) for name, one in metrics.items() if (known := [v for v in one if v == v])}
+            ),
+            test=test,
+        )
+        self._tell(e.Committed(record=record))
+
+    def end(self, how: e.How, why: str) -> None:
+        """Tell that the run has ended."""
+        self._tell(e.RunEnded(run=self._ledger.run, how=how, version=self._ledger.counts.get("posts", 0), why=why))
+
+    def _name(self, peer: int) -> str:
+        return self._ledger.members[peer].name or f"peer {peer}"
+
+
+def _known(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value == value}
+
+
+class PeersWriter(FolderWriter):
+    """Writes the folder of a run with peers: events, metrics, summary and report.
+
+    Args:
+        path: The folder.
+        plan: The plan, whose fields are the settings of the run.
+        name: Name of the model.
+        continues: Whether an earlier server has begun the run.
+    """
+
+    def __init__(self, path: Any, plan: Plan, name: str, *, continues: bool) -> None:
+        self._plan = plan
+        super().__init__(None, path, {}, name=name, continues=continues)
+
+    def _write_summary(self) -> None:
+        rows = {name: getattr(self._plan, name) for name in self._plan.__slots__}
+        self._summary["settings"] = {name: {"value": value, "origin": "plan"} for name, value in rows.items()}
+        self._summary |= {**summary.environment(), "workers": []}
+        if self._last is not None:
+            self._summary["results"] = summary.results(self._last, self._test)
+        folder.write_json(self._path / folder.SUMMARY, self._summary)

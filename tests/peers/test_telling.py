@@ -1,0 +1,96 @@
+"""Events of a training by peers, and the folder and the board that they become."""
+
+import json
+
+import pytest
+
+from ddlf import events as e
+from ddlf.monitor.dashboard.board import Board, Seen
+from ddlf.monitor.runs import folder, past, report
+from ddlf.peers.entries import Arrived, Began, Invited, Joined, Left, Posted, Validated
+from ddlf.peers.plan import Plan
+from ddlf.peers.swap import SwapLedger
+from ddlf.peers.telling import PeersWriter, Teller
+
+PLAN = Plan(batch_size=10)
+
+
+class Told:
+    """A ledger whose entries are told, and the events."""
+
+    def __init__(self):
+        self.ledger, self.events, self.next_set = SwapLedger(PLAN), [], 2
+        self.teller = Teller(self.ledger, self.events.append, 1000)
+        self.take(Began(at=0.0, set=1, run="a run"))
+        self.teller.begin("peers of digits", 0, 0.0)
+        for peer in (1, 2):
+            self.take(Invited(at=0.0, code=f"code {peer}", until=100.0))
+            self.take(Joined(at=0.0, peer=peer, code=f"code {peer}", key=f"key {peer}"))
+            self.take(Arrived(at=0.0, peer=peer, name="clinic" * (peer == 1), samples=100, keeps=False))
+
+    def take(self, entry):
+        self.ledger.apply(entry)
+        self.teller.took(entry)
+
+    def post(self, peer, loss):
+        number = self.ledger.members[peer].number + 1
+        facts = {"set": self.next_set, "contains": 0, "updates": 20, "accuracy": 0.5, "loss": loss}
+        self.take(Posted(at=1.0, peer=peer, number=number, **facts))
+        self.next_set += 1
+
+
+@pytest.fixture
+def told():
+    found = Told()
+    found.post(1, 2.0)
+    found.post(1, 1.0)
+    found.post(2, 3.0)
+    found.take(Validated(at=1.0, set=2, accuracy=0.75, loss=0.5, samples=64, peer=1))
+    found.teller.tick(2.0)
+    found.take(Left(at=2.0, peer=2, why="it said goodbye"))
+    return found
+
+
+def test_posts_between_two_ticks_become_one_record_and_an_event_of_each_peer(told):
+    posted = [event for event in told.events if isinstance(event, e.PeerPosted)]
+    assert [(one.name, one.posts, one.new, one.batches, one.samples) for one in posted] == [
+        ("clinic", 2, 2, 40, 400),
+        ("peer 2", 1, 1, 20, 200),
+    ]
+    [record] = [event.record for event in told.events if isinstance(event, e.Committed)]
+    assert (record.version, record.samples, record.bytes_back, record.seconds) == (3, 600, 3000, 2.0)
+    assert (record.metrics, record.test) == ({"accuracy": 0.5, "loss": 2.0}, {"accuracy": 0.75, "loss": 0.5})
+    told.events.clear()
+    told.teller.tick(3.0)
+    assert not told.events
+
+
+def test_the_board_shows_peers_with_their_rates_and_the_averages(told):
+    board = Board()
+    for event in told.events:
+        board.tell(event, 1.0)
+    message = board.since(Seen(), 2.0)
+    shown = {lane["name"]: (lane["state"], lane["rate"], lane["updates"], lane["is_peer"]) for lane in message["lanes"]}
+    assert shown == {"clinic": ("busy", 200.0, 2, True), "peer 2": ("lost", 100.0, 1, True)}
+    assert message["run"]["metrics"]["test_accuracy"] == 0.75
+    assert message["series"]["columns"]["#batches"] == [60]
+    json.dumps(message, allow_nan=False)
+
+
+def test_the_folder_of_a_resumed_run_has_one_report_of_both_parts(tmp_path, told):
+    for part in (False, True):
+        writer = PeersWriter(tmp_path, PLAN, "peers of digits", continues=part)
+        writer.write([(float(at), event) for at, event in enumerate(told.events)])
+        writer.end("stopped" if not part else "finished", "", 0)
+        told.events.clear()
+        told.teller.begin("peers of digits", 0, 3.0)
+        told.post(1, 0.5)
+        told.teller.tick(4.0)
+        told.teller.end("complete", "the accuracy is reached")
+    found = past.read(tmp_path)
+    assert (found.status.state, found.status.app, found.status.restarts) == ("finished", "peers of digits", 1)
+    assert [record.version for record in found.records] == [3, 4]
+    assert found.setting("batch_size") == 10
+    tables = {table["title"]: table["rows"] for table in report.record_of(found)["tables"]}
+    assert [row[0] for row in tables["Peers"][1:]] == ["clinic", "peer 2"]
+    assert (tmp_path / folder.REPORT).exists()
