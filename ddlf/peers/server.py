@@ -30,6 +30,7 @@ import numpy as np
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import CheckpointError, CheckpointMismatch, DDLFError, ProtocolError
 from ddlf.events import Event
+from ddlf.events.record import RoundRecord
 from ddlf.monitor.dashboard.address import is_ours
 from ddlf.peers import frames, sessions
 from ddlf.peers.entries import (
@@ -144,6 +145,7 @@ class PeerServer:
         control: Secret of the commands ``invite``, ``list``, ``kick`` and ``stop``.
         tell: Gets events about the run. It must return at once.
         test: Tests weights on the server's test data; None without such data.
+        converged: Returns whether the training is over, from the newest record. Called on a thread.
         url: URL of the server for browsers behind a proxy; empty for the server's own address.
 
     Attributes:
@@ -162,6 +164,7 @@ class PeerServer:
         control: str,
         tell: Callable[[Event], object] = lambda event: None,
         test: Test | None = None,
+        converged: Callable[[RoundRecord], bool] | None = None,
         url: str = "",
     ) -> None:
         self.plan = plan
@@ -175,6 +178,7 @@ class PeerServer:
         self._say = say
         self._control = control
         self._test = test
+        self._converged = converged
         self._url = url
         self._secure = False
         self._lines: dict[int, Line] = {}
@@ -448,7 +452,9 @@ class PeerServer:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.time()
-            self._teller.tick(now)
+            record = self._teller.tick(now)
+            if record is not None and self._converged is not None and not self.ledger.ended:
+                await self._ask_whether_converged(self._converged, record)
             for entry in self.ledger.due(now, self._seen):
                 try:
                     await self.commit(entry)
@@ -460,6 +466,17 @@ class PeerServer:
             if self._test is not None and due and not self._testing and self.ledger.present:
                 self._tested_at, self._testing = now, True
                 self._begin(self._validate())
+
+    async def _ask_whether_converged(self, converged: Callable[[RoundRecord], bool], record: RoundRecord) -> None:
+        try:
+            is_over = await asyncio.to_thread(converged, record)
+        except Exception as error:  # the owner's code
+            self._converged = None
+            self._say(f"error     is_convergent is not called again: {type(error).__name__}: {error}")
+            return
+        if is_over:
+            with contextlib.suppress(Unfit, CheckpointError):
+                await self.commit(Ended(at=time.time(), why="is_convergent of the app has ended it"))
 
     async def _validate(self) -> None:
         assert self._test is not None

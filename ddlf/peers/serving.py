@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import inspect
 import json
 import os
 import secrets
@@ -30,9 +31,11 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
+from ddlf.app import IApp
 from ddlf.errors import CheckpointMismatch, ConfigError, ConnectError, ListenError
 from ddlf.events import ModelSaved
 from ddlf.events.facts import from_data, to_data
+from ddlf.events.record import RoundRecord
 from ddlf.events.sinks import Events
 from ddlf.extras import suffixes
 from ddlf.monitor.dashboard.server import Dashboard
@@ -74,13 +77,20 @@ class Served:
         trained: The Keras model with the server's test data; None without data.
         keras: Makes the Keras model with given weights, for the file at the end.
         classes: Names of the classes; empty if labels are numbers.
+        converged: ``is_convergent`` of the app; None if the app has no own one.
     """
 
     def __init__(
-        self, model: Model, trained: Trained | None, keras: Callable[[Weights], Any], classes: tuple[str, ...] = ()
+        self,
+        model: Model,
+        trained: Trained | None,
+        keras: Callable[[Weights], Any],
+        classes: tuple[str, ...] = (),
+        converged: Callable[[RoundRecord], bool] | None = None,
     ) -> None:
         self.model = model
         self.classes = classes
+        self.converged = converged
         self.keras = keras
         self._trained = trained
         self._lock = threading.Lock()
@@ -116,6 +126,7 @@ def read_model(
 
     keras.utils.set_random_seed(seed)
     arrays = None if data is None else _all_for_tests(arrays_of(data))
+    converged = None
     check_classes(classes)
     if arrays is not None:
         classes = classes or classes_of(arrays)
@@ -123,7 +134,8 @@ def read_model(
     if path.suffix in suffixes("file_types"):
         text, first = _of_text(path, arrays, data or "", seed)
     else:
-        made = _of_app(path, find_app)
+        app = _of_app(path, find_app)
+        made, converged = app.model, _converged(app)
         text = text_of_model(made)
         text = settled_text(text, str(path), None).text
         from ddlf.extras import provided
@@ -167,7 +179,7 @@ def read_model(
             variable.assign(value)
         return model
 
-    return Served(served, trained, with_weights, classes)
+    return Served(served, trained, with_weights, classes, converged)
 
 
 def _tells_apart(outputs: list[tuple[int, ...]], classes: int) -> bool:
@@ -200,7 +212,19 @@ def _of_text(path: Path, arrays: Any, source: str, seed: int) -> tuple[str, dict
 def _of_app(path: Path, find_app: Callable[[Path], Any]) -> Any:
     app = find_app(path)()
     asyncio.run(_create(app))
-    return app.model
+    return app
+
+
+def _converged(app: Any) -> Callable[[RoundRecord], bool] | None:
+    """Return the app's own ``is_convergent`` as a plain function; None if the app has none."""
+    if type(app).is_convergent is IApp.is_convergent:
+        return None
+
+    async def ask(record: RoundRecord) -> bool:
+        found = app.is_convergent(record)
+        return bool(await found if inspect.isawaitable(found) else found)
+
+    return lambda record: asyncio.run(ask(record))
 
 
 async def _create(app: Any) -> None:
@@ -234,7 +258,7 @@ def make_folder(out: Path, name: str, plan: Plan, served: Served) -> Path:
     path = runs.make(out, f"peers-{name}")
     runs.write_text(path / runs.NOTATION, served.model.text)
     runs.write_json(path / runs.STATE, runs.begun(f"peers of {name}"))
-    facts = {"plan": asdict(plan), "layout": served.model.layout.digest}
+    facts = {"plan": asdict(plan), "layout": served.model.layout.digest, "converges": served.converged is not None}
     replace(path / PLAN, json.dumps(to_data(facts)).encode())
     return path
 
@@ -362,10 +386,13 @@ async def serve(
         tell=told.emit,
         say=say,
         control=control,
+        converged=served.converged,
         test=served.test if plan.validated_by == "server" else None,
         url=origin,
     )
     await asyncio.to_thread(server.recover)
+    if served.converged is None and runs.read_json(path / PLAN).get("converges"):
+        say("converge  is_convergent of the app is not called in a resumed run; end it with: ddlf peers stop")
     page = Dashboard(_no_workers, follow=(told,), title=name) if dashboard else None
     if page is not None:
         await page.open()

@@ -86,12 +86,14 @@ class Teller:
                 }
                 self._tell(e.SetValidated(**facts))
 
-    def tick(self, now: float) -> None:
-        """Tell the posts since the last tick, and the means of the last validations."""
+    def tick(self, now: float) -> RoundRecord | None:
+        """Tell the posts since the last tick, and the means of the last validations. Return the record; None without
+        posts.
+        """
         seconds, posts = now - self._ticked_at, self._posts
         self._ticked_at, self._posts = now, {}
         if not posts:
-            return
+            return None
         ledger, batch = self._ledger, self._ledger.plan.batch_size
         for peer, one in posts.items():
             self._tell(
@@ -135,6 +137,7 @@ class Teller:
             test=test,
         )
         self._tell(e.Committed(record=record))
+        return record
 
     def end(self, how: e.How, why: str) -> None:
         """Tell that the run has ended."""

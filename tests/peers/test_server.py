@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 
 import numpy as np
 import pytest
@@ -34,11 +35,11 @@ def value(data):
 class Running:
     """A server that runs, and the lines that it has printed."""
 
-    def __init__(self, folder, **plan):
+    def __init__(self, folder, *, converged=None, **plan):
         self.folder, self.lines, self.peers = folder, [], []
         model = Model(text="a model", layout=LAYOUT, first=a_set(0.0), trainable=(True, True))
         plan = Plan(**({"validate_s": 0.0, "merge": "average"} | plan))
-        self.server = PeerServer(folder, model, plan, say=self.lines.append, control="secret")
+        self.server = PeerServer(folder, model, plan, say=self.lines.append, control="secret", converged=converged)
         self.server.recover()
 
     async def __aenter__(self):
@@ -278,6 +279,54 @@ async def test_a_full_disk_refuses_a_merge_until_there_is_space(tmp_path, monkey
         running.server._journal.append = full
         assert (await peer.post(a_set(1.0), base=1))["answer"] == "replace"
         assert (len(refused), value(peer.set)) == (3, 1.0)
+
+
+async def test_the_app_ends_the_training_by_the_newest_record(tmp_path):
+    async with Running(tmp_path, converged=lambda record: record.version >= 2 and record.loss < 1.0) as running:
+        peer = await running.peer()
+        await peer.post(a_set(1.0), loss=2.0)
+        await peer.post(a_set(2.0), loss=0.5)
+        assert (await peer.answer())["end"]["why"] == "is_convergent of the app has ended it"
+
+
+async def test_an_error_of_is_convergent_is_printed_and_the_training_continues(tmp_path):
+    async with Running(tmp_path, converged=lambda record: 1 / 0) as running:
+        peer = await running.peer()
+        await peer.post(a_set(1.0))
+        await running.until(lambda: any("ZeroDivisionError" in line for line in running.lines))
+        assert (await peer.post(a_set(2.0)))["answer"] == "continue"
+
+
+async def test_five_accuracies_above_the_target_end_the_training(tmp_path):
+    async with Running(tmp_path, end=0.98) as running:
+        peer = await running.peer()
+        await peer.post(a_set(1.0))
+        tested = {"set_number": 2, "accuracy": 0.99, "loss": 0.1, "samples": 64}
+        for _ in range(4):
+            await peer.socket.send(frame(SCORE, tested))
+        await running.until(lambda: running.server.ledger.validation_count == 4)
+        assert not list(running.server.ledger.due(time.time(), {1: time.time()}))
+        await peer.socket.send(frame(SCORE, tested))
+        assert (await peer.answer())["end"]["why"] == "the mean of the last 5 accuracies is 0.9900"
+
+
+async def test_seconds_end_the_training_after_the_first_peer(tmp_path):
+    async with Running(tmp_path, end=1.0) as running:
+        began = time.time()
+        peer = await running.peer()
+        assert (await peer.answer())["end"]["why"] == "1 s since the first peer have passed"
+        assert time.time() - began >= 1.0
+
+
+async def test_a_peer_that_leaves_before_its_validation_passes_the_turn_on(tmp_path):
+    async with Running(tmp_path, validate_s=0.01) as running:
+        one, other = await running.peer(), await running.peer()
+        assert (await one.post(a_set(1.0)))["answer"] == "validate"
+        await one.socket.send(frame(BYE, {}))
+        await running.until(lambda: running.server.ledger.present == [2])
+        for step in range(2):  # alone, it validates each time
+            await running.until(lambda: time.time() - running.server.ledger.asked_at > 0.01)
+            assert (await other.post(a_set(2.0 + step)))["answer"] == "validate"
 
 
 async def test_a_removed_peer_cannot_come_back(running):
