@@ -1,0 +1,145 @@
+"""What strangers, other pages and the network get from a server of peers: nothing that lets them in."""
+
+import asyncio
+import socket
+import ssl
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from ddlf.errors import AuthError, ConnectError
+from ddlf.peers import server
+from ddlf.peers.peer import Peer
+from ddlf.peers.serving import link_of, protection
+from tests.patience import PATIENCE_S
+from tests.peers.light import get
+from tests.peers.test_server import Added, Running
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+
+def peer(link, lines=None):
+    return Peer(link, lambda welcome: Added(), samples=10, say=[].append if lines is None else lines.append)
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
+async def test_a_foreign_page_with_the_cookie_of_a_peer_gets_no_websocket(tmp_path, origin):
+    async with Running(tmp_path) as running:
+        [code] = await running.server.invite()
+        _, headers, _ = await get(running.port, "/join", {"X-DDLF-Code": code})
+        cookie = headers["Set-Cookie"].partition(";")[0]
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(
+                f"ws://127.0.0.1:{running.port}/live", additional_headers={"Cookie": cookie}, origin=origin, proxy=None
+            )
+        assert refused.value.response.status_code == 403
+        assert not running.server.ledger.members[1].present
+
+
+async def test_a_foreign_page_cannot_use_a_code_or_a_command(tmp_path):
+    """A page may send a request without reading the answer, so the request itself must have no effect."""
+    async with Running(tmp_path) as running:
+        [code] = await running.server.invite()
+        origin = {"Origin": "http://evil.example"}
+        assert (await get(running.port, "/join", {"X-DDLF-Code": code} | origin))[0] == 403
+        assert (await get(running.port, "/control/stop", {"Authorization": "Bearer secret"} | origin))[0] == 403
+        assert not running.server.ledger.members
+        assert not running.server.ledger.ended
+
+
+async def over_tls(tmp_path, use):
+    """Run a server with its own certificate, and use its link in a thread."""
+    context, pin = protection("0.0.0.0", None, None, "")
+    async with Running(tmp_path) as plain:
+        [code] = await plain.server.invite()
+        ready = asyncio.Event()
+        sock = socket.create_server(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        task = asyncio.ensure_future(plain.server.serve(sock, ready.set, context))
+        await asyncio.wait_for(ready.wait(), PATIENCE_S)
+        try:
+            return await use(port, code, pin, plain)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_link_beyond_loopback_pins_the_certificate(tmp_path):
+    async def use(port, code, pin, running):
+        origin = f"https://127.0.0.1:{port}"
+        with pytest.raises(AuthError, match="another certificate"):
+            await asyncio.to_thread(peer(link_of(origin, code, "0" * 64)).run, most_updates=1)
+        with pytest.raises((ConnectError, ssl.SSLError)):  # without a pin, the system must trust it
+            await asyncio.to_thread(peer(link_of(origin, code, "")).run, most_updates=1)
+        with pytest.raises(ConnectError, match="cannot be reached"):  # plain HTTP to the port with TLS
+            await asyncio.to_thread(peer(f"http://127.0.0.1:{port}/#{code}").run, most_updates=1)
+        assert not running.server.ledger.members  # none of them has used the code
+        await asyncio.to_thread(peer(link_of(origin, code, pin)).run, most_updates=25)
+        assert running.server.ledger.members[1].updates == 25
+
+    await over_tls(tmp_path, use)
+
+
+async def test_the_cookie_is_secure_over_tls(tmp_path):
+    async def use(port, code, pin, running):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(f"GET /join HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nX-DDLF-Code: {code}\r\n\r\n".encode())
+        answer = (await reader.read()).decode()
+        writer.close()
+        assert "; Secure" in next(line for line in answer.split("\r\n") if line.startswith("Set-Cookie"))
+
+    await over_tls(tmp_path, use)
+
+
+async def test_behind_a_proxy_the_host_of_the_proxy_is_accepted_and_no_other(tmp_path):
+    running = Running(tmp_path)
+    running.server._url = "https://peers.example"
+    async with running:
+        [code] = await running.server.invite()
+        for host in ("other.example", "peers.example.evil.example"):
+            assert (await get(running.port, "/join", {"Host": host, "X-DDLF-Code": code}))[0] == 403
+        good = {"Host": "peers.example", "Origin": "https://peers.example", "X-DDLF-Code": code}
+        status, headers, _ = await get(running.port, "/join", good)
+        assert (status, "; Secure" in headers["Set-Cookie"]) == (200, True)
+
+
+async def test_the_rpc_of_workers_on_the_port_of_peers_is_refused(tmp_path):
+    async with Running(tmp_path) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(b"DDLF" + bytes(60) + b"\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), PATIENCE_S))[:12] in (b"HTTP/1.1 400", b"")
+        writer.close()
+
+
+async def test_a_link_to_a_port_that_speaks_another_protocol_is_refused_in_one_sentence():
+    from ddlf.rpc.listen import HTTP_ANSWER
+
+    async def worker(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HTTP_ANSWER)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(worker, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectError, match="does not answer as a server of peers: 400 This is a DDLF worker"):
+            await asyncio.to_thread(peer(f"http://127.0.0.1:{port}/#code").run)
+
+
+async def test_many_wrong_codes_leave_the_honest_peer_served(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "WRONG_CODE_S", 0.05)
+    async with Running(tmp_path) as running:
+        honest = await running.peer()
+        wrong = [get(running.port, "/join", {"X-DDLF-Code": f"{number:043}"}) for number in range(200)]
+        tries = asyncio.gather(*wrong)
+        while not tries.done():
+            assert (await honest.post(honest.set))["answer"] == "continue"
+        assert {status for status, _, _ in await tries} <= {403, 429}
+        assert running.server._refusing == 0
+        assert list(running.server.ledger.members) == [1]
