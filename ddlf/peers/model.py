@@ -270,13 +270,20 @@ def arrays_of(source: str) -> Mapping[str, Any]:
     return found
 
 
-def read_text(path: Path) -> str:
-    """Return the content of a model text.
+def read_text(path: Path, rate: float | None = None) -> str:
+    """Return the text in a model text, or that of a model file of WebNN.
+
+    Args:
+        path: The file.
+        rate: Learning rate for a model file of WebNN; None for the usual one.
 
     Raises:
-        ConfigError: It cannot be read.
+        NotationError: It cannot be read.
+        ConfigError: It is not in UTF-8.
     """
+    read = provided("text_of_file", PART)
+    found: bytes | str = read(path) if rate is None else read(path, rate)
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return found if isinstance(found, str) else found.decode()
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None

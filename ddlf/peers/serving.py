@@ -66,6 +66,8 @@ PORT = 8930
 """The usual port of a server of peers."""
 END_S = 20.0
 """Seconds that the end of a run waits for a slow disk."""
+WEB_MODELS = (".js", ".json")
+"""Suffixes of model files of WebNN, which become texts."""
 PLAN, SERVER = "plan.json", "server.json"
 
 
@@ -113,7 +115,7 @@ def read_model(
     """Build the model of a text or of an app, and return what the server needs of it.
 
     Args:
-        path: The ``.nnm`` text or the Python file of an app.
+        path: The ``.nnm`` text, a model file of WebNN, or the Python file of an app.
         data: Name or file of the server's test data; None without.
         find_app: Returns the app class in a Python file.
         seed: Seed of the first weights.
@@ -131,7 +133,7 @@ def read_model(
     if arrays is not None:
         classes = classes or classes_of(arrays)
         arrays = numbered(arrays, classes, data or "")
-    if path.suffix in suffixes("file_types"):
+    if path.suffix in (*suffixes("file_types"), *WEB_MODELS):
         text, first = _of_text(path, arrays, data or "", seed)
     else:
         app = _of_app(path, find_app)

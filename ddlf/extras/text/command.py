@@ -25,6 +25,7 @@ from ddlf.extras.text.language.model import Model, load, read, read_bytes
 from ddlf.extras.text.language.printer import format as formatted
 from ddlf.extras.text.language.printer import spelled
 from ddlf.extras.text.language.values import Number, Word
+from ddlf.extras.text.language.web_model import SUFFIXES
 from ddlf.extras.text.training.block import check_train
 
 KERAS, WEIGHTS = ".keras", ".safetensors"
@@ -37,7 +38,7 @@ OTHERS = {
         (".onnx", ".tflite", ".xml", ".pt2", ".pt", ".pth", ".mlirbc", ".pb"),
         "a file of another program: `ddlf export` writes some",
     ),
-    **dict.fromkeys((".npz", ".npy", ".csv", ".json", ".py", ".ipynb"), "no model"),
+    **dict.fromkeys((".npz", ".npy", ".csv", ".py", ".ipynb"), "no model"),
 }
 """Suffixes of files that are never texts."""
 
@@ -64,12 +65,15 @@ def opened(path: Path, layers: Path | None = None) -> Model:
 def _check_kind(path: Path) -> None:
     """Refuse a file of another program, such as ``.h5``, that these commands cannot read. The suffix tells."""
     if why := OTHERS.get(path.suffix.lower()):
-        raise ConfigError(f"{path} is {why}", hint="models are texts (.nnm), .keras and .safetensors")
+        raise ConfigError(
+            f"{path} is {why}", hint="models are texts (.nnm), .keras and .safetensors, and files of WebNN (.js, .json)"
+        )
 
 
 def provide(name: str) -> Any:
     """Return a function or class that another part of DDLF asks for by name; None if this part lacks it."""
     homes = {
+        "text_of_file": "ddlf.extras.text.language.model:text_of_file",
         "layers_of_text": f"{__name__}:layers_of_text",
         "model_of_text": f"{__name__}:model_of_text",
         "Notation": "ddlf.extras.text.training.notation:Notation",
@@ -130,6 +134,10 @@ def format(options: argparse.Namespace) -> int:
     """Run ``ddlf model format``: write model texts in the standard form, and return the exit code."""
     code = 0
     for path in options.files:
+        if path.suffix in SUFFIXES:
+            raise ConfigError(
+                f"{path} is a model file of WebNN", hint=f"make a text of it: ddlf model convert {path} {path.stem}.nnm"
+            )
         before = read_bytes(path)
         after = formatted(before, str(path)).encode()
         if before == after:
@@ -242,7 +250,10 @@ def convert(options: argparse.Namespace) -> int:
         raise ConfigError(
             "--weights only applies to a text that becomes a model with weights", hint="leave --weights out"
         )
-    kinds = [path.suffix if path.suffix in (KERAS, WEIGHTS) else "a text" for path in (source, target)]
+    if target.suffix in SUFFIXES:
+        raise ConfigError(f"{target} would be a model file of WebNN, which is only read", hint="name a .nnm text")
+    others = (KERAS, WEIGHTS, *SUFFIXES)
+    kinds = [path.suffix if path.suffix in others else "a text" for path in (source, target)]
     if kinds[0] == kinds[1]:
         raise ConfigError(
             f"{source} and {target} are both {kinds[0]}",

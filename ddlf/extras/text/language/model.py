@@ -19,6 +19,7 @@ from ddlf.extras.text.language.operators import OPERATORS
 from ddlf.extras.text.language.problems import Problems, TextProblem
 from ddlf.extras.text.language.syntax import MAX_BYTES, Parsed, parse
 from ddlf.extras.text.language.values import Statement
+from ddlf.extras.text.language.web_model import RATE, SUFFIXES, text_of_web_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def _refuse(file: str, line: int, column: int, sentence: str) -> None:
 
 
 def load(path: Path | str, *, own: Collection[str] = ()) -> Model:
-    """Read and check the model text in a file.
+    """Read and check the model in a file: a model text, or a model file of WebNN (``web_model.py``).
 
     Args:
         path: The path of the file.
@@ -124,7 +125,23 @@ def load(path: Path | str, *, own: Collection[str] = ()) -> Model:
     Raises:
         NotationError: The file cannot be read, or its text has mistakes.
     """
-    return read(read_bytes(path), str(path), own=own)
+    return read(text_of_file(path), str(path), own=own)
+
+
+def text_of_file(path: Path | str, rate: float = RATE) -> bytes | str:
+    """Return the model text in a file. A model file of WebNN becomes a text.
+
+    Args:
+        path: The file.
+        rate: Learning rate for a model file of WebNN, which names none.
+
+    Raises:
+        NotationError: The file cannot be read, or is not a model file of WebNN.
+    """
+    data = read_bytes(path)
+    if Path(path).suffix not in SUFFIXES or len(data) > MAX_BYTES:
+        return data
+    return text_of_web_model(data.decode("utf-8", "replace"), str(path), rate)
 
 
 def read_bytes(path: Path | str) -> bytes:
