@@ -39,7 +39,7 @@ def serve(options: argparse.Namespace) -> int:
         port = last if port is None else port
         source, classes = path / folder.NOTATION, plan.classes
     else:
-        source, classes = options.model, options.classes or ()
+        source, classes = options.model, tuple(options.classes or ())
         way: Any = options.way or "swap"
         usual = {"merge": "weighted" if way == "swap" else "mean"}
         values = usual | {name: value for name in OF_PLAN if (value := getattr(options, name)) is not None}
@@ -166,8 +166,15 @@ def _show_qr(link: str) -> None:
 
 def list_peers(options: argparse.Namespace) -> int:
     """Run ``ddlf peers list``: print the peers and the sets of a server."""
-    from ddlf.peers.serving import ask
+    from ddlf.peers import named
+    from ddlf.peers.serving import ask, running
 
+    trainings = named.found() if options.port is None else []
+    for path in trainings:
+        run = named.run_of(path)
+        print(f"training  {path}  {'new' if run is None else run.name}")
+    if trainings and not running():
+        return 0
     facts = _server(options)
     found = ask(facts, "list")
     accuracy = "none yet" if found["accuracy"] is None else f"{found['accuracy']:.4f}"
@@ -207,6 +214,93 @@ def stop(options: argparse.Namespace) -> int:
     return 0
 
 
+def new(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers new``: make the folder of a training."""
+    from ddlf.peers import named
+    from ddlf.peers.model import read_text
+
+    text = read_text(options.model, WEBNN_RATE) if options.model is not None else WEBNN
+    path = named.make(options.name, text, {"batch_size": 64, "end": 0.97})
+    say(f"made      {path}: change model.nnm and settings.json, then: ddlf peers train {path}")
+    return 0
+
+
+def copy(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers copy``: copy a training without its logs and weights."""
+    from ddlf.peers import named
+
+    say(f"copied    {options.name} to {named.copy(options.name, options.new)}, without logs and weights")
+    return 0
+
+
+def save(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers save``: copy a training with its logs and weights."""
+    from ddlf.peers import named
+
+    _refuse_while_served(options.name)
+    say(f"saved     {options.name} as {named.save(options.name, options.new)}, with logs and weights")
+    return 0
+
+
+def reset(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers reset``: delete the logs and the weights of a training."""
+    from ddlf.peers import named
+
+    _refuse_while_served(options.name)
+    named.reset(options.name)
+    say(f"reset     {options.name}: its logs and weights are deleted")
+    return 0
+
+
+def train(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers train``: serve a training, from its beginning or from where it stopped."""
+    from ddlf.peers import named
+
+    path = named.find(options.name)
+    _refuse_while_served(options.name)
+    settings, run = named.settings_of(path), named.run_of(path)
+    for name in (*OF_PLAN, "way", "seed", "classes"):
+        setattr(options, name, settings.get(name) if run is None else None)
+    options.model = path / "model.nnm" if run is None else None
+    options.resume, options.out = run and f"./{run}", path / named.RUNS
+    try:
+        return serve(options)
+    finally:
+        named.write_logs(path)
+
+
+def retrain(options: argparse.Namespace) -> int:
+    """Run ``ddlf peers retrain``: reset a training, and serve it again."""
+    reset(options)
+    return train(options)
+
+
+def _refuse_while_served(name: str) -> None:
+    from ddlf.peers.serving import running
+
+    for facts in running():
+        if Path(name).resolve() in Path(facts["folder"]).resolve().parents:
+            raise ConfigError(f"{name} is being trained", hint="stop it first: ddlf peers stop")
+
+
+WEBNN_RATE = 0.2
+WEBNN = """net:input shape=[28, 28, 1];
+net:output shape=[10];
+net:layers
+    Conv2D(filters=8, kernel_size=5, activation=relu, kernel_initializer=VarianceScaling()),
+    MaxPooling2D(pool_size=2),
+    Conv2D(filters=16, kernel_size=5, activation=relu, kernel_initializer=VarianceScaling()),
+    MaxPooling2D(pool_size=2),
+    Flatten(),
+    Dense(units=10, activation=softmax, kernel_initializer=VarianceScaling());
+
+train:loss CCE;
+train:optimizer SGD(learning_rate=0.2);
+train:metrics accuracy;
+"""
+"""The model of WebNN (Goin, Cotton, Zhao 2018) and its learning rate, for ``ddlf peers new``."""
+
+
 def _server(options: argparse.Namespace) -> dict[str, Any]:
     from ddlf.peers.serving import running
 
@@ -232,7 +326,6 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _serve_options(parser: Parser) -> None:
     parser.add("model", nargs="?", type=Path, help="a model as text (.nnm), or the .py file of an app")
-    parser.add("--data", metavar="FILE", help="the server's test data: a .npz file, or digits, mnist, cifar10, iris")
     parser.add("--way", choices=("swap", "rounds"), help="peers swap sets when they like (default), or work in rounds")
     parser.add(
         "--merge", metavar="RULE", help="average, weighted (default), mimic, copy or elastic; in rounds a merge rule"
@@ -252,16 +345,9 @@ def _serve_options(parser: Parser) -> None:
         metavar="A,B",
         help="names of the classes, for labels that are texts (default: of --data)",
     )
-    parser.add("--invite", type=int, default=1, metavar="N", help="number of links to print (default: 1)")
-    _qr_option(parser)
     parser.add("--resume", metavar="RUN", help="continue a run: its folder, name or 'last'")
-    parser.add("--port", type=int, help="port (default: 8930)")
-    parser.add("--dashboard", action="store_true", help="serve a page for you: peers, rates and curves")
+    _address_options(parser)
     more: dict[str, Any] = {"common": False, "group": "more"}
-    parser.add("--host", default="127.0.0.1", help="address to listen on; TLS beyond loopback", **more)
-    parser.add("--proxy", metavar="URL", help="https URL of a proxy in front, which ends TLS", **more)
-    parser.add("--tls-cert", type=Path, metavar="PATH", help="certificate (default: an own one)", **more)
-    parser.add("--tls-key", type=Path, metavar="PATH", help="its private key", **more)
     parser.add("--outer", metavar="RULE", help="outer optimizer of rounds", **more)
     parser.add("--update-policy", metavar="NAME", help="stop, reject or clip suspicious updates of rounds", **more)
     parser.add("--quorum", type=int, metavar="N", help="posts that a round needs", **more)
@@ -270,6 +356,40 @@ def _serve_options(parser: Parser) -> None:
     parser.add("--decay", action="store_true", default=None, help="validations lower the learning rate", **more)
     parser.add("--seed", type=int, help="seed of the first weights (default: 0)", **more)
     parser.add("--out", type=Path, metavar="DIR", help="folder for the run (default: runs)", **more)
+
+
+def _address_options(parser: Parser) -> None:
+    parser.add("--data", metavar="FILE", help="the server's test data: a .npz file, or digits, mnist, cifar10, iris")
+    parser.add("--invite", type=int, default=1, metavar="N", help="number of links to print (default: 1)")
+    _qr_option(parser)
+    parser.add("--port", type=int, help="port (default: 8930)")
+    parser.add("--dashboard", action="store_true", help="serve a page for you: peers, rates and curves")
+    more: dict[str, Any] = {"common": False, "group": "more"}
+    parser.add("--host", default="127.0.0.1", help="address to listen on; TLS beyond loopback", **more)
+    parser.add("--proxy", metavar="URL", help="https URL of a proxy in front, which ends TLS", **more)
+    parser.add("--tls-cert", type=Path, metavar="PATH", help="certificate (default: an own one)", **more)
+    parser.add("--tls-key", type=Path, metavar="PATH", help="its private key", **more)
+
+
+def _name_option(parser: Parser) -> None:
+    parser.add("name", help="name of the training, a folder here")
+
+
+def _new_options(parser: Parser) -> None:
+    _name_option(parser)
+    parser.add(
+        "--model", type=Path, metavar="FILE", help="a model as text, or a file of WebNN (default: WebNN's model)"
+    )
+
+
+def _copy_options(parser: Parser) -> None:
+    _name_option(parser)
+    parser.add("new", help="name of the copy")
+
+
+def _train_options(parser: Parser) -> None:
+    _name_option(parser)
+    _address_options(parser)
 
 
 def _join_options(parser: Parser) -> None:
@@ -330,11 +450,53 @@ PEERS = Command(
             "ddlf peers invite --count 3",
         ),
         "list": action(
-            "show the peers of a server",
-            "Show the peers and the sets of a server that runs here.",
+            "show trainings, and the peers of a server",
+            "Show the trainings in this folder, then the peers and the sets of a server that runs here.",
             _port_option,
             list_peers,
             "ddlf peers list",
+        ),
+        "new": action(
+            "make a training with a name",
+            "Make a folder with a model and settings.",
+            _new_options,
+            new,
+            *("ddlf peers new digits", "ddlf peers new digits --model mnist.js"),
+        ),
+        "copy": action(
+            "copy a training without logs",
+            "Copy model and settings of a training, without its logs and weights.",
+            _copy_options,
+            copy,
+            "ddlf peers copy digits other",
+        ),
+        "save": action(
+            "copy a training with logs and weights",
+            "Copy a training with its logs and weights. The logs are written from the journal.",
+            _copy_options,
+            save,
+            "ddlf peers save digits first",
+        ),
+        "reset": action(
+            "delete logs and weights of a training",
+            "Delete the logs and the weights of a training. Model and settings stay.",
+            _name_option,
+            reset,
+            "ddlf peers reset digits",
+        ),
+        "train": action(
+            "serve a training",
+            "Serve a training from its beginning, or continue it, and write its logs at the end.",
+            _train_options,
+            train,
+            "ddlf peers train digits --data mnist",
+        ),
+        "retrain": action(
+            "reset and serve a training",
+            "Delete the logs and the weights of a training, and serve it again.",
+            _train_options,
+            retrain,
+            "ddlf peers retrain digits",
         ),
         "kick": action(
             "remove a peer for good", "Remove a peer: its link becomes void.", _kick_options, kick, "ddlf peers kick 3"

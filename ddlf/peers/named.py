@@ -1,0 +1,143 @@
+"""Trainings by peers with a name: folders that ``ddlf peers new`` makes, and their three logs. Runs on the server.
+
+| file | content |
+|---|---|
+| ``model.nnm`` | the model's text |
+| ``settings.json`` | fields of the plan, such as ``batch_size`` |
+| ``runs/`` | folder of the run, if it has begun |
+| ``log.csv``, ``training.csv``, ``validation.csv`` | what the journal says, as WebNN (Goin, Cotton, Zhao 2018) logs it |
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ddlf.errors import ConfigError
+from ddlf.monitor.runs import folder as runs
+from ddlf.peers.entries import Arrived, Entry, Left, Posted, Validated
+from ddlf.peers.journal import history
+from ddlf.peers.plan import Plan
+from ddlf.training.checkpoints.durable import replace
+
+SETTINGS, RUNS = "settings.json", "runs"
+HEADS = {
+    "log.csv": ("Time", "Client", "Request", "Date"),
+    "training.csv": ("Time", "Client", "Loss", "Accuracy"),
+    "validation.csv": ("Time", "Loss", "Accuracy"),
+}
+"""The columns of each log."""
+
+
+def make(name: str, text: str, settings: dict[str, Any]) -> Path:
+    """Make the folder of a training in the current folder.
+
+    Raises:
+        ConfigError: The name or a setting cannot be used.
+    """
+    Plan(**settings)
+    path = _new(name)
+    path.mkdir()
+    runs.write_text(path / runs.NOTATION, text)
+    replace(path / SETTINGS, json.dumps(settings, indent=2).encode() + b"\n")
+    return path
+
+
+def found() -> list[Path]:
+    """Return the folders of trainings in the current folder."""
+    return sorted(path.parent for path in Path().glob(f"*/{SETTINGS}") if (path.parent / runs.NOTATION).is_file())
+
+
+def find(name: str) -> Path:
+    """Return the folder of a training.
+
+    Raises:
+        ConfigError: There is none with this name.
+    """
+    if Path(name) not in found():
+        raise ConfigError(f"there is no training {name!r} in this folder", hint="ddlf peers new NAME makes one")
+    return Path(name)
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """Return the settings of a training.
+
+    Raises:
+        ConfigError: They cannot be read, or one is unknown or invalid.
+    """
+    try:
+        given = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+        Plan(**given)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path / SETTINGS} cannot be used: {error}") from None
+    return dict(given)
+
+
+def run_of(path: Path) -> Path | None:
+    """Return the folder of the run of a training; None if it has not begun."""
+    return next(iter(runs.runs_in(path / RUNS)), None) if (path / RUNS).is_dir() else None
+
+
+def copy(name: str, new: str) -> Path:
+    """Copy model and settings of a training, without weights and logs."""
+    source = find(name)
+    return make(new, (source / runs.NOTATION).read_text(encoding="utf-8"), settings_of(source))
+
+
+def save(name: str, new: str) -> Path:
+    """Copy a training with its weights and its logs."""
+    source, target = find(name), _new(new)
+    write_logs(source)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("server.json"))
+    return target
+
+
+def reset(name: str) -> None:
+    """Delete the weights and the logs of a training."""
+    path = find(name)
+    if (path / RUNS).is_dir():
+        shutil.rmtree(path / RUNS)
+    for log in HEADS:
+        (path / log).unlink(missing_ok=True)
+
+
+def write_logs(path: Path) -> None:
+    """Write the three logs of a training from the journal of its run."""
+    entries = [] if (run := run_of(path)) is None else list(history(run))
+    for log, text in logs(entries).items():
+        replace(path / log, text.encode())
+
+
+def logs(entries: Iterable[Entry]) -> dict[str, str]:
+    """Return the content of the three logs by file name. Times are seconds since the first entry. Pure."""
+    files = {log: io.StringIO() for log in HEADS}
+    writers = {log: csv.writer(file, lineterminator="\n") for log, file in files.items()}
+    for log, head in HEADS.items():
+        writers[log].writerow(head)
+    began: float | None = None
+    for entry in entries:
+        began = entry.at if began is None else began
+        time = f"{entry.at - began:.3f}"
+        if isinstance(entry, Arrived | Posted | Left):
+            date = datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="milliseconds")
+            request = {Arrived: "join", Posted: "post", Left: "leave"}[type(entry)]
+            writers["log.csv"].writerow((time, entry.peer, request, date))
+        if isinstance(entry, Posted):
+            writers["training.csv"].writerow((time, entry.peer, entry.loss, entry.accuracy))
+        if isinstance(entry, Validated):
+            writers["validation.csv"].writerow((time, entry.loss, entry.accuracy))
+    return {log: file.getvalue() for log, file in files.items()}
+
+
+def _new(name: str) -> Path:
+    if not name or runs.file_name(name) != name:
+        raise ConfigError(f"{name!r} cannot be the name of a training", hint="use letters, digits, . - and _")
+    if Path(name).exists():
+        raise ConfigError(f"{name} exists", hint="choose another name")
+    return Path(name)
