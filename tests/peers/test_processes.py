@@ -121,7 +121,7 @@ def test_ctrl_c_ends_a_peer_and_sigterm_ends_the_server_without_losing_a_set(dig
             low.until("posted    set 3 ")
             low.process.send_signal(signal.SIGINT)
             low.until("stopping ")
-            assert low.end() == 128 + signal.SIGINT
+            assert low.end() == 128 + signal.SIGINT, "".join(low.lines)
         server.until("left      peer 1")  # it has said goodbye: its lease is 10 s
         server.process.send_signal(signal.SIGTERM)
         server.until("saved ")

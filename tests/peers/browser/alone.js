@@ -3,20 +3,29 @@
 import { start } from "/engine/arrays.js";
 import { Model } from "/engine/model.js";
 import { Layout } from "/engine/safetensors.js";
-import { Trainer } from "/engine/trainer.js";
+import { Trainer, turn } from "/engine/trainer.js";
 
-const SET_AFTER = 20;
-let trainer = null, layout = null, posts = 0, samples = 0;
+const SET_AFTER = 20, REPORT_AFTER = 10;
+let trainer = null, layout = null, samples = 0, isRunning = false;
 const began = performance.now(), tell = (told, more) => postMessage({ told, ...more });
 
-function report({ batches, samples: trained, seconds, means }) {
-  posts = Math.floor(batches / SET_AFTER);
-  samples += trained;
+function report() {
+  const means = trainer.means(), posts = Math.floor(trainer.batches / SET_AFTER), seconds = (performance.now() - began) / 1000;
   const accuracy = Object.entries(means).find(([name]) => name.endsWith("accuracy"))?.[1] ?? -1;
   tell("progress", {
-    batches, batchesPerSecond: trained / 32 / seconds, loss: means.loss, accuracy, bytesUp: posts * layout.bytes, bytesDown: posts * layout.bytes, posts,
-    merges: Math.max(posts - 1, 0), samples, seconds: (performance.now() - began) / 1000,
+    batches: trainer.batches, batchesPerSecond: trainer.batches / seconds, loss: means.loss, accuracy, bytesUp: posts * layout.bytes,
+    bytesDown: posts * layout.bytes, posts, merges: Math.max(posts - 1, 0), samples, seconds,
   });
+}
+
+async function run() {
+  isRunning = true;
+  tell("state", { state: "training" });
+  while (isRunning) {
+    samples += (await trainer.batch()).samples;
+    if (trainer.batches % REPORT_AFTER === 0) report();
+    await turn();
+  }
 }
 
 const acts = {
@@ -27,15 +36,14 @@ const acts = {
     const device = await start("wasm"), model = new Model(graph, { seed });
     layout = Object.assign(new Layout(set), { bytes: set.byteLength });
     model.setWeights(layout.decode(set));
-    trainer = new Trainer(model, data, { seed, tell: report, fail: ({ message }) => tell("failed", { why: message, hint: "" }) });
-    trainer.start();
+    trainer = new Trainer(model, data, { seed });
     tell("line", { text: "joined    as peer 1" });
-    tell("state", { state: "training" });
+    run().catch(({ message }) => tell("failed", { why: message, hint: "" }));
     return { peer: 1, device, parameters: 0, speeds: { wasm: 100 } };
   },
-  async pause() { await trainer.pause(); tell("state", { state: "paused" }); },
-  async resume() { trainer.start(); tell("state", { state: "training" }); },
-  async stop() { await trainer.pause(); tell("state", { state: "ended", why: "you stopped it" }); },
+  pause() { isRunning = false; tell("state", { state: "paused" }); },
+  resume() { run(); },
+  stop() { isRunning = false; tell("state", { state: "ended", why: "you stopped it" }); },
   share: () => ({}),
   get: () => trainer.between(async () => ({ set: layout.encode(await trainer.model.weights()) })),
   predict: ({ inputs }) => trainer.between(async () => ({ outputs: await trainer.model.predict(inputs) })),

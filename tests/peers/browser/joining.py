@@ -98,3 +98,8 @@ class BrowserPeer:
         """Return the outputs of the live model."""
         found = await self.page.evaluate("predicted", packed(x))
         return np.array(found["data"], np.float32).reshape(found["shape"])
+
+    async def set(self) -> bytes:
+        """Return the live weights as a set."""
+        found = await self.page.evaluate("async () => [...new Uint8Array((await ask('get')).set)]")
+        return bytes(found)

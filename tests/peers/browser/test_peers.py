@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from ddlf.peers.entries import Posted
 from ddlf.peers.journal import history
@@ -165,6 +166,9 @@ async def test_bad_pages_and_bad_numbers_harm_only_themselves(halves):
             await good.until("state", lambda told: told["state"] == "paused")
             at_rest = (await good.told("progress"))[-1]["batches"]
             assert np.isfinite(await good.predict(x[:5])).all()
+            held = safetensors.numpy.load(await good.set())
+            assert held["dense/kernel"].shape == (64, 32)
+            assert all(np.isfinite(one).all() for one in held.values())
             assert (await good.told("progress"))[-1]["batches"] == at_rest
             await good.ask("resume")
             await good.until("progress", lambda told: told["batches"] > at_rest)

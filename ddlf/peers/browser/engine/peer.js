@@ -93,6 +93,11 @@ export class Peer {
     return this.trainer.between(() => this.model.predict(inputs));
   }
 
+  // Return the live weights as a set.
+  set() {
+    return this.trainer.between(async () => this.layout.encode(await this.model.weights()));
+  }
+
   // -- the loop -------------------------------------------------------------------------------------------------------
 
   async #run() {

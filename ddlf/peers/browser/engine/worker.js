@@ -7,6 +7,7 @@
 // pause, resume
 // share           share
 // predict         inputs                                                  outputs
+// get                                                                     set: the live weights as safetensors
 // stop
 //
 // Without being asked it tells
@@ -58,6 +59,7 @@ const acts = {
   resume: () => joined().resume(),
   share: ({ share }) => joined().setShare(share),
   predict: async ({ inputs }) => ({ outputs: await joined().predict(inputs) }),
+  get: async () => ({ set: await joined().set() }),
   stop: async () => { await joined().stop(); },
 };
 
