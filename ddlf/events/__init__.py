@@ -108,6 +108,44 @@ class Warned(Event):
     why: str
 
 
+class PeersTold(Event):
+    """Something has happened between a run that is a peer and its server.
+
+    Args:
+        what: A word for it, such as ``"joined"``, ``"lost"``, ``"back"``, ``"broken"``, ``"rejected"`` or ``"over"``.
+        why: A description.
+    """
+
+    what: str
+    why: str
+
+
+class SetPosted(Event):
+    """A run that is a peer has posted its weights.
+
+    Args:
+        version: The number of commits before.
+        number: The number of sets that this run has posted since it began.
+    """
+
+    version: int
+    number: int
+
+
+class SetTaken(Event):
+    """A run that is a peer has taken a set of the server into its weights.
+
+    Args:
+        version: The number of commits before.
+        set: The number of the set.
+        how: ``"merge"``, or ``"replace"`` if the set has replaced the weights.
+    """
+
+    version: int
+    set: int
+    how: Literal["merge", "replace"]
+
+
 class Decided(Event):
     """A rule has decided a value that the model text leaves open.
 

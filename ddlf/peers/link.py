@@ -15,6 +15,7 @@ import queue
 import ssl
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ OPEN_S = 10.0
 """Seconds to wait for a connection, and for the welcome."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 """Seconds between two tries to connect again: at first, and at most."""
+RETRY_S = 600.0
+"""A Python peer gives up a server that does not answer for this number of seconds."""
 PIN = "."
 """In a link, between the code and the SHA-256 of the server's certificate."""
 
@@ -43,6 +46,7 @@ class Connection:
         hello: Makes the first message of each connection.
         say: Prints a line.
         retry_s: The peer gives up a server that does not answer for this number of seconds.
+        background: Whether ``send`` returns at once, and a thread sends.
 
     Attributes:
         welcome: The newest welcome.
@@ -53,7 +57,13 @@ class Connection:
     """
 
     def __init__(
-        self, link: Link, hello: Callable[[], Hello], say: Callable[[str], None], *, retry_s: float = 600.0
+        self,
+        link: Link,
+        hello: Callable[[], Hello],
+        say: Callable[[str], None],
+        *,
+        retry_s: float = RETRY_S,
+        background: bool = False,
     ) -> None:
         self._link = link
         self._hello = hello
@@ -65,7 +75,10 @@ class Connection:
         self._set_bytes = 0
         self._inbox: queue.Queue[Message | DDLFError] = queue.Queue()
         self._open_post: Post | None = None
+        self._sent_again: Post | None = None  # the post that a new connection has begun with
         self._lock = threading.Lock()
+        self._open = threading.Event()
+        self._sender = futures.ThreadPoolExecutor(1, "ddlf-peer-send") if background else None
         self._closed = threading.Event()
         self._socket, self.welcome = self._connect()
         self._thread = threading.Thread(target=self._receive, name="ddlf-peer", daemon=True)
@@ -77,6 +90,7 @@ class Connection:
             set_bytes: Length of a set of the model.
         """
         self._set_bytes = set_bytes
+        self._open.set()
         self._thread.start()
 
     @property
@@ -84,12 +98,34 @@ class Connection:
         """Whether a post has no answer yet."""
         return self._open_post is not None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the server can be reached, as far as is known."""
+        return self._open.is_set()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the server has sent something that was not taken yet."""
+        return not self._inbox.empty()
+
     def send(self, message: Message) -> None:
         """Send a message. A post that is lost with its connection is sent again."""
         if isinstance(message, Post):
             self._open_post = message
+        if self._sender is None:
+            self._send(message)
+        else:
+            self._sender.submit(self._send, message)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all messages have been sent, at most for this number of seconds."""
+        if self._sender is not None:
+            futures.wait([self._sender.submit(lambda: None)], timeout_s)
+
+    def _send(self, message: Message) -> None:
         with self._lock, contextlib.suppress(Exception):  # the receiving thread notices, and connects again
-            self._socket.send(frames.encode(message))
+            if message is not self._sent_again:
+                self._socket.send(frames.encode(message))
 
     def take(self, timeout_s: float | None = 0.0) -> Message | None:
         """Return the next message of the server; None if there is none within this time.
@@ -110,6 +146,8 @@ class Connection:
         self._closed.set()
         with contextlib.suppress(Exception):
             self._socket.close()
+        if self._sender is not None:
+            self._sender.shutdown(wait=False, cancel_futures=True)
 
     # -- session --------------------------------------------------------------------------------------------------------
 
@@ -196,6 +234,7 @@ class Connection:
     def _come_back(self) -> bool:
         """Connect again as the same peer, and repeat an open post. Return whether it worked."""
         waited, wait = 0.0, FIRST_WAIT_S
+        self._open.clear()
         self._say("lost      the connection to the server; training continues, and it is tried again")
         while not self._closed.wait(wait):
             waited += wait
@@ -213,8 +252,10 @@ class Connection:
             with self._lock:
                 self._socket = socket
                 if (post := self._open_post) is not None:
+                    self._sent_again = post
                     with contextlib.suppress(Exception):
                         socket.send(frames.encode(post))
+            self._open.set()
             self._say("back      connected again as the same peer")
             return True
         return False

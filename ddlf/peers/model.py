@@ -70,7 +70,7 @@ class Trained:
         if len(self._order) == 0:
             self._order = self._random.permutation(self.samples)
         rows, self._order = self._order[:size], self._order[size:]
-        x, y = _taken(self._data["x_train"], rows), _taken(self._data["y_train"], rows)
+        x, y = taken(self._data["x_train"], rows), taken(self._data["y_train"], rows)
         logs = self.model.train_on_batch(x, y, return_dict=True)
         self.model.reset_metrics()
         for name, value in logs.items():
@@ -107,7 +107,7 @@ class Trained:
         live = self.weights()
         self.assign(weights)
         try:
-            logs = self.model.evaluate(_taken(x, rows), _taken(y, rows), verbose=0, return_dict=True)
+            logs = self.model.evaluate(taken(x, rows), taken(y, rows), verbose=0, return_dict=True)
         finally:
             self.assign(live)
         self.model.reset_metrics()
@@ -255,7 +255,8 @@ def _first(x: Any) -> Any:
     return next(iter(x.values())) if isinstance(x, dict) else x
 
 
-def _taken(x: Any, rows: Any) -> Any:
+def taken(x: Any, rows: Any) -> Any:
+    """Return some samples of an array, or of a dict of arrays."""
     return {name: one[rows] for name, one in x.items()} if isinstance(x, dict) else x[rows]
 
 

@@ -19,7 +19,7 @@ from ddlf.errors import AuthError, ConfigError, DDLFError, ProtocolError
 from ddlf.events.facts import from_data
 from ddlf.peers.entries import NO_SET
 from ddlf.peers.frames import Answer, Broken, Bye, End, Hello, Post, Score, Welcome
-from ddlf.peers.link import Connection
+from ddlf.peers.link import RETRY_S, Connection
 from ddlf.peers.model import Trained, accuracy_of
 from ddlf.peers.plan import Plan
 from ddlf.peers.sessions import read_link
@@ -41,6 +41,8 @@ class Peer:
         samples: Number of private samples. It must not change during a run.
         name: Name for people, which the server shows.
         say: Prints a line about what happens.
+        retry_s: The peer gives up a server that does not answer for this number of seconds.
+        background: Whether a set is sent while training continues.
 
     Attributes:
         trained: The model with its live weights.
@@ -48,14 +50,24 @@ class Peer:
         updates: Batches trained so far.
         posts: Posts so far.
         merges: Sets of others that were merged.
+        taken: The last set that was merged or loaded, as a number; 0 before.
         why_over: Why the training was over; empty while it is not.
     """
 
     trained: Trained
     plan: Plan
+    _connection: Connection
 
     def __init__(
-        self, link: str, make: Train, *, samples: int, name: str = "", say: Callable[[str], None] = print
+        self,
+        link: str,
+        make: Train,
+        *,
+        samples: int,
+        name: str = "",
+        say: Callable[[str], None] = print,
+        retry_s: float = RETRY_S,
+        background: bool = False,
     ) -> None:
         self._link = read_link(link)
         if not self._link.code:
@@ -64,6 +76,7 @@ class Peer:
         self._samples = samples
         self._name = name
         self._say = say
+        self._retry_s, self._background = retry_s, background
         self._run = ""
         self._keeps = False
         self._trainings = 0
@@ -79,6 +92,7 @@ class Peer:
         self.updates = 0
         self.posts = 0
         self.merges = 0
+        self.taken = NO_SET
         self.why_over = ""
 
     def run(self, *, most_updates: int | None = None) -> Trained:
@@ -91,13 +105,8 @@ class Peer:
             ConnectError: The server cannot be reached.
             AuthError: The server refuses this peer.
         """
-        self._connection = Connection(self._link, self._hello, self._say)
         try:
-            try:
-                self._begin(self._connection.welcome)
-            except DDLFError:
-                self._connection.send(Bye())  # otherwise the server waits for it until its lease runs out
-                raise
+            self.join()
             while not self.why_over:
                 trains = not self._leaves_at and (most_updates is None or self.updates < most_updates)
                 if not trains and self._has_posted_all():
@@ -105,12 +114,36 @@ class Peer:
                     break
                 self._step(trains=trains)
         finally:
-            self._connection.close()
+            self.close()
         return self.trained
+
+    def join(self) -> None:
+        """Connect, and begin with the server's set.
+
+        Raises:
+            ConnectError: The server cannot be reached.
+            AuthError: The server refuses this peer.
+        """
+        self._connect()
+        try:
+            self._begin(self._connection.welcome)
+        except DDLFError:
+            self._connection.send(Bye())  # otherwise the server waits for it until its lease runs out
+            raise
 
     def leave(self) -> None:
         """Let ``run`` post the last batches, say goodbye and return. A signal handler may call this."""
         self._leaves_at = self._leaves_at or time.monotonic() + LEAVE_S
+
+    def close(self) -> None:
+        """End the connection. Safe to call again."""
+        if hasattr(self, "_connection"):
+            self._connection.close()
+
+    def _connect(self) -> None:
+        self._connection = Connection(
+            self._link, self._hello, self._say, retry_s=self._retry_s, background=self._background
+        )
 
     def _has_posted_all(self) -> bool:
         if self._connection.waits:  # a post of a round counts even if its peer has left
@@ -128,6 +161,13 @@ class Peer:
         )
 
     def _begin(self, welcome: Welcome) -> None:
+        self._read(welcome)
+        self._load(self._first_set(welcome))
+        self._base = self.taken = welcome.set_number
+        self._ready(welcome)
+
+    def _read(self, welcome: Welcome) -> None:
+        """Take the plan and the model of a welcome."""
         try:
             self.plan = from_data(Plan, welcome.plan)
         except (TypeError, ValueError) as error:
@@ -142,10 +182,14 @@ class Peer:
             self._rule = SET_MERGE.read(self.plan.merge)
         self._number, self._trainings = welcome.number, welcome.trainings
         self._set_rate(welcome.rate)
+
+    def _first_set(self, welcome: Welcome) -> Weights:
         if why := self.trained.layout.fault(welcome.set):
             raise ProtocolError(f"the server's first set cannot be used: {why}")
-        self._load(self.trained.layout.decode(welcome.set))
-        self._base = welcome.set_number
+        return self.trained.layout.decode(welcome.set)
+
+    def _ready(self, welcome: Welcome) -> None:
+        """Begin to receive."""
         self._run, self._keeps = welcome.run, True
         self._posted_at = time.monotonic()
         self._connection.start(self.trained.layout.bytes)
@@ -158,10 +202,24 @@ class Peer:
             self.trained.batch(self.plan.batch_size)
             self.updates += 1
             self._since += 1
-        late = self.plan.seconds and time.monotonic() - self._posted_at >= self.plan.seconds
-        if (self._since >= self.plan.updates or late or not trains) and self._since and not self._connection.waits:
+        if self.is_due(1 if not trains else self.plan.updates):
             self._post()
-        message = self._connection.take(LOOK_S if waits or not trains else 0.0)
+        self._take(LOOK_S if waits or not trains else 0.0)
+
+    def is_due(self, updates: int, more: int = 0) -> bool:
+        """Return whether it is time to post.
+
+        Args:
+            updates: Updates between two posts.
+            more: Updates that will have been trained then, in addition.
+        """
+        since = self._since + more
+        late = self.plan.seconds and time.monotonic() - self._posted_at >= self.plan.seconds
+        return bool(since and (since >= updates or late) and not self._connection.waits)
+
+    def _take(self, timeout_s: float | None) -> None:
+        """Take what the server has sent, and wait for the first message."""
+        message = self._connection.take(timeout_s)
         while message is not None:
             match message:
                 case Answer():
@@ -201,7 +259,9 @@ class Peer:
         self._since = 0
         self._connection.send(Broken(why=why[:500]))
         while True:  # earlier answers belong to the broken weights
-            message = self._connection.take(None)
+            message = self._connection.take(1.0)
+            if message is None and not self._connection.is_open:  # nobody can help: continue as before
+                return
             if isinstance(message, End):
                 self._ended(message)
                 return
@@ -214,12 +274,7 @@ class Peer:
         if answer.answer == "continue":
             return
         if answer.answer == "validate":
-            accuracy, loss, samples = self.trained.test(self._posted)
-            if math.isfinite(loss):
-                tested = Score(
-                    set_number=answer.set_number, accuracy=_to_wire(accuracy), loss=max(loss, 0.0), samples=samples
-                )
-                self._connection.send(tested)
+            self._validate(answer.set_number, self._posted)
             return
         if why := self.trained.layout.fault(answer.set):
             raise ProtocolError(f"the server's set {answer.set_number} cannot be used: {why}")
@@ -236,8 +291,14 @@ class Peer:
             self._say(f"rejected  {answer.why}; beginning again from set {answer.set_number}")
             self._since = 0
         self._load(given)
-        self._contains = self._base = answer.set_number
+        self._contains = self._base = self.taken = answer.set_number
         self._trainings = answer.trainings
+
+    def _validate(self, number: int, weights: Weights) -> None:
+        accuracy, loss, samples = self.trained.test(weights)
+        if math.isfinite(loss):
+            tested = Score(set_number=number, accuracy=_to_wire(accuracy), loss=max(loss, 0.0), samples=samples)
+            self._connection.send(tested)
 
     def _merge(self, answer: Answer, given: Weights) -> None:
         mine = WeightSet(weights=self.trained.weights(), trainings=self._trainings, accuracy=self._accuracy)
@@ -249,6 +310,7 @@ class Peer:
         if merged is not mine:
             self._load(merged.weights)
         self._trainings, self._contains = merged.trainings, answer.set_number
+        self.taken = answer.set_number
         self.merges += 1
 
     def _ended(self, end: End) -> None:

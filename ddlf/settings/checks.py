@@ -146,6 +146,26 @@ class OfType:
 
 
 @dataclass(frozen=True)
+class LinkOrNone:
+    """A check that accepts a link of a server of peers, or None. No error shows the code of the link."""
+
+    def __call__(self, name: str, value: Any) -> str | None:
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise ConfigError(f"{name} must be a link, got {type(value).__name__}")
+        from pkgutil import resolve_name
+
+        link = resolve_name("ddlf.peers.sessions:read_link")(value)
+        if not link.code:
+            raise ConfigError("the link has no code behind its #", hint="copy the whole link")
+        return value
+
+    def __str__(self) -> str:
+        return "a link that ddlf peers serve or ddlf peers invite has printed"
+
+
+@dataclass(frozen=True)
 class RuleOf:
     """A check that accepts a rule, such as a merge rule, or the text of one.
 
@@ -309,5 +329,6 @@ PARTITION = RuleOf("ddlf.algorithms.partitioners:PARTITION")
 OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
 FOLDER = OfType((str, Path, NoneType), "a folder or None")
 NAME = OfType((str, NoneType), "a name or None")
+PEER = LinkOrNone()
 TRACKERS = Several("tensorboard", "mlflow", hint="metrics.csv is in the folder of every run")
 CALLBACKS = OfType((list, tuple), "a list of Keras callbacks")

@@ -83,7 +83,7 @@ class RunContext:
 MASTER_ONLY = frozenset(
     {"cluster", "model", "worker", "run_context", "replica", "indices", "history", "ledger", "outer"}
     | {"x_train", "y_train", "x_test", "y_test", "x_val", "y_val", "w_train", "w_val", "w_test"}
-    | {"train_data", "val_data", "test_data", "on_round", "on_event", "is_convergent", "callbacks"}
+    | {"train_data", "val_data", "test_data", "on_round", "on_event", "is_convergent", "callbacks", "peer"}
 )
 """Attributes that do not travel from the master to the workers."""
 

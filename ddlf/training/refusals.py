@@ -130,6 +130,22 @@ def of_settings(spec: RunSpec) -> Iterator[Refusal]:
         f"batchnorm={batchnorm!r} and outer={str(outer)!r} both determine which weights a slot keeps",
         "leave one of them out",
     )
+    for kind, where in ((spec.train, f"mode={spec.train.name!r}"), (spec.exchange, f"exchange={spec.exchange.name!r}")):
+        yield Refusal(
+            spec.peer is not None and bool(kind.no_peer),
+            f"a run with {where} cannot be a peer: {kind.no_peer}",
+            "leave peer out (--peer), or train in mode 'sync' or 'async' with exchange 'star' or 'sharded'",
+        )
+    yield Refusal(
+        spec.peer is not None and streams,
+        f"peer has no effect with outer={str(outer)!r}: slots keep fragments that no set of a peer replaces",
+        "leave one of them out",
+    )
+    yield Refusal(
+        spec.peer is not None and batchnorm == "local",
+        "peer has no effect on the weights that each slot keeps with batchnorm='local'",
+        "leave one of them out",
+    )
     weights = spec.exchange.weights_codec
     yield Refusal(
         streams and not weights.delta and str(weights) != "float32",

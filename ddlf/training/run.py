@@ -46,11 +46,12 @@ from ddlf.training.checkpoints.keeper import Keeper
 from ddlf.training.context import App
 from ddlf.training.crew.crew import Crew, Work
 from ddlf.training.crew.recovery import end_all
-from ddlf.training.evaluation.master import measured, validate
+from ddlf.training.evaluation.master import compute, measured, validate
 from ddlf.training.evaluation.metrics import MetricMerge
-from ddlf.training.evaluation.model import evaluate
+from ddlf.training.evaluation.model import evaluate, evaluate_on
 from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
+from ddlf.training.outside import Outside
 from ddlf.training.progress import Progress, WeightsRef, shapes
 from ddlf.training.samples.files import Nearby, go_over, left_out
 from ddlf.training.samples.parts import LEAST_SHARE, parts_of
@@ -223,6 +224,18 @@ class Reporter:
         tested = bool(self._every) and (last or self._records[-1].version % self._every == 0)
         return tested, validate and self._validates
 
+    async def tested(self, weights: Weights, x: Any, y: Any) -> dict[str, float]:
+        """Evaluate weights on some samples, between two reports. The model has its earlier weights afterwards."""
+        async with self._turn:
+            context, model = self._app.run_context, vars(self._app)["model"]
+            held = context.weights if context.weights is not None else model.get_weights()
+            context.weights = None
+            try:
+                found: dict[str, float] = await compute(evaluate_on, model, weights, x, y)
+            finally:
+                context.weights = held
+            return found
+
     @property
     def shows(self) -> bool:
         """Whether a callback reads the weights after each epoch, so that the master must have them."""
@@ -347,6 +360,7 @@ class Run:
 
     Attributes:
         exchange, keeper, nearby, reporter: The arguments of these names.
+        outside: The membership in a training with peers; None without one.
         stopping: Whether the run is ending. It ignores replies that arrive from now on.
     """
 
@@ -375,6 +389,7 @@ class Run:
         self._parts = parts_of(facts.samples, facts.seed, progress.owners, facts.files, facts.shuffle)
         self._merge_metrics = merge_metrics
         self.reporter, self.keeper = reporter, keeper
+        self.outside: Outside | None = None
         self._before: tuple[int, int, int] | None = None  # bytes out, bytes back and losses before the round
         self._reporting: asyncio.Task[bool] | None = None
         self.loops: SlotLoops | None = None  # None in synchronous training
@@ -493,13 +508,16 @@ class Run:
         progress = self.progress
         check_weights(self, weights, replies)
         staleness = progress.merges - min(reply.task.version for reply in replies)
-        progress.merges += weights is not progress.weights
+        before = progress.weights
+        progress.merges += weights is not before
         progress.weights = weights
         self._note(replies)
         progress.version += 1
         record = self._record(replies, staleness, shown)
         progress.records.append(dataclasses.replace(record, **replies[0].of_shards()))
         self.verdicts = []
+        if self.outside is not None:
+            weights = await self._from_outside(self.outside, weights, counted=weights is not before)
         # Each time all samples were trained on, the validation data is evaluated.
         last = replies[0].task.round
         validate = (self.loops or progress).ends_epoch(last)
@@ -517,6 +535,19 @@ class Run:
         if not self.reporter.is_testing:
             self.stopping = await reporting
         return self.stopping
+
+    async def _from_outside(
+        self, outside: Outside, weights: Weights | WeightsRef, *, counted: bool
+    ) -> Weights | WeightsRef:
+        """Let peers have the weights of a commit, and take over their sets. Return the global weights then."""
+        here = None if isinstance(weights, WeightsRef) else weights
+        found = await outside.exchanged(here)
+        if found is not None and found is not here:
+            self.progress.merges += not counted
+            self.progress.weights = weights = found
+        if outside.over and not self.converged:
+            self.converge(outside.over)
+        return weights
 
     async def reported(self) -> bool:
         """Wait until the app's hooks have received the last commit. Return whether the run ends here."""
@@ -561,7 +592,11 @@ class Run:
             if self.loops is not None:
                 await self.loops.close()
         finally:
-            await self.reporter.close()
+            try:
+                await self.reporter.close()
+            finally:
+                if self.outside is not None:
+                    await self.outside.close()
 
     async def keep_last(self, *, again: bool = False) -> None:
         """Fetch the slot states that only workers have, and write the last checkpoint.

@@ -23,6 +23,7 @@ from ddlf.settings.checks import (
     NAME,
     OUTWARD,
     PARTITION,
+    PEER,
     RATE_DECAY,
     SCHEDULE,
     SHUFFLE,
@@ -375,6 +376,7 @@ class StrategySettings(Group):
         role: The role that trains on the workers, as ``"module:Class"``; "" for the role of the exchange.
         role_of_part: The role of a worker that has only a part of the model; "" for the role of the exchange.
         unused: Settings of every run, and maybe ``exchange``, that have no effect here, each with the reason.
+        no_peer: Why a run with this strategy cannot be a peer; "" if it can.
         slot_parts: The names of the slot parts that it uses; None for all. A run is refused if a setting makes slots
             keep another part.
     """
@@ -390,6 +392,7 @@ class StrategySettings(Group):
     role_of_part: ClassVar[str] = ""
     unused: ClassVar[dict[str, str]] = {}
     slot_parts: ClassVar[tuple[str, ...] | None] = None
+    no_peer: ClassVar[str] = ""
 
     def has_fixed_slots(self, spec: RunSpec) -> bool:
         """Return whether the number of slots stays the same, so that workers that join later get no slot."""
@@ -439,6 +442,7 @@ class ExchangeSettings(Group):
         strategies: The names of the strategies that can use it; empty for all with an exchange.
         unused: Settings of every run that have no effect here, each with the reason.
         slot_parts: The attribute of ``StrategySettings``.
+        no_peer: Why a run with this exchange cannot be a peer; "" if it can.
         one_step: Whether a round is one step that all slots make together, without local training.
         role: The role that trains on the workers, as ``"module:Class"``.
         same_bits_as: The exchange whose bits it has, so that a run can continue with either; "" for none.
@@ -452,6 +456,7 @@ class ExchangeSettings(Group):
     unused: ClassVar[dict[str, str]] = {}
     slot_parts: ClassVar[tuple[str, ...] | None] = None
     one_step: ClassVar[bool] = False
+    no_peer: ClassVar[str] = ""
     role: ClassVar[str] = "ddlf.training.slot.replica:Replica"
     same_bits_as: ClassVar[str] = ""
     chosen_by: ClassVar[str] = ""
@@ -579,6 +584,13 @@ class RunSpec(Group):
     """Create them in ``create_model``. Each round is one call of ``fit``, and epochs are counted over the whole run.
     Data in their attributes belongs to the slot: it is passed on from round to round, moves to another worker with
     the slot, and is saved in checkpoints."""
+
+    peer: Setting[str | None, str | None] = Setting(
+        None, PEER, "take part in a training with private data, as one peer: the link of ddlf peers", "LINK"
+    )
+    """The run posts its weights after as many commits as the server's plan has ``updates``, and merges the sets of other
+    peers between two commits. It begins with the server's set, and its model must have the same weights by name. The end
+    of the peers' training ends the run. The code in the link is a secret, and is in no record of the run."""
 
     wait_for_workers_s: Setting[float, float] = Setting(
         60.0, Number(0, unit="seconds"), "seconds to wait when all workers are lost"

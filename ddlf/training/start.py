@@ -35,6 +35,7 @@ from ddlf.training.evaluation.metrics import MetricMerge
 from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.exchanges.recalibration import norms_of
+from ddlf.training.outside import outside
 from ddlf.training.progress import is_unmade, local
 from ddlf.training.refusals import (
     check_app,
@@ -163,13 +164,18 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
         app.ledger = progress.ledger
         app.history = History(progress.records)  # the reported records
         found = History()  # the records of this training
+        posted = False  # whether peers have got the weights after the last commit
         app.run_context.stop = False  # from now on the app can ask the run to stop
         try:
             if progress.converged or progress.is_complete:
                 asked = progress.asked if progress.converged else progress.starts[-1]
                 app.run_context.emit(NothingToTrain(round=progress.reached, epochs=asked, converged=progress.converged))
             else:
+                run.outside = outside(app.peer, app, spec, progress, run.reporter.tested)
+                if run.outside is not None:
+                    await run.outside.join()
                 await _train(run, loop, callbacks)
+                posted = run.outside is not None and await run.outside.leave(local(progress.weights))
             found += progress.records[before:]
             return found
         finally:
@@ -189,7 +195,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
                 else:
                     set_weights(app.model, final or final_weights(app.model, local(progress.weights), stepped))
                 app.run_context.first = None
-                await to_its_end(run.keep_last(again=final is not None))
+                await to_its_end(run.keep_last(again=final is not None or posted))
 
 
 async def _train(run: Run, loop: Loop, callbacks: Callbacks | None) -> None:

@@ -283,6 +283,8 @@ def _take(past: Past, data: dict[str, Any]) -> None:
             _share(past, event.worker).name = event.name
         case e.Warned():
             past.faults.append(UnusualEvent(time=now, round=0, kind="warning", text=event.why))
+        case e.PeersTold():
+            past.faults.append(UnusualEvent(time=now, round=0, kind=event.what, text=event.why))
         case e.Advised():
             past.faults.append(UnusualEvent(time=now, round=0, kind="advice", text=f"{event.rule}: {event.what}"))
         case e.CheckpointDamaged():

@@ -26,8 +26,9 @@ SECRETS = (
         r"\1***",
     ),
     (re.compile(r"(\w://[^/\s:@]*:)[^/\s@]+(?=@)"), r"\1***"),
+    (re.compile(r"(\w://[^\s#]+#)\S+"), r"\1***"),
 )
-"""Patterns of secrets in command lines, and their replacements: values with secret names, and passwords in URLs."""
+"""Patterns of secrets in command lines, and their replacements: values with secret names, passwords in URLs, and codes of links."""
 GIT_S = 5.0
 """Maximum seconds for git to examine the sources."""
 
@@ -48,7 +49,7 @@ def settings_of(app: UserApp, origins: dict[str, str]) -> dict[str, dict[str, An
             origin = origins.get(name, f"{cls.__name__}.__init__")
         value = getattr(app, name, setting.default)
         rows[name] = {
-            "value": value if value is None or isinstance(value, bool | int | float) else str(value),
+            "value": value if value is None or isinstance(value, bool | int | float) else without_secrets(str(value)),
             "origin": origin,
         }
     return rows

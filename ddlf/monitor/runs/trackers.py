@@ -20,6 +20,7 @@ from ddlf.errors import ConfigError
 from ddlf.events.record import RoundRecord, metrics
 from ddlf.monitor.runs.background import Timed
 from ddlf.monitor.runs.folder import How
+from ddlf.monitor.runs.summary import without_secrets
 
 
 class TensorBoard:
@@ -106,7 +107,7 @@ class MLflow:
         run = self._client.create_run(experiment, run_name=self._path.name, tags={"ddlf.folder": str(self._path)})
         self._run = run.info.run_id  # the run exists now, even if a later step fails
         self._client.log_batch(
-            self._run, params=[Param(key, str(value)[:500]) for key, value in self._settings.items()]
+            self._run, params=[Param(key, without_secrets(str(value))[:500]) for key, value in self._settings.items()]
         )
 
     def end(self, how: How) -> None:

@@ -151,6 +151,8 @@ def _line(event: e.Event) -> str:
             return f"data      {event.samples:,} samples of shape {event.shape}, content {event.content}: {how}"
         case e.Warned():
             return f"{event.about:<9} WARNING {event.why}"
+        case e.PeersTold():
+            return f"{event.what:<9} {event.why}"
         case e.Decided():
             value = event.value if len(event.value) <= MOST_OF_A_VALUE else f"{event.value[:MOST_OF_A_VALUE]}..."
             return f"decided   {event.key} {value}: {event.why} ({event.rule})"

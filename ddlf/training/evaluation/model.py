@@ -61,6 +61,12 @@ def evaluate(
         return scalars(app.model.evaluate(dataset, verbose=0, return_dict=True, callbacks=callbacks or telling))
 
 
+def evaluate_on(model: Any, weights: list[Any], x: Any, y: Any) -> dict[str, float]:
+    """Evaluate a model with these weights on arrays, and return its metrics."""
+    set_weights(model, weights)
+    return scalars(model.evaluate(x, y, verbose=0, return_dict=True))
+
+
 def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int, end: int) -> dict[str, Any]:
     """Return the amounts that each batch of a range of samples adds to the variables of the metrics.
 

@@ -346,7 +346,7 @@ class Sharded:
             raise
         if looks:
             changed = self._run.progress.weights
-            if changed is not weights:  # a callback changed them: the workers receive them from the master
+            if changed is not weights:  # a callback or a peer changed them: the workers receive them from the master
                 self._here = Here(next(self._generations), changed, state, mean)
                 self._move(Layout(self._here.generation))
             self._home = self._run.progress.snapshot()
@@ -482,8 +482,10 @@ def _is_due(run: Run) -> bool:
 
 
 def _is_shown(run: Run, round: Round) -> bool:
-    """Return whether the master needs the weights after a round: for a callback, or because it is the last round.
+    """Return whether the master needs the weights after a round: for a callback, for peers, or as the last round.
 
     It does not need them for tests, which workers run.
     """
+    if run.outside is not None and run.outside.needs_weights:
+        return True
     return round.last or (run.reporter.shows and run.progress.ends_epoch(round.number))

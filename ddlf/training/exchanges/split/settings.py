@@ -46,6 +46,7 @@ class Split(Exchange):
     spans_workers: ClassVar[bool] = True
     slot_parts: ClassVar[tuple[str, ...] | None] = ("optimizer",)
     role: ClassVar[str] = "ddlf.training.exchanges.split.replica:SplitReplica"
+    no_peer: ClassVar[str] = "no worker and no master has the whole model"
     unused: ClassVar[dict[str, str]] = {
         "partition": ONE_SLOT,
         "balance": ONE_SLOT,

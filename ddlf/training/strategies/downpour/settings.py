@@ -29,6 +29,9 @@ class DownpourSettings(Strategy):
     role: ClassVar[str] = "ddlf.training.strategies.downpour.replica:DownpourReplica"
     role_of_part: ClassVar[str] = "ddlf.training.strategies.downpour.part:DownpourPart"
     slot_parts: ClassVar[tuple[str, ...] | None] = ("optimizer", "callbacks")
+    no_peer: ClassVar[str] = (
+        "its weights are on servers, which change them at each push, so there is no time for a merge"
+    )
     unused: ClassVar[dict[str, str]] = {
         "worker_epochs": "a round is one epoch of a replica, or worker_steps of it",
         "exchange": "replicas push to servers and fetch from them",

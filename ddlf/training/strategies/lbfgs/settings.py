@@ -46,6 +46,7 @@ class LBFGS(Strategy):
     about_rates: ClassVar[str] = "has no effect: the line search chooses the length of each step"
     role: ClassVar[str] = "ddlf.training.strategies.lbfgs.replica:LbfgsReplica"
     slot_parts: ClassVar[tuple[str, ...] | None] = ()
+    no_peer: ClassVar[str] = "its directions follow from earlier weights, which a merge makes invalid"
     unused: ClassVar[dict[str, str]] = {
         "worker_epochs": ONE_STEP,
         "batch_size": "a worker computes a whole portion at once, whose size is the setting portion",

@@ -1,0 +1,351 @@
+"""A cluster as one peer: a run of workers posts its weights and merges sets of others between two commits.
+
+Runs on the master of the run. ``LiveWeights`` stands for the model of this peer, with the weights of the run. An update
+is a commit, and the samples are the app's. The token of the workers never goes to the server.
+
+The state of the peer is a part of the run's state, so each checkpoint has it. A resumed run comes back as the same
+peer, by the key of the link in the state folder:
+
+| the checkpoint is | the run |
+|---|---|
+| as new as the last post | continues with its weights, which contain all that the server thinks |
+| older than the last post | merges the set that the server gives to peers without weights; in rounds it loads the set |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+
+from ddlf.algorithms.rate_decay import Never
+from ddlf.algorithms.set_merge import WeightSet
+from ddlf.algorithms.weights import Weights
+from ddlf.errors import AppError, ConfigError, DDLFError
+from ddlf.events import PeersTold, SetPosted, SetTaken
+from ddlf.extras import provided
+from ddlf.peers.entries import NO_SET
+from ddlf.peers.frames import Bye, Welcome
+from ddlf.peers.model import MOST_TESTED, PART, accuracy_of, taken
+from ddlf.peers.peer import Peer
+from ddlf.peers.sets import Layout, layout_of
+from ddlf.training.callbacks.master import merged_metrics
+from ddlf.training.context import App
+from ddlf.training.outside import STATE
+from ddlf.training.progress import Progress, local
+from ddlf.training.slot.optimizers import rate_variables
+from ddlf.training.spec import RunSpec
+
+GOODBYE_S = 10.0
+"""Longest wait for the answer to the last post in swaps, and for the bye to be sent."""
+LOOK_S = 0.1
+
+
+class LiveWeights:
+    """The weights of a run, as the model of a peer.
+
+    Args:
+        app: The app, with its model.
+        progress: The state of the run.
+        evaluate: Evaluates weights on some rows of the app's arrays: ``(weights, x, y) -> metrics``. It may wait for the
+            master's other evaluations.
+
+    Attributes:
+        layout: Layout of its sets.
+        current: The weights, in the order of ``model.weights``.
+    """
+
+    def __init__(self, app: App, progress: Progress, evaluate: Callable[..., dict[str, float]]) -> None:
+        self._app, self._progress, self._evaluate = app, progress, evaluate
+        variables = provided("named_weights", PART)(getattr(app.model, "inner", app.model))
+        places = {id(variable): place for place, variable in enumerate(app.model.weights)}
+        self._places = [places[id(variable)] for variable in variables.values()]
+        if len(self._places) != len(places):
+            raise AppError("some weights of the model belong to no layer, so peers cannot exchange them")
+        self.layout: Layout = layout_of({name: np.asarray(one) for name, one in variables.items()})
+        self.current: Weights = []
+        self._told = len(progress.records)
+        self._random = np.random.default_rng()
+
+    def weights(self) -> Weights:
+        """Return the live weights, which nobody changes in place."""
+        return [self.current[place] for place in self._places]
+
+    def assign(self, weights: Weights) -> None:
+        """Replace the live weights."""
+        found = list(self.current) or [np.empty(0)] * len(self._places)
+        for place, array in zip(self._places, weights, strict=True):
+            found[place] = array
+        self.current = found
+
+    def means(self) -> dict[str, float]:
+        """Return the mean metrics of the commits since the last call."""
+        records = self._progress.records[self._told :]
+        self._told = len(self._progress.records)
+        return merged_metrics(records) if records else {}
+
+    def test(self, weights: Weights) -> tuple[float, float, int]:
+        """Return accuracy, loss and number of samples of weights, on some of the app's test or validation data.
+
+        The loss is NaN without such data.
+        """
+        for part in ("test", "val"):
+            x, y = getattr(self._app, f"x_{part}", None), getattr(self._app, f"y_{part}", None)
+            first = next(iter(x.values())) if isinstance(x, dict) else x
+            if isinstance(first, np.ndarray) and isinstance(y, np.ndarray | dict):
+                break
+        else:
+            return math.nan, math.nan, 0
+        rows = np.arange(len(first))
+        if len(rows) > MOST_TESTED:
+            rows = np.sort(self._random.choice(rows, MOST_TESTED, replace=False))
+        in_order: Weights = [np.empty(0)] * len(self._places)
+        for place, array in zip(self._places, weights, strict=True):
+            in_order[place] = array
+        logs = self._evaluate(in_order, taken(x, rows), taken(y, rows))
+        return accuracy_of(logs), float(logs["loss"]), len(rows)
+
+    def set_rate(self, rate: float) -> None:
+        """Let all slots train with a learning rate from their next round on."""
+        self._progress.rates = [[rate] * len(rate_variables(self._app.model))]
+
+    def batch(self, size: int) -> None:
+        """Raise an error: the workers train."""
+        raise NotImplementedError
+
+
+class Posting(Peer):
+    """The peer of a run: it posts and takes sets when the run says so, and never waits for a server that is gone."""
+
+    trained: LiveWeights  # type: ignore[assignment]
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named, retry_s=math.inf, background=True)
+        self._tests = ThreadPoolExecutor(1, "ddlf-peer-test")
+
+    def join_with(self, live: LiveWeights, state: Weights, check: Callable[[], None]) -> None:
+        """Connect, and begin: with the server's set, or as the peer of an earlier run with its weights.
+
+        Args:
+            live: The weights of the run.
+            state: The result of ``state`` in the earlier run; empty for none.
+            check: Raises an error if the run cannot follow the plan.
+        """
+        self.trained = live
+        posted = trainings = 0
+        if state:
+            posted, contains, base, trainings, self.updates, self._since = map(int, state[0])
+            self._run, self._keeps = state[1].tobytes().decode(), True
+            self._contains, self._base = contains, base
+        self._connect()
+        welcome = self._connection.welcome
+        if self._keeps and welcome.number > posted:  # the checkpoint is older than its last post
+            self._connection.close()
+            self._keeps, self._contains = False, NO_SET
+            self._connect()
+            welcome = self._connection.welcome
+        self._read(welcome)
+        check()
+        if self._keeps:
+            self._trainings = trainings
+        else:
+            first, self._base, self.taken = self._first_set(welcome), welcome.set_number, welcome.set_number
+            if state and self.plan.way == "swap":
+                mine = WeightSet(weights=self.trained.weights(), trainings=trainings)
+                theirs = WeightSet(weights=first, trainings=welcome.trainings)
+                first = self._rule.merge(mine, theirs).weights
+            self._load(first)
+        self._ready(welcome)
+
+    def state(self) -> Weights:
+        """Return what a resumed run needs to come back as the same peer."""
+        numbers = self._number, self._contains, self._base, self._trainings, self.updates, self._since
+        return [np.array(numbers, np.int64), np.frombuffer(self._run.encode(), np.uint8).copy()]
+
+    def count(self) -> None:
+        """Count a commit of the run."""
+        self.updates += 1
+        self._since += 1
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the server has sent something."""
+        return self._connection.has_news
+
+    def exchange(self) -> None:
+        """Post if it is time, and take what the server has sent. In rounds, wait for the end of the round."""
+        if self.is_due(self.plan.updates):
+            self._post()
+        self._take(0.0)
+        while self.plan.way == "rounds" and self._connection.waits and self._connection.is_open and not self.why_over:
+            self._take(LOOK_S)
+
+    def leave(self) -> None:
+        """Post a last time, wait until the post is acknowledged, and say goodbye.
+
+        The weights stay as they are: the server gives a set that is not merged to others.
+        """
+        self._until_answered()
+        if self._since and self._connection.is_open and not self._connection.waits:
+            self._post()
+            self._until_answered()
+        if self._connection.waits:
+            self._say("lost      the last post has no answer from the server, so it may be lost")
+        self._connection.send(Bye())
+        self._connection.flush(GOODBYE_S)
+
+    def _until_answered(self) -> None:
+        patience = GOODBYE_S + self.plan.deadline_s * (self.plan.way == "rounds")
+        until = time.monotonic() + patience
+        while self._connection.waits and self._connection.is_open and time.monotonic() < until:
+            self._connection.take(LOOK_S)
+
+    def close(self) -> None:
+        """End the connection and the tests. Safe to call again."""
+        self._tests.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    def _validate(self, number: int, weights: Weights) -> None:
+        def validate() -> None:
+            with suppress(Exception):  # the run ends meanwhile; the server asks again
+                super(Posting, self)._validate(number, weights)
+
+        with suppress(RuntimeError):  # closed
+            self._tests.submit(validate)
+
+
+class ClusterPeer:
+    """A run's membership in a training with peers, as ``ddlf.training.outside.Outside`` describes it.
+
+    Args:
+        link: The link.
+        app: The app, with its model.
+        spec: The settings of the run.
+        progress: The state of the run.
+        evaluate: Evaluates weights on arrays, on the master: ``async (weights, x, y) -> metrics``.
+
+    Raises:
+        ConfigError: The link cannot be used.
+    """
+
+    def __init__(self, link: str, app: App, spec: RunSpec, progress: Progress, evaluate: Any) -> None:
+        self._app, self._spec, self._progress = app, spec, progress
+        self._loop = asyncio.get_running_loop()
+
+        def test(*args: Any) -> dict[str, float]:
+            found: dict[str, float] = asyncio.run_coroutine_threadsafe(evaluate(*args), self._loop).result()
+            return found
+
+        self._live = LiveWeights(app, progress, test)
+        self._peer = Posting(link, self._made, samples=progress.samples, name=type(app).__name__, say=self._say)
+        self._gone = ""
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the next commit will probably post or take a set."""
+        return not self._gone and (self._peer.has_news or self._peer.is_due(self._peer.plan.updates, more=1))
+
+    @property
+    def over(self) -> str:
+        """Why the training of all peers is over."""
+        return self._peer.why_over
+
+    async def join(self) -> None:
+        """Connect, and put the weights that the run begins with into its progress."""
+        state = self._progress.group(STATE)
+        current = local(self._progress.weights)
+        known = [] if state is None else local(state)
+        self._progress.drop(STATE)
+        self._live.current = list(current)
+        await asyncio.to_thread(self._peer.join_with, self._live, known, self._check)
+        self._take_over(current)
+        self._keep()
+
+    async def exchanged(self, weights: Weights | None) -> Weights | None:
+        """Count a commit, post its weights if it is time, and take what the server has sent."""
+        if self._gone:
+            return weights
+        peer = self._peer
+        peer.count()
+        if weights is not None and (peer.has_news or peer.is_due(peer.plan.updates)):
+            self._live.current = before = list(weights)
+            posts, merges, taken_before = peer.posts, peer.merges, peer.taken
+            try:
+                await asyncio.to_thread(peer.exchange)
+            except DDLFError as error:
+                self._gone = str(error)
+                self._tell("alone", f"the run continues without peers: {error}")
+            if peer.posts > posts:
+                self._app.run_context.emit(SetPosted(version=self._progress.version, number=peer.posts))
+            if peer.taken != taken_before:
+                how: Literal["merge", "replace"] = "merge" if peer.merges > merges else "replace"
+                self._app.run_context.emit(SetTaken(version=self._progress.version, set=peer.taken, how=how))
+            if self._live.current is not before:
+                weights = self._live.current
+        self._keep()
+        return weights
+
+    async def leave(self, weights: Weights) -> bool:
+        """Say goodbye after a last post."""
+        if self._gone or self.over:
+            return False
+        posts = self._peer.posts
+        self._live.current = list(weights)
+        try:
+            await asyncio.to_thread(self._peer.leave)
+        except DDLFError as error:
+            self._tell("alone", str(error))
+        self._keep()
+        if self._peer.posts > posts:
+            self._app.run_context.emit(SetPosted(version=self._progress.version, number=self._peer.posts))
+        return self._peer.posts > posts
+
+    async def close(self) -> None:
+        """End the connection."""
+        await asyncio.to_thread(self._peer.close)
+
+    def _made(self, welcome: Welcome | None) -> LiveWeights:
+        return self._live
+
+    def _check(self) -> None:
+        """Refuse a plan that the run cannot follow."""
+        local_settings, exchange = self._spec.local, self._spec.exchange
+        if not self._peer.plan.decay:
+            return
+        if exchange.one_step or not rate_variables(self._app.model):
+            raise ConfigError(
+                "the server's plan lowers the learning rate, and this run cannot change that of its optimizer",
+                hint="serve without decay, or train with exchange='star' and a constant learning rate",
+            )
+        if local_settings.schedule is not None or not isinstance(local_settings.rate_decay, Never):
+            raise ConfigError(
+                "the server's plan and this run both set the learning rate",
+                hint="leave schedule and rate_decay of the app out, or serve without decay",
+            )
+
+    def _take_over(self, before: Weights) -> None:
+        after = self._live.current
+        if any(one is not other for one, other in zip(after, before, strict=True)):
+            self._progress.weights = after
+            if self._progress.version:
+                why = f"the run continues from set {self._peer.taken} of the server"
+                self._tell("replaced", why)
+
+    def _keep(self) -> None:
+        self._progress.keep(STATE, self._peer.state())
+
+    def _say(self, line: str) -> None:
+        what, _, why = line.partition(" ")
+        if what == "posted":  # it has its own event
+            return
+        with suppress(RuntimeError):  # the program ends
+            self._loop.call_soon_threadsafe(self._tell, what, why.strip())
+
+    def _tell(self, what: str, why: str) -> None:
+        self._app.run_context.emit(PeersTold(what=what, why=why))
