@@ -275,7 +275,7 @@ class ClusterPeer:
         peer.count()
         if weights is not None and (peer.has_news or peer.is_due(peer.plan.updates)):
             self._live.current = before = list(weights)
-            posts, merges, taken_before = peer.posts, peer.merges, peer.taken
+            posts, merges, takes = peer.posts, peer.merges, peer.takes
             try:
                 await asyncio.to_thread(peer.exchange)
             except DDLFError as error:
@@ -283,7 +283,7 @@ class ClusterPeer:
                 self._tell("alone", f"the run continues without peers: {error}")
             if peer.posts > posts:
                 self._app.run_context.emit(SetPosted(version=self._progress.version, number=peer.posts))
-            if peer.taken != taken_before:
+            if peer.takes > takes:
                 how: Literal["merge", "replace"] = "merge" if peer.merges > merges else "replace"
                 self._app.run_context.emit(SetTaken(version=self._progress.version, set=peer.taken, how=how))
             if self._live.current is not before:

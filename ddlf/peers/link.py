@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import AuthError, ConnectError, DDLFError, ProtocolError
 from ddlf.peers import frames
-from ddlf.peers.frames import Answer, End, Hello, Message, Post, Welcome
+from ddlf.peers.frames import Answer, Bye, End, Hello, Message, Post, Welcome
 from ddlf.peers.sessions import CODE_HEADER, Link, hashed
 from ddlf.rpc.tokens import create_private, state_folder
 
@@ -112,6 +112,8 @@ class Connection:
         """Send a message. A post that is lost with its connection is sent again."""
         if isinstance(message, Post):
             self._open_post = message
+        if isinstance(message, Bye):
+            self._closed.set()  # the server ends the connection now, and it must not come back
         if self._sender is None:
             self._send(message)
         else:
@@ -251,6 +253,9 @@ class Connection:
                 return False
             with self._lock:
                 self._socket = socket
+                if self._closed.is_set():  # closed meanwhile
+                    socket.close()
+                    return False
                 if (post := self._open_post) is not None:
                     self._sent_again = post
                     with contextlib.suppress(Exception):

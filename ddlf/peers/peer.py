@@ -50,7 +50,8 @@ class Peer:
         updates: Batches trained so far.
         posts: Posts so far.
         merges: Sets of others that were merged.
-        taken: The last set that was merged or loaded, as a number; 0 before.
+        takes: Sets that were merged or loaded after the first one.
+        taken: Number of the last one.
         why_over: Why the training was over; empty while it is not.
     """
 
@@ -92,6 +93,7 @@ class Peer:
         self.updates = 0
         self.posts = 0
         self.merges = 0
+        self.takes = 0
         self.taken = NO_SET
         self.why_over = ""
 
@@ -293,6 +295,7 @@ class Peer:
         self._load(given)
         self._contains = self._base = self.taken = answer.set_number
         self._trainings = answer.trainings
+        self.takes += 1
 
     def _validate(self, number: int, weights: Weights) -> None:
         accuracy, loss, samples = self.trained.test(weights)
@@ -311,6 +314,7 @@ class Peer:
             self._load(merged.weights)
         self._trainings, self._contains = merged.trainings, answer.set_number
         self.taken = answer.set_number
+        self.takes += 1
         self.merges += 1
 
     def _ended(self, end: End) -> None:

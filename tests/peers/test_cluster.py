@@ -3,16 +3,21 @@
 The workers are in this process. ``test_cluster_processes.py`` has workers, a server and masters that are killed.
 """
 
+import shutil
+
 import numpy as np
 import pytest
 
 from ddlf.algorithms.weights import digest
-from ddlf.events import SetPosted
+from ddlf.errors import ConfigError
+from ddlf.events import PeersTold, SetPosted, SetTaken
 from ddlf.extras import provided
+from ddlf.peers.cluster import ClusterPeer
 from ddlf.peers.plan import Plan
 from ddlf.peers.server import Model, PeerServer
 from ddlf.peers.sets import layout_of
 from ddlf.testing import in_process_cluster
+from ddlf.training.context import travels
 from tests.peers.test_server import Running
 from tests.training.models import Blobs
 
@@ -33,6 +38,7 @@ class Serving(Running):
     def __init__(self, folder, **plan):
         import keras
 
+        folder.mkdir(exist_ok=True)
         keras.utils.set_random_seed(5)
         self.variables = provided("named_weights", "a test")(named_model())
         named = {name: np.asarray(one) for name, one in self.variables.items()}
@@ -44,6 +50,12 @@ class Serving(Running):
         plan = Plan(**({"validate_s": 0.0, "merge": "average", "updates": 2} | plan))
         self.server = PeerServer(folder, model, plan, say=self.lines.append, control="secret")
         self.server.recover()
+
+    async def __aexit__(self, *exc):
+        members = self.server.ledger.members.values()
+        if not exc[0]:  # a server that ends while a bye is on its way to the disk waits for it
+            await self.until(lambda: self.server.ledger.over or not any(m.present for m in members if m.name == "App"))
+        await super().__aexit__(*exc)
 
     async def link(self):
         [code] = await self.server.invite()
@@ -99,3 +111,167 @@ async def test_peer_that_is_alone_has_the_bits_of_a_run_without_peers(way, clust
         if way["mode"] == "sync":
             assert digest(peer.model.get_weights()) == digest(alone.model.get_weights())
         assert len(peer.history) == len(alone.history)
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[2]], ids=lambda way: "-".join(map(str, way.values())))
+async def test_set_of_another_peer_is_merged_by_the_formula(way, cluster, tmp_path, monkeypatch):
+    async with Serving(tmp_path, merge="weighted", updates=3) as serving:
+        other, known = await serving.peer(), [np.full_like(one, 0.25) for one in serving.first]
+        seen, exchanged = [], ClusterPeer.exchanged
+
+        async def watched(self, weights):
+            found = await exchanged(self, weights)
+            if found is not weights:
+                seen.append((self._progress.version, weights, found))
+            return found
+
+        monkeypatch.setattr(ClusterPeer, "exchanged", watched)
+        after = {}
+
+        async def keep(record):
+            if record.version == 1:
+                for _ in range(4):
+                    await other.post(serving.layout.encode(known))
+            if seen and record.version == seen[0][0]:
+                after["weights"] = app.model.get_weights()
+
+        app = App(cluster)
+        app.told = []
+        app.subscribe(app.told.append)
+        vars(app).update(first=serving.first, peer=await serving.link(), on_round=keep, **way)
+        await app.train_model()
+        taken = next(event for event in app.told if isinstance(event, SetTaken))
+        assert taken.how == "merge"
+        version, mine, merged = seen[0]
+        assert taken.version == version
+        # its own set had 1 training, the other one 4
+        for w, p, found, told in zip(mine, known, merged, after["weights"], strict=True):
+            np.testing.assert_allclose(found, (4 * p + 1 * w) / 5, rtol=0, atol=1e-6)
+            np.testing.assert_array_equal(found, told)
+        counts = serving.server.ledger.counts
+        assert counts["contained"] >= 1
+        assert counts.get("rejected", 0) == 0
+
+
+async def test_end_of_the_training_ends_the_run_with_the_last_set(cluster, tmp_path):
+    async with Serving(tmp_path, updates=1) as serving:
+
+        async def stop(record):
+            if record.round == 3:
+                await serving.server._command("stop", "")
+
+        app = await trained(cluster, serving.first, peer=await serving.link(), on_round=stop, master_epochs=40)
+        assert app.run_context.progress.converged
+        assert "stopped by ddlf peers stop" in app.run_context.progress.reason
+        [over] = [event for event in app.told if isinstance(event, PeersTold) and event.what == "over"]
+        assert "stopped by ddlf peers stop" in over.why
+        last = serving.layout.decode(serving.server.sets[serving.server.ledger.base])
+        assert digest(app.model.get_weights()) == digest([np.asarray(one) for one in last])
+        assert len(app.history) < 40
+
+
+async def test_rounds_of_peers_continue_from_the_base_of_the_server(cluster, tmp_path):
+    async with Serving(tmp_path / "peers", way="rounds", merge="mean", updates=2) as serving:
+        alone = await trained(cluster, serving.first)
+        app = await trained(cluster, serving.first, peer=await serving.link())
+        assert serving.server.ledger.round > 3
+        assert {event.how for event in app.told if isinstance(event, SetTaken)} == {"replace"}
+        for one, other in zip(app.model.get_weights(), alone.model.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)  # base - (base - set) is the set, up to rounding
+
+
+async def test_resumed_run_is_the_same_peer_and_has_the_same_bits(cluster, tmp_path):
+    async with Serving(tmp_path / "peers") as serving:
+        alone = await trained(cluster, serving.first)
+        link = await serving.link()
+
+        def stop(record):
+            if record.round == 5:
+                app.stop_training()
+
+        app = App(cluster)
+        vars(app).update(first=serving.first, peer=link, checkpoint=str(tmp_path / "kept"), on_round=stop)
+        await app.train_model()
+        assert len(app.history) == 5
+        posts = serving.server.ledger.members[1].number
+        again = await trained(
+            cluster, None, peer=link, checkpoint=str(tmp_path / "kept"), resume="auto", master_epochs=2
+        )
+        assert list(serving.server.ledger.members) == [1]
+        assert serving.server.ledger.members[1].number > posts
+        assert digest(again.model.get_weights()) == digest(alone.model.get_weights())
+
+
+async def test_run_from_an_older_checkpoint_than_its_last_post_merges_the_set_of_the_server(cluster, tmp_path):
+    async with Serving(tmp_path / "peers", updates=1) as serving:
+        link = await serving.link()
+
+        def fail(record):
+            if record.round == 6:
+                raise RuntimeError("the master fails")
+
+        app = App(cluster)
+        how = {"peer": link, "checkpoint": str(tmp_path / "kept"), "checkpoint_every": 4}
+        vars(app).update(first=serving.first, on_round=fail, **how)
+        with pytest.raises(RuntimeError, match="the master fails"):
+            await app.train_model()
+        for newer in sorted((tmp_path / "kept").glob("round-*"))[1:]:  # as after kill -9
+            shutil.rmtree(newer)
+        again = await trained(cluster, None, resume="auto", **how)
+        [replaced] = [event for event in again.told if isinstance(event, PeersTold) and event.what == "replaced"]
+        assert replaced.why.startswith("the run continues from set")
+        assert list(serving.server.ledger.members) == [1]
+
+
+async def test_record_of_a_run_and_its_workers_do_not_get_the_code(cluster, tmp_path):
+    async with Serving(tmp_path / "peers") as serving:
+        link = await serving.link()
+        code = link.partition("#")[2]
+        app = App(cluster)
+        vars(app).update(first=serving.first, peer=link, out=str(tmp_path / "runs"), checkpoint=str(tmp_path / "kept"))
+        assert "peer" not in travels(app)
+        await app.train_model()
+        files = [path for name in ("runs", "kept") for path in (tmp_path / name).rglob("*") if path.is_file()]
+        assert files
+        assert not any(code.encode() in path.read_bytes() for path in files)
+
+
+REFUSED = [
+    ({"mode": "downpour"}, "a run with mode='downpour' cannot be a peer"),
+    ({"mode": "lbfgs"}, "a run with mode='lbfgs' cannot be a peer"),
+    ({"exchange": "split"}, "a run with exchange='split' cannot be a peer"),
+    ({"outer": "streaming:fragments=2"}, "peer has no effect with outer='streaming"),
+    ({"batchnorm": "local"}, "peer has no effect on the weights that each slot keeps"),
+]
+
+
+@pytest.mark.parametrize(("settings", "sentence"), REFUSED)
+async def test_runs_whose_weights_no_set_can_enter_are_refused(settings, sentence):
+    app = App()
+    app.worker_steps = None
+    vars(app).update(peer="http://127.0.0.1:1/#code", **settings)
+    with pytest.raises(ConfigError) as error:
+        await app.run_context.check()
+    assert sentence in str(error.value)
+    assert "#code" not in str(error.value)
+
+
+@pytest.mark.parametrize("link", ["http://127.0.0.1:1/", "ftp://x/#secret", 5])
+async def test_bad_links_are_refused_without_showing_the_code(link):
+    app = App()
+    app.peer = link
+    with pytest.raises(ConfigError) as error:
+        await app.run_context.check()
+    assert "secret" not in str(error.value)
+
+
+async def test_other_models_are_refused(cluster, tmp_path):
+    class Other(App):
+        async def create_model(self):
+            await Blobs.create_model(self)
+
+    async with Serving(tmp_path) as serving:
+        app = Other(cluster)
+        app.peer = await serving.link()
+        with pytest.raises(ConfigError, match="your model has other weights than the server's"):
+            await app.train_model()
