@@ -1,0 +1,314 @@
+"""Repeat the experiment of WebNN: how soon one to four peers reach an accuracy on MNIST, for each merge of two sets.
+
+    python -m benchmarks.webnn [--peers 1,2,3,4] [--rules average,weighted] [--repeats 4] [--target 0.97] [--pace 15]
+    python -m benchmarks.webnn --quick          # one repeat of two rules, one and two peers, a low target
+
+The server is ``ddlf peers serve`` in its own process. Each peer is a process with its own connection, too, and trains
+all runs one after another, so that Keras compiles once. A peer trains ``--pace`` batches per second at most. The pace is
+reached if the table has it in the last column: so peers are equally fast, however many share the cores.
+
+Model, batches of 64, plain SGD at 0.2 and criterion are those of WebNN (Goin, Cotton, Zhao 2018). Each peer draws from
+all training images. The server validates with the same test images each ``--validate-s`` seconds; the target is reached when the mean
+of the last 5 validations reaches it. All numbers are read from the journal of the run. A peer that trains alone never
+merges, so one peer is the baseline of all rules. Runs take turns, repeat by repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.measure import mean_and_deviation, table
+
+RULES = ("average", "weighted", "mimic", "copy", "elastic")
+ONE = "one peer"
+ERRORS = "errors.log"
+LAST = 5
+Run = dict[str, Any]
+"""Facts of a run: ``rule``, ``peers``, ``seed``, ``reached``, ``seconds``, ``updates``, ``best``, ``pace``."""
+
+
+# -- a peer ---------------------------------------------------------------------------------------------------------------
+
+
+def be_a_peer(pace: float, samples: int | None) -> None:
+    """Take part in one run for each line of the input. Prints ``ready``, then a line for each run."""
+    from ddlf.data.datasets import load_mnist
+    from ddlf.peers.frames import Welcome
+    from ddlf.peers.model import Trained, trained_from_text
+    from ddlf.peers.named import WEBNN
+    from ddlf.peers.peer import Peer
+
+    (x, y), (x_test, y_test) = load_mnist()
+    data = {"x_train": x[:samples], "y_train": y[:samples], "x_test": x_test[:64], "y_test": y_test[:64]}
+    first = trained_from_text(WEBNN, data, "mnist", lambda line: None, 0)
+    first.batch(64)  # Keras compiles now
+    print("ready", flush=True)
+
+    class Paced(Trained):
+        """Trains at most ``pace`` batches per second."""
+
+        due = 0.0
+
+        def batch(self, size: int) -> None:
+            now = time.monotonic()
+            time.sleep(max(0.0, self.due - now))
+            self.due = max(self.due, now - 1.0 if self.due else now) + 1 / pace  # makes up for at most a second
+            super().batch(size)
+
+    for line in sys.stdin:
+        asked = json.loads(line)
+
+        def make(welcome: Welcome, seed: int = asked["seed"]) -> Trained:
+            made = Paced(first.model, first._data, seed)
+            made.set_rate(welcome.rate)
+            return made
+
+        peer = Peer(asked["link"], make, samples=first.samples, say=lambda line: None)
+        peer.run()
+        print(json.dumps({"updates": peer.updates, "merges": peer.merges}), flush=True)
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------------
+
+
+class Process(Protocol):
+    """A process of ``subprocess`` with text pipes."""
+
+    stdin: Any
+    stdout: Any
+
+
+@contextlib.contextmanager
+def started(words: Sequence[object], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a command of Python, and kill it at the end."""
+    with (folder / ERRORS).open("a") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {"DDLF_RUN_DIR": str(folder / "runs"), "CUDA_VISIBLE_DEVICES": ""},
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+
+@contextlib.contextmanager
+def errors_of(folder: Path) -> Iterator[None]:
+    """Print the errors of all processes if the measurement fails."""
+    try:
+        yield
+    except BaseException:
+        print((folder / ERRORS).read_text()[-4_000:], file=sys.stderr)
+        raise
+
+
+def until(process: Process, pattern: str) -> re.Match[str]:
+    """Read lines of a process until one matches, and return the match."""
+    for line in process.stdout:
+        if found := re.search(pattern, line):
+            return found
+    raise RuntimeError(f"the process ended before a line with {pattern!r}")
+
+
+def run(folder: Path, rule: str, peers: Sequence[Process], seed: int, options: argparse.Namespace) -> Run:
+    """Train once, until the target or the last second, and return facts of the run."""
+    from ddlf.peers.serving import ask
+
+    out = folder / f"{rule}-{len(peers)}-{seed}"
+    words = ["ddlf.cli.main", "peers", "serve", folder / "webnn.nnm", "--data", folder / "test.npz"]
+    words += ["--merge", rule, "--updates", options.updates, "--batch-size", 64, "--end", options.target]
+    words += ["--validate-s", options.validate_s, "--invite", len(peers), "--port", 0, "--seed", seed, "--out", out]
+    with started(words, folder) as server:
+        links = [until(server, r"link +(\S+)")[1] for _ in peers]
+        [path] = out.glob("*-peers-webnn")
+        for number, (peer, link) in enumerate(zip(peers, links, strict=True)):
+            peer.stdin.write(json.dumps({"link": link, "seed": 100 * seed + number}) + "\n")
+            peer.stdin.flush()
+        begun = time.monotonic()
+        while server.poll() is None and time.monotonic() < begun + options.most_seconds:
+            time.sleep(0.1)
+        if server.poll() is None:
+            ask(json.loads((path / "server.json").read_text()), "stop")
+        for peer in peers:
+            until(peer, "updates")
+        server.wait()
+    return {"rule": rule, "peers": len(peers), "seed": seed, **facts_of(path, options.target)}
+
+
+def facts_of(path: Path, target: float) -> Run:
+    """Return whether and when the target was reached, from the journal of a run."""
+    from ddlf.peers.entries import Arrived, Ended, Posted, Validated
+    from ddlf.peers.journal import history
+
+    entries = list(history(path))
+    begun = next(one.at for one in entries if isinstance(one, Arrived))
+    ended = next((one.at for one in entries if isinstance(one, Ended)), entries[-1].at)
+    tests = [one.accuracy for one in entries if isinstance(one, Validated)]
+    posts = [one for one in entries if isinstance(one, Posted)]
+    peers, seconds = len({one.peer for one in posts}), ended - begun
+    updates = sum(one.updates for one in posts)
+    reached = len(tests) >= LAST and statistics.fmean(tests[-LAST:]) >= target
+    pace = updates / max(peers, 1) / seconds
+    return {
+        "reached": reached,
+        "seconds": seconds,
+        "updates": updates,
+        "best": max(tests, default=0.0),
+        "pace": pace,
+    }
+
+
+# -- results --------------------------------------------------------------------------------------------------------------
+
+
+def rows(runs: Sequence[Run], target: float) -> list[list[str]]:
+    """Return the table: mean and standard deviation over the repeats that reached the target."""
+    found = [
+        ["rule", "peers", f"reached {target:.0%}", "batches of all", "of each", "seconds", "best", "batches/s of each"]
+    ]
+    for rule, peers in dict.fromkeys((one["rule"], one["peers"]) for one in runs):
+        mine = [one for one in runs if (one["rule"], one["peers"]) == (rule, peers)]
+        there = [one for one in mine if one["reached"]]
+        cells = ["-"] * 3
+        if there:
+            cells = [
+                mean_and_deviation([one["updates"] for one in there], ".0f"),
+                f"{statistics.fmean(one['updates'] for one in there) / peers:.0f}",
+                mean_and_deviation([one["seconds"] for one in there], ".1f"),
+            ]
+        best = mean_and_deviation([one["best"] for one in mine], ".3f")
+        pace = mean_and_deviation([one["pace"] for one in mine], ".1f")
+        found.append([rule, str(peers), f"{len(there)} of {len(mine)}", *cells, best, pace])
+    return found
+
+
+def claims(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence on each published claim. A rule whose repeats did not all reach the target comes last."""
+    mean = means(runs)
+    most = max(peers for _, peers in mean)
+    shared = {rule: mean[rule, most] for rule, peers in mean if peers == most and most > 1}
+    order = sorted(shared, key=shared.__getitem__)
+    ranked = ", ".join(f"{rule} {shown(shared[rule])}" for rule in order)
+    alone = mean.get((ONE, 1))
+    average = [f"{peers} peers {shown(value)} s" for (rule, peers), value in mean.items() if rule == "average"]
+    rules: dict[str, Callable[[], str]] = {
+        "weighted is best": lambda: f"{order[0]} is the fastest; seconds with {most} peers: {ranked}",
+        "mimic is worst": lambda: f"{order[-1]} is the slowest, and mimic took {shown(shared['mimic'])} s",
+        "copy equals one peer": lambda: f"copy took {shown(shared['copy'])} s, and one peer {shown(alone)} s",
+        "average suffers from many peers": lambda: f"average: {', '.join(average[:-1])}, and {average[-1]}",
+        "one peer looks faster than all": lambda: (
+            f"one peer took {shown(alone)} s, and the fastest rule {shown(shared[order[0]])} s"
+        ),
+    }
+    sentences = []
+    for claim, sentence in rules.items():
+        with contextlib.suppress(KeyError, IndexError, ValueError):  # a rule that was not measured
+            sentences.append(f"published: {claim}. measured: {sentence()}")
+    return sentences
+
+
+def means(runs: Sequence[Run]) -> Mapping[tuple[str, int], float]:
+    """Return the mean seconds to the target by rule and number of peers; infinity if a repeat has not reached it."""
+    result: dict[tuple[str, int], float] = {}
+    for key in dict.fromkeys((one["rule"], one["peers"]) for one in runs):
+        mine = [one for one in runs if (one["rule"], one["peers"]) == key]
+        all_there = all(one["reached"] for one in mine)
+        result[key] = statistics.fmean(one["seconds"] for one in mine) if all_there else float("inf")
+    return result
+
+
+def shown(seconds: float | None) -> str:
+    """Return seconds, or that the target was not reached each time."""
+    if seconds is None:
+        return "(not measured)"
+    return "(not each time)" if seconds == float("inf") else f"{seconds:.1f}"
+
+
+def main(options: argparse.Namespace) -> list[Run]:
+    """Measure in turns, print the table and a sentence on each claim, and return the runs."""
+    import numpy as np
+
+    from ddlf.data.datasets import load_mnist
+    from ddlf.peers.named import WEBNN
+
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory() as temporary, errors_of(Path(temporary)), contextlib.ExitStack() as stack:
+        folder = Path(temporary)
+        (folder / "webnn.nnm").write_text(WEBNN, encoding="utf-8")
+        _, (x, y) = load_mnist()
+        np.savez(folder / "test.npz", x=x[:: options.every], y=y[:: options.every])
+        words = ["benchmarks.webnn", "--peer", "--pace", options.pace]
+        words += ["--samples", options.samples] if options.samples else []
+        processes = [stack.enter_context(started(words, folder)) for _ in range(max(options.peers))]
+        for process in processes:
+            until(process, "ready")
+        for seed in range(options.repeats):
+            for peers in options.peers:
+                for rule in options.rules if peers > 1 else (ONE,):
+                    name = "weighted" if rule == ONE else rule
+                    runs.append(run(folder, name, processes[:peers], seed, options) | {"rule": rule})
+                    print(json.dumps(runs[-1]), flush=True)
+    print(table(rows(runs, options.target)))
+    print("\n".join(claims(runs)))
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+    return runs
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--rules", type=lambda text: text.split(","), default=list(RULES), help=f"of {', '.join(RULES)}")
+    made.add_argument("--peers", type=lambda text: [int(one) for one in text.split(",")], default=[1, 2, 3, 4])
+    made.add_argument("--repeats", type=int, default=4, help="each with its own seed")
+    made.add_argument("--target", type=float, default=0.97, help="test accuracy, mean of the last 5")
+    made.add_argument("--pace", type=float, default=15.0, help="most batches per second of each peer")
+    made.add_argument("--updates", type=int, default=10, help="batches between two posts of a peer")
+    made.add_argument("--every", type=int, default=10, help="validate with each N-th test image")
+    made.add_argument("--validate-s", type=float, default=0.5, help="seconds between two validations")
+    made.add_argument("--most-seconds", type=float, default=180.0, help="end of a run that does not reach the target")
+    made.add_argument("--samples", type=int, default=None, help="training images of a peer (default: all)")
+    made.add_argument("--quick", action="store_true", help="the short form")
+    made.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    return made
+
+
+QUICK: dict[str, Any] = {
+    "rules": ["weighted", "copy"],
+    "peers": [1, 2],
+    "repeats": 1,
+    "target": 0.8,
+    "samples": 3_000,
+    "every": 20,
+    "most_seconds": 60.0,
+}
+
+if __name__ == "__main__":
+    given = parser()
+    if "--quick" in sys.argv:
+        given.set_defaults(**QUICK)
+    chosen = given.parse_args()
+    if chosen.peer:
+        be_a_peer(chosen.pace, chosen.samples)
+    else:
+        main(chosen)
