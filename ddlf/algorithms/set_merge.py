@@ -119,19 +119,14 @@ class Mimic(SetMerge):
 class Copy(SetMerge):
     """Take the weights of a more accurate set: ``w <- p`` where its accuracy is higher, else ``w`` stays. The trainings stay.
 
-    Raises:
-        ConfigError: ``theirs`` has no accuracy.
+    A set that nobody has tested, such as a new mean of sets, has no accuracy: then ``w`` stays, too.
 
     Source:
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
     def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
-        if isnan(theirs.accuracy):
-            raise ConfigError(
-                "'copy' compares accuracies, but the model reports none", hint="compile it with metrics=['accuracy']"
-            )
-        if theirs.accuracy <= mine.accuracy:
+        if isnan(theirs.accuracy) or theirs.accuracy <= mine.accuracy:
             return mine
         weights = [p if is_float(p) else w for w, p in zip(mine.weights, theirs.weights, strict=True)]
         return replace(mine, weights=weights, accuracy=theirs.accuracy)

@@ -219,7 +219,7 @@ def new(options: argparse.Namespace) -> int:
     from ddlf.peers import named
     from ddlf.peers.model import read_text
 
-    text = read_text(options.model, WEBNN_RATE) if options.model is not None else WEBNN
+    text = read_text(options.model, named.WEBNN_RATE) if options.model is not None else named.WEBNN
     path = named.make(options.name, text, {"batch_size": 64, "end": 0.97})
     say(f"made      {path}: change model.nnm and settings.json, then: ddlf peers train {path}")
     return 0
@@ -281,23 +281,6 @@ def _refuse_while_served(name: str) -> None:
     for facts in running():
         if Path(name).resolve() in Path(facts["folder"]).resolve().parents:
             raise ConfigError(f"{name} is being trained", hint="stop it first: ddlf peers stop")
-
-
-WEBNN_RATE = 0.2
-WEBNN = """net:input shape=[28, 28, 1];
-net:output shape=[10];
-net:layers
-    Conv2D(filters=8, kernel_size=5, activation=relu, kernel_initializer=VarianceScaling()),
-    MaxPooling2D(pool_size=2),
-    Conv2D(filters=16, kernel_size=5, activation=relu, kernel_initializer=VarianceScaling()),
-    MaxPooling2D(pool_size=2),
-    Flatten(),
-    Dense(units=10, activation=softmax, kernel_initializer=VarianceScaling());
-
-train:loss CCE;
-train:optimizer SGD(learning_rate=0.2);
-train:metrics accuracy;
-"""
 """The model of WebNN (Goin, Cotton, Zhao 2018) and its learning rate, for ``ddlf peers new``."""
 
 

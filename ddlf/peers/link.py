@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import http.client
 import json
+import logging
 import os
 import queue
 import ssl
@@ -178,6 +179,8 @@ class Connection:
         from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
+        silent = logging.getLogger("ddlf.peers.websockets")
+        silent.disabled = True  # at the level DEBUG it would write the key into logs
         address = f"{self._link.origin.replace('http', 'ws', 1)}/live"
         try:
             opening = connect(
@@ -191,6 +194,7 @@ class Connection:
                 ping_timeout=15.0,
                 proxy=None,
                 user_agent_header=None,
+                logger=silent,
             )
             socket = contextlib.ExitStack().enter_context(opening)  # it stays open; this class closes it
         except InvalidStatus as error:

@@ -26,6 +26,23 @@ from ddlf.peers.journal import history
 from ddlf.peers.plan import Plan
 from ddlf.training.checkpoints.durable import replace
 
+WEBNN_RATE = 0.2
+"""Learning rate of WebNN."""
+WEBNN = """net:input shape=[28, 28, 1];
+net:output shape=[10];
+net:layers
+    Conv2D(filters=8, kernel_size=5, activation=relu, kernel_initializer=VarianceScaling()),
+    MaxPooling2D(pool_size=2),
+    Conv2D(filters=16, kernel_size=5, activation=relu, kernel_initializer=VarianceScaling()),
+    MaxPooling2D(pool_size=2),
+    Flatten(),
+    Dense(units=10, activation=softmax, kernel_initializer=VarianceScaling());
+
+train:loss CCE;
+train:optimizer SGD(learning_rate=0.2);
+train:metrics accuracy;
+"""
+"""The model of WebNN."""
 SETTINGS, RUNS = "settings.json", "runs"
 HEADS = {
     "log.csv": ("Time", "Client", "Request", "Date"),

@@ -82,6 +82,7 @@ AGAIN_S = 1.0
 """Seconds until the server writes to a disk again that has refused."""
 END_S = 5.0
 """Seconds that the end of the server waits for peers to receive the last set."""
+CLOSED = "the server of peers ends: nothing more is written to its journal"
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
@@ -110,6 +111,10 @@ class Model:
     first: bytes
     trainable: tuple[bool, ...]
     browser: BrowserModel = NO_BROWSERS
+
+
+Waiting = tuple[Entry, bytes, asyncio.Future[None]]
+"""An entry that waits for the disk, its set, and a future that is done when the ledger has taken it."""
 
 
 class Test(Protocol):
@@ -185,7 +190,8 @@ class PeerServer:
         self._seen: dict[int, float] = {}
         self._connections = 0
         self._refusing = 0
-        self._queue: asyncio.Queue[tuple[Entry, bytes, asyncio.Future[None]]] = asyncio.Queue()
+        self._queue: asyncio.Queue[Waiting | None] = asyncio.Queue()
+        self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._outer: Weights = []  # state of the outer optimizer, which belongs to the base
         self._stepped: Weights = []  # its state for the next base
@@ -196,6 +202,7 @@ class PeerServer:
         self._next_set = 1
         self._next_peer = 1
         self._journal: Journal
+        self._writer: asyncio.Future[None]
         self._loop: asyncio.AbstractEventLoop
         self._failure: BaseException | None = None
 
@@ -289,7 +296,8 @@ class PeerServer:
             logger=silent,
             server_header=None,
         ):
-            self._begin(self._write_entries())
+            self._writer = asyncio.ensure_future(self._write_entries())
+            self._writer.add_done_callback(self._ended)
             self._begin(self._keep_time())
             if (pending := self.ledger.pending()) is not None:
                 self._carry_out(pending)
@@ -305,9 +313,9 @@ class PeerServer:
                         lines = [line.socket.wait_closed() for line in self._lines.values()]
                         await asyncio.gather(*lines)
             finally:
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await self._end_tasks()
+                await self._end_writer()
+                await self._end_tasks()  # the last entries may have begun some
                 self._teller.tick(time.time())
                 self._journal.close()
 
@@ -327,6 +335,20 @@ class PeerServer:
         held = self.ledger.sets[number]
         weights = self.model.layout.decode(self.sets[number])
         return Part(weights=weights, trainings=held.trainings, samples=held.samples)
+
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _end_writer(self) -> None:
+        """Write what waits for the disk, and refuse what comes later."""
+        self._closed = True
+        self._queue.put_nowait(None)
+        await asyncio.gather(self._writer, return_exceptions=True)
+        while not self._queue.empty():  # the writer has failed
+            if (waiting := self._queue.get_nowait()) is not None:
+                _set_exception(waiting[2], CheckpointError(CLOSED))
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
@@ -348,33 +370,41 @@ class PeerServer:
             Unfit: The entry does not fit the ledger.
             CheckpointError: The journal cannot be written.
         """
+        if self._closed:
+            raise CheckpointError(CLOSED)
         self.ledger.admit(entry)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((entry, data, done))
         await done
 
     async def _write_entries(self) -> None:
-        """Write entries in batches. A disk that refuses fails the entries of its batch, and not the server."""
-        while True:
+        """Write entries in batches until None."""
+        is_open = True
+        while is_open:
             batch = [await self._queue.get()]
             while not self._queue.empty():
                 batch.append(self._queue.get_nowait())
+            is_open = None not in batch
+            await self._write([one for one in batch if one is not None])
+
+    async def _write(self, batch: list[Waiting]) -> None:
+        """Write entries with one sync. A disk that refuses fails the entries, and not the server."""
+        try:
+            await asyncio.to_thread(self._journal.append, [(entry, data) for entry, data, _ in batch])
+        except DDLFError as error:
+            self._say(f"error     {error}")
+            for _, _, done in batch:
+                _set_exception(done, error)
+            return
+        for entry, data, done in batch:
+            self._take(entry, data, done)
+        if self._journal.is_long:
             try:
-                await asyncio.to_thread(self._journal.append, [(entry, data) for entry, data, _ in batch])
+                await asyncio.to_thread(self._journal.begin_file, self.ledger.state(), self._for_file())
             except DDLFError as error:
                 self._say(f"error     {error}")
-                for _, _, done in batch:
-                    _set_exception(done, error)
-                continue
-            for entry, data, done in batch:
-                self._take(entry, data, done)
-            if self._journal.is_long:
-                try:
-                    await asyncio.to_thread(self._journal.begin_file, self.ledger.state(), self._for_file())
-                except DDLFError as error:
-                    self._say(f"error     {error}")
-                else:
-                    self._begin(self._archive())
+            else:
+                self._begin(self._archive())
 
     async def _archive(self) -> None:
         async with self._archiving:

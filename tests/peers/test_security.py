@@ -1,6 +1,7 @@
 """What strangers, other pages and the network get from a server of peers: nothing that lets them in."""
 
 import asyncio
+import logging
 import socket
 import ssl
 
@@ -49,6 +50,19 @@ async def test_a_foreign_page_cannot_use_a_code_or_a_command(tmp_path):
         assert (await get(running.port, "/control/stop", {"Authorization": "Bearer secret"} | origin))[0] == 403
         assert not running.server.ledger.members
         assert not running.server.ledger.ended
+
+
+async def test_no_log_and_no_file_of_the_run_has_a_code_or_a_key(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    async with Running(tmp_path) as running:
+        [code] = await running.server.invite()
+        lines = []
+        one = peer(f"http://127.0.0.1:{running.port}/#{code}", lines)
+        await asyncio.to_thread(one.run, most_updates=25)
+        written = "".join(path.read_bytes().decode(errors="replace") for path in tmp_path.iterdir() if path.is_file())
+        assert lines
+        for text in (caplog.text, "".join(lines), "".join(running.lines), written):
+            assert not any(secret in text for secret in (code, one._connection._key))
 
 
 async def over_tls(tmp_path, use):

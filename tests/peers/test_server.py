@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import threading
 import time
 
 import numpy as np
@@ -12,7 +13,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ddlf.errors import AuthError, CheckpointError
 from ddlf.peers import ledger, server, sessions
-from ddlf.peers.entries import Left, Merged
+from ddlf.peers.entries import Invited, Left, Merged
+from ddlf.peers.journal import Journal, history
 from ddlf.peers.peer import Peer
 from ddlf.peers.plan import Plan
 from ddlf.peers.server import Model, PeerServer
@@ -534,3 +536,28 @@ async def test_a_connected_peer_whose_lease_ran_out_comes_back_with_its_post(run
     await peer.connect(keeps=True)
     await peer.send_again(a_set(1.0))
     assert (await peer.answer())["answer"] == "continue"
+
+
+async def test_a_server_that_ends_writes_the_entries_that_wait_for_the_disk(tmp_path, monkeypatch):
+    began, may_go_on = threading.Event(), threading.Event()
+    append = Journal.append
+
+    def slowly(self, entries):
+        began.set()
+        assert may_go_on.wait(PATIENCE_S)
+        append(self, entries)
+
+    running = Running(tmp_path)
+    async with asyncio.timeout(PATIENCE_S):
+        await running.__aenter__()
+        peer = await running.peer()
+        monkeypatch.setattr(Journal, "append", slowly)
+        await peer.socket.send(frame(BYE, {}))
+        await asyncio.to_thread(began.wait)
+        ending = asyncio.ensure_future(running.__aexit__())
+        await running.until(lambda: running.server._closed)
+        may_go_on.set()
+        await ending
+    assert [type(entry) for entry in history(tmp_path)][-1] is Left
+    with pytest.raises(CheckpointError, match="ends"):
+        await running.server.commit(Invited(at=0.0, code="c", until=1.0))
