@@ -281,7 +281,6 @@ def _refuse_while_served(name: str) -> None:
     for facts in running():
         if Path(name).resolve() in Path(facts["folder"]).resolve().parents:
             raise ConfigError(f"{name} is being trained", hint="stop it first: ddlf peers stop")
-"""The model of WebNN (Goin, Cotton, Zhao 2018) and its learning rate, for ``ddlf peers new``."""
 
 
 def _server(options: argparse.Namespace) -> dict[str, Any]:

@@ -342,7 +342,7 @@ class PeerServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _end_writer(self) -> None:
-        """Write what waits for the disk, and refuse what comes later."""
+        """Write the entries that wait for the disk, and refuse later ones."""
         self._closed = True
         self._queue.put_nowait(None)
         await asyncio.gather(self._writer, return_exceptions=True)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.set_merge import SET_MERGE, WeightSet, mean_by_trainings
-from ddlf.errors import ConfigError
 
 
 def a_set(*values, trainings=0, accuracy=-np.inf):
