@@ -259,8 +259,11 @@ class Peer:
     def _break(self, why: str) -> None:
         self._say(f"broken    {why}; beginning again from the last validated set")
         self._since = 0
-        self._connection.send(Broken(why=why[:500]))
+        told = None
         while True:  # earlier answers belong to the broken weights
+            if self._connection.welcome is not told:  # not yet, or the message was lost with its connection
+                told = self._connection.welcome
+                self._connection.send(Broken(why=why[:500]))
             message = self._connection.take(1.0)
             if message is None and not self._connection.is_open:  # nobody can help: continue as before
                 return

@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from ddlf.errors import AuthError, CheckpointError
 from ddlf.peers import ledger, server, sessions
 from ddlf.peers.entries import Invited, Left, Merged
+from ddlf.peers.frames import Broken
 from ddlf.peers.journal import Journal, history
 from ddlf.peers.peer import Peer
 from ddlf.peers.plan import Plan
@@ -561,3 +562,32 @@ async def test_a_server_that_ends_writes_the_entries_that_wait_for_the_disk(tmp_
     assert [type(entry) for entry in history(tmp_path)][-1] is Left
     with pytest.raises(CheckpointError, match="ends"):
         await running.server.commit(Invited(at=0.0, code="c", until=1.0))
+
+
+async def test_a_peer_that_is_cut_off_while_it_begins_again_asks_once_more(running, monkeypatch):
+    received, cut = running.server._received, asyncio.Event()
+
+    async def cut_off(peer, line, message):
+        if isinstance(message, Broken) and not cut.is_set():
+            cut.set()
+            line.socket.transport.abort()
+        else:
+            await received(peer, line, message)
+
+    class OnceBroken(Added):
+        broke = False
+
+        def weights(self):
+            if self.broke:
+                return self.live
+            self.broke = True
+            return [one * np.nan for one in self.live]
+
+    monkeypatch.setattr(running.server, "_received", cut_off)
+    [code] = await running.server.invite()
+    peer = Peer(
+        f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: OnceBroken(), samples=10, say=lambda line: None
+    )
+    await asyncio.wait_for(asyncio.to_thread(peer.run, most_updates=2 * running.server.plan.updates), PATIENCE_S)
+    assert cut.is_set()
+    assert running.server.ledger.members[1].number == 1
