@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 from typing import ClassVar
 
 import numpy as np
@@ -418,13 +418,23 @@ class Copy(SetRule):
     """Take the weights of a more accurate set: ``w <- p`` where its accuracy is higher, else ``w`` stays. The trainings stay.
 
     The accuracy of a set is that of its last local epoch. The global weights keep the accuracy of the set that they
-    came from. The model needs an accuracy metric. The source says that the rule equals a single client.
+    came from. The source says that the rule equals a single client.
+
+    Raises:
+        ConfigError: The model has no accuracy metric.
 
     Source:
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
     rule: ClassVar[SetMerge] = set_merge.Copy()
+
+    def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
+        if isnan(theirs.accuracy):
+            raise ConfigError(
+                "'copy' compares accuracies, but the model reports none", hint="compile it with metrics=['accuracy']"
+            )
+        return self.rule.merge(mine, theirs)
 
 
 ARRIVAL: Family[Arrival] = Family(

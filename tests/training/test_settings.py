@@ -218,6 +218,7 @@ WRONG = [
         "n_push=2 is for Downpour training: synchronous training does not use it; leave n_push at 1, or",
     ),
     (dict(seed=2**32), "seed must be a whole number from 0 to 4294967295, got 4294967296"),
+    (dict(peer="http://127.0.0.1:8930/"), "the link has no code behind its #; copy the whole link"),
     (dict(batch_size="64"), "batch_size must be a whole number of 1 or more, got '64'"),
 ]
 

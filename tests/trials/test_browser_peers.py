@@ -1,4 +1,4 @@
-"""The benchmark of peers in Chromium: its search for private pictures, and a short form of it in rounds."""
+"""The trial of peers in Chromium: its search for private pictures, and a short form of it in rounds."""
 
 import base64
 import os
@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
-from benchmarks import browser_peers
+from tests.trials import browser_peers
 
 MARK = np.arange(101, 117, dtype=np.uint8)
 

@@ -1,6 +1,6 @@
 """Peers in Chromium and in Python train one model. Every byte that a browser sends is recorded, and searched for its pictures.
 
-``python -m benchmarks.browser_peers [--seconds 300] [--browsers 8] [--pythons 2] [--block 30] [--way swap]``
+``python -m tests.trials.browser_peers [--seconds 300] [--browsers 8] [--pythons 2] [--block 30] [--way swap]``
 
 A proxy in front of the server records what browsers send. Each private picture carries a mark, which is searched for in
 all recorded bytes: raw, as float32, as base64, and inside of anything that zlib can inflate. The main thread of the first
