@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+STDOUT = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -45,7 +46,11 @@ class Stop:
                 os.kill(os.getpid(), number)
                 return
             self.signal = number
-            self._say(f"stopping  {self._words}; again ends at once")
+            line = f"stopping  {self._words}; again ends at once"
+            try:
+                self._say(line)
+            except RuntimeError:  # the signal has come in the middle of another line
+                os.write(STDOUT, f"{line}\n".encode())
             self.gently()
 
         before = {number: signal.signal(number, came) for number in SIGNALS}

@@ -1,0 +1,25 @@
+"""The first signal ends the work cleanly, also in the middle of a line."""
+
+import signal
+
+import pytest
+
+from ddlf.peers.signals import Stop
+
+
+@pytest.mark.parametrize("is_printing", [False, True])
+def test_a_signal_asks_the_work_to_end_and_says_so(is_printing, capfd):
+    asked = []
+
+    def say(line):
+        if is_printing:
+            raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
+        print(line, flush=True)
+
+    stop = Stop("the peer says goodbye", say)
+    stop.gently = lambda: asked.append(True)
+    with stop.on_signals():
+        signal.raise_signal(signal.SIGINT)
+    assert asked == [True]
+    assert stop.exit_code == 130
+    assert "stopping  the peer says goodbye; again ends at once" in capfd.readouterr().out
