@@ -34,7 +34,7 @@ def serve(options: argparse.Namespace) -> int:
     if options.resume is not None:
         if given := _given(options):
             raise ConfigError(f"{', '.join(given)} cannot change in a run that is resumed", hint="leave it out")
-        path = folder.find(Path(options.out or folder.usual_out()), str(options.resume))
+        path = serving.find_run(Path(options.out or folder.usual_out()), str(options.resume))
         plan, _, digest, last = serving.read_folder(path)
         port = last if port is None else port
         source, classes = path / folder.NOTATION, plan.classes

@@ -115,10 +115,6 @@ class LiveWeights:
         """Let all slots train with a learning rate from their next round on."""
         self._progress.rates = [[rate] * len(rate_variables(self._app.model))]
 
-    def batch(self, size: int) -> None:
-        """Raise an error: the workers train."""
-        raise NotImplementedError
-
 
 class Posting(Peer):
     """The peer of a run: it posts and takes sets when the run says so, and never waits for a server that is gone."""

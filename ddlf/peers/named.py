@@ -44,6 +44,8 @@ train:metrics accuracy;
 """
 """The model of WebNN."""
 SETTINGS, RUNS = "settings.json", "runs"
+ELSEWHERE = {"rate", "validated_by"}
+"""Fields of the plan that follow from the model and from the command."""
 HEADS = {
     "log.csv": ("Time", "Client", "Request", "Date"),
     "training.csv": ("Time", "Client", "Loss", "Accuracy"),
@@ -93,6 +95,11 @@ def settings_of(path: Path) -> dict[str, Any]:
         Plan(**given)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path / SETTINGS} cannot be used: {error}") from None
+    if found := sorted(ELSEWHERE & given.keys()):
+        raise ConfigError(
+            f"{path / SETTINGS} cannot set {' and '.join(found)}",
+            hint=f"the learning rate is in {runs.NOTATION}; --data lets the server validate",
+        )
     return dict(given)
 
 

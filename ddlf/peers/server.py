@@ -302,6 +302,7 @@ class PeerServer:
             if (pending := self.ledger.pending()) is not None:
                 self._carry_out(pending)
             if self.ledger.over:
+                self._say(f"over      this training has ended before: {self.ledger.ended}; begin a new one to train on")
                 self.done.set()
             ready()
             try:

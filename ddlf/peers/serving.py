@@ -265,6 +265,17 @@ def make_folder(out: Path, name: str, plan: Plan, served: Served) -> Path:
     return path
 
 
+def find_run(out: Path, name: str) -> Path:
+    """Return the folder of the run that a name means; for ``"last"`` the newest run with peers.
+
+    Raises:
+        ConfigError: No run has this name, or several runs have it.
+    """
+    if name == "last" and (found := [path for path in runs.runs_in(out) if (path / PLAN).exists()]):
+        return found[0]
+    return runs.find(out, name)
+
+
 def read_folder(path: Path) -> tuple[Plan, str, str, int]:
     """Return plan, model text, digest of the layout and last port of an earlier run.
 

@@ -1,6 +1,5 @@
 """Two workers as one peer beside a Python peer, as users start them: a worker, the server and the master are killed."""
 
-import os
 import re
 import signal
 import subprocess
@@ -37,21 +36,6 @@ class App(ddlf.IApp):
 """
 
 
-def command(folder, *words):
-    """Return a ``Command`` of ``ddlf`` itself."""
-    made = object.__new__(Command)
-    made.process = subprocess.Popen(
-        [sys.executable, "-m", "ddlf.cli.main", *map(str, words)],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"DDLF_RUN_DIR": str(folder / "runs")},
-    )
-    made.lines = []
-    return made
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     from ddlf.data import datasets
@@ -67,13 +51,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_cluster_and_python_peer_train_one_model_through_kills(folder):
-    with command(folder, "peers", "serve", "digits.nnm", "--data", "digits", "--invite", "2", "--port", "0") as server:
+    with Command(folder, "serve", "digits.nnm", "--data", "digits", "--invite", "2", "--port", "0") as server:
         links = [server.until(r"link +(\S+)")[1] for _ in range(2)]
         port = re.search(r":(\d+)/", links[0])[1]
-        run = ("run", "app.py", "--local", "2", "--peer", links[0], "--checkpoint", "kept", "--checkpoint-every", "5")
+        run = ("app.py", "--local", "2", "--peer", links[0], "--checkpoint", "kept", "--checkpoint-every", "5")
         with (
-            command(folder, *run, "--ui", "plain") as first,
-            command(folder, "peers", "join", links[1], "--data", "high.npz") as high,
+            Command(folder, *run, "--ui", "plain", part="run") as first,
+            Command(folder, "join", links[1], "--data", "high.npz") as high,
         ):
             first.until("joined ")
             first.until(r"round 40\b")  # the worker that was killed in round 10 is back
@@ -81,16 +65,14 @@ def test_cluster_and_python_peer_train_one_model_through_kills(folder):
             server.end()
             [journal] = (folder / "runs").glob("*-peers-digits")
             first.until("lost ")
-            with command(
-                folder, "peers", "serve", "--resume", journal.name, "--data", "digits", "--port", port
-            ) as again:
+            with Command(folder, "serve", "--resume", "last", "--data", "digits", "--port", port) as again:
                 again.until(r"resumed   (\d+) posts")
                 first.until("back ")
                 number = int(first.until(r"round (\d+)")[1])
                 first.until(rf"round {number + 60}\b")
                 first.process.send_signal(signal.SIGKILL)
                 first.process.wait(PATIENCE_S)
-                with command(folder, *run, "--ui", "plain", "--resume", "auto", "--takeover") as second:
+                with Command(folder, *run, "--ui", "plain", "--resume", "auto", "--takeover", part="run") as second:
                     second.until("joined ")
                     number = int(second.until(r"round (\d+)")[1])
                     assert number > 40

@@ -44,6 +44,9 @@ def test_new_copy_save_and_reset_work_in_an_empty_folder(tmp_path, monkeypatch, 
     (tmp_path / "digits/settings.json").write_text(json.dumps({"batch": 3}))
     assert ddlf("train", "digits")
     assert "settings.json cannot be used" in capsys.readouterr().err
+    (tmp_path / "digits/settings.json").write_text(json.dumps({"rate": 0.5, "validated_by": "server"}))
+    assert ddlf("train", "digits")
+    assert "cannot set rate and validated_by" in capsys.readouterr().err
 
 
 def test_logs_say_who_did_what_and_when():

@@ -26,11 +26,11 @@ train:metrics accuracy;
 
 
 class Command:
-    """A command of ``ddlf`` in a process of its own, and the lines that it prints."""
+    """A command of ``ddlf peers``, or of another ``part``, in a process of its own, and the lines that it prints."""
 
-    def __init__(self, folder, *words):
+    def __init__(self, folder, *words, part="peers"):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ddlf.cli.main", "peers", *map(str, words)],
+            [sys.executable, "-m", "ddlf.cli.main", part, *map(str, words)],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -12,8 +12,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ddlf.errors import AuthError, CheckpointError
-from ddlf.peers import ledger, server, sessions
-from ddlf.peers.entries import Invited, Left, Merged
+from ddlf.peers import ledger, server, serving, sessions
+from ddlf.peers.entries import Ended, Invited, Left, Merged
 from ddlf.peers.frames import Broken
 from ddlf.peers.journal import Journal, history
 from ddlf.peers.peer import Peer
@@ -591,3 +591,21 @@ async def test_a_peer_that_is_cut_off_while_it_begins_again_asks_once_more(runni
     await asyncio.wait_for(asyncio.to_thread(peer.run, most_updates=2 * running.server.plan.updates), PATIENCE_S)
     assert cut.is_set()
     assert running.server.ledger.members[1].number == 1
+
+
+async def test_a_training_that_has_ended_says_so_when_it_is_resumed(tmp_path):
+    async with Running(tmp_path) as first:
+        await first.server.commit(Ended(at=time.time(), why="stopped by ddlf peers stop"))
+        await first.until(lambda: first.server.ledger.over)
+    async with Running(tmp_path) as again:
+        await asyncio.wait_for(again.server.done.wait(), PATIENCE_S)
+        assert any("has ended before: stopped by ddlf peers stop" in line for line in again.lines)
+
+
+def test_the_last_run_is_the_last_one_with_peers(tmp_path):
+    for name, files in (("20260101-000000-peers-a", [serving.PLAN]), ("20260102-000000-App", [])):
+        (tmp_path / name).mkdir()
+        for file in (*files, "state.json"):
+            (tmp_path / name / file).write_text("{}")
+    assert serving.find_run(tmp_path, "last").name == "20260101-000000-peers-a"
+    assert serving.find_run(tmp_path, "App").name == "20260102-000000-App"

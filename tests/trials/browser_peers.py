@@ -35,17 +35,9 @@ import numpy as np
 import psutil
 
 from tests.monitor.dashboard.browser import chromium, opened
-from tests.peers.browser.joining import DOCUMENT, BrowserPeer
+from tests.peers.browser.joining import DOCUMENT, MODEL, BrowserPeer
 from tests.peers.browser.page import COUNT
 
-MODEL = """
-digits:input shape=[64];
-digits:output shape=[10];
-digits:layers Dense(units=32, activation=relu), Dense(units=10, activation=softmax);
-digits:loss SCE;
-train:optimizer SGD(learning_rate=0.1);
-train:metrics accuracy;
-"""
 POST = 3
 EXTRA_BYTES = 2_000
 """Bytes that a post may have beside its set."""

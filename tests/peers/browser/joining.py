@@ -10,6 +10,15 @@ import numpy as np
 
 from tests.patience import PATIENCE_S
 
+MODEL = """
+digits:input shape=[64];
+digits:output shape=[10];
+digits:layers Dense(units=32, activation=relu), Dense(units=10, activation=softmax);
+digits:loss SCE;
+train:optimizer SGD(learning_rate=0.1);
+train:metrics accuracy;
+"""
+"""A model of digits for browsers and Python peers."""
 DOCUMENT = "/engine/rates.js"
 """A document of the server's origin that does nothing by itself."""
 BOOT = """() => {

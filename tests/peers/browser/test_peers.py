@@ -13,18 +13,10 @@ import safetensors.numpy
 from ddlf.peers.entries import Posted
 from ddlf.peers.journal import history
 from tests.monitor.dashboard.browser import chromium, opened
-from tests.peers.browser.joining import DOCUMENT, BrowserPeer
+from tests.peers.browser.joining import DOCUMENT, MODEL, BrowserPeer
 from tests.peers.test_processes import Command
 
 pytestmark = pytest.mark.slow
-MODEL = """
-digits:input shape=[64];
-digits:output shape=[10];
-digits:layers Dense(units=32, activation=relu), Dense(units=10, activation=softmax);
-digits:loss SCE;
-train:optimizer SGD(learning_rate=0.1);
-train:metrics accuracy;
-"""
 
 
 class Halves:
