@@ -5,7 +5,7 @@
 A proxy in front of the server records what browsers send. Each private picture carries a mark, which is searched for in
 all recorded bytes: raw, as float32, as base64, and inside of anything that zlib can inflate. The main thread of the first
 page is blocked once, without use of its core, and its speed is compared with that before and after. Memory is that of
-all renderers of Chromium (PSS), at a third of the time and at the end. Buffers are those of the engine, counted while a
+all renderers of Chromium (anonymous pages), at a third of the time and at the end. Buffers are those of the engine, counted while a
 peer is paused.
 
 The exit code is 1 if a bar is missed.
@@ -164,12 +164,16 @@ def post_sizes(contents: list[bytes]) -> list[tuple[int, int]]:
 
 
 def renderers_bytes() -> int:
-    """Return the memory of all renderers of this process's Chromium."""
+    """Return the anonymous memory of all renderers of this process's Chromium.
+
+    Pages of files are not counted: how many processes share them depends on what else runs on the machine.
+    """
     total = 0
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, FileNotFoundError):
             if "--type=renderer" in process.cmdline():
-                total += process.memory_full_info().pss
+                rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+                total += 1024 * int(re.findall(r"^Anonymous: +(\d+) kB", rollup, re.MULTILINE)[0])
     return total
 
 
