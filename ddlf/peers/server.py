@@ -117,6 +117,10 @@ Waiting = tuple[Entry, bytes, asyncio.Future[None]]
 """An entry that waits for the disk, its set, and a future that is done when the ledger has taken it."""
 
 
+class ComeBack(Exception):
+    """The connection of a peer must end, but the peer may connect again."""
+
+
 class Test(Protocol):
     """Tests weights on the server's test data. Called on a thread."""
 
@@ -487,6 +491,8 @@ class PeerServer:
             if record is not None and self._converged is not None and not self.ledger.ended:
                 await self._ask_whether_converged(self._converged, record)
             for entry in self.ledger.due(now, self._seen):
+                if isinstance(entry, Left) and self._seen.get(entry.peer, 0.0) >= now:
+                    continue  # it came back while an earlier entry was written
                 try:
                     await self.commit(entry)
                 except (Unfit, CheckpointError):  # it comes again if it is still due
@@ -682,13 +688,14 @@ class PeerServer:
                 hello = await self._receive(socket, (Hello,))
             assert isinstance(hello, Hello)
             await self._greet(socket, peer, hello)
-        except CheckpointError:  # the disk refuses now; the peer comes back and sends its post again
-            with contextlib.suppress(Exception):
-                await socket.close(1013, "try again later")
-        except (TimeoutError, OSError):
-            pass
-        except DDLFError as error:
+        except (ComeBack, CheckpointError) as error:  # a full disk: the peer sends its post again
+            await self._send_away(socket, str(error) if isinstance(error, ComeBack) else "try again later")
+        except DDLFError as error:  # some are an OSError, too
             await self._refuse(socket, error.message, error.hint)
+        except TimeoutError:
+            await self._send_away(socket, f"no hello within {HELLO_S:.0f} s")
+        except OSError:
+            pass
         except Exception as error:
             if not _is_closed(error):
                 self._say(f"error     the connection of {self._name(peer)} ended: {type(error).__name__}: {error}")
@@ -722,9 +729,10 @@ class PeerServer:
             rate=ledger.rate,
             set=self.sets[start] if start else b"",
         )
-        await socket.send(frames.encode(welcome))
-        tasks = [asyncio.ensure_future(self._send_answers(line)), asyncio.ensure_future(self._watch(peer, line))]
+        tasks: list[asyncio.Future[None]] = []
         try:
+            await socket.send(frames.encode(welcome))
+            tasks += [asyncio.ensure_future(self._send_answers(line)), asyncio.ensure_future(self._watch(peer, line))]
             await self._listen(peer, line)
         finally:
             for task in tasks:
@@ -742,7 +750,7 @@ class PeerServer:
             except Unfit:
                 member = self.ledger.members[peer]
                 if not (self.ledger.ended or member.present or member.removed):
-                    raise ConnectionResetError("its lease has run out: it comes back by itself") from None
+                    raise ComeBack("the lease has run out") from None
                 if not self.ledger.ended:  # otherwise the end is on its way to the peer
                     raise
             if isinstance(message, Bye):
@@ -848,6 +856,11 @@ class PeerServer:
         if isinstance(data, str):
             raise ProtocolError("a frame is a binary message, got text")
         return frames.decode(data, of, self.model.layout.bytes if of != (Hello,) else 0)
+
+    async def _send_away(self, socket: ServerConnection, why: str) -> None:
+        """End a connection so that the peer connects again by itself."""
+        with contextlib.suppress(Exception):
+            await socket.close(1013, why)
 
     async def _refuse(self, socket: ServerConnection, why: str, hint: str) -> None:
         with contextlib.suppress(Exception):

@@ -341,32 +341,66 @@ async def test_a_removed_peer_cannot_come_back(running):
         await peer.connect(keeps=True)
 
 
-HUGE = frame(POST, {"number": 1, "contains": 0, "updates": 1}, bytes(100_000))
+ONE = {"number": 1, "contains": 0, "updates": 1}
+BAD = {
+    "text": ("text", "a frame is a binary message, got text"),
+    "empty": (b"", "at least 16 bytes"),
+    "set": (a_set(1.0), "begins with DDLP"),
+    "half": (frame(POST, ONE, a_set(1.0))[:-1], "a set of this model has"),
+    "number": (frame(POST, ONE | {"number": 5}, a_set(1.0)), "post 1 must come next, got post 5"),
+    "updates": (frame(POST, ONE | {"updates": 2**40}, a_set(1.0)), "cannot have 1099511627776 updates"),
+    "hello": (frame(HELLO, {"name": "again", "samples": 5}), "kind 1 is not expected here"),
+    "score": (frame(SCORE, {"set_number": 1, "accuracy": 7.0, "loss": 0.0, "samples": 1}), "from 0 to 1, got 7"),
+    "kind": (frame(99, {}), "kind 99 is not expected here"),
+    "version": (b"DDLP\2" + frame(BYE, {})[5:], "version 2 of the peers' protocol, and this one version 1"),
+    "header": (frame(POST, ONE, a_set(1.0)).replace(b'"dense/bias"', b'"dense_bias"'), ""),
+}
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "text",
-        b"",
-        a_set(1.0),
-        frame(POST, {"number": 1, "contains": 0, "updates": 1}, a_set(1.0))[:-1],
-        frame(POST, {"number": 5, "contains": 0, "updates": 1}, a_set(1.0)),
-        frame(POST, {"number": 1, "contains": 0, "updates": 2**40}, a_set(1.0)),
-        frame(HELLO, {"name": "again", "samples": 5}),
-        frame(SCORE, {"set_number": 1, "accuracy": 7.0, "loss": 0.0, "samples": 1}),
-        frame(99, {}),
-        HUGE,
-    ],
-    ids=["text", "empty", "set", "half", "number", "updates", "hello", "score", "kind", "huge"],
-)
-async def test_bad_frames_end_their_connection_and_harm_nobody_else(running, message):
+@pytest.mark.parametrize(("message", "why"), BAD.values(), ids=BAD)
+async def test_bad_frames_are_answered_with_the_reason_and_harm_nobody_else(running, message, why):
     bad, good = await running.peer(), await running.peer()
     await bad.socket.send(message)
-    with contextlib.suppress(ConnectionClosed):
-        while True:
-            assert opened(await bad.socket.recv())[0] == 8
+    answer = await bad.answer()
+    if why:
+        assert why in answer["end"]["why"]
+        with pytest.raises(ConnectionClosed):
+            await bad.socket.recv()
+    else:
+        assert (answer["answer"], answer["why"]) == ("rejected", "the set has no 'dense/bias'")
     assert (await good.post(a_set(1.0)))["answer"] == "continue"
+
+
+async def test_a_huge_frame_ends_its_connection_while_it_arrives(running):
+    bad, good = await running.peer(), await running.peer()
+    await bad.socket.send(frame(POST, ONE, bytes(100_000)))
+    with pytest.raises(ConnectionClosed) as closed:
+        await bad.socket.recv()
+    assert closed.value.rcvd.code == 1009
+    assert (await good.post(a_set(1.0)))["answer"] == "continue"
+
+
+async def test_a_frame_may_come_in_parts_and_what_follows_a_goodbye_is_not_read(running):
+    peer = await running.peer()
+    post = frame(POST, ONE, a_set(1.0))
+    await peer.socket.send([post[:3], post[3:50], post[50:]])
+    assert (await peer.answer())["answer"] == "continue"
+    await peer.socket.send(frame(BYE, {}))
+    with contextlib.suppress(ConnectionClosed):
+        await peer.socket.send(frame(POST, ONE | {"number": 2}, a_set(2.0)))
+        await peer.socket.recv()
+    assert running.server.ledger.counts["posts"] == 1
+
+
+async def test_a_peer_that_says_nothing_is_sent_away_with_the_reason(running, monkeypatch):
+    monkeypatch.setattr(server, "HELLO_S", 0.05)
+    [code] = await running.server.invite()
+    _, headers, _ = await get(running.port, "/join", {"X-DDLF-Code": code})
+    cookie = {"Cookie": headers["Set-Cookie"].partition(";")[0]}
+    async with connect(f"ws://127.0.0.1:{running.port}/live", additional_headers=cookie, proxy=None) as socket:
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.recv()
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, "no hello within 0 s")
 
 
 @pytest.mark.parametrize(
@@ -519,6 +553,29 @@ async def test_a_peer_that_has_just_arrived_is_not_taken_for_lost(tmp_path, monk
         assert running.server.ledger.present == list(range(1, 11))
 
 
+async def test_a_peer_that_comes_back_while_other_leases_run_out_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "TICK_S", 0.0)
+    async with Running(tmp_path) as running:
+        one, other = await running.peer(), await running.peer()
+        await one.post(a_set(1.0))
+        commit, back = running.server.commit, asyncio.Event()
+
+        async def slowly(entry, data=b""):
+            if isinstance(entry, Left) and not back.is_set():
+                await other.connect(keeps=True)  # the lease of this peer has run out, too
+                back.set()
+            await commit(entry, data)
+
+        monkeypatch.setattr(running.server, "commit", slowly)
+        for peer in (one, other):
+            await peer.abort()
+        await running.until(lambda: not running.server._lines)
+        running.server._seen = {1: 0.0, 2: 0.0}
+        await running.until(back.is_set)
+        assert (await other.post(a_set(2.0)))["answer"] != "rejected"
+        assert running.server.ledger.present == [2]
+
+
 async def test_a_post_after_the_end_is_answered_by_the_end(running):
     peer = await running.peer()
     await peer.post(a_set(1.0))
@@ -532,8 +589,9 @@ async def test_a_connected_peer_whose_lease_ran_out_comes_back_with_its_post(run
     peer = await running.peer()
     await running.server.commit(Left(at=0.0, peer=1, why="no sign of life"))
     await peer.send_post(a_set(1.0))
-    with pytest.raises(ConnectionClosed):
+    with pytest.raises(ConnectionClosed) as closed:
         await peer.socket.recv()
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, "the lease has run out")
     await peer.connect(keeps=True)
     await peer.send_again(a_set(1.0))
     assert (await peer.answer())["answer"] == "continue"
