@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, ClassVar, TypeVar, dataclass_transform, get_type_hints
@@ -32,6 +33,8 @@ MOST_TEXT_BYTES = 4096
 MOST_WELCOME_BYTES = 2**20
 """Largest JSON text of the server: the welcome contains the text of the model."""
 MOST_NAME = 64
+PIECE_BYTES = 256 * 2**10
+"""A larger set is sent in fragments of this size."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -210,11 +213,30 @@ M = TypeVar("M", bound=Message)
 
 def encode(message: Message) -> bytes:
     """Return a message as the bytes of a frame."""
+    return b"".join((_head(message), getattr(message, "set", b"")))
+
+
+def _head(message: Message) -> bytes:
+    """Return everything before the set."""
     data = {name: getattr(message, name) for name in FIELDS[type(message)]}
     text = json.dumps(data, allow_nan=False).encode()
     text += b" " * (-len(text) % 8)
-    prefix = PREFIX.pack(MAGIC, VERSION, message.kind, 0, len(text), 0)
-    return b"".join((prefix, text, getattr(message, "set", b"")))
+    return PREFIX.pack(MAGIC, VERSION, message.kind, 0, len(text), 0) + text
+
+
+def pieces(message: Message) -> bytes | Iterator[bytes | memoryview]:
+    """Return a message as one frame; if its set is large, as fragments of the frame, so that no copy of the set is made.
+
+    A WebSocket sends each fragment when the other side has read the earlier ones.
+    """
+    data = getattr(message, "set", b"")
+    return encode(message) if len(data) < PIECE_BYTES else _fragments(message, memoryview(data))
+
+
+def _fragments(message: Message, data: memoryview) -> Iterator[bytes | memoryview]:
+    yield _head(message)
+    for at in range(0, len(data), PIECE_BYTES):
+        yield data[at : at + PIECE_BYTES]
 
 
 def decode(data: bytes, of: tuple[type[Message], ...], set_bytes: int) -> Message:

@@ -48,6 +48,8 @@ SETS_IN_FILE = 32
 """A file is followed by the next one when it has this number of sets, and the least number of bytes."""
 GROWTH = 4
 """Sets that are still needed are copied into the newest file when the files have this many times their bytes."""
+LARGE_BYTES = 128 * 2**10
+"""Parts of this size are written one by one, since a copy of them costs more than a call of the system."""
 FILE = re.compile(r"journal-(\d{6})")
 SNAPSHOT, KEPT = "Snapshot", "Kept"
 """Kinds of records besides entries: the state of the ledger, and a set from an older file."""
@@ -156,7 +158,7 @@ class Journal:
         path = self._path(number)
         with explained(self.folder, "write the journal in", need=at):
             try:
-                write_new(path, b"".join(parts))
+                write_new(path, *parts)
                 sync(self.folder)
                 file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             except BaseException:
@@ -204,9 +206,10 @@ class Journal:
         with explained(self.folder, "write the journal in", need=size - self._size):
             try:
                 os.lseek(self._file, self._size, os.SEEK_SET)
-                view = memoryview(b"".join(parts))
-                while view:
-                    view = view[os.write(self._file, view) :]
+                for piece in _pieces(parts):
+                    view = memoryview(piece)
+                    while view:
+                        view = view[os.write(self._file, view) :]
                 _sync_data(self._file)
             except OSError:
                 with contextlib.suppress(OSError):
@@ -295,6 +298,19 @@ def _record(data: Mapping[str, Any], set: bytes) -> list[bytes]:
     rest = struct.pack("<IIQ", len(text), 0, len(set)) + text
     crc = zlib.crc32(set, zlib.crc32(rest))
     return [struct.pack("<II", MAGIC, crc) + rest, set]
+
+
+def _pieces(parts: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield bytes in few pieces: small parts are joined, and large ones are not copied."""
+    small: list[bytes] = []
+    for part in parts:
+        if len(part) < LARGE_BYTES:
+            small.append(part)
+            continue
+        yield b"".join(small)
+        small = []
+        yield part
+    yield b"".join(small)
 
 
 def _records(path: Path, number: int) -> Iterator[tuple[dict[str, Any], Place, int]]:

@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
     from websockets.http11 import Request, Response
 
+    from ddlf.peers.turns import TurnConnection, Turns
+
 PING_S = 2.5
 """Seconds between two pings of a peer."""
 TICK_S = 0.25
@@ -138,7 +140,7 @@ class Line:
         posted: Number of the post that has no answer yet; 0 without one.
     """
 
-    socket: ServerConnection
+    socket: TurnConnection
     outbox: asyncio.Queue[Reply] = field(default_factory=asyncio.Queue)
     posted: int = 0
 
@@ -207,6 +209,7 @@ class PeerServer:
         self._next_peer = 1
         self._journal: Journal
         self._writer: asyncio.Future[None]
+        self._turns: Turns
         self._loop: asyncio.AbstractEventLoop
         self._failure: BaseException | None = None
 
@@ -283,18 +286,22 @@ class PeerServer:
         """
         from websockets.asyncio.server import serve
 
+        from ddlf.peers.turns import Turns
+
+        self._turns = Turns()
         self._loop = asyncio.get_running_loop()
         self.port, self._secure = sock.getsockname()[1], context is not None or self._url.startswith("https:")
         silent = logging.getLogger("ddlf.peers.websockets")
         silent.disabled = True  # requests of strangers should not appear in the user's terminal
         async with serve(
-            self._live,
+            self._live,  # type: ignore[arg-type]  # it gets what create_connection makes
             sock=sock,
             ssl=context,
             process_request=self._request,
             compression=None,
             max_size=frames.PREFIX.size + frames.MOST_TEXT_BYTES + self.model.layout.bytes,
             max_queue=1,
+            create_connection=self._turns.connection(),  # type: ignore[arg-type]  # a factory will do
             ping_interval=None,  # ``_watch`` pings, since the time limit is the peer's lease
             close_timeout=1.0,
             logger=silent,
@@ -490,7 +497,8 @@ class PeerServer:
             record = self._teller.tick(now)
             if record is not None and self._converged is not None and not self.ledger.ended:
                 await self._ask_whether_converged(self._converged, record)
-            for entry in self.ledger.due(now, self._seen):
+            seen = self._seen | {peer: self._heard(peer, line) for peer, line in self._lines.items()}
+            for entry in self.ledger.due(now, seen):
                 if isinstance(entry, Left) and self._seen.get(entry.peer, 0.0) >= now:
                     continue  # it came back while an earlier entry was written
                 try:
@@ -539,7 +547,7 @@ class PeerServer:
 
     async def _send_end(self, peer: int, line: Line, why: str, final: int) -> None:
         with contextlib.suppress(OSError, Exception):
-            await line.socket.send(frames.encode(End(why=why, set_number=final, set=self.sets[final])))
+            await line.socket.send(frames.pieces(End(why=why, set_number=final, set=self.sets[final])))
             await line.socket.close(1000, "over")
 
     # -- HTTP -----------------------------------------------------------------------------------------------------------
@@ -679,7 +687,7 @@ class PeerServer:
 
     # -- a peer -----------------------------------------------------------------------------------------------------------
 
-    async def _live(self, socket: ServerConnection) -> None:
+    async def _live(self, socket: TurnConnection) -> None:
         """Talk to one peer until its connection ends."""
         peer: int = socket.peer  # type: ignore[attr-defined]
         self._connections += 1
@@ -701,8 +709,9 @@ class PeerServer:
                 self._say(f"error     the connection of {self._name(peer)} ended: {type(error).__name__}: {error}")
         finally:
             self._connections -= 1
+            self._turns.end(socket)
 
-    async def _greet(self, socket: ServerConnection, peer: int, hello: Hello) -> None:
+    async def _greet(self, socket: TurnConnection, peer: int, hello: Hello) -> None:
         ledger = self.ledger
         keeps = hello.keeps and hello.run == ledger.run
         if hello.run and hello.run != ledger.run:
@@ -731,7 +740,8 @@ class PeerServer:
         )
         tasks: list[asyncio.Future[None]] = []
         try:
-            await socket.send(frames.encode(welcome))
+            await socket.send(frames.pieces(welcome))
+            del welcome  # its set
             tasks += [asyncio.ensure_future(self._send_answers(line)), asyncio.ensure_future(self._watch(peer, line))]
             await self._listen(peer, line)
         finally:
@@ -753,8 +763,10 @@ class PeerServer:
                     raise ComeBack("the lease has run out") from None
                 if not self.ledger.ended:  # otherwise the end is on its way to the peer
                     raise
+            self._turns.end(line.socket)
             if isinstance(message, Bye):
                 return
+            del message  # its set is no longer needed while the peer trains
 
     async def _received(self, peer: int, line: Line, message: Message) -> None:
         match message:
@@ -837,7 +849,13 @@ class PeerServer:
                 set=self.sets[reply.set] if with_set else b"",
             )
             line.posted = 0
-            await line.socket.send(frames.encode(answer))
+            await line.socket.send(frames.pieces(answer))
+            del answer  # its set
+
+    def _heard(self, peer: int, line: Line) -> float:
+        """Return the time of the last sign of life. A byte of a message is one, and so is waiting for a turn to send it."""
+        waits = self._turns.waits(line.socket)
+        return time.time() if waits else max(self._seen.get(peer, 0.0), line.socket.heard_at)
 
     async def _watch(self, peer: int, line: Line) -> None:
         """Ping a peer, and end its connection if it does not answer within its lease."""
@@ -847,8 +865,10 @@ class PeerServer:
                 async with asyncio.timeout(self.ledger.members[peer].lease_s):
                     await (await line.socket.ping())
             except TimeoutError:
-                line.socket.transport.abort()
-                return
+                if time.time() - self._heard(peer, line) > self.ledger.members[peer].lease_s:
+                    line.socket.transport.abort()
+                    return
+                continue  # the answer to the ping follows its message
             self._seen[peer] = time.time()
 
     async def _receive(self, socket: ServerConnection, of: tuple[type[Message], ...]) -> Message:

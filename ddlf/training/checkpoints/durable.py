@@ -135,10 +135,10 @@ def _sync(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def write_new(path: Path, data: bytes) -> None:
+def write_new(path: Path, *parts: bytes) -> None:
     """Write a new file that only its owner may read, and sync it. Its folder is not synced."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(data)
+        file.writelines(parts)
         file.flush()
         _sync(file.fileno())
 

@@ -1,0 +1,120 @@
+"""Turns of large messages, so that the memory of the server does not depend on how many peers send at once.
+
+Few peers at a time send a large message. The server reads from the others when a turn is free, the longest waiting one
+first. A turn lasts until the set is on the disk. A peer on a slow line does not hold up others: after ``SLOW_S`` its
+message still arrives, but its turn is free for the next peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from websockets.asyncio.server import ServerConnection
+
+LARGE_BYTES = 32 * 2**10
+"""A message of more bytes needs a turn."""
+READ_BYTES = {False: LARGE_BYTES, True: 2**18}
+"""Most bytes in one read without and with a turn."""
+MOST_TURNS = 4
+SLOW_S = 1.0
+"""A message that still arrives after these seconds gives its turn to the next peer."""
+
+
+class TurnConnection(ServerConnection):
+    """A connection that takes a turn for each large message.
+
+    Attributes:
+        heard_at: Time of the last byte, in seconds since 1970.
+    """
+
+    def __init__(self, turns: Turns, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.heard_at = time.time()
+        self._turns, self._arrived = turns, 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.read_much(False)
+
+    def read_much(self, much: bool) -> None:
+        """Set how many bytes one read takes, if the transport has this number."""
+        if hasattr(self.transport, "max_size"):
+            self.transport.max_size = READ_BYTES[much]
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = time.time()
+        self._arrived += len(data)
+        super().data_received(data)
+        if self._arrived > LARGE_BYTES:
+            self._turns.begin(self)
+
+    def process_event(self, event: Any) -> None:
+        if self._arrived > LARGE_BYTES:
+            self._turns.arrived(self)
+        self._arrived = 0
+        super().process_event(event)
+
+
+class Turns:
+    """Connections that send large messages, and others that wait.
+
+    Args:
+        most: Number of turns.
+    """
+
+    def __init__(self, most: int = MOST_TURNS) -> None:
+        self._most = most
+        self._having: dict[TurnConnection, asyncio.TimerHandle | None] = {}
+        self._waiting: dict[TurnConnection, None] = {}
+        self._slow: set[TurnConnection] = set()
+
+    def connection(self) -> Callable[..., TurnConnection]:
+        """Return what makes the connections of a server."""
+
+        def make(*args: Any, **named: Any) -> TurnConnection:
+            return TurnConnection(self, *args, **named)
+
+        return make
+
+    def waits(self, connection: TurnConnection) -> bool:
+        """Return whether the server does not read from a connection now."""
+        return connection in self._waiting
+
+    def begin(self, connection: TurnConnection) -> None:
+        """Take a turn for a message whose end has not arrived, or stop to read until a turn is free."""
+        if connection in self._having or connection in self._slow:
+            return
+        self._waiting[connection] = None
+        connection.transport.pause_reading()
+        self._next()
+
+    def arrived(self, connection: TurnConnection) -> None:
+        """Keep the turn until ``end``: the message has arrived, and is no longer slow."""
+        if (timer := self._having.get(connection)) is not None:
+            timer.cancel()
+            self._having[connection] = None
+
+    def end(self, connection: TurnConnection) -> None:
+        """End the turn of a connection, if it has one, and read from the next one."""
+        self._slow.discard(connection)
+        self._waiting.pop(connection, None)
+        if (timer := self._having.pop(connection, None)) is not None:
+            timer.cancel()
+        connection.read_much(False)
+        self._next()
+
+    def _next(self) -> None:
+        while self._waiting and len(self._having) < self._most:
+            connection = next(iter(self._waiting))
+            del self._waiting[connection]
+            self._having[connection] = asyncio.get_running_loop().call_later(SLOW_S, self._late, connection)
+            connection.read_much(True)
+            connection.transport.resume_reading()
+
+    def _late(self, connection: TurnConnection) -> None:
+        del self._having[connection]
+        self._slow.add(connection)
+        self._next()

@@ -1,0 +1,86 @@
+"""Few large sets arrive at a time, and a peer on a slow line holds up nobody."""
+
+import asyncio
+
+import pytest
+
+from ddlf.peers import turns as module
+from ddlf.peers.turns import Turns
+from tests.patience import PATIENCE_S
+
+
+class Transport:
+    """Notes whether the server reads."""
+
+    reads = True
+
+    def __init__(self, resumed):
+        self.resumed = resumed
+
+    def pause_reading(self):
+        self.reads = False
+
+    def resume_reading(self):
+        self.reads = True
+        self.resumed.set()
+
+
+class Sender:
+    """A connection that sends a large message."""
+
+    much = False
+
+    def __init__(self):
+        self.resumed = asyncio.Event()
+        self.transport = Transport(self.resumed)
+
+    def read_much(self, much):
+        self.much = much
+
+
+@pytest.fixture
+def senders():
+    return [Sender() for _ in range(4)]
+
+
+def reading(senders):
+    return [one.transport.reads for one in senders]
+
+
+async def test_others_wait_until_a_turn_ends_and_the_first_one_comes_first(senders):
+    turns = Turns(2)
+    for one in senders:
+        turns.begin(one)
+    assert reading(senders) == [True, True, False, False]
+    assert [turns.waits(one) for one in senders] == [False, False, True, True]
+    turns.begin(senders[3])  # more of it had arrived
+    turns.end(senders[1])
+    assert reading(senders) == [True, True, True, False]
+    assert [one.much for one in senders] == [True, False, True, False]
+    turns.end(senders[3])  # it has gone
+    turns.end(senders[0])
+    turns.end(senders[2])
+    turns.begin(senders[1])
+    assert reading(senders) == [True, True, True, False]
+
+
+async def test_a_slow_sender_goes_on_but_gives_its_turn_away(senders, monkeypatch):
+    monkeypatch.setattr(module, "SLOW_S", 0.0)
+    turns = Turns(1)
+    turns.begin(senders[0])
+    turns.begin(senders[1])
+    await asyncio.wait_for(senders[1].resumed.wait(), PATIENCE_S)
+    turns.begin(senders[0])
+    assert reading(senders) == [True, True, True, True]
+
+
+async def test_a_message_that_has_arrived_keeps_its_turn_until_it_is_on_the_disk(senders, monkeypatch):
+    monkeypatch.setattr(module, "SLOW_S", 0.0)
+    turns = Turns(1)
+    turns.begin(senders[0])
+    turns.arrived(senders[0])
+    turns.begin(senders[1])
+    await asyncio.sleep(0.01)  # a timer of 0 s would have ended meanwhile
+    assert not senders[1].transport.reads
+    turns.end(senders[0])
+    assert senders[1].transport.reads
