@@ -21,10 +21,20 @@ BOOT = """async (device) => {
   return arrays.start(device);
 }"""
 COUNT = """
-const all = [];
-globalThis.Map = class extends Map { constructor(...given) { super(...given); all.push(this); } };
+let all = [], most = 1000;
+const living = () => all.map((one) => one.deref()).filter((map) => map);
+globalThis.Map = class extends Map {
+  constructor(...given) {
+    super(...given);
+    all.push(new WeakRef(this));
+    if (all.length > most) { // forget the maps that are gone, or this count itself would fill the memory
+      all = all.filter((one) => one.deref());
+      most = 1000 + 2 * all.length;
+    }
+  }
+};
 const isBuffers = (map) => { const [first] = map.values(); return first && typeof first === "object" && "ptr" in first && "ref" in first; };
-globalThis.buffersInUse = () => all.filter(isBuffers).reduce((sum, map) => sum + map.size, 0);
+globalThis.buffersInUse = () => living().filter(isBuffers).reduce((sum, map) => sum + map.size, 0);
 """
 """Counts the buffers of jax-js, which keeps them in a map."""
 
