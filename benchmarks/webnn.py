@@ -25,7 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -203,50 +205,85 @@ def rows(runs: Sequence[Run], target: float) -> list[list[str]]:
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Seconds to the target of one rule and number of peers.
+
+    Args:
+        seconds: Mean; infinity if a repeat has not reached the target.
+        spread: Standard deviation.
+    """
+
+    seconds: float
+    spread: float = 0.0
+
+    def __str__(self) -> str:
+        return "not each time" if self.seconds == inf else f"{self.seconds:.1f} s"
+
+    def compared(self, other: Measured) -> int:
+        """Return -1 if it took less time than the other, 1 if more, and 0 if they differ by less than a deviation."""
+        if self.seconds == other.seconds:
+            return 0
+        apart = abs(self.seconds - other.seconds) > max(self.spread, other.spread)
+        return 0 if not apart else -1 if self.seconds < other.seconds else 1
+
+
 def claims(runs: Sequence[Run]) -> list[str]:
-    """Return a sentence on each published claim. A rule whose repeats did not all reach the target comes last."""
-    mean = means(runs)
-    most = max(peers for _, peers in mean)
-    shared = {rule: mean[rule, most] for rule, peers in mean if peers == most and most > 1}
-    order = sorted(shared, key=shared.__getitem__)
-    ranked = ", ".join(f"{rule} {shown(shared[rule])}" for rule in order)
-    alone = mean.get((ONE, 1))
-    average = [f"{peers} peers {shown(value)} s" for (rule, peers), value in mean.items() if rule == "average"]
-    rules: dict[str, Callable[[], str]] = {
-        "weighted is best": lambda: f"{order[0]} is the fastest; seconds with {most} peers: {ranked}",
-        "mimic is worst": lambda: f"{order[-1]} is the slowest, and mimic took {shown(shared['mimic'])} s",
-        "copy equals one peer": lambda: f"copy took {shown(shared['copy'])} s, and one peer {shown(alone)} s",
-        "average suffers from many peers": lambda: f"average: {', '.join(average[:-1])}, and {average[-1]}",
-        "one peer looks faster than all": lambda: (
-            f"one peer took {shown(alone)} s, and the fastest rule {shown(shared[order[0]])} s"
-        ),
-    }
+    """Return a sentence on each published claim that the runs can answer.
+
+    Rules are compared at the largest number of peers. Two of them differ if their means are more than the larger
+    standard deviation apart. A rule whose repeats did not all reach the target is the slowest.
+    """
+    found = measured(runs)
+    most = max(peers for _, peers in found)
+    rules = {rule: value for (rule, peers), value in found.items() if peers == most > 1}
+    averages = {peers: value for (rule, peers), value in found.items() if rule == "average"}
+    alone = found.get((ONE, 1))
+    ranked = ", ".join(f"{rule} {rules[rule]}" for rule in sorted(rules, key=lambda rule: rules[rule].seconds))
     sentences = []
-    for claim, sentence in rules.items():
-        with contextlib.suppress(KeyError, IndexError, ValueError):  # a rule that was not measured
-            sentences.append(f"published: {claim}. measured: {sentence()}")
+
+    def say(claim: str, answer: str, why: str) -> None:
+        sentences.append(f"published: {claim}. measured: {answer}: {why}")
+
+    for rule, claim, sign in (("weighted", "weighted is the best", -1), ("mimic", "mimic is the worst", 1)):
+        if rule in rules and len(rules) > 1:
+            orders = [rules[rule].compared(other) for name, other in rules.items() if name != rule]
+            answer = "yes" if set(orders) == {sign} else "no" if -sign in orders else "not clear"
+            say(claim, answer, f"with {most} peers {ranked}")
+    if "copy" in rules and alone:
+        order = rules["copy"].compared(alone)
+        answer = {-1: "no, it is faster", 0: "yes", 1: "no, it is slower"}[order]
+        say("copy equals one peer", answer, f"copy {rules['copy']} with {most} peers, one peer {alone}")
+    if len(averages) > 1:
+        few, many = averages[min(averages)], averages[max(averages)]
+        shown = ", ".join(f"{peers} peers {value}" for peers, value in sorted(averages.items()))
+        say("average suffers from many peers", "yes" if many.compared(few) > 0 else "no", shown)
+    if alone and rules:
+        orders = [alone.compared(other) for other in rules.values()]
+        answer = "yes" if set(orders) == {-1} else "no" if 1 in orders else "not clear"
+        say("one peer looks faster than all", answer, f"one peer {alone}; with {most} peers {ranked}")
     return sentences
 
 
-def means(runs: Sequence[Run]) -> Mapping[tuple[str, int], float]:
-    """Return the mean seconds to the target by rule and number of peers; infinity if a repeat has not reached it."""
-    result: dict[tuple[str, int], float] = {}
+def measured(runs: Sequence[Run]) -> dict[tuple[str, int], Measured]:
+    """Return the time to the target by rule and number of peers."""
+    result = {}
     for key in dict.fromkeys((one["rule"], one["peers"]) for one in runs):
         mine = [one for one in runs if (one["rule"], one["peers"]) == key]
+        times = [one["seconds"] for one in mine]
+        spread = statistics.stdev(times) if len(times) > 1 else 0.0
         all_there = all(one["reached"] for one in mine)
-        result[key] = statistics.fmean(one["seconds"] for one in mine) if all_there else float("inf")
+        result[key] = Measured(seconds=statistics.fmean(times), spread=spread) if all_there else Measured(seconds=inf)
     return result
 
 
-def shown(seconds: float | None) -> str:
-    """Return seconds, or that the target was not reached each time."""
-    if seconds is None:
-        return "(not measured)"
-    return "(not each time)" if seconds == float("inf") else f"{seconds:.1f}"
+def main(options: argparse.Namespace, peer: Sequence[object] = ()) -> list[Run]:
+    """Measure in turns, print the table and a sentence on each claim, and return the runs.
 
-
-def main(options: argparse.Namespace) -> list[Run]:
-    """Measure in turns, print the table and a sentence on each claim, and return the runs."""
+    Args:
+        options: The options.
+        peer: Command of Python that is a peer, like ``benchmarks.webnn --peer``; empty for that one.
+    """
     import numpy as np
 
     from ddlf.data.datasets import load_mnist
@@ -258,9 +295,9 @@ def main(options: argparse.Namespace) -> list[Run]:
         (folder / "webnn.nnm").write_text(WEBNN, encoding="utf-8")
         _, (x, y) = load_mnist()
         np.savez(folder / "test.npz", x=x[:: options.every], y=y[:: options.every])
-        words = ["benchmarks.webnn", "--peer", "--pace", options.pace]
-        words += ["--samples", options.samples] if options.samples else []
-        processes = [stack.enter_context(started(words, folder)) for _ in range(max(options.peers))]
+        python = ["benchmarks.webnn", "--peer", "--pace", options.pace]
+        python += ["--samples", options.samples] if options.samples else []
+        processes = [stack.enter_context(started(peer or python, folder)) for _ in range(max(options.peers))]
         for process in processes:
             until(process, "ready")
         for seed in range(options.repeats):
