@@ -5,7 +5,8 @@
 
 Accuracy: two workers have two thirds of the samples and are one peer, and another peer has the rest. They work in rounds,
 so both train the same share of their samples between two posts. Three workers that have all data train equally many
-samples in batches of the same size. The bar is one point, as the mean of the seeds.
+samples in batches of the same size. The bar is one point, as the mean of the seeds. ``tests.trials.chromium_peers`` has the
+same with a peer in Chromium.
 
 Cost: the same run with and without ``--peer``, in turns. The time is that of the rounds, without the start.
 """
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from ddlf.data import datasets
 TEXT = """
 digits:input shape=[{width}];
 digits:output shape=[10];
-digits:layers matmul(w), add(b), relu(shape=[{hidden}]), matmul(w), add(b), softmax();
+digits:layers Dense(units={hidden}, activation=relu), Dense(units=10, activation=softmax);
 digits:loss SCE;
 train:optimizer SGD(learning_rate=0.1);
 train:metrics accuracy;
@@ -115,11 +116,13 @@ PEERS: dict[str, Callable[[Path, str, str, int], subprocess.Popen[str]]] = {"pyt
 """The kinds of the other peer. Each starts a process that ends after this number of batches."""
 
 
-def write(folder: Path, name: str, seed: int, most: int) -> int:
+def write(folder: Path, name: str, seed: int, most: int, updates: int = 1) -> int:
     """Write the data sets and the model text, and return the number of samples of the other peer."""
     (x, y), (x_test, y_test) = datasets.with_classes(name)
     order = np.random.default_rng(seed).permutation(len(x))[: most or None]
-    third = len(order) // (3 * BATCH) * BATCH
+    third = (
+        len(order) // (3 * BATCH * updates) * BATCH * updates
+    )  # so that the last posts have as many updates as others
     x, x_test = x.reshape(len(x), -1), x_test.reshape(len(x_test), -1)
     parts = {"all": order[: 3 * third], "two": order[: 2 * third], "one": order[2 * third : 3 * third]}
     for part, rows in parts.items():
@@ -154,7 +157,6 @@ async def with_peer(folder: Path, kind: str, seed: int, samples: int, epochs: in
         await trained(cluster, peer=server.links[0], master_epochs=epochs, seed=seed, **how)
     await asyncio.to_thread(other.communicate)
     file = await asyncio.to_thread(server.stop)
-    importlib.import_module("ddlf.extras.text.conversion.operator")  # the layers of the text
     model = importlib.import_module("keras").saving.load_model(file, compile=False)
     with np.load(folder / "all.npz") as data:
         found = np.argmax(model.predict(data["x_test"], verbose=0), axis=1)
@@ -166,7 +168,7 @@ async def accuracy(options: argparse.Namespace) -> None:
     differences = []
     for seed in range(options.seeds):
         with in_folder() as folder:
-            samples = write(folder, options.data, seed, options.samples)
+            samples = write(folder, options.data, seed, options.samples, options.updates)
             peers = await with_peer(folder, options.kind, seed, samples, options.epochs, options.updates)
             async with ddlf.Cluster.local(3) as cluster:
                 how = {"file": str(folder / "all.npz"), "notation": str(folder / "model.nnm")}
@@ -209,7 +211,7 @@ async def cost(options: argparse.Namespace) -> None:
     print(f"ratio of a round {statistics.median(ratios):.3f}, of the processor {statistics.median(processor):.3f}")
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("accuracy", "cost"))
@@ -221,7 +223,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=20, help="commits between two posts")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     asyncio.run({"accuracy": accuracy, "cost": cost}[options.what](options))
 
 

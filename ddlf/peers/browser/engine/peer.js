@@ -35,8 +35,9 @@ export class Peer {
   #restMs = 0; #toldAt = 0; #recent = [];
 
   // `run` and `plan` come from the server. `tell` gets what the page is told, and `kept` keeps a record for a reload.
-  constructor({ url, run, plan, model, data, test, name, share, seed, tell, record = null, kept = async () => {} }) {
-    Object.assign(this, { run, plan, model, name, tell, kept, test: test ?? data });
+  // It leaves after `mostUpdates` batches.
+  constructor({ url, run, plan, model, data, test, name, share, seed, mostUpdates = Infinity, tell, record = null, kept = async () => {} }) {
+    Object.assign(this, { run, plan, model, name, mostUpdates, tell, kept, test: test ?? data });
     this.share = checkedShare(share);
     this.trainer = new Trainer(model, data, { batchSize: plan.batch_size, seed });
     this.merge = plan.way === "swap" ? mergeOf(plan.merge) : null;
@@ -104,7 +105,7 @@ export class Peer {
     while (!this.#isOver) {
       while (this.#inbox.length && !this.#isOver) await this.#between(this.#inbox.shift());
       if (this.#isOver) break;
-      if (this.#isLeaving) return this.#leave();
+      if (this.#isLeaving || this.updates >= this.mostUpdates) return this.#leave();
       const waits = this.plan.way === "rounds" && this.connection.waits;
       if (this.#isPaused || this.#isBroken || waits) {
         this.#tellState(this.#isPaused ? "paused" : "waiting", waits ? "the round is open" : "");

@@ -3,7 +3,8 @@
 //
 // do              with                                                    answer
 // join            data {inputs, labels}, test {inputs, labels} or null,   peer, device, parameters, speeds {wasm, webgpu}
-//                 name, device "auto" "wasm" "webgpu", share 0..1, seed
+//                 name, device "auto" "wasm" "webgpu", share 0..1, seed,
+//                 mostUpdates: leave after this number of batches
 // pause, resume
 // share           share
 // predict         inputs                                                  outputs
@@ -36,7 +37,7 @@ async function served() {
 }
 
 const acts = {
-  async join({ data, test = null, name = "", device = "auto", share = 1, seed = 0 }) {
+  async join({ data, test = null, name = "", device = "auto", share = 1, seed = 0, mostUpdates = Infinity }) {
     if (peer !== null || isJoining) throw new Error("this page has joined already: reload it to join again");
     isJoining = true;
     try {
@@ -46,7 +47,7 @@ const acts = {
       const chosen = await choose(device, graph, data, plan.batch_size);
       const found = await load(run), record = found?.peer === number ? found : null;
       const model = new Model(graph, { seed }), url = `${location.origin.replace("http", "ws")}/live`;
-      const made = new Peer({ url, run, plan, model, data, test, name, share, seed, tell, record, kept: (what) => keep(run, what) });
+      const made = new Peer({ url, run, plan, model, data, test, name, share, seed, mostUpdates, tell, record, kept: (what) => keep(run, what) });
       await made.start();
       peer = made;
       const parameters = Object.values(model.shapes).reduce((all, shape) => all + shape.reduce((size, n) => size * n, 1), 0);
