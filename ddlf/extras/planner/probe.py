@@ -25,9 +25,12 @@ LEAST_ROUNDS, MOST_ROUNDS = 5, 200
 MEASURE_S = 1.5
 """Seconds of rounds that count, with enough of them."""
 LONG_ROUND_S = 0.6
-"""Seconds of a long round. A short one has two steps."""
+"""Seconds of the steps of a long round. A short one has two steps."""
 SHORT_STEPS = 2
-FIRST_STEPS = 4
+FIRST_STEPS, SECOND_STEPS = 4, 20
+"""Steps of the first two measurements, which show about how long a step takes."""
+MOST_OTHER = 20.0
+"""A step takes at least so small a part of its share of a round of ``SECOND_STEPS``: differences of rounds are noisy."""
 
 
 def nothing(*given: Any) -> None:
@@ -236,8 +239,11 @@ async def explore(
             f"no round of {first.samples:g} samples was measured: the data has {probe.samples}",
             hint="plan with a smaller batch size, or more data",
         )
-    step = found[first].median / first.steps
-    todo = [one for one in _settings(ways, batches, most, step, probe.samples) if one != first]
+    second = next(_setting(ways[0], most, batches[0], SECOND_STEPS, probe.samples))
+    if second != first and budget.has_room():
+        await measure(second)
+    step = step_of([found[one] for one in (first, second) if one in found])
+    todo = [one for one in _settings(ways, batches, most, step, probe.samples) if one not in found]
     for setting in todo:
         if not budget.has_room():
             break
@@ -249,13 +255,31 @@ async def explore(
     return list(found.values())
 
 
+def step_of(found: Sequence[Measured]) -> float:
+    """Return about how long a step takes, from rounds of one or two lengths.
+
+    A round of few steps takes mostly for other things than its steps. So only the difference of two rounds shows how many
+    steps a long round must have.
+    """
+    short, long = found[0], found[-1]
+    whole = long.median / long.setting.steps
+    if short.setting.steps == long.setting.steps:
+        return whole
+    return max((long.median - short.median) / (long.setting.steps - short.setting.steps), whole / MOST_OTHER)
+
+
+def _setting(way: Way, slots: int, batch: int, steps: float, samples: int) -> Iterator[Setting]:
+    """Yield a setting, in which a round has at most the steps of an epoch; none if an epoch has no whole step."""
+    longest = 1 if way.is_one_step else samples // (slots * batch)
+    if longest >= 1:
+        yield Setting(way=way, slots=slots, batch=batch, steps=max(1, min(round(steps), longest)))
+
+
 def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: float, samples: int) -> Iterator[Setting]:
     """Yield the settings to measure. The most important ones come first."""
 
     def setting(way: Way, slots: int, batch: int, steps: float) -> Iterator[Setting]:
-        longest = 1 if way.is_one_step else samples // (slots * batch)  # a round is at most an epoch
-        if longest >= 1:
-            yield Setting(way=way, slots=slots, batch=batch, steps=max(1, min(round(steps), longest)))
+        return _setting(way, slots, batch, steps, samples)
 
     own, batch = ways[0], batches[0]
     long = max(4.0 * SHORT_STEPS, LONG_ROUND_S / step)

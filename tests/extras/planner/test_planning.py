@@ -7,7 +7,7 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.extras.planner.model import Measured, Way
 from ddlf.extras.planner.planning import plan
-from ddlf.extras.planner.probe import Budget, explore
+from ddlf.extras.planner.probe import LONG_ROUND_S, Budget, explore
 from tests.training.models import Quick, app
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -85,3 +85,17 @@ async def test_the_first_measurement_does_not_count_as_the_length_of_the_others(
     found = await explore(Made(), [way], [64, 128], 2, budget, [].append)
     assert {one.setting.slots for one in found} == {1, 2}
     assert budget.spent <= 40.0
+
+
+async def test_a_long_round_is_long_where_a_round_takes_mostly_for_other_things_than_its_steps():
+    """A step takes 1 ms and the rest of a round 70 ms, as with a small dense network."""
+    way, said = Way("sync", "star", "float32"), [].append
+
+    class Made:
+        samples = 100_000
+
+        async def rounds(self, setting):
+            return Measured(setting=setting, seconds=(0.070 + 0.001 * setting.steps,))
+
+    found = await explore(Made(), [way], [64], 2, Budget(60.0), said)
+    assert max(one.setting.steps for one in found) == pytest.approx(LONG_ROUND_S / 0.001)
