@@ -64,7 +64,7 @@ async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
     try:
         print(f"cluster   {described}", file=out, flush=True)
         await app.connect()
-        found = await planned(app, budget_s=options.budget, batches=options.batches or (), say=say)
+        found = await planned(app, budget_s=options.budget, batches=options.batches or (), say=say, again=options.again)
     finally:
         await app.close()
     print(json.dumps(found.to_data(), indent=2) if options.json else "\n".join(lines(found, options.app)))
@@ -150,13 +150,14 @@ def _options(parser: Parser) -> None:
         help="time for all measurements, such as 30s or 2m (default: 60s)",
     )
     parser.add("--batches", type=sizes, metavar="N,N", help="further batch sizes to compare")
+    parser.add("--again", action="store_true", help="measure again, even if there are kept measurements")
     add_app_options(parser)
     add_json(parser)
 
 
 PLAN = Command(
     description="Measure short rounds of an app on its workers, and predict how long an epoch takes with other numbers "
-    "of slots, codecs and modes, with an interval. No file is written, and callbacks do not run.",
+    "of slots, codecs and modes, with an interval. Callbacks do not run. The measurements are kept for later commands.",
     examples=(
         "ddlf plan app.py -c cluster.yaml",
         "ddlf plan app.py --local 2 --budget 30s",

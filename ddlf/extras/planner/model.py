@@ -75,11 +75,13 @@ class Measured:
     Args:
         setting: The setting.
         seconds: Seconds of each round, without the first ones, which compile.
+        computing: Seconds of local training of the slowest slot in each of these rounds.
         sent: Bytes that the master sent and received in a round.
     """
 
     setting: Setting
     seconds: tuple[float, ...]
+    computing: tuple[float, ...] = ()
     sent: float = 0.0
 
     @property

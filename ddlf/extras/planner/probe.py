@@ -48,6 +48,7 @@ class Rounds:
 
     Attributes:
         seconds: Seconds of each round that counts.
+        computing: Seconds of local training of the slowest slot in each of them.
         sent: Bytes of these rounds, together.
     """
 
@@ -55,6 +56,7 @@ class Rounds:
     stop: Callable[[], Any]
     clock: Callable[[], float] = time.perf_counter
     seconds: list[float] = field(default_factory=list)
+    computing: list[float] = field(default_factory=list)
     sent: int = 0
     _ended: dict[int | None, float] = field(default_factory=dict)
     _heard: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
@@ -71,6 +73,7 @@ class Rounds:
         if before is None or self._heard[slot] <= FIRST_ROUNDS or record.samples != round(share):
             return  # the last round of an epoch may be shorter
         self.seconds.append(now - before)
+        self.computing.append(record.compute_s)
         self.sent += record.bytes_out + record.bytes_back
         slots = 1 if slot is None else self.setting.slots  # without common rounds, each slot has its own
         rounds, measured_s = len(self.seconds) / slots, sum(self.seconds) / slots
@@ -81,7 +84,12 @@ class Rounds:
         """Return the measured rounds; None if no round counts."""
         if not self.seconds:
             return None
-        return Measured(setting=self.setting, seconds=tuple(self.seconds), sent=self.sent / len(self.seconds))
+        return Measured(
+            setting=self.setting,
+            seconds=tuple(self.seconds),
+            computing=tuple(self.computing),
+            sent=self.sent / len(self.seconds),
+        )
 
 
 class Probe:
@@ -226,7 +234,8 @@ async def explore(
         if measured is None:
             return
         if (before := found.get(setting)) is not None:
-            measured = replace(measured, seconds=before.seconds + measured.seconds)
+            both = before.seconds + measured.seconds, before.computing + measured.computing
+            measured = replace(measured, seconds=both[0], computing=both[1])
         found[setting] = measured
         say(
             f"{setting.slots} slot{'s' * (setting.slots != 1)}, {setting.way}, {setting.way.codec}, batch {setting.batch}, "

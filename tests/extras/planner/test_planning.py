@@ -7,10 +7,17 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.extras.planner.model import Measured, Way
 from ddlf.extras.planner.planning import plan
-from ddlf.extras.planner.probe import LONG_ROUND_S, Budget, explore
+from ddlf.extras.planner.probe import LONG_ROUND_S, Budget, Probe, explore
 from tests.training.models import Quick, app
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture(autouse=True)
+def own_plans(monkeypatch, tmp_path_factory):
+    """No measurements of other tests."""
+    folder = tmp_path_factory.mktemp("state")
+    monkeypatch.setattr("ddlf.extras.planner.kept.state_folder", lambda: folder)
 
 
 @pytest.fixture
@@ -48,6 +55,9 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     assert found.best.low <= found.best.factor <= found.best.high
     assert {one.setting.slots for one in found.measured} >= {1, two_workers.N}
     assert json.loads(json.dumps(found.to_data()))["verdict"] == found.best.verdict
+    monkeypatch.setattr(Probe, "rounds", None)  # a second plan measures nothing
+    second = await plan(app(two_workers, Loud))
+    assert (second.measured, second.now, second.best) == (found.measured, found.now, found.best)
 
 
 @pytest.mark.parametrize(
