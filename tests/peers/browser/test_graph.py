@@ -51,7 +51,8 @@ def test_a_shared_layer_is_written_once_and_called_twice():
     assert [layer["name"] for layer in graph["layers"]].count("shared") == 1
     assert [call["number"] for call in graph["calls"] if call["layer"] == "shared"] == [0, 1]
     assert [loss["weight"] for loss in graph["losses"]] == [1.0, 0.3]
-    assert {"inner/dense_1/kernel", "inner/batch_normalization/gamma"} & {weight["name"] for weight in graph["weights"]}
+    inner = {weight["name"].rpartition("/")[2] for weight in graph["weights"] if weight["name"].startswith("inner/")}
+    assert {"kernel", "gamma"} <= inner  # the numbers of Keras's names depend on what was made before
 
 
 def test_every_other_layer_of_keras_is_refused_by_name():
