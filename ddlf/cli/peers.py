@@ -30,6 +30,7 @@ def serve(options: argparse.Namespace) -> int:
     if (options.model is None) == (options.resume is None):
         raise ConfigError("name a model, or a run with --resume", hint="ddlf peers serve digits.nnm")
     _refuse_other_way(options, options.way or "swap")
+    _check_shards(options)
     port = options.port
     if options.resume is not None:
         if given := _given(options):
@@ -49,16 +50,24 @@ def serve(options: argparse.Namespace) -> int:
     serving.protection(options.host, options.tls_cert, options.tls_key, options.proxy or "")
     serving.listen(options.host, serving.PORT if port is None else port).close()  # it takes seconds to import Keras
     with native_output_to_log():
-        served = serving.read_model(source, options.data, find_target, options.seed or 0, classes)
+        served = serving.read_model(
+            source, options.data, find_target, options.seed or 0, classes, trains=plan.shards > 0
+        )
     if options.resume is not None:
         serving.check_layout(path, digest, served)
         if plan.validated_by == "server" and not served.can_test:
             raise ConfigError("the server validates in this run", hint="name its test data again with --data")
+        if plan.shards:
+            serving.give_out_again(path, plan, served, options.data)
     else:
         made = served.keras(served.model.layout.decode(served.model.first))
         plan = replace(plan, rate=serving.learning_rate(made), classes=served.classes)
         serving.check_merge(plan, made)
-        path = serving.make_folder(Path(options.out or folder.usual_out()), source.stem, plan, served)
+        if plan.shards:
+            served.give_out(plan, options.seed or 0)
+        path = serving.make_folder(
+            Path(options.out or folder.usual_out()), source.stem, plan, served, options.seed or 0
+        )
     if options.data is None and plan.validated_by == "peers":
         say("validate  peers validate in turn on their own data; --data FILE.npz lets the server do it")
     stop = Stop("the server writes the mean of all sets", say)
@@ -98,6 +107,8 @@ OF_PLAN = (
     "validate_s",
     "end",
     "decay",
+    "shards",
+    "partition",
 )
 """Options that are fields of the plan."""
 OF_ROUNDS = ("outer", "update_policy", "quorum", "deadline_s")
@@ -117,21 +128,34 @@ def _refuse_other_way(options: argparse.Namespace, way: str) -> None:
         raise ConfigError(f"{names} has no effect in swaps", hint="add --way rounds, or leave it out")
 
 
+def _check_shards(options: argparse.Namespace) -> None:
+    if options.shards is not None and options.data is None:
+        raise ConfigError("--shards gives out the server's own data, and there are none", hint="--data digits")
+    if options.shards is not None and options.shards < 1:
+        raise ConfigError(
+            f"--shards needs 1 shard or more, got {options.shards}", hint="leave it out for peers with data"
+        )
+    if options.partition is not None and options.shards is None:
+        raise ConfigError("--partition has no effect without shards", hint="add --shards 4, or leave it out")
+
+
 def join(options: argparse.Namespace) -> int:
     """Run ``ddlf peers join``."""
     from ddlf.cli.output import native_output_to_log
     from ddlf.cli.target import find_target
-    from ddlf.peers.joining import peer_of_app, peer_of_data
+    from ddlf.peers.joining import peer_of_app, peer_of_data, peer_of_shard
     from ddlf.peers.signals import Stop
 
-    if (options.data is None) == (options.app is None):
-        raise ConfigError("name your data with --data, or your own code with --app", hint="--data mine.npz")
+    if options.data is not None and options.app is not None:
+        raise ConfigError("--data and --app both say what to train on", hint="leave out one of them")
     how: dict[str, Any] = {"name": options.name or "", "seed": options.seed, "say": say}
     if options.app is not None:
         with native_output_to_log():
             peer = peer_of_app(options.link, find_target(options.app), **how)
-    else:
+    elif options.data is not None:
         peer = peer_of_data(options.link, options.data, **how)
+    else:
+        peer = peer_of_shard(options.link, **how)
     stop = Stop("the peer posts its last batches and says goodbye", say)
     stop.gently = peer.leave
     with stop.on_signals():
@@ -180,10 +204,16 @@ def list_peers(options: argparse.Namespace) -> int:
     accuracy = "none yet" if found["accuracy"] is None else f"{found['accuracy']:.4f}"
     sets = ", ".join(f"{count} {state}" for state, count in found["sets"].items())
     print(f"{facts['origin']}  {found['way']}, accuracy {accuracy}, sets: {sets}")
+    if found["shards"]:
+        free = ", ".join(map(str, found["free_shards"])) or "none"
+        print(f"shards {found['shards']}, without a peer: {free}")
     for one in found["peers"]:
         state = "removed" if one["removed"] else "here" if one["connected"] else "away" if one["present"] else "gone"
+        shard = f" of shard {one['shard']}" if one["shard"] else ""
         ago = "" if one["posted_s_ago"] is None else f", last {one['posted_s_ago']:.0f} s ago"
-        print(f"peer {one['peer']}  {one['name']}  {state}, {one['samples']:,} samples, {one['posts']:,} posts{ago}")
+        print(
+            f"peer {one['peer']}  {one['name']}  {state}, {one['samples']:,} samples{shard}, {one['posts']:,} posts{ago}"
+        )
     return 0
 
 
@@ -327,6 +357,12 @@ def _serve_options(parser: Parser) -> None:
         metavar="A,B",
         help="names of the classes, for labels that are texts (default: of --data)",
     )
+    parser.add(
+        "--shards",
+        type=int,
+        metavar="N",
+        help="for studies: divide the training data of --data into N parts, and lend one to each peer",
+    )
     parser.add("--resume", metavar="RUN", help="continue a run: its folder, name or 'last'")
     _address_options(parser)
     more: dict[str, Any] = {"common": False, "group": "more"}
@@ -336,12 +372,18 @@ def _serve_options(parser: Parser) -> None:
     parser.add("--deadline-s", type=float, metavar="S", help="seconds until a round closes", **more)
     parser.add("--validate-s", type=float, metavar="S", help="seconds between validations (default: 1)", **more)
     parser.add("--decay", action="store_true", default=None, help="validations lower the learning rate", **more)
-    parser.add("--seed", type=int, help="seed of the first weights (default: 0)", **more)
+    parser.add(
+        "--partition",
+        metavar="RULE",
+        help="how shards differ: equal (default), dirichlet:0.5, classes:2, power:1",
+        **more,
+    )
+    parser.add("--seed", type=int, help="seed of the first weights and of the shards (default: 0)", **more)
     parser.add("--out", type=Path, metavar="DIR", help="folder for the run (default: runs)", **more)
 
 
 def _address_options(parser: Parser) -> None:
-    parser.add("--data", metavar="FILE", help="the server's test data: a .npz file, or digits, mnist, cifar10, iris")
+    parser.add("--data", metavar="FILE", help="the server's own data: a .npz file, or digits, mnist, cifar10, iris")
     parser.add("--invite", type=int, default=1, metavar="N", help="number of links to print (default: 1)")
     _qr_option(parser)
     parser.add("--port", type=int, help="port (default: 8930)")
@@ -376,7 +418,7 @@ def _train_options(parser: Parser) -> None:
 
 def _join_options(parser: Parser) -> None:
     parser.add("link", help=A_LINK)
-    parser.add("--data", metavar="FILE", help="your data, which stay here: a .npz file with x and y")
+    parser.add("--data", metavar="FILE", help="your data, which stay here: a .npz file with x and y (default: a shard)")
     parser.add("--app", type=Path, metavar="FILE.py", help="your own code: an app with load_dataset and create_model")
     parser.add("--name", help="a name that the server shows")
     parser.add("--most-updates", type=int, metavar="N", help="leave after this number of batches")

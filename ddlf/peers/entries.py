@@ -13,6 +13,8 @@ from ddlf.events.facts import from_data, to_data
 
 NO_SET = 0
 """The number that stands for no set. Sets are numbered from 1."""
+NO_SHARD = 0
+"""The number that stands for no shard. Shards are numbered from 1."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -76,8 +78,9 @@ class Arrived(Entry):
     Args:
         peer: Its number.
         name: Name that it gave itself.
-        samples: Number of its samples. It must not change.
+        samples: Number of its samples. It must not change, except with its shard.
         keeps: Whether it still has the weights that it trained, so that its next post contains its earlier ones.
+        shard: The shard of the server's data that it has from now on; ``NO_SHARD`` if it has own data.
     """
 
     at: float
@@ -85,6 +88,7 @@ class Arrived(Entry):
     name: str
     samples: int
     keeps: bool
+    shard: int = NO_SHARD
 
 
 class Posted(Entry):

@@ -54,7 +54,7 @@ class Hello(Message):
 
     Args:
         name: Name for people, up to 64 characters.
-        samples: Number of my samples.
+        samples: Number of my samples; 0 if I ask for a shard of the server's data.
         layout: SHA-256 of the header of my sets; empty if I do not have the model yet.
         run: The run that I have taken part in; empty for a new peer.
         keeps: Whether I still have the weights that I trained in this run.
@@ -83,6 +83,7 @@ class Welcome(Message):
         set_number: The set that follows; 0 if you keep your weights.
         trainings: Trainings that it went through.
         rate: Learning rate; 0 if the model's own holds.
+        shard: The shard of the server's data that you have, as long as you are here; 0 if you train on your own data.
     """
 
     kind = 2
@@ -96,6 +97,7 @@ class Welcome(Message):
     set_number: int
     trainings: int
     rate: float
+    shard: int = 0
     set: bytes = b""
 
 

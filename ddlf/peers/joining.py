@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import zipfile
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from typing import Any
 
-from ddlf.errors import AppError, DatasetError
+import numpy as np
+
+from ddlf.errors import AppError, ConnectError, DatasetError, ProtocolError
 from ddlf.events.facts import from_data
+from ddlf.peers.entries import NO_SHARD
 from ddlf.peers.frames import Welcome
 from ddlf.peers.model import Trained, arrays_of, trained_from_text
 from ddlf.peers.peer import Peer
@@ -47,6 +52,62 @@ def peer_of_data(
         return trained_from_text(welcome.model, arrays, source, say, seed, classes)
 
     return Peer(link, make, samples=samples, name=name, say=say)
+
+
+def peer_of_shard(link: str, *, name: str = "", seed: int = 0, say: Callable[[str], None] = print) -> Peer:
+    """Return a peer that trains on a shard of the server's own data. No code of the server runs.
+
+    Args:
+        link: The link of a server with ``--shards``.
+        name: Name for people.
+        seed: Seed of the order of samples.
+        say: Prints a line.
+    """
+    importlib.import_module("keras")  # as in ``peer_of_data``
+    return _ShardPeer(link, name, seed, say)
+
+
+class _ShardPeer(Peer):
+    """A peer without own data. It trains only while it is connected, since its shard may be with another peer later."""
+
+    _meanwhile = "training waits"
+
+    def __init__(self, link: str, name: str, seed: int, say: Callable[[str], None]) -> None:
+        super().__init__(link, self._made, samples=0, name=name, say=say)
+        self._seed = seed
+        self._shard = NO_SHARD
+
+    def _made(self, welcome: Welcome) -> Trained:
+        arrays = self._given(welcome)
+        return trained_from_text(welcome.model, arrays, f"shard {self._shard}", self._say, self._seed)
+
+    def _about(self, welcome: Welcome) -> str:
+        return f"it trains {self.trained.samples:,} samples of the server, shard {self._shard} of {self.plan.shards}"
+
+    def _may_train(self) -> bool:
+        if not self._connection.is_open:
+            return False
+        welcome = self._connection.welcome
+        if welcome.shard != self._shard:  # it was away for longer than its lease
+            try:
+                self.trained.take(self._given(welcome))
+            except ConnectError:  # lost again: the next welcome says which shard it has
+                self._shard = NO_SHARD
+                return False
+            self._say(f"shard     {self._about(welcome)}")
+        return True
+
+    def _given(self, welcome: Welcome) -> dict[str, Any]:
+        content = self._connection.shard()
+        self._shard = welcome.shard
+        try:
+            with np.load(BytesIO(content), allow_pickle=False) as archive:
+                found = {name: archive[name] for name in archive.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ProtocolError(f"the server's shard {welcome.shard} cannot be read: {error}") from None
+        if not {"x_train", "y_train"} <= found.keys():
+            raise ProtocolError(f"the server's shard {welcome.shard} has no x_train and y_train")
+        return found
 
 
 def peer_of_app(

@@ -30,6 +30,7 @@ from ddlf.errors import DDLFError
 from ddlf.events.facts import from_data, to_data
 from ddlf.peers.entries import (
     NO_SET,
+    NO_SHARD,
     Arrived,
     Began,
     Closed,
@@ -162,6 +163,7 @@ class Member:
         updates: Batches that it has trained, by its own account.
         posted_at: Time of its last post; 0 before.
         interval_s: Mean time between its posts; 0 before the second one.
+        shard: The shard that it has while it is present; afterwards the one that it had last.
     """
 
     key: str
@@ -177,6 +179,7 @@ class Member:
     updates: int = 0
     posted_at: float = 0.0
     interval_s: float = 0.0
+    shard: int = NO_SHARD
 
     @property
     def lease_s(self) -> float:
@@ -210,6 +213,7 @@ class WeightLedger(ABC):
         self.invitations: dict[str, float] = {}
         self.members: dict[int, Member] = {}
         self.sets: dict[int, Held] = {}
+        self.free_shards = list(range(1, plan.shards + 1))  # without a peer, the next one first
         self._states: dict[State, dict[int, None]] = {state: {} for state in get_args(State)}
         self.validations: list[Validation] = []  # the last ones only
         self.validation_count = 0
@@ -257,6 +261,8 @@ class WeightLedger(ABC):
                 made = [*self._lost(entry.peer), self._begin_again(entry.peer, "replace", entry.why)]
             case Left():
                 member = self.members[entry.peer]
+                if member.present and member.shard:
+                    self.free_shards.append(member.shard)
                 member.present, member.removed = False, entry.removed
                 made = self._left(entry.peer)
             case Validated():
@@ -313,8 +319,14 @@ class WeightLedger(ABC):
             raise Unfit(f"peer {entry.peer} was removed", hint="ask for a new link")
         if isinstance(entry, Arrived):
             if not 0 < entry.samples <= MOST_SAMPLES:
-                raise Unfit(f"a peer needs 1 to {MOST_SAMPLES:,} samples, got {entry.samples}")
-            if member.number and member.samples != entry.samples:
+                raise Unfit(
+                    f"a peer needs 1 to {MOST_SAMPLES:,} samples, got {entry.samples}",
+                    hint="the server has no data for peers: name yours with --data",
+                )
+            held = member.present and entry.shard == member.shard
+            if self.plan.shards and not held and entry.shard not in self.free_shards:
+                raise Unfit(f"shard {entry.shard} is with another peer", hint="connect again")
+            if member.number and not entry.shard and member.samples != entry.samples:
                 raise Unfit(
                     f"the number of samples must not change: it was {member.samples:,}, and is {entry.samples:,}",
                     hint="join with a new link to train on other data",
@@ -325,6 +337,34 @@ class WeightLedger(ABC):
             raise Unfit(f"post {member.number + 1} must come next, got post {entry.number}")
         if isinstance(entry, Posted) and not 0 <= entry.updates <= MOST_SAMPLES:
             raise Unfit(f"a post cannot have {entry.updates} updates")
+
+    def shard_for(self, peer: int, samples: int) -> int:
+        """Return the shard that an arriving peer gets; ``NO_SHARD`` in a training without shards.
+
+        A peer that comes back gets its shard again, if nobody has it. Otherwise the shard that waits longest is given out.
+
+        Args:
+            peer: The peer.
+            samples: Number of samples that it has; 0 if it asks for a shard.
+
+        Raises:
+            Unfit: All shards are with other peers, or the peer has own data.
+        """
+        if not self.plan.shards:
+            return NO_SHARD
+        if samples:
+            raise Unfit(
+                "this server gives each peer a part of its data", hint="join without your data: ddlf peers join LINK"
+            )
+        member = self.members[peer]
+        if member.shard and (member.present or member.shard in self.free_shards):
+            return member.shard
+        if not self.free_shards:
+            raise Unfit(
+                f"each of the {self.plan.shards:,} shards is with a peer",
+                hint="try again with the same link when a peer has left",
+            )
+        return self.free_shards[0]
 
     def is_repeated(self, peer: int, number: int) -> bool:
         """Return whether the peer has sent this post before. It sends the post again if it missed the answer."""
@@ -439,7 +479,10 @@ class WeightLedger(ABC):
 
     def _arrived(self, entry: Arrived) -> list[Instruction]:
         member = self.members[entry.peer]
+        if entry.shard in self.free_shards:
+            self.free_shards.remove(entry.shard)
         member.name, member.samples, member.present = entry.name, entry.samples, True
+        member.shard = entry.shard
         self.first_at = self.first_at or entry.at
         if entry.keeps:
             return []

@@ -48,6 +48,7 @@ class Connection:
         say: Prints a line.
         retry_s: The peer gives up a server that does not answer for this number of seconds.
         background: Whether ``send`` returns at once, and a thread sends.
+        meanwhile: Says in a line what happens while the server cannot be reached.
 
     Attributes:
         welcome: The newest welcome.
@@ -65,8 +66,10 @@ class Connection:
         *,
         retry_s: float = RETRY_S,
         background: bool = False,
+        meanwhile: str = "training continues",
     ) -> None:
         self._link = link
+        self._meanwhile = meanwhile
         self._hello = hello
         self._say = say
         self._retry_s = retry_s
@@ -143,6 +146,17 @@ class Connection:
         if isinstance(found, DDLFError):
             raise found
         return found
+
+    def shard(self) -> bytes:
+        """Return the shard that this peer has, as the server sends it.
+
+        Raises:
+            ConnectError: The server cannot be reached, or gives none.
+        """
+        status, content = _got(self._link, "/shard", {"Authorization": f"Bearer {self._key}"}, self._tls, None)
+        if status != http.HTTPStatus.OK:
+            raise ConnectError(f"{self._link.origin} gives no shard: {content[:1000].decode(errors='replace').strip()}")
+        return content
 
     def close(self) -> None:
         """End the connection. Safe to call again."""
@@ -241,7 +255,7 @@ class Connection:
         """Connect again as the same peer, and repeat an open post. Return whether it worked."""
         waited, wait = 0.0, FIRST_WAIT_S
         self._open.clear()
-        self._say("lost      the connection to the server; training continues, and it is tried again")
+        self._say(f"lost      the connection to the server; {self._meanwhile}, and it is tried again")
         while not self._closed.wait(wait):
             waited += wait
             wait = min(2 * wait, LONGEST_WAIT_S)
@@ -276,6 +290,13 @@ def request(link: Link, path: str, headers: dict[str, str], tls: ssl.SSLContext 
     Raises:
         ConnectError: The server cannot be reached.
     """
+    status, body = _got(link, path, headers, tls, 2**20)
+    return status, body.decode(errors="replace").strip()
+
+
+def _got(
+    link: Link, path: str, headers: dict[str, str], tls: ssl.SSLContext | None, most: int | None
+) -> tuple[int, bytes]:
     host = link.host.strip("[]")
     if tls is not None:
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(host, link.port, timeout=30, context=tls)
@@ -284,7 +305,7 @@ def request(link: Link, path: str, headers: dict[str, str], tls: ssl.SSLContext 
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
-        return answer.status, answer.read(2**20).decode(errors="replace").strip()
+        return answer.status, answer.read(most)
     except (OSError, http.client.HTTPException) as error:
         raise ConnectError(f"{link.origin} cannot be reached: {error}", hint="check that the server runs") from None
     finally:

@@ -52,14 +52,23 @@ class Trained:
 
     def __init__(self, model: Any, data: Mapping[str, Any], seed: int) -> None:
         self.model = model
-        self._data = data
+        self._data: Mapping[str, Any] = {}
         self._variables = provided("named_weights", PART)(getattr(model, "inner", model))
         self.layout: Layout = layout_of({name: np.asarray(one) for name, one in self._variables.items()})
-        self.samples = len(_first(data["x_train"]))
         self._random = np.random.default_rng(seed)
-        self._order = np.empty(0, np.int64)
+        self.take(data)
         self._sums: dict[str, float] = {}
         self._count = 0
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """The data."""
+        return self._data
+
+    def take(self, data: Mapping[str, Any]) -> None:
+        """Train on these data from the next batch on."""
+        self._data, self._order = data, np.empty(0, np.int64)
+        self.samples = len(_first(data["x_train"]))
 
     def batch(self, size: int) -> None:
         """Train one batch of the next samples. Each pass over the data has another order.

@@ -58,6 +58,7 @@ class Peer:
     trained: Trained
     plan: Plan
     _connection: Connection
+    _meanwhile = "training continues"
 
     def __init__(
         self,
@@ -144,7 +145,12 @@ class Peer:
 
     def _connect(self) -> None:
         self._connection = Connection(
-            self._link, self._hello, self._say, retry_s=self._retry_s, background=self._background
+            self._link,
+            self._hello,
+            self._say,
+            retry_s=self._retry_s,
+            background=self._background,
+            meanwhile=self._meanwhile,
         )
 
     def _has_posted_all(self) -> bool:
@@ -195,18 +201,25 @@ class Peer:
         self._run, self._keeps = welcome.run, True
         self._posted_at = time.monotonic()
         self._connection.start(self.trained.layout.bytes)
-        self._say(f"joined    as peer {welcome.peer}; {self._samples:,} samples stay here, sets of weights travel")
+        self._say(f"joined    as peer {welcome.peer}; {self._about(welcome)}")
+
+    def _about(self, welcome: Welcome) -> str:
+        return f"{self._samples:,} samples stay here, sets of weights travel"
 
     def _step(self, *, trains: bool) -> None:
         """Train a batch, post if it is time, and take what the server has sent."""
         waits = self.plan.way == "rounds" and self._connection.waits
-        if trains and not waits:
+        if trains and not waits and self._may_train():
             self.trained.batch(self.plan.batch_size)
             self.updates += 1
             self._since += 1
         if self.is_due(1 if not trains else self.plan.updates):
             self._post()
-        self._take(LOOK_S if waits or not trains else 0.0)
+        self._take(LOOK_S if waits or not trains or not self._may_train() else 0.0)
+
+    def _may_train(self) -> bool:
+        """Return whether the data may be trained on now."""
+        return True
 
     def is_due(self, updates: int, more: int = 0) -> bool:
         """Return whether it is time to post.

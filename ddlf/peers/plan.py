@@ -10,6 +10,7 @@ from typing import Literal
 
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER
+from ddlf.algorithms.partitioners import PARTITION
 from ddlf.algorithms.set_merge import SET_MERGE
 from ddlf.algorithms.update_check import POLICIES
 from ddlf.errors import ConfigError
@@ -18,6 +19,7 @@ LAST = 5
 """Number of validations in the means that end a training or lower its learning rate."""
 MOST_SAMPLES = 10**9
 """Largest number of samples that a peer may claim."""
+MOST_SHARDS = 10_000
 MOST_CLASSES, LONGEST_CLASS = 1_000, 100
 """Limits of the names of classes, which are part of each welcome."""
 
@@ -44,6 +46,8 @@ class Plan:
             the first peer; 0 for no end.
         rate: Learning rate of the model at the beginning; 0 if it has none that is constant.
         decay: Whether validations lower the learning rate.
+        shards: Parts of the server's own training data, each leased to one peer; 0 if peers train on their own data.
+        partition: Rule that divides these data (``PARTITION``).
         classes: Names of the classes in the order of their numbers, so that text labels mean the same on all peers; empty
             if the labels are numbers.
 
@@ -65,6 +69,8 @@ class Plan:
     end: float = 0.0
     rate: float = 0.0
     decay: bool = False
+    shards: int = 0
+    partition: str = "equal"
     classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -76,6 +82,9 @@ class Plan:
             raise ConfigError(
                 f"unknown update policy {self.update_policy!r}", hint=f"choose one of {', '.join(POLICIES)}"
             )
+        PARTITION.read(self.partition)
+        if type(self.shards) is not int or not 0 <= self.shards <= MOST_SHARDS:
+            raise ConfigError(f"shards must be a whole number from 1 to {MOST_SHARDS:,}, got {self.shards}")
         for name, least in (("updates", 1), ("batch_size", 1), ("quorum", 1)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= MOST_SAMPLES:

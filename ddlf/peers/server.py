@@ -35,6 +35,7 @@ from ddlf.monitor.dashboard.address import is_ours
 from ddlf.peers import frames, sessions
 from ddlf.peers.entries import (
     NO_SET,
+    NO_SHARD,
     WITH_SET,
     Arrived,
     Began,
@@ -58,6 +59,7 @@ from ddlf.peers.pages import NO_BROWSERS, BrowserModel, File, files
 from ddlf.peers.plan import Plan
 from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.sets import Layout, layout_of
+from ddlf.peers.shards import Shards
 from ddlf.peers.swap import SwapLedger
 from ddlf.peers.telling import Teller
 
@@ -106,6 +108,7 @@ class Model:
         first: The set to begin with.
         trainable: Per tensor, whether it is trained.
         browser: The model for browsers.
+        shards: The data that the server gives to peers; None if they have own data.
     """
 
     text: str
@@ -113,6 +116,7 @@ class Model:
     first: bytes
     trainable: tuple[bool, ...]
     browser: BrowserModel = NO_BROWSERS
+    shards: Shards | None = None
 
 
 Waiting = tuple[Entry, bytes, asyncio.Future[None]]
@@ -202,6 +206,7 @@ class PeerServer:
         self._outer: Weights = []  # state of the outer optimizer, which belongs to the base
         self._stepped: Weights = []  # its state for the next base
         self._archiving = asyncio.Lock()
+        self._leasing = asyncio.Lock()
         self._testing = False
         self._tested_at = 0.0
         self._tested = NO_SET
@@ -583,6 +588,8 @@ class PeerServer:
                     return response(200, json.dumps(await self._command(path.removeprefix("/control/"), url.query)))
                 except DDLFError as error:
                     return response(409, str(error))
+            case "/shard":
+                return await self._shard(self._peer_of(sessions.key_in(self.port, cookies, authorization)))
             case path if (file := files().get(path.removeprefix("/"))) is not None:
                 return file_response(file)
         return response(404, "there is no such page")
@@ -595,6 +602,16 @@ class PeerServer:
         if browser.refusal:
             return response(409, browser.refusal)
         return response(200, browser.facts(self.plan, self.ledger.run, peer))
+
+    async def _shard(self, peer: int) -> Response:
+        """Answer a peer with the shard that it has."""
+        if not peer:
+            return response(401, "you have no session here: join with a link first")
+        member = self.ledger.members[peer]
+        if self.model.shards is None or not member.present:
+            return response(409, "you have no shard here: connect first, without own data")
+        content = await asyncio.to_thread(self.model.shards.content, member.shard)
+        return file_response(File("application/octet-stream", content))
 
     async def _join(self, code: str) -> Response:
         key, peer = sessions.new_secret(), self._next_peer
@@ -661,6 +678,8 @@ class PeerServer:
             "run": ledger.run,
             "way": self.plan.way,
             "over": ledger.ended,
+            "shards": self.plan.shards,
+            "free_shards": ledger.free_shards,
             "counts": ledger.counts,
             "sets": states,
             "accuracy": ledger.validations[-1].accuracy if ledger.validations else None,
@@ -672,6 +691,7 @@ class PeerServer:
                     "present": one.present,
                     "removed": one.removed,
                     "samples": one.samples,
+                    "shard": one.shard if one.present else NO_SHARD,
                     "posts": one.number,
                     "trainings": one.trainings,
                     "updates": one.updates,
@@ -722,8 +742,7 @@ class PeerServer:
         if (earlier := self._lines.get(peer)) is not None:
             await self._refuse(earlier.socket, "the same peer has connected again", "close other windows and programs")
         self._seen[peer] = time.time()  # before it arrives: its lease begins at once
-        await self.commit(Arrived(at=time.time(), peer=peer, name=name, samples=hello.samples, keeps=keeps))
-        self._say(f"here      {self._name(peer)} with {hello.samples:,} samples{' again' * keeps}")
+        await self._admit(peer, name, hello.samples, keeps=keeps)
         member, start = ledger.members[peer], NO_SET if keeps else ledger.start()
         line = self._lines[peer] = Line(socket=socket)
         welcome = Welcome(
@@ -736,6 +755,7 @@ class PeerServer:
             set_number=start,
             trainings=member.trainings,
             rate=ledger.rate,
+            shard=member.shard,
             set=self.sets[start] if start else b"",
         )
         tasks: list[asyncio.Future[None]] = []
@@ -750,6 +770,20 @@ class PeerServer:
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._lines.get(peer) is line:
                 del self._lines[peer]
+
+    async def _admit(self, peer: int, name: str, samples: int, *, keeps: bool) -> None:
+        """Let a peer take part, with its own samples or with a shard."""
+        facts: dict[str, Any] = {"peer": peer, "name": name, "keeps": keeps}
+        shards = self.model.shards
+        if shards is None:
+            await self.commit(Arrived(at=time.time(), samples=samples, **facts))
+        else:
+            async with self._leasing:  # a shard is free until the entry is on the disk
+                shard = self.ledger.shard_for(peer, samples)
+                samples = shards.sizes[shard - 1]
+                await self.commit(Arrived(at=time.time(), samples=samples, shard=shard, **facts))
+        of = f" of shard {self.ledger.members[peer].shard}" if shards is not None else ""
+        self._say(f"here      {self._name(peer)} with {samples:,} samples{of}{' again' * keeps}")
 
     async def _listen(self, peer: int, line: Line) -> None:
         while True:

@@ -25,6 +25,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ from ddlf.peers.pages import browser_model
 from ddlf.peers.plan import Plan, check_classes
 from ddlf.peers.server import Model, PeerServer
 from ddlf.peers.sessions import Link
+from ddlf.peers.shards import Shards
 from ddlf.peers.signals import Stop
 from ddlf.peers.telling import PeersWriter
 from ddlf.rpc.tls import Security, is_loopback, make_certificate, worker_tls
@@ -97,6 +99,16 @@ class Served:
         self._trained = trained
         self._lock = threading.Lock()
 
+    def give_out(self, plan: Plan, seed: int) -> None:
+        """Divide the training data into the shards of the plan.
+
+        Raises:
+            ConfigError: They cannot be divided so.
+        """
+        assert self._trained is not None
+        shards = Shards(self._trained.data, plan.shards, plan.partition, seed)
+        self.model = replace_fields(self.model, shards=shards)
+
     @property
     def can_test(self) -> bool:
         """Whether there are test data."""
@@ -110,16 +122,23 @@ class Served:
 
 
 def read_model(
-    path: Path, data: str | None, find_app: Callable[[Path], Any], seed: int, classes: tuple[str, ...] = ()
+    path: Path,
+    data: str | None,
+    find_app: Callable[[Path], Any],
+    seed: int,
+    classes: tuple[str, ...] = (),
+    *,
+    trains: bool = False,
 ) -> Served:
     """Build the model of a text or of an app, and return what the server needs of it.
 
     Args:
         path: The ``.nnm`` text, a model file of WebNN, or the Python file of an app.
-        data: Name or file of the server's test data; None without.
+        data: Name or file of the server's data; None without.
         find_app: Returns the app class in a Python file.
         seed: Seed of the first weights.
-        classes: Names of the classes; empty to take them from text labels of the test data.
+        classes: Names of the classes; empty to take them from text labels of the data.
+        trains: Whether the data are for training, too; otherwise all of them are test data.
 
     Raises:
         ConfigError: The model cannot be served. The error names the reason.
@@ -127,7 +146,9 @@ def read_model(
     import keras
 
     keras.utils.set_random_seed(seed)
-    arrays = None if data is None else _all_for_tests(arrays_of(data))
+    arrays = None if data is None else arrays_of(data)
+    if arrays is not None and not trains:
+        arrays = _all_for_tests(arrays)
     converged = None
     check_classes(classes)
     if arrays is not None:
@@ -255,12 +276,14 @@ def check_merge(plan: Plan, model: Any) -> None:
 # -- the folder of a run ---------------------------------------------------------------------------------------------------
 
 
-def make_folder(out: Path, name: str, plan: Plan, served: Served) -> Path:
+def make_folder(out: Path, name: str, plan: Plan, served: Served, seed: int) -> Path:
     """Make the folder of a new run."""
     path = runs.make(out, f"peers-{name}")
     runs.write_text(path / runs.NOTATION, served.model.text)
     runs.write_json(path / runs.STATE, runs.begun(f"peers of {name}"))
     facts = {"plan": asdict(plan), "layout": served.model.layout.digest, "converges": served.converged is not None}
+    if served.model.shards is not None:
+        facts |= {"shards": served.model.shards.digest, "seed": seed}
     replace(path / PLAN, json.dumps(to_data(facts)).encode())
     return path
 
@@ -287,6 +310,20 @@ def read_folder(path: Path) -> tuple[Plan, str, str, int]:
         raise ConfigError(f"{path} is not the folder of a run with peers", hint="`ddlf peers serve` prints the folder")
     port = runs.read_json(path / SERVER).get("port", 0)
     return from_data(Plan, facts["plan"]), read_text(path / runs.NOTATION), str(facts["layout"]), int(port)
+
+
+def give_out_again(path: Path, plan: Plan, served: Served, data: str) -> None:
+    """Divide the server's data as an earlier server of the run did.
+
+    Raises:
+        CheckpointMismatch: They are other data.
+    """
+    facts = runs.read_json(path / PLAN)
+    served.give_out(plan, int(facts["seed"]))
+    if served.model.shards is None or served.model.shards.digest != facts["shards"]:
+        raise CheckpointMismatch(
+            f"{data} has other training data than the shards of {path}", hint="name the same data with --data"
+        )
 
 
 def has_begun(path: Path) -> bool:

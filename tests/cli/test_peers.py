@@ -25,7 +25,10 @@ def test_commands_without_a_server_say_how_to_start_one(capsys):
         (("serve",), "name a model"),
         (("serve", "a.nnm", "--resume", "last"), "name a model"),
         (("serve", "--resume", "last", "--merge", "average"), "--merge cannot change"),
-        (("join", "http://127.0.0.1:1/#code"), "--data"),
+        (("serve", "a.nnm", "--shards", 3), "the server's own data, and there are none"),
+        (("serve", "a.nnm", "--data", "digits", "--shards", 0), "1 shard or more"),
+        (("serve", "a.nnm", "--data", "digits", "--partition", "power:1"), "--partition has no effect"),
+        (("serve", "--resume", "last", "--data", "digits", "--shards", 3), "--shards cannot change"),
         (("join", "http://127.0.0.1:1/#code", "--data", "a.npz", "--app", "a.py"), "--data"),
         (("join", "nonsense", "--data", "digits"), "is not a link"),
         (("join", "http://127.0.0.1:1/", "--data", "digits"), "no code behind its #"),
@@ -54,7 +57,7 @@ def test_options_of_rounds_are_refused_in_swaps(capsys, tmp_path):
     ],
 )
 def test_serve_refuses_options_before_it_imports_keras(capsys, tmp_path, monkeypatch, words, sentence):
-    monkeypatch.setattr("ddlf.peers.serving.read_model", lambda *_: pytest.fail("it has built the model"))
+    monkeypatch.setattr("ddlf.peers.serving.read_model", lambda *_, **__: pytest.fail("it has built the model"))
     model = tmp_path / "a.nnm"
     model.write_text("a:input shape=[4];\n")
     assert sentence in refused(capsys, "serve", model, *words)

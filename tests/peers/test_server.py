@@ -38,9 +38,9 @@ def value(data):
 class Running:
     """A server that runs, and the lines that it has printed."""
 
-    def __init__(self, folder, *, converged=None, **plan):
+    def __init__(self, folder, *, converged=None, model=None, **plan):
         self.folder, self.lines, self.peers = folder, [], []
-        model = Model(text="a model", layout=LAYOUT, first=a_set(0.0), trainable=(True, True))
+        model = model or Model(text="a model", layout=LAYOUT, first=a_set(0.0), trainable=(True, True))
         plan = Plan(**({"validate_s": 0.0, "merge": "average"} | plan))
         self.server = PeerServer(folder, model, plan, say=self.lines.append, control="secret", converged=converged)
         self.server.recover()

@@ -4,17 +4,18 @@ import posixpath
 import re
 
 from ddlf.peers.browser.assets import assets
+from ddlf.peers.pages import files
 
 
-def test_every_import_of_the_engine_is_a_file_that_the_server_sends():
-    own = {path: content.decode() for path, content in assets().items() if not path.startswith("vendor/")}
-    assert {"worker.js", "model.js", "layers/core.js"} <= set(own)
+def test_every_import_of_page_and_engine_is_a_file_that_the_server_sends():
+    sent = files()
+    own = {path: one.content.decode() for path, one in sent.items() if path.endswith(".js") and "/vendor/" not in path}
+    assert {"engine/worker.js", "engine/model.js", "engine/layers/core.js"} <= set(own)
     for path, text in own.items():
         for name in re.findall(r'^(?:import|export) [^;]*?from "([^"]+)";', text, re.MULTILINE):
             assert name.startswith("."), f"{path} imports {name}, which no browser finds"
-            assert posixpath.normpath(posixpath.join(posixpath.dirname(path), name)) in assets(), (
-                f"{path} imports {name}"
-            )
+            found = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
+            assert found in sent, f"{path} imports {name}"
 
 
 def test_no_file_makes_code_from_texts_or_names_another_host():

@@ -13,6 +13,7 @@ import safetensors.numpy
 from ddlf.peers.entries import Posted
 from ddlf.peers.journal import history
 from tests.monitor.dashboard.browser import chromium, opened
+from tests.patience import PATIENCE_S
 from tests.peers.browser.joining import DOCUMENT, MODEL, BrowserPeer
 from tests.peers.test_processes import Command
 
@@ -176,3 +177,30 @@ async def test_bad_pages_and_bad_numbers_harm_only_themselves(halves):
             assert "error" not in await tab.ask("stop")
             await asyncio.to_thread(server.until, "left      peer 1")
             assert unexpected(page) == []
+
+
+async def test_a_page_and_a_python_peer_train_shards_of_the_server(halves):
+    words = ("--data", "digits", "--shards", "2", "--partition", "dirichlet:0.5", "--invite", "2", "--port", "0")
+    with Command(halves.folder, "serve", "digits.nnm", *words) as server:
+        links = [await asyncio.to_thread(lambda: server.until(r"link +(\S+)")[1]) for _ in range(2)]
+        async with chromium() as browser, opened(browser, links[0]) as page:
+            page.set_default_timeout(PATIENCE_S * 1000)
+            await page.locator("#start button").wait_for()
+            assert await page.locator("#subtitle").inner_text() == "This training uses data of the server, not yours."
+            assert "one of 2 parts of its own data" in await page.locator("#lent").inner_text()
+            assert not await page.locator("#own").is_visible()
+            await page.locator("#start button").click()
+            await page.locator("#stays li").first.wait_for()
+            assert "part 1 of 2" in await page.locator("#stays").inner_text()
+            assert "how many samples you have" not in await page.locator("#leaves").inner_text()
+            with Command(halves.folder, "join", links[1]) as python:
+                await asyncio.to_thread(python.until, r"joined .* shard 2 of 2")
+                await asyncio.to_thread(python.until, "posted    set 3 ")
+            async with asyncio.timeout(PATIENCE_S):
+                while int(await page.evaluate("document.querySelectorAll('#tiles dd')[4].firstChild.data")) < 1:
+                    await page.wait_for_timeout(50)
+            await page.locator("#sample").click()
+            await page.locator("#guesses li").first.wait_for()
+            assert unexpected(page) == []
+        server.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(server.end)

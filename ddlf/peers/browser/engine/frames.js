@@ -7,7 +7,7 @@ const table = { fits: (value) => typeof value === "object" && value !== null && 
 // By kind: name, fields, defaults of fields that may be absent, and whether a set follows (null: maybe).
 export const KINDS = {
   1: { name: "hello", fields: { name: text, samples: whole, layout: text, run: text, keeps: yes, updates: whole }, usual: { layout: "", run: "", keeps: false, updates: 0 }, hasSet: false },
-  2: { name: "welcome", fields: { run: text, peer: whole, plan: table, model: text, layout: text, number: whole, set_number: whole, trainings: whole, rate: number }, usual: {}, hasSet: null },
+  2: { name: "welcome", fields: { run: text, peer: whole, plan: table, model: text, layout: text, number: whole, set_number: whole, trainings: whole, rate: number, shard: whole }, usual: { shard: 0 }, hasSet: null },
   3: { name: "post", fields: { number: whole, contains: whole, updates: whole, base: whole, accuracy: number, loss: number }, usual: { base: 0, accuracy: -1, loss: -1 }, hasSet: true },
   4: {
     name: "answer", fields: { number: whole, answer: text, set_number: whole, trainings: whole, accuracy: number, rate: number, why: text },

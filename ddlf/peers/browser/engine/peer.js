@@ -6,6 +6,7 @@ import { mergeOf } from "./merges.js";
 import { Layout } from "./safetensors.js";
 import { Trainer, turn } from "./trainer.js";
 
+const NO_DATA = { inputs: [{ data: new Float32Array(1), shape: [1] }], labels: [] }; // until the server has lent a shard
 const MOST_TESTED = 64, TELL_MS = 250, LEAST_REST_MS = 10, MOST_REST_MS = 2000, GOODBYE_MS = 5000;
 const decimals = (value) => (Number.isFinite(value) ? value.toFixed(4) : "unknown");
 const toWire = (value) => (Number.isFinite(value) && value >= 0 ? value : -1);
@@ -35,11 +36,12 @@ export class Peer {
   #restMs = 0; #toldAt = 0; #recent = [];
 
   // `run` and `plan` come from the server. `tell` gets what the page is told, and `kept` keeps a record for a reload.
-  // It leaves after `mostUpdates` batches.
-  constructor({ url, run, plan, model, data, test, name, share, seed, mostUpdates = Infinity, tell, record = null, kept = async () => {} }) {
-    Object.assign(this, { run, plan, model, name, mostUpdates, tell, kept, test: test ?? data });
+  // It leaves after `mostUpdates` batches. Without `data`, it trains on a shard of the server's data: `lent` returns it.
+  constructor({ url, run, plan, model, data, test, name, share, seed, mostUpdates = Infinity, tell, lent = null, record = null, kept = async () => {} }) {
+    Object.assign(this, { run, plan, model, name, mostUpdates, tell, lent, kept, test: test ?? data, shard: 0 });
+    if (!data !== plan.shards > 0) throw new Error(data ? "this server gives each peer a part of its data" : "a peer needs data");
     this.share = checkedShare(share);
-    this.trainer = new Trainer(model, data, { batchSize: plan.batch_size, seed });
+    this.trainer = new Trainer(model, data ?? NO_DATA, { batchSize: plan.batch_size, seed });
     this.merge = plan.way === "swap" ? mergeOf(plan.merge) : null;
     Object.assign(this, { posts: 0, merges: 0, updates: 0, samples: 0, began: 0, over: "", layout: null });
     this.connection = new Connection({
@@ -59,8 +61,9 @@ export class Peer {
     const welcome = await this.connection.start();
     this.peer = welcome.peer;
     if (welcome.run !== this.run) throw new Error("the server has begun another run: reload the page");
-    this.#welcomed(welcome);
-    this.#say(`joined    as peer ${welcome.peer}; ${this.trainer.samples.toLocaleString("en")} samples stay here, sets of weights travel`);
+    await this.#welcomed(welcome);
+    const samples = this.trainer.samples.toLocaleString("en");
+    this.#say(`joined    as peer ${welcome.peer}; ${this.lent ? `it trains ${samples} samples of the server, shard ${this.shard} of ${this.plan.shards}` : `${samples} samples stay here, sets of weights travel`}`);
     this.began = this.#postedAt = this.#toldAt = performance.now();
     this.ended = this.#run().catch((error) => this.#failed(error));
     return welcome.peer;
@@ -107,8 +110,9 @@ export class Peer {
       if (this.#isOver) break;
       if (this.#isLeaving || this.updates >= this.mostUpdates) return this.#leave();
       const waits = this.plan.way === "rounds" && this.connection.waits;
-      if (this.#isPaused || this.#isBroken || waits) {
-        this.#tellState(this.#isPaused ? "paused" : "waiting", waits ? "the round is open" : "");
+      const mayNot = this.lent !== null && this.#isLost; // the shard may be with another peer later
+      if (this.#isPaused || this.#isBroken || waits || mayNot) {
+        this.#tellState(this.#isPaused ? "paused" : mayNot ? "lost" : "waiting", waits && !mayNot ? "the round is open" : "");
         this.#progress(true);
         await this.#changed();
         continue;
@@ -155,7 +159,7 @@ export class Peer {
     return this.trainer.between(async () => {
       if (message.is === "answer") await this.#answered(message);
       else if (message.is === "end") this.#ended(message);
-      else this.#welcomed(message);
+      else await this.#welcomed(message);
     });
   }
 
@@ -163,10 +167,15 @@ export class Peer {
 
   #hello() {
     const keeps = this.layout !== null && !this.#isBroken;
-    return { is: "hello", name: this.name, samples: this.trainer.samples, layout: this.digest ?? "", run: keeps ? this.run : "", keeps, updates: this.updates };
+    return { is: "hello", name: this.name, samples: this.lent ? 0 : this.trainer.samples, layout: this.digest ?? "", run: keeps ? this.run : "", keeps, updates: this.updates };
   }
 
-  #welcomed(welcome) {
+  async #welcomed(welcome) {
+    if (this.lent && welcome.shard !== this.shard) {
+      const data = await this.lent();
+      this.trainer.take(data);
+      Object.assign(this, { test: data, shard: welcome.shard });
+    }
     this.digest = welcome.layout;
     this.#setRate(welcome.rate);
     if (!this.connection.waits) this.#number = welcome.number;
@@ -294,7 +303,7 @@ export class Peer {
 
   #connected(what) {
     this.#isLost = what === "lost";
-    this.#say(this.#isLost ? "lost      the connection to the server; training continues, and it is tried again" : "back      connected again as the same peer");
+    this.#say(this.#isLost ? `lost      the connection to the server; training ${this.lent ? "waits" : "continues"}, and it is tried again` : "back      connected again as the same peer");
     if (this.#isLost) this.#tellState("lost");
   }
 

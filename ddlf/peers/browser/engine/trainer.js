@@ -39,11 +39,18 @@ export class Trainer {
   #line = Promise.resolve(); #order = new Uint32Array(0); #place = 0; #means;
 
   // `data` has the inputs and labels.
-  constructor(model, { inputs, labels }, { batchSize = 32, seed = 0 } = {}) {
+  constructor(model, data, { batchSize = 32, seed = 0 } = {}) {
+    Object.assign(this, { model, batchSize, seed, epochs: 0, batches: 0 });
+    this.take(data);
+    this.#means = this.#none();
+  }
+
+  // Train on these data from the next batch on.
+  take({ inputs, labels }) {
     const counts = new Set([...inputs, ...labels].map(({ shape }) => shape[0]));
     if (counts.size !== 1 || counts.has(0)) throw new Error(`inputs and labels have ${[...counts].join(" and ")} samples`);
-    Object.assign(this, { model, inputs, labels, batchSize, seed, samples: [...counts][0], epochs: 0, batches: 0 });
-    this.#means = this.#none();
+    Object.assign(this, { inputs, labels, samples: [...counts][0] });
+    [this.#order, this.#place] = [new Uint32Array(0), 0];
   }
 
   // Do something between two batches, with the weights as they are there.

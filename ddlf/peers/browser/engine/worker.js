@@ -2,8 +2,8 @@
 // to it have a `do` and an `id`; answers repeat the id, or are {id, error}. Arrays are {data, shape}.
 //
 // do              with                                                    answer
-// join            data {inputs, labels}, test {inputs, labels} or null,   peer, device, parameters, speeds {wasm, webgpu}
-//                 name, device "auto" "wasm" "webgpu", share 0..1, seed,
+// join            data {inputs, labels}, test {inputs, labels} or null,   peer, device, parameters, speeds {wasm, webgpu},
+//                 name, device "auto" "wasm" "webgpu", share 0..1, seed,  data, shard if the server lends a shard: then give no data
 //                 mostUpdates: leave after this number of batches
 // pause, resume
 // share           share
@@ -19,6 +19,7 @@
 import { choose } from "./device.js";
 import { Model } from "./model.js";
 import { checkedShare, Peer } from "./peer.js";
+import { lent, madeUp } from "./shard.js";
 import { keep, load } from "./store.js";
 
 let peer = null, isJoining = false;
@@ -37,21 +38,22 @@ async function served() {
 }
 
 const acts = {
-  async join({ data, test = null, name = "", device = "auto", share = 1, seed = 0, mostUpdates = Infinity }) {
+  async join({ data = null, test = null, name = "", device = "auto", share = 1, seed = 0, mostUpdates = Infinity }) {
     if (peer !== null || isJoining) throw new Error("this page has joined already: reload it to join again");
     isJoining = true;
     try {
       checkedShare(share);
-      const { graph, plan, run, peer: number } = await served();
+      const { graph, plan, run, peer: number, classes } = await served(), isLent = plan.shards > 0;
       tell({ told: "state", state: "measuring", why: "" });
-      const chosen = await choose(device, graph, data, plan.batch_size);
+      const chosen = await choose(device, graph, data ?? madeUp(graph, plan.batch_size), plan.batch_size);
       const found = await load(run), record = found?.peer === number ? found : null;
       const model = new Model(graph, { seed }), url = `${location.origin.replace("http", "ws")}/live`;
-      const made = new Peer({ url, run, plan, model, data, test, name, share, seed, mostUpdates, tell, record, kept: (what) => keep(run, what) });
+      const lends = isLent ? () => lent({ graph, classes }) : null;
+      const made = new Peer({ url, run, plan, model, data, test, name, share, seed, mostUpdates, tell, lent: lends, record, kept: (what) => keep(run, what) });
       await made.start();
       peer = made;
       const parameters = Object.values(model.shapes).reduce((all, shape) => all + shape.reduce((size, n) => size * n, 1), 0);
-      return { peer: number, parameters, ...chosen };
+      return { peer: number, parameters, ...chosen, ...(isLent ? { data: made.test, shard: made.shard } : {}) };
     } finally {
       isJoining = false;
     }

@@ -17,7 +17,7 @@ const ENDED = ["over", "ended", "failed"];
 const DOING = {
   connecting: "Connecting to the server.", measuring: "Measuring whether processor or graphics card is faster.", training: "Training on your data.",
   waiting: "Waiting for the others of this round.", paused: "Paused. Nothing is computed and nothing is sent.",
-  lost: "The server does not answer. Training continues here, and this page tries again by itself.",
+  lost: "The server does not answer. This page tries again by itself.",
   over: "The training is over. This model has the work of all.", ended: "This browser has left the training.", failed: "The training has stopped here.",
 };
 
@@ -62,6 +62,7 @@ function setState(next, why) {
   byId("pause").textContent = next === "paused" ? "Resume" : "Pause";
 }
 
+const isLent = () => model.plan?.shards > 0; // the server gives each peer a part of its own data
 const runOf = ({ run, name }) => run ?? name;
 const nameOf = (number) => needs.classes[number] ?? `${number}`;
 
@@ -202,6 +203,22 @@ function tile(name, value, more = "") {
 
 let joined = null;
 
+function leaves(bytesUp, posts) {
+  const weights = `${whole(joined.parameters || parameterCount())} numbers, the weights of the model, were sent ${plural(posts, "time")}: ${bytes(bytesUp)} in all.`;
+  const name = "The name that you typed, if you typed one.";
+  if (isLent()) return [weights, "With them: the loss and the accuracy.", name];
+  return [weights, `With them: how many samples you have (${whole(chosen.data.inputs[0].shape[0])}), the loss and the accuracy.`, name];
+}
+
+function stays(wanted) {
+  const tried = "What you draw, photograph or choose below to try the model.", computing = `All computing. ${whyDevice(joined, wanted)}`;
+  if (isLent()) return [`Your own files: none is read. The server has sent ${plural(chosen.data.inputs[0].shape[0], "sample")} of its own, part ${joined.shard} of ${whole(model.plan.shards)}.`, tried, computing];
+  return [
+    `Your ${plural(chosen.data.inputs[0].shape[0] + (chosen.test?.inputs[0].shape[0] ?? 0), "sample")} and their labels: not one is sent.`, tried, computing,
+    "A copy of your data in this browser's storage, so that a reload loses nothing. It is removed when you stop.",
+  ];
+}
+
 function progress(told) {
   const { batches, batchesPerSecond, loss, accuracy, bytesUp, bytesDown, posts, merges, samples, seconds } = told;
   charts.loss.add(batches, loss);
@@ -211,11 +228,7 @@ function progress(told) {
     tile("Samples seen", whole(samples)), tile("Posts", whole(posts), "sets sent"),
     tile("Merges", whole(merges), "sets taken in"), tile("Sent", bytes(bytesUp)), tile("Received", bytes(bytesDown)),
   );
-  items("leaves", [
-    `${whole(joined.parameters || parameterCount())} numbers, the weights of the model, were sent ${plural(posts, "time")}: ${bytes(bytesUp)} in all.`,
-    `With them: how many samples you have (${whole(chosen.data.inputs[0].shape[0])}), the loss and the accuracy.`,
-    "The name that you typed, if you typed one.",
-  ]);
+  items("leaves", leaves(bytesUp, posts));
 }
 
 const device = () => (joined?.device === "webgpu" ? "graphics card" : "processor");
@@ -243,18 +256,15 @@ async function begin() {
     byId("train").hidden = false;
     byId("main").focus();
     progress({ batches: 0, batchesPerSecond: 0, loss: NaN, accuracy: NaN, bytesUp: 0, bytesDown: 0, posts: 0, merges: 0, samples: 0, seconds: 0 });
-    await keep({ run: runOf(model), input: needs.input, chosen });
-    joined = await peer.ask("join", { data: chosen.data, test: chosen.test, name: byId("name").value.trim(), device: wanted, share: Number(byId("share").value) / 100, seed: crypto.getRandomValues(new Uint32Array(1))[0] });
-    items("stays", [
-      `Your ${plural(chosen.data.inputs[0].shape[0] + (chosen.test?.inputs[0].shape[0] ?? 0), "sample")} and their labels: not one is sent.`,
-      "What you draw, photograph or choose below to try the model.",
-      `All computing. ${whyDevice(joined, wanted)}`,
-      "A copy of your data in this browser's storage, so that a reload loses nothing. It is removed when you stop.",
-    ]);
+    if (!isLent()) await keep({ run: runOf(model), input: needs.input, chosen });
+    joined = await peer.ask("join", { data: chosen?.data ?? null, test: chosen?.test ?? null, name: byId("name").value.trim(), device: wanted, share: Number(byId("share").value) / 100, seed: crypto.getRandomValues(new Uint32Array(1))[0] });
+    if (isLent()) chosen = { data: joined.data, test: null };
+    items("stays", stays(wanted));
     new Trial({ needs, pictures, count: classCount(needs), nameOf, fail, held: chosen.test ?? chosen.data, ask: (input) => peer.ask("predict", { inputs: [input] }) });
   } catch (error) {
     peer?.end();
     peer = null;
+    if (isLent()) chosen = null;
     byId("choose").hidden = false;
     byId("train").hidden = true;
     setState("ready");
@@ -326,6 +336,17 @@ function choosing() {
   byId("start").onsubmit = (event) => { event.preventDefault(); return safely(begin)(); };
 }
 
+// A training with shards: there is nothing to choose.
+function offerShard() {
+  byId("subtitle").textContent = "This training uses data of the server, not yours.";
+  byId("own").hidden = true;
+  byId("lent").textContent = `This training is a study: the server lends each browser one of ${plural(model.plan.shards, "part")} of its own data. They come to this browser when you start, and go to another one when you have left. None of your files are read.`;
+  for (const id of ["lent", "seen"]) byId(id).hidden = false;
+  for (const id of ["look", "counts", "classes", "samples"]) byId(id).hidden = true;
+  byId("tried").textContent = "A sample is one of the server's.";
+  byId("sample").textContent = "A sample";
+}
+
 async function offerLast() {
   const last = await kept();
   if (last?.run !== runOf(model) || `${last.input}` !== `${needs.input}`) return;
@@ -356,7 +377,8 @@ await safely(async () => {
   document.title = byId("title").textContent;
   described();
   choosing();
-  await offerLast();
+  if (isLent()) offerShard();
+  else await offerLast();
   byId("choose").hidden = false;
   setState("ready");
 })();
