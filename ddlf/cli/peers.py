@@ -28,7 +28,9 @@ def serve(options: argparse.Namespace) -> int:
     if options.qr:
         check_qr()
     if (options.model is None) == (options.resume is None):
-        raise ConfigError("name a model, or a run with --resume", hint="ddlf peers serve digits.nnm")
+        raise ConfigError(
+            "name a model, or a run with --resume", hint="ddlf peers serve apps/models/private_digits.nnm"
+        )
     _refuse_other_way(options, options.way or "swap")
     _check_shards(options)
     port = options.port
@@ -448,7 +450,7 @@ def _kick_options(parser: Parser) -> None:
 PEERS = Command(
     description="Train one model with peers: each trains on its own data, and only weights travel.",
     examples=(
-        "ddlf peers serve digits.nnm         # prints a link",
+        "ddlf peers serve apps/models/private_digits.nnm    # prints a link: open it in a browser, or",
         "ddlf peers join LINK --data mine.npz",
     ),
     actions={
@@ -457,7 +459,7 @@ PEERS = Command(
             "Serve a model to peers, and print a link for the first one. The server trains nothing.",
             _serve_options,
             serve,
-            *("ddlf peers serve digits.nnm --end 0.97", "ddlf peers serve --resume last"),
+            *("ddlf peers serve apps/models/private_digits.nnm --end 0.97", "ddlf peers serve --resume last"),
         ),
         "join": action(
             "train on your own data",

@@ -23,6 +23,7 @@ COUNTS = {
     "mnist": 114_450,
     "mnist_cnn": 515_146,  # Phan and Do (2023)
     "mobilenet": 27 * 16 + 64 + 9 * 16 + 64 + 16 * 32 + 128 + 9 * 32 + 128 + 32 * 64 + 256 + 9 * 64 + 256 + 64 * 64 + 256 + 650,
+    "private_digits": 2_410,
     "resnet20": 272_474 + 2 * (7 * 16 + 7 * 32 + 7 * 64),  # as everywhere with projections, and what batches are normalized by
     "unet": 80 + 584 + 1168 + 2320 + 4640 + 9248 + 2064 + 4624 + 2320 + 520 + 1160 + 584 + 9,
     "vgg": 28 * 32 + 289 * 32 + 289 * 64 + 577 * 64 + 577 * 128 + 1153 * 128 + 2049 * 128 + 129 * 10,
@@ -42,7 +43,7 @@ def test_example_text_is_formatted_and_has_no_warning(name):
     assert load(path).graph.parameters in (None, COUNTS[name])
 
 
-@pytest.mark.slow  # sixteen models
+@pytest.mark.slow  # seventeen models
 @pytest.mark.parametrize("name", sorted(COUNTS))
 def test_example_model_has_the_published_parameter_count(name):
     assert load_notation(MODELS / f"{name}.nnm").keras.count_params() == COUNTS[name]
