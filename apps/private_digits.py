@@ -16,7 +16,8 @@ class PrivateDigits(ddlf.IApp):
     learning_rate = 0.1
 
     async def load_dataset(self):
-        (self.x_train, self.y_train), (self.x_test, self.y_test) = ddlf.load_digits()
+        (x_train, self.y_train), (x_test, self.y_test) = ddlf.load_digits()
+        self.x_train, self.x_test = x_train + 0.5, x_test + 0.5  # from 0 to 1, like pictures in a browser
 
     async def create_model(self):
         import keras

@@ -20,6 +20,8 @@ from ddlf.peers.sets import Layout, layout_of
 
 PART = "ddlf peers"
 """The feature that needs the optional part for model texts, for errors."""
+PICTURES = ("digits", "mnist", "cifar10")
+"""Built-in pictures. DDLF loads them with values from -0.5 to 0.5."""
 LOSSES = {
     "categorical_crossentropy": "CCE",
     "sparse_categorical_crossentropy": "SCE",
@@ -121,6 +123,12 @@ class Trained:
             self.assign(live)
         self.model.reset_metrics()
         return accuracy_of(logs), float(logs["loss"]), len(rows)
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """Smallest and largest value of the inputs that it tests with."""
+        x = np.asarray(_first(self._data["x_test" if "x_test" in self._data else "x_train"]))
+        return float(x.min()), float(x.max())
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the optimizer."""
@@ -272,11 +280,15 @@ def taken(x: Any, rows: Any) -> Any:
 def arrays_of(source: str) -> Mapping[str, Any]:
     """Return the arrays of ``digits`` or another built-in data set, or of a ``.npz`` file.
 
+    Built-in pictures have values from 0 to 1, as the page in a browser makes them of any picture.
+
     Raises:
         ConfigError: There is no such data.
         DatasetError: The file cannot be read.
     """
     found: Mapping[str, Any] = provided("DataSource", PART)(source).arrays()
+    if source in PICTURES:
+        return {name: array + np.float32(0.5) if name.startswith("x_") else array for name, array in found.items()}
     return found
 
 

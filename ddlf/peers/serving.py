@@ -110,6 +110,16 @@ class Served:
         self.model = replace_fields(self.model, shards=shards)
 
     @property
+    def other_scale(self) -> str:
+        """A line if the test data of a model of pictures have another scale than in browsers; empty otherwise."""
+        if self._trained is None or not _takes_pictures(self._trained.model):
+            return ""
+        low, high = self._trained.reach
+        if low >= 0 and high <= 1:
+            return ""
+        return f"the test data go from {low:g} to {high:g}; browsers make pictures 0 to 1"
+
+    @property
     def can_test(self) -> bool:
         """Whether there are test data."""
         return self._trained is not None
@@ -203,6 +213,14 @@ def read_model(
         return model
 
     return Served(served, trained, with_weights, classes, converged)
+
+
+def _takes_pictures(model: Any) -> bool:
+    """Return whether a model takes pictures in grey or in colour, and does not scale bytes itself."""
+    inner = getattr(model, "inner", model)
+    shapes = [tuple(one.shape) for one in inner.inputs]
+    scales = any(type(layer).__name__ == "Rescaling" for layer in inner.layers)
+    return len(shapes) == 1 and len(shapes[0]) == 4 and shapes[0][-1] in (1, 3) and not scales
 
 
 def _tells_apart(outputs: list[tuple[int, ...]], classes: int) -> bool:
@@ -452,6 +470,8 @@ async def serve(
     say(f"folder    {path}")
     if served.model.browser.refusal:
         say(f"browsers  {served.model.browser.refusal}")
+    elif served.other_scale:
+        say(f"scale     {served.other_scale}")
 
     async def invite() -> None:
         for code in await server.invite(invitations):

@@ -42,6 +42,7 @@ def folder(tmp_path, monkeypatch):
 
     monkeypatch.setenv("DDLF_STATE_DIR", str(tmp_path / "state"))
     (x, y), (x_test, y_test) = datasets.with_classes("digits")
+    x, x_test = x + 0.5, x_test + 0.5  # as --data digits
     x, x_test = x.reshape(len(x), -1), x_test.reshape(len(x_test), -1)
     for name, part, of in (("low", y < 5, y_test < 5), ("high", y >= 5, y_test >= 5)):
         np.savez(tmp_path / f"{name}.npz", x_train=x[part], y_train=y[part], x_test=x_test[of], y_test=y_test[of])

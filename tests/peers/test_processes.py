@@ -67,6 +67,7 @@ def digits(tmp_path):
     from ddlf.data import datasets
 
     (x, y), (x_test, y_test) = datasets.with_classes("digits")
+    x, x_test = x + 0.5, x_test + 0.5  # as --data digits
     for name, part, of in (("low", y < 5, y_test < 5), ("high", y >= 5, y_test >= 5)):
         np.savez(tmp_path / f"{name}.npz", x_train=x[part], y_train=y[part], x_test=x_test[of], y_test=y_test[of])
     (tmp_path / "digits.nnm").write_text(MODEL)

@@ -28,6 +28,7 @@ class Halves:
 
         self.folder = folder
         (x, y), (x_test, y_test) = datasets.with_classes("digits")
+        x, x_test = x + 0.5, x_test + 0.5  # as --data digits
         self.train, self.test = {}, {}
         for name, part, of in (("low", y < 5, y_test < 5), ("high", y >= 5, y_test >= 5)):
             self.train[name] = (x[part].reshape(-1, 64).astype("f4"), y[part].astype("i4"))
