@@ -141,6 +141,23 @@ def why_over(plan: Plan, validations: Sequence[Validation], since_first_peer_s: 
     return ""
 
 
+def how_it_ends(plan: Plan, *, by_app: bool) -> str:
+    """Return a sentence about what ends the training.
+
+    Args:
+        plan: The plan.
+        by_app: Whether ``is_convergent`` of an app can end it.
+    """
+    by_hand = "by ddlf peers stop; Ctrl-C ends this server"
+    if plan.end >= 1:
+        return f"{plan.end:g} s after the first peer has come, or {by_hand}"
+    if plan.end > 0:
+        return f"at an accuracy of {plan.end:g}, or {by_hand}"
+    if by_app:
+        return f"by is_convergent of the app, or {by_hand}"
+    return f"{by_hand}; --end 0.97 would end it at that accuracy, --end 600 after ten minutes"
+
+
 def decayed(plan: Plan, rate: float, validations: Sequence[Validation], count: int) -> float:
     """Return the learning rate after a validation: ``r_0^2 (1 - A^(L t))``, if it is above 0 and below the current rate.
 

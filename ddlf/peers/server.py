@@ -61,7 +61,7 @@ from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.sets import Layout, layout_of
 from ddlf.peers.shards import Shards
 from ddlf.peers.swap import SwapLedger
-from ddlf.peers.telling import Teller
+from ddlf.peers.telling import Rarely, Teller
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
@@ -210,6 +210,8 @@ class PeerServer:
         self._testing = False
         self._tested_at = 0.0
         self._tested = NO_SET
+        self._alone_said = False
+        self._shown = Rarely(time.time())
         self._next_set = 1
         self._next_peer = 1
         self._journal: Journal
@@ -537,7 +539,7 @@ class PeerServer:
             entry = Validated(at=time.time(), set=number, accuracy=accuracy, loss=loss, samples=samples)
             with contextlib.suppress(Unfit, CheckpointError):
                 await self.commit(entry)
-                if number != self._tested:
+                if number != self._tested and self._shown.is_due(time.time()):
                     self._say(f"validated set {number}: accuracy {accuracy:.4f}, loss {loss:.4f}, {samples:,} samples")
                 self._tested = number
         finally:
@@ -743,6 +745,9 @@ class PeerServer:
             await self._refuse(earlier.socket, "the same peer has connected again", "close other windows and programs")
         self._seen[peer] = time.time()  # before it arrives: its lease begins at once
         await self._admit(peer, name, hello.samples, keeps=keeps)
+        if len(ledger.present) == 1 and not self._alone_said:
+            self._alone_said = True
+            self._say("alone     one peer trains alone until others join; ddlf peers invite prints links for them")
         member, start = ledger.members[peer], NO_SET if keeps else ledger.start()
         line = self._lines[peer] = Line(socket=socket)
         welcome = Welcome(

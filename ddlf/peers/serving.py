@@ -54,7 +54,7 @@ from ddlf.peers.model import (
     trained_from_text,
 )
 from ddlf.peers.pages import browser_model
-from ddlf.peers.plan import Plan, check_classes
+from ddlf.peers.plan import Plan, check_classes, how_it_ends
 from ddlf.peers.server import Model, PeerServer
 from ddlf.peers.sessions import Link
 from ddlf.peers.shards import Shards
@@ -473,12 +473,16 @@ async def serve(
     elif served.other_scale:
         say(f"scale     {served.other_scale}")
 
+    say(f"ends      {how_it_ends(plan, by_app=served.converged is not None)}")
+
     async def invite() -> None:
         for code in await server.invite(invitations):
             link = link_of(origin, code, pin)
             say(f"link      {link}")
             if show is not None:
                 show(link)
+        if invitations:
+            say("join      open a link in a browser, or: ddlf peers join LINK --data mine.npz")
 
     tasks: list[asyncio.Task[None]] = []
 

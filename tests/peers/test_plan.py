@@ -3,7 +3,7 @@
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.peers.plan import Plan, Validation, candidate_rate, decayed, why_over
+from ddlf.peers.plan import Plan, Validation, candidate_rate, decayed, how_it_ends, why_over
 
 
 def result(accuracy):
@@ -53,3 +53,19 @@ def test_the_decay_has_the_published_number():
 def test_a_plan_refuses_what_has_no_meaning(values):
     with pytest.raises(ConfigError):
         Plan(**values)
+
+
+@pytest.mark.parametrize(
+    ("end", "by_app", "words"),
+    [
+        (0.0, False, "--end 0.97"),
+        (0.0, True, "by is_convergent"),
+        (0.9, True, "accuracy of 0.9"),
+        (600, False, "600 s"),
+    ],
+)
+def test_the_server_says_how_the_training_ends(end, by_app, words):
+    said = how_it_ends(Plan(end=end), by_app=by_app)
+    assert words in said
+    assert "ddlf peers stop" in said
+    assert "Ctrl-C" in said

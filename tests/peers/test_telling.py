@@ -1,6 +1,7 @@
 """Events of a training by peers, and the folder and the board that they become."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -10,7 +11,7 @@ from ddlf.monitor.runs import folder, past, report
 from ddlf.peers.entries import Arrived, Began, Invited, Joined, Left, Posted, Validated
 from ddlf.peers.plan import Plan
 from ddlf.peers.swap import SwapLedger
-from ddlf.peers.telling import PeersWriter, Teller
+from ddlf.peers.telling import PeersWriter, Rarely, Teller
 
 PLAN = Plan(batch_size=10)
 
@@ -94,3 +95,11 @@ def test_the_folder_of_a_resumed_run_has_one_report_of_both_parts(tmp_path, told
     tables = {table["title"]: table["rows"] for table in report.record_of(found)["tables"]}
     assert [row[0] for row in tables["Peers"][1:]] == ["clinic", "peer 2"]
     assert (tmp_path / folder.REPORT).exists()
+
+
+def test_a_line_that_comes_each_second_becomes_rare_in_a_long_run():
+    rarely = Rarely(1000.0)
+    said = [second for second in range(3600) if rarely.is_due(1000.0 + second)]
+    assert said[:12] == [*range(11), 12]
+    assert 60 < len(said) < 120
+    assert max(b - a for a, b in pairwise(said)) == 60
