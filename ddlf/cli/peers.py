@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -338,6 +339,16 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
+def _end(text: str) -> float:
+    """Return the end of a training: ``97%`` is an accuracy of 0.97."""
+    with contextlib.suppress(ValueError):
+        if not text.endswith("%"):
+            return float(text)
+        if 0 < (share := float(text[:-1]) / 100) < 1:
+            return share
+    raise argparse.ArgumentTypeError(f"an accuracy below 1, such as 0.97 or 97%, or seconds, such as 600; got {text!r}")
+
+
 def _serve_options(parser: Parser) -> None:
     parser.add("model", nargs="?", type=Path, help="a model as text (.nnm), or the .py file of an app")
     parser.add("--way", choices=("swap", "rounds"), help="peers swap sets when they like (default), or work in rounds")
@@ -349,9 +360,9 @@ def _serve_options(parser: Parser) -> None:
     parser.add("--batch-size", type=int, metavar="N", help="samples in a batch (default: 32)")
     parser.add(
         "--end",
-        type=float,
+        type=_end,
         metavar="X",
-        help="below 1: accuracy to reach, as the mean of 5 validations; from 1 on: seconds (default: no end)",
+        help="below 1, or with %%: accuracy to reach, as the mean of 5 validations; from 1 on: seconds (default: no end)",
     )
     parser.add(
         "--classes",

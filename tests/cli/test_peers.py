@@ -29,6 +29,15 @@ def test_commands_without_a_server_say_how_to_start_one(capsys):
         (("serve", "a.nnm", "--data", "digits", "--shards", 0), "1 shard or more"),
         (("serve", "a.nnm", "--data", "digits", "--partition", "power:1"), "--partition has no effect"),
         (("serve", "--resume", "last", "--data", "digits", "--shards", 3), "--shards cannot change"),
+        (
+            ("serve", "a.nnm", "--end", "150%"),
+            "an accuracy below 1, such as 0.97 or 97%, or seconds, such as 600; got '150%'",
+        ),
+        (
+            ("serve", "a.nnm", "--end", "1.5x"),
+            "an accuracy below 1, such as 0.97 or 97%, or seconds, such as 600; got '1.5x'",
+        ),
+        (("serve", "a.nnm", "--end", "97%"), "there is no file a.nnm"),
         (("join", "http://127.0.0.1:1/#code", "--data", "a.npz", "--app", "a.py"), "--data"),
         (("join", "nonsense", "--data", "digits"), "is not a link"),
         (("join", "http://127.0.0.1:1/", "--data", "digits"), "no code behind its #"),
