@@ -35,6 +35,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 """Seconds between two tries to connect again: at first, and at most."""
 RETRY_S = 600.0
 """A Python peer gives up a server that does not answer for this number of seconds."""
+GONE = "check that the server runs; if its training is over, it has ended"
+"""What to do if a server cannot be reached."""
 PIN = "."
 """In a link, between the code and the SHA-256 of the server's certificate."""
 
@@ -216,9 +218,7 @@ class Connection:
             kind = AuthError if status in (401, 403) else ConnectError
             raise kind(f"{self._link.origin} refuses this peer: {body}", hint="ask for a new link") from None
         except (OSError, WebSocketException, TimeoutError) as error:
-            raise ConnectError(
-                f"{self._link.origin} cannot be reached: {error}", hint="check that the server runs"
-            ) from None
+            raise ConnectError(f"{self._link.origin} cannot be reached: {error}", hint=GONE) from None
         try:
             socket.send(frames.encode(self._hello()))
             message = frames.decode(_bytes(socket.recv(OPEN_S)), frames.FROM_SERVER, self._set_bytes)
@@ -307,7 +307,7 @@ def _got(
         answer = connection.getresponse()
         return answer.status, answer.read(most)
     except (OSError, http.client.HTTPException) as error:
-        raise ConnectError(f"{link.origin} cannot be reached: {error}", hint="check that the server runs") from None
+        raise ConnectError(f"{link.origin} cannot be reached: {error}", hint=GONE) from None
     finally:
         connection.close()
 
@@ -324,7 +324,7 @@ def _pinned(link: Link, pin: str) -> ssl.SSLContext:
     try:
         text = ssl.get_server_certificate((link.host.strip("[]"), link.port), timeout=OPEN_S)
     except OSError as error:
-        raise ConnectError(f"{link.origin} cannot be reached: {error}", hint="check that the server runs") from None
+        raise ConnectError(f"{link.origin} cannot be reached: {error}", hint=GONE) from None
     if hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest() != pin:
         raise AuthError(f"{link.origin} has another certificate than the link says", hint="ask for a new link")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -39,6 +39,7 @@ def test_commands_without_a_server_say_how_to_start_one(capsys):
         ),
         (("serve", "a.nnm", "--end", "97%"), "there is no file a.nnm"),
         (("join", "http://127.0.0.1:1/#code", "--data", "a.npz", "--app", "a.py"), "--data"),
+        (("join", "http://127.0.0.1:1/#code", "--data", "digits"), "if its training is over, it has ended"),
         (("join", "nonsense", "--data", "digits"), "is not a link"),
         (("join", "http://127.0.0.1:1/", "--data", "digits"), "no code behind its #"),
         (("join", "ftp://127.0.0.1:1/#code", "--data", "digits"), "is not a link"),

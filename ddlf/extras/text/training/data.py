@@ -91,10 +91,12 @@ class DataSource:
             with np.load(BytesIO(content), allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-            hint = "write it again with numpy.savez"
-            if "Object arrays" in str(error):
+            hint, why = "write it again with numpy.savez", str(error)
+            if "Object arrays" in why:
                 hint = "numpy.savez writes numbers and texts; turn objects into these"
-            raise DatasetError(f"{self.name} cannot be read ({error})", hint=hint) from None
+            elif "pickled" in why or isinstance(error, AttributeError):  # numpy's words for any other file
+                why = "it is no .npz file, or it is cut off"
+            raise DatasetError(f"{self.name} cannot be read ({why})", hint=hint) from None
 
     def _read(self) -> bytes:
         try:
