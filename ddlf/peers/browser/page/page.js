@@ -6,7 +6,7 @@ import { classCount, classOf, counted, fitArrays, needsOf } from "./fit.js";
 import { bytes, decimal, percent, plural, rate, time, whole } from "./format.js";
 import { readNpz } from "./npz.js";
 import { Peer } from "./peer.js";
-import { dropped, gathered, paint, Pictures, pictureShape, whiteOf } from "./pictures.js";
+import { dropped, gathered, MOST_FILE_BYTES, MOST_PIXELS, paint, Pictures, pictureShape, whiteOf } from "./pictures.js";
 import { named, Refused } from "./refused.js";
 import { join, readGraph } from "./session.js";
 import { forget, keep, kept } from "./store.js";
@@ -108,9 +108,11 @@ async function readFiles(files, label = null) {
   if (!found.length) throw new Refused(`there are no pictures among ${plural(others.length, "file")}`, "choose PNG, JPEG, GIF, WebP or BMP files, or one .npz file");
   if (!pictures) throw new Refused("this model does not learn from pictures", "choose a .npz file with x and y");
   const withLabels = label === null ? found : found.map((one) => ({ ...one, label }));
-  const { unreadable, unknown } = await pictures.read(withLabels, (done, all) => { byId("reading").textContent = `Reading picture ${whole(done + 1)} of ${whole(all)}`; });
+  const { unreadable, large, unknown } = await pictures.read(withLabels, (done, all) => { byId("reading").textContent = `Reading picture ${whole(done + 1)} of ${whole(all)}`; });
   byId("reading").textContent = "";
-  if (unreadable.length) note(`${whole(unreadable.length)} of ${plural(found.length, "picture")} could not be read: ${named(unreadable.map((path) => path.split("/").at(-1)))}.`, true);
+  const those = (paths) => named(paths.map((path) => path.split("/").at(-1)));
+  if (large.length) note(`${whole(large.length)} of ${plural(found.length, "picture")} have more than ${MOST_PIXELS / 1e6} million points or ${bytes(MOST_FILE_BYTES)}: ${those(large)}. Make them smaller.`, true);
+  if (unreadable.length) note(`${whole(unreadable.length)} of ${plural(found.length, "picture")} could not be read: ${those(unreadable)}.`, true);
   if (unknown.length) {
     const labels = [...new Set(unknown.map((one) => one.label ?? "no folder"))];
     const known = needs.classes.length ? `the classes are ${named(needs.classes, 10)}` : `the server has agreed on no names, so a folder's name is a number from 0 to ${classCount(needs) - 1}`;
@@ -173,14 +175,30 @@ function show(fitted) {
     return item;
   }));
   setState("ready");
+  warnOfOtherTab();
 }
+
+// -- other tabs: they have the cookie, too, so they are the same peer ------------------------------------------------------
+
+const TRAINS = "ddlf-peer-trains";
+
+async function warnOfOtherTab() {
+  const { held = [] } = (await navigator.locks?.query()) ?? {};
+  if (held.some(({ name }) => name === TRAINS)) note("Another tab of this browser trains already. It ends if you start here: both are the same peer.", true);
+}
+
+let release = () => {};
+const tellOtherTabs = () => navigator.locks?.request(TRAINS, { mode: "shared" }, () => new Promise((resolve) => { release = resolve; }));
 
 // -- training -----------------------------------------------------------------------------------------------------------
 
 const listeners = {
   state: ({ state: next, why }) => {
     setState(next, why);
-    if (ENDED.includes(next)) forget();
+    if (ENDED.includes(next)) {
+      forget();
+      release();
+    }
   },
   progress,
   line({ text }) {
@@ -189,6 +207,7 @@ const listeners = {
     if (log.children.length > MOST_LINES) log.firstChild.remove();
   },
   failed({ why, hint }) {
+    release();
     setState("failed");
     fail(why, hint);
   },
@@ -256,6 +275,7 @@ async function begin() {
     byId("train").hidden = false;
     byId("main").focus();
     progress({ batches: 0, batchesPerSecond: 0, loss: NaN, accuracy: NaN, bytesUp: 0, bytesDown: 0, posts: 0, merges: 0, samples: 0, seconds: 0 });
+    tellOtherTabs();
     if (!isLent()) await keep({ run: runOf(model), input: needs.input, chosen });
     joined = await peer.ask("join", { data: chosen?.data ?? null, test: chosen?.test ?? null, name: byId("name").value.trim(), device: wanted, share: Number(byId("share").value) / 100, seed: crypto.getRandomValues(new Uint32Array(1))[0] });
     if (isLent()) chosen = { data: joined.data, test: null };
@@ -265,6 +285,7 @@ async function begin() {
     peer?.end();
     peer = null;
     if (isLent()) chosen = null;
+    release();
     byId("choose").hidden = false;
     byId("train").hidden = true;
     setState("ready");
@@ -290,6 +311,7 @@ function stop() {
     byId("stop").disabled = true;
     await peer.ask("stop");
     await forget();
+    release();
     if (!ENDED.includes(state)) setState("ended");
   });
   dialog.showModal();
@@ -381,5 +403,6 @@ await safely(async () => {
   else await offerLast();
   byId("choose").hidden = false;
   setState("ready");
+  await warnOfOtherTab();
 })();
 if (!needs) setState("failed");

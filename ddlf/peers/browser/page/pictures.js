@@ -77,6 +77,8 @@ export function claimedSize(bytes) {
   return null;
 }
 
+class TooLarge extends Error {}
+
 export class Pictures {
   // `needs` are those of the model, `white` is the value of white.
   constructor(needs, white) {
@@ -103,9 +105,10 @@ export class Pictures {
 
   async decoded(file) {
     if (!file.size) throw new Error("empty");
-    if (file.size > MOST_FILE_BYTES) throw new Error("too large");
+    if (file.size > MOST_FILE_BYTES) throw new TooLarge();
     const size = claimedSize(new Uint8Array(await file.slice(0, 2 ** 18).arrayBuffer()));
-    if (size && (size[0] * size[1] > MOST_PIXELS || !(size[0] * size[1] > 0))) throw new Error("too large or empty");
+    if (size && size[0] * size[1] > MOST_PIXELS) throw new TooLarge();
+    if (size && !(size[0] * size[1] > 0)) throw new Error("empty");
     const { width, height } = this.shape;
     const bitmap = await createImageBitmap(file, { resizeWidth: width, resizeHeight: height, resizeQuality: "high" });
     try {
@@ -121,9 +124,9 @@ export class Pictures {
     this.numbers.push(number);
   }
 
-  // Read pictures, and return what could not be used: unreadable ones, and those whose label is not known.
+  // Read pictures, and return what could not be used: unreadable ones, too large ones, and those whose label is not known.
   async read(found, tell = () => {}) {
-    const unreadable = [], unknown = [];
+    const unreadable = [], large = [], unknown = [];
     for (const [place, { file, path, label }] of found.entries()) {
       const number = numberOf(label, this.needs);
       if (number === null) unknown.push({ path, label });
@@ -131,14 +134,14 @@ export class Pictures {
         let values = null;
         try {
           values = await this.decoded(file);
-        } catch {
-          unreadable.push(path);
+        } catch (error) {
+          (error instanceof TooLarge ? large : unreadable).push(path);
         }
         if (values) this.add(values, number);
       }
       if (place % 20 === 0) tell(place, found.length);
     }
-    return { unreadable, unknown };
+    return { unreadable, large, unknown };
   }
 
   // Return the pictures for training and those that are held out: every fifth of each class, so that each class is tested.
