@@ -472,7 +472,6 @@ async def serve(
         say(f"browsers  {served.model.browser.refusal}")
     elif served.other_scale:
         say(f"scale     {served.other_scale}")
-
     say(f"ends      {how_it_ends(plan, by_app=served.converged is not None)}")
 
     async def invite() -> None:
@@ -482,7 +481,8 @@ async def serve(
             if show is not None:
                 show(link)
         if invitations:
-            say("join      open a link in a browser, or: ddlf peers join LINK --data mine.npz")
+            data = "" if server.plan.shards else " --data mine.npz"
+            say(f"join      open a link in a browser, or: ddlf peers join LINK{data}")
 
     tasks: list[asyncio.Task[None]] = []
 

@@ -149,11 +149,17 @@ async def test_a_server_lends_shards_with_leases_and_a_later_server_knows_them(t
         assert "each of the 2" in (await other.connect())["end"]["why"]
 
 
-async def test_python_peers_train_on_shards_and_the_next_one_gets_the_free_one(tmp_path, monkeypatch):
+@pytest.fixture
+async def served(tmp_path, monkeypatch):
+    """Digits in two shards, and a state folder of its own for the keys of Python peers."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "d.nnm").write_text(TEXT)
-    served = await asyncio.to_thread(serving.read_model, tmp_path / "d.nnm", "digits", None, 0, trains=True)
-    served.give_out(Plan(shards=2), 0)
+    found = await asyncio.to_thread(serving.read_model, tmp_path / "d.nnm", "digits", None, 0, trains=True)
+    found.give_out(Plan(shards=2), 0)
+    return found
+
+
+async def test_python_peers_train_on_shards_and_the_next_one_gets_the_free_one(served, tmp_path):
     lines = []
     async with Running(tmp_path, model=served.model, shards=2, updates=5) as running:
 
@@ -192,11 +198,7 @@ def test_a_resumed_run_needs_the_same_data(tmp_path):
         serving.give_out_again(path, plan, other, "less.npz")
 
 
-async def test_a_peer_that_was_away_for_longer_than_its_lease_waits_and_trains_another_shard(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    (tmp_path / "d.nnm").write_text(TEXT)
-    served = await asyncio.to_thread(serving.read_model, tmp_path / "d.nnm", "digits", None, 0, trains=True)
-    served.give_out(Plan(shards=2), 0)
+async def test_a_peer_that_was_away_for_longer_than_its_lease_waits_and_trains_another_shard(served, tmp_path):
     lines = []
     async with Running(tmp_path, model=served.model, shards=2, updates=5) as running:
         [code] = await running.server.invite()

@@ -2,7 +2,7 @@
 
 A file belongs to the source of an app's class, the settings that change the time of its rounds, its own parameters, the
 workers, and the versions of DDLF, Python and Keras. A change of one of them leads to another file. The data are not part
-of the name, because finding them out takes seconds. So a run compares its number of samples with that of the file.
+of the name, because finding them out takes seconds; ``ddlf plan --again`` measures after they have changed.
 """
 
 from __future__ import annotations

@@ -184,6 +184,7 @@ async def test_a_page_and_a_python_peer_train_shards_of_the_server(halves):
     words = ("--data", "digits", "--shards", "2", "--partition", "dirichlet:0.5", "--invite", "2", "--port", "0")
     with Command(halves.folder, "serve", "digits.nnm", *words) as server:
         links = [await asyncio.to_thread(lambda: server.until(r"link +(\S+)")[1]) for _ in range(2)]
+        await asyncio.to_thread(server.until, "ddlf peers join LINK$")  # without --data
         async with chromium() as browser, opened(browser, links[0]) as page:
             page.set_default_timeout(PATIENCE_S * 1000)
             await page.locator("#start button").wait_for()
