@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from ddlf.extras.stabilisers.agc import AGC as AGC
     from ddlf.extras.stabilisers.freezing import Unfreezing as Unfreezing
     from ddlf.extras.stabilisers.freezing import frozen_to as frozen_to
+    from ddlf.extras.stabilisers.from_data import class_weights as class_weights
+    from ddlf.extras.stabilisers.from_data import focal as focal
+    from ddlf.extras.stabilisers.from_data import huber as huber
     from ddlf.extras.stabilisers.masked import Masked as Masked
     from ddlf.extras.stabilisers.multipliers import Multipliers as Multipliers
     from ddlf.extras.stabilisers.rlion import Rlion as Rlion
     from ddlf.extras.stabilisers.rolling import RollingClip as RollingClip
     from ddlf.extras.stabilisers.schedules import RunSchedule as RunSchedule
-    from ddlf.extras.stabilisers.scouting import class_weights as class_weights
-    from ddlf.extras.stabilisers.scouting import focal as focal
-    from ddlf.extras.stabilisers.scouting import huber as huber
     from ddlf.extras.stabilisers.uncertainty import Uncertain as Uncertain
 
 _HOMES = {
@@ -35,10 +35,10 @@ _HOMES = {
     "RunSchedule": "schedules",
     "Uncertain": "uncertainty",
     "Unfreezing": "freezing",
-    "class_weights": "scouting",
-    "focal": "scouting",
+    "class_weights": "from_data",
+    "focal": "from_data",
     "frozen_to": "freezing",
-    "huber": "scouting",
+    "huber": "from_data",
 }
 
 __all__ = sorted(_HOMES)

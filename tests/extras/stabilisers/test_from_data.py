@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.extras.stabilisers.scouting import class_weights, focal_alpha, huber_delta, spread
+from ddlf.extras.stabilisers.from_data import class_weights, focal_alpha, huber_delta, spread
 
 NORMAL = np.random.default_rng(0).normal(size=20_000)
 

@@ -1,0 +1,123 @@
+"""Compares other batch sizes, warm-ups and seeds at the chosen rate (``--also``). Pure: trials out, losses in.
+
+All trials see the same number of samples as the longest trials of the search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ddlf.extras.scout.halving import Curve, Rung, Trial, rounded
+from ddlf.extras.scout.verdict import AS_GOOD
+
+What = Literal["batch", "warmup", "seed"]
+WHATS: tuple[What, ...] = ("batch", "warmup", "seed")
+BATCHES = (0.5, 2.0, 4.0)
+"""Batch sizes to try, in batches of the app."""
+WARMUPS = (0.1, 0.3)
+"""Lengths of a warm-up to try, in shares of a run."""
+HIGHER = (1.0, 2.0, 4.0)
+"""A warm-up may allow higher rates: these multiples of the chosen one are tried."""
+SEEDS = 8
+"""Seeds to try."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """The losses with another batch size, warm-up or seed.
+
+    Args:
+        value: The batch size, the share of the warm-up, or the seed.
+        rate: The learning rate.
+        losses: The validation loss of each start; infinite if the trial diverged.
+    """
+
+    value: float
+    rate: float
+    losses: tuple[float, ...]
+
+    @property
+    def loss(self) -> float:
+        """The mean loss; infinite if any trial diverged."""
+        return math.fsum(self.losses) / len(self.losses) if all(map(math.isfinite, self.losses)) else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Also:
+    """The answer about a batch size, a warm-up or the seed.
+
+    Args:
+        what: The setting.
+        kept: The present value with its losses.
+        others: The other values.
+        chosen: The value to use; ``kept`` if no other is worth a change.
+    """
+
+    what: What
+    kept: Variant
+    others: tuple[Variant, ...]
+    chosen: Variant
+
+
+Tries = Generator[Sequence[Trial], Sequence[float], Also]
+
+
+def also(what: What, curve: Curve, rate: float, rung: Rung, batch: int, seeds: Sequence[int]) -> Tries:
+    """Compare other values of a setting at a rate.
+
+    Args:
+        what: The setting.
+        curve: The result of the search. The rate has losses of this rung.
+        rate: The chosen rate.
+        rung: The longest trials of the search.
+        batch: The batch size of the app.
+        seeds: The seed of each start.
+    """
+    point = curve.at(rate)
+    assert point is not None
+    starts = range(len(point.losses))
+    first = math.fsum(curve.first[: len(starts)]) / len(starts)
+    match what:
+        case "batch":
+            sizes = sorted({max(1, round(batch * times)) for times in BATCHES} - {batch})
+            given = [(float(size), one) for size in sizes for one in _rates(rate, size / batch)]
+        case "warmup":
+            given = [(share, rounded(rate * times)) for share in WARMUPS for times in HIGHER]
+        case "seed":
+            given = [(float(seed), rate) for seed in seeds]
+    if what == "seed":
+        losses = yield [Trial(rate=rate, start=start, steps=rung.steps) for start in range(len(seeds))]
+        others = [
+            Variant(value=value, rate=rate, losses=(loss,)) for (value, _), loss in zip(given, losses, strict=True)
+        ]
+        return Also(what=what, kept=others[0], others=tuple(others[1:]), chosen=min(others, key=lambda one: one.loss))
+    trials = [_trial(what, value, one, start, rung.steps, batch) for value, one in given for start in starts]
+    losses = yield trials
+    others = [
+        Variant(value=value, rate=one, losses=tuple(losses[place * len(starts) : (place + 1) * len(starts)]))
+        for place, (value, one) in enumerate(given)
+    ]
+    kept = Variant(value=float(batch) if what == "batch" else 0.0, rate=rate, losses=point.losses)
+    margin = AS_GOOD * max(first - kept.loss, 0.0)
+    better = [one for one in others if kept.loss - one.loss > margin]
+    larger = [one for one in others if what == "batch" and one.value > batch and one.loss - kept.loss <= margin]
+    chosen = kept
+    if larger:  # it is as good with fewer steps
+        chosen = min(larger, key=lambda one: (-one.value, one.loss))
+    elif better:
+        chosen = min(better, key=lambda one: one.loss)
+    return Also(what=what, kept=kept, others=tuple(others), chosen=chosen)
+
+
+def _rates(rate: float, times: float) -> list[float]:
+    """Return the rates to try with a batch that is so many times as large: equal, by its root, and in proportion."""
+    return sorted({rounded(rate), rounded(rate * math.sqrt(times)), rounded(rate * times)})
+
+
+def _trial(what: What, value: float, rate: float, start: int, steps: int, batch: int) -> Trial:
+    if what == "warmup":
+        return Trial(rate=rate, start=start, steps=steps, warmup=value)
+    return Trial(rate=rate, start=start, steps=max(1, round(steps * batch / value)), batch=int(value))

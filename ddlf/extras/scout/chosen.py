@@ -1,0 +1,86 @@
+"""``scout=True`` and ``ddlf run --scout``: find the learning rate, and train with it. Runs on the master."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from weakref import WeakSet
+
+from ddlf.app import IApp
+from ddlf.errors import ConfigError
+from ddlf.events import Decided
+from ddlf.extras.scout.curve import number
+from ddlf.extras.scout.scouting import Scouted, scout
+from ddlf.training.context import App
+
+_chosen: WeakSet[App] = WeakSet()
+"""Apps that have their rate. They keep it in later calls."""
+
+
+async def choose_settings(app: IApp) -> None:
+    """Set ``learning_rate`` of an app to the rate that trials find, if the app asks for it.
+
+    Raises:
+        ConfigError: Another setting contradicts it, or the app has no such attribute.
+    """
+    if not getattr(app, "scout", False) or app in _chosen:
+        return
+    if app.private:  # the run refuses the setting by name
+        return
+    if app.resume is not None:
+        raise ConfigError(
+            "scout=True has no effect with resume: a resumed run trains as before", hint="leave one of them out"
+        )
+    _check_has_rate(app)
+    await app.connect()
+    found = await scout(app, say=lambda text: app.say(f"trials    {text}"))
+    verdict = found.verdict
+    if not found.keeps:
+        assert verdict.own is not None
+        if not math.isclose(float(app.learning_rate), verdict.own, rel_tol=1e-5):
+            raise ConfigError(
+                f"learning_rate={app.learning_rate:g} of the app is not the rate of its optimizer, {verdict.own:g}, "
+                "so scout=True cannot change that",
+                hint=f"compile with self.learning_rate, or set the rate {verdict.rate:g} yourself",
+            )
+        app.learning_rate = verdict.rate
+    _chosen.add(app)
+    app.run_context.emit(Decided(key="learning_rate", value=f"{app.learning_rate:g}", rule="scout", why=why(found)))
+
+
+def _check_has_rate(app: IApp) -> None:
+    """Raise an error for an app without an attribute ``learning_rate`` to set.
+
+    Raises:
+        ConfigError: It has none, or its value is not a number.
+    """
+    rate = getattr(app, "learning_rate", None)
+    if isinstance(rate, bool) or not isinstance(rate, int | float):
+        raise ConfigError(
+            f"scout=True sets learning_rate, and {type(app).__name__} has no such attribute with a number",
+            hint="add learning_rate = 0.01 to the class, compile with self.learning_rate; of a model text, write it "
+            "with ddlf scout --write",
+        )
+
+
+def why(found: Scouted) -> str:
+    """Return why a run takes its learning rate."""
+    verdict = found.verdict
+    if found.doubt:
+        return f"unclear, the rate of the app stays: {found.doubt}"
+    flat = f"flat from {number(verdict.low)} to {number(verdict.high)}" if verdict.low < verdict.high else ""
+    if verdict.keeps:
+        return f"{flat or 'no other rate is as good'}, the rate of the app stays"
+    instead = f"instead of {number(verdict.own)}" if verdict.own is not None else ""
+    return ", ".join(filter(None, [f"the lowest rate that is as good in {found.trials} trials", instead, flat]))
+
+
+async def watch_run(app: App) -> AbstractContextManager[None]:
+    """Refuse a run of an app that asks for a scouted rate, but was started in a way that does not scout.
+
+    Raises:
+        ConfigError: The app was not trained with ``train_model``.
+    """
+    if getattr(app, "scout", False) and app not in _chosen:
+        raise ConfigError("scout=True has no effect on this method", hint="call train_model, which takes the mode")
+    return nullcontext()

@@ -1,0 +1,225 @@
+"""Defines the options of ``ddlf scout``, and runs it. Heavy modules are imported only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddlf.cli.options import add_app_options, add_json
+from ddlf.cli.parsing import Command, Parser
+from ddlf.cli.parsing import number as whole
+from ddlf.errors import AppError, ConfigError
+from ddlf.extras.scout.curve import number, shown, svg
+
+if TYPE_CHECKING:
+    from ddlf.extras.scout.also import Also, Variant
+    from ddlf.extras.scout.scouting import Scouted
+
+OF_A_TRAINING = ("planned", "dry_run", "save", "checkpoint", "resume", "requeue", "out", "ui")
+"""Options without effect on trials, whose models are dropped, and which have no display or folder of a run."""
+
+
+def scout(options: argparse.Namespace) -> int:
+    """Run ``ddlf scout``: print the learning rate and its curve, and return the exit code."""
+    from ddlf.cli.options import given
+    from ddlf.cli.run import execute
+    from ddlf.cli.target import find_target
+
+    if options.app is None:
+        raise ConfigError("ddlf scout needs an app", hint="name its file: ddlf scout app.py")
+    if unused := given(options, OF_A_TRAINING):
+        has, it = ("has", "it") if len(unused) == 1 else ("have", "them")
+        raise ConfigError(
+            f"{', '.join(unused)} {has} no effect on ddlf scout, which only tries rates", hint=f"leave {it} out"
+        )
+    options.ui = "none"
+    return execute(lambda: find_target(options.app, options.target, options), options, then=_scout)
+
+
+async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
+    from ddlf.app import IApp
+    from ddlf.cli.run import resolve_cluster
+    from ddlf.cli.target import prepare_app
+    from ddlf.extras.scout.halving import grid
+    from ddlf.extras.scout.scouting import HIGH, LOW
+    from ddlf.extras.scout.scouting import scout as scouted
+    from ddlf.extras.scout.written import place_of, write_rate
+
+    if not (inspect.isclass(target) and issubclass(target, IApp)):
+        raise AppError(f"{target.__name__} is not an app, so it has no rate", hint="name a subclass of ddlf.IApp")
+    low, high = options.low or LOW, options.high or HIGH
+    grid(low, high)  # what cannot be done is refused before anything starts
+    if options.svg:
+        _check_picture(options.svg)
+    if options.write:
+        place_of(options.app, options.app.read_bytes().decode(), target.__name__)
+    cluster, described = resolve_cluster(options)
+    app = prepare_app(target, cluster, options)
+    out = sys.stderr if options.json else sys.stdout
+
+    def note(text: str) -> None:
+        if not options.quiet:
+            print(text, file=out, flush=True)
+
+    try:
+        note(f"cluster   {described}")
+        await app.connect()
+        found = await scouted(
+            app,
+            low=low,
+            high=high,
+            steps=options.steps,
+            also=options.also or (),
+            say=lambda text: note(f"trials    {text}"),
+        )
+    finally:
+        await app.close()
+    runs = f"ddlf run {options.app} -p learning_rate={found.verdict.rate:g}" if _has_rate(app, found) else ""
+    result = [*lines(found), *([f"run       {runs}"] if runs and not options.write else [])]
+    print(json.dumps(found.to_data(), indent=2) if options.json else "\n".join(result), flush=True)
+    if options.svg:
+        options.svg.write_text(svg(found.curve, found.verdict, f"{target.__name__}: validation loss"))
+        print(f"picture   {options.svg}", file=out)
+    if options.write and found.doubt:
+        print("written   no rate, because the answer is unclear", file=out)
+    elif options.write and not found.keeps:
+        assert found.verdict.own is not None
+        place = write_rate(options.app, target.__name__, found.verdict.own, found.verdict.rate)
+        print(f"written   {place}", file=out)
+    return 0
+
+
+def _check_picture(path: Path) -> None:
+    """Refuse a path where no picture can be written.
+
+    Raises:
+        ConfigError: It is a folder, or its folder does not exist.
+    """
+    if path.is_dir():
+        raise ConfigError(f"--svg {path} is a folder", hint="name a file, such as curve.svg")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--svg {path}: there is no folder {path.parent}", hint="make it, or name another file")
+
+
+def _has_rate(app: Any, found: Scouted) -> bool:
+    """Return whether the app's attribute ``learning_rate`` sets the rate of its optimizer, and should change."""
+    rate, verdict = getattr(app, "learning_rate", None), found.verdict
+    if not isinstance(rate, int | float) or verdict.own is None or found.keeps:
+        return False
+    return math.isclose(rate, verdict.own, rel_tol=1e-5)
+
+
+def lines(found: Scouted) -> list[str]:
+    """Return the result as lines to print."""
+    verdict = found.verdict
+    return [
+        f"tried     {found.trials} trials with {found.steps:,} steps in {found.seconds:.0f} s, compared by {found.judged_by}",
+        *shown(found.curve, verdict),
+        *costs(found),
+        *(line for one in found.also for line in lines_of(one)),
+        f"rate      {sentence(found)}",
+    ]
+
+
+def costs(found: Scouted) -> list[str]:
+    """Return lines about the loss at half and double the rate."""
+    from ddlf.extras.scout.halving import rounded
+
+    curve, verdict = found.curve, found.verdict
+    at = curve.at(verdict.rate)
+    result = []
+    for name, rate in (("half", rounded(verdict.rate / 2)), ("double", rounded(verdict.rate * 2))):
+        other = curve.at(rate)
+        if at is not None and other is not None:
+            loss = f"a loss of {number(other.loss)}" if math.isfinite(other.loss) else "no loss: it diverges"
+            result.append(f"{name:<10}{number(rate)} gives {loss}, {number(verdict.rate)} gives {number(at.loss)}")
+    return result
+
+
+def lines_of(found: Also) -> list[str]:
+    """Return lines about other values of a setting: the chosen one, and the losses of all."""
+    kept, chosen, names = found.kept, found.chosen, {"batch": "batch_size", "warmup": "warmup", "seed": "seed"}
+    name = names[found.what]
+
+    def shown(one: Variant) -> str:
+        return f"{one.value:g} at {number(one.rate)}: {number(one.loss) if math.isfinite(one.loss) else 'diverged'}"
+
+    said = (
+        f"{name} {kept.value:g} stays" if chosen == kept else f"{name} {chosen.value:g} with rate {number(chosen.rate)}"
+    )
+    if found.what == "seed":
+        losses = [one.loss for one in (kept, *found.others)]
+        said += f"; losses from {number(min(losses))} to {number(max(losses))}, which is chance"
+    if found.what == "warmup" and chosen != kept:
+        said += f": --schedule warmup:{chosen.value:g},constant"
+    return [f"also      {said}", *(f"          {shown(one)}" for one in (kept, *found.others))]
+
+
+def sentence(found: Scouted) -> str:
+    """Return the learning rate, and what to do."""
+    verdict = found.verdict
+    what = "highest rate of the schedule or the optimizers, which are scaled: " if found.is_scaled else ""
+    flat = (
+        f"flat from {number(verdict.low)} to {number(verdict.high)}" if verdict.low < verdict.high else "no flat part"
+    )
+    if found.doubt:
+        kept = f"keep yours, {number(verdict.own)}; " if verdict.own is not None else ""
+        return f"{what}unclear: {kept}these trials chose {number(verdict.rate)}, but {found.doubt}"
+    if verdict.keeps:
+        return f"{what}{flat}: keep yours, {number(verdict.rate)}"
+    instead = f" instead of {number(verdict.own)}" if verdict.own is not None else ""
+    return f"{what}{number(verdict.rate)}{instead}; {flat}"
+
+
+def _rate(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not (math.isfinite(found) and found > 0):
+        raise argparse.ArgumentTypeError(f"must be a learning rate above 0, such as 1e-4, got {text!r}")
+    return found
+
+
+def _whats(text: str) -> list[str]:
+    from ddlf.extras.scout.also import WHATS
+
+    words = [word.strip() for word in text.split(",")]
+    if unknown := [word for word in words if word not in WHATS]:
+        raise argparse.ArgumentTypeError(f"must be some of {', '.join(WHATS)}, got {unknown[0]!r}")
+    return list(dict.fromkeys(words))
+
+
+def _options(parser: Parser) -> None:
+    parser.add("--from", dest="low", type=_rate, metavar="RATE", help="the lowest rate to try (default: 1e-5)")
+    parser.add("--to", dest="high", type=_rate, metavar="RATE", help="the highest rate to try (default: 10)")
+    parser.add(
+        *("--steps",),
+        type=whole(1),
+        metavar="N",
+        help="steps of all trials together (default: 15 % of the run, at least 3000)",
+    )
+    parser.add("--also", type=_whats, metavar="SETTING,..", help="also compare batch, warmup or seed at this rate")
+    parser.add("--write", action="store_true", help="write the rate into the app's class, or the train block of a text")
+    parser.add("--svg", type=Path, metavar="PATH", help="write the curve to a picture")
+    add_app_options(parser)
+    add_json(parser)
+
+
+SCOUT = Command(
+    description="Find a learning rate for an app with short trials on its workers. All rates between two bounds begin; "
+    "the better half continues with longer trials from more starts. The loss of validation data compares them. "
+    "Callbacks do not run, and no file is written.",
+    examples=(
+        "ddlf scout app.py -c cluster.yaml",
+        "ddlf scout app.py --local 2 --from 1e-4 --to 1",
+        "ddlf scout app.py --local 2 --steps 5000 --svg curve.svg",
+    ),
+    options=_options,
+    run=scout,
+)

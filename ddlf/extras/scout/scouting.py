@@ -1,0 +1,466 @@
+"""``ddlf scout``: run the trials of a search on the workers. Runs on the master."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ddlf.algorithms.partition import shuffled
+from ddlf.algorithms.reading_order import Portion
+from ddlf.algorithms.weights import Weights
+from ddlf.app import IApp
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.data.parts import NAMES, has, place_of, samples_of
+from ddlf.data.trees import leaves
+from ddlf.errors import AppError, ConfigError, DatasetError
+from ddlf.extras import hooks
+from ddlf.extras.scout.also import SEEDS, Also, What
+from ddlf.extras.scout.also import also as compared
+from ddlf.extras.scout.halving import STARTS, Curve, Rung, Trial, beside, grid, rungs, search
+from ddlf.extras.scout.trials import TrialReplica, highest_rate, optimizers_of
+from ddlf.extras.scout.verdict import Verdict, doubt, judged
+from ddlf.rpc.iworker import awaited
+from ddlf.training.context import App, travels
+from ddlf.training.crew.crew import Crew
+from ddlf.training.crew.opening import crew_of
+from ddlf.training.exchanges.carrier import StarWeights
+from ddlf.training.roles import REPLICA
+from ddlf.training.samples.files import settled
+from ddlf.training.samples.policy import check_common
+from ddlf.training.slot.task import Task
+from ddlf.training.spec import RunSpec
+from ddlf.training.start import check
+
+Answer = TypeVar("Answer")
+
+LOW, HIGH = 1e-5, 10.0
+"""The bounds of the search. Beyond them no usual optimizer learns."""
+LEAST_STEPS = 3_000
+"""Steps of all trials together, at least."""
+SHARE = 0.15
+"""Steps of all trials together, as a share of the run."""
+HELD_OUT, MOST_HELD_OUT = 0.2, 2_000
+"""The share of the training samples that is held out without validation data, and the most samples of it."""
+MOST_HALVINGS = 4
+"""How often half and double of the rate are measured. One of them may become the new rate."""
+MORE_STARTS = 3
+"""Starts that replace broken ones."""
+ROWS = 4_096
+"""Samples that are checked at once."""
+ORDER = 7_919
+"""The first of the orders of samples. Runs use the orders from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scouted:
+    """The result of a search.
+
+    Args:
+        verdict: The learning rate, and how much it matters.
+        curve: The losses of all rates.
+        starts: The seeds of the starts.
+        broken: The seeds that were left out, each with the reason.
+        judged_by: The samples that the losses are from.
+        is_scaled: Whether the rate is the highest one of a schedule or of several optimizers, which are scaled.
+        trials: The number of trials.
+        steps: The steps of all trials together.
+        seconds: The time of all trials.
+        also: The answers about other settings.
+        doubt: Why the trials do not decide, so that the user's rate should stay; "" if they do.
+    """
+
+    verdict: Verdict
+    curve: Curve
+    starts: tuple[int, ...]
+    broken: tuple[tuple[int, str], ...]
+    judged_by: str
+    is_scaled: bool
+    trials: int
+    steps: int
+    seconds: float
+    also: tuple[Also, ...] = ()
+    doubt: str = ""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the user's rate should stay."""
+        return self.verdict.keeps or bool(self.doubt)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the result for JSON. A loss that is not finite is null."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: plain(one) for name, one in value.items()}
+            if isinstance(value, list | tuple):
+                return [plain(one) for one in value]
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
+        found: dict[str, Any] = plain(asdict(self))
+        return found
+
+
+def nothing(*given: Any) -> None:
+    """Replaces a hook of the user."""
+
+
+QUIET: dict[str, Any] = {
+    "on_round": nothing,
+    "on_event": nothing,
+    "is_convergent": nothing,
+    "verbose": False,
+    "ui": "none",
+    "out": None,
+    "checkpoint": None,
+    "resume": None,
+    "dashboard": None,
+    "callbacks": [],
+    "worker_callbacks": [],
+    "planned": False,
+    "scout": False,
+    "advice": "off",
+}
+"""Replaces hooks of the user, and settings with effects that outlive a trial."""
+
+
+async def scout(
+    app: IApp,
+    *,
+    low: float = LOW,
+    high: float = HIGH,
+    steps: int | None = None,
+    also: Sequence[What] = (),
+    say: Callable[[str], None] | None = None,
+) -> Scouted:
+    """Search a learning rate for an app with short trials on its workers.
+
+    Args:
+        app: The app, with its settings, connected to its cluster. A copy of it is trained.
+        low: The lowest rate.
+        high: The highest rate.
+        steps: Steps of the trials of the rates, together; None for a share of the run.
+        also: Other settings to compare, at the chosen rate.
+        say: Shows a line of progress; by default the app's ``say``.
+
+    Raises:
+        ConfigError: The app or a setting has no rate to search, or none lowers the loss.
+        AppError: The loss of the untrained model is not finite.
+    """
+    rates = grid(low, high)
+    check_common(app, "trials compare rates on the same samples")
+    tried = copied(app)
+    await tried.run_context.check_written()
+    spec = check(tried, tried.mode, fresh=True)
+    _check_trains(spec)
+    async with crew_of(tried, spec.seed, replica=TrialReplica, fresh=True) as (crew, samples):
+        tried.callbacks = []  # create_model may have set some
+        trials = Trials(tried, settled(tried, spec), crew, samples, say or app.say)
+        with without_retracing_warnings():
+            await trials.prepare(SEEDS if "seed" in also else STARTS)
+        return await trials.found(rates, steps, also)
+
+
+def _check_trains(spec: RunSpec) -> None:
+    """Refuse a run without local training of the whole model.
+
+    Raises:
+        ConfigError: A worker does not train alone in such a run.
+    """
+    mode, exchange = spec.train.name, spec.exchange
+    if mode not in ("sync", "async") or exchange.spans_workers:
+        asked = f"mode={mode!r}" if mode not in ("sync", "async") else f"exchange={exchange.name!r}"
+        raise ConfigError(
+            f"a trial trains the whole model on one worker with its own optimizer, but with {asked} no worker trains alone",
+            hint="search with --mode sync --exchange star, and try the rate in a short run",
+        )
+
+
+def copied(app: IApp) -> IApp:
+    """Return an app with the same settings and cluster, without data, model, hooks and callbacks."""
+    other = type(app)(app.cluster)
+    vars(other).update(travels(app))
+    for name, value in QUIET.items():
+        setattr(other, name, value)
+    return other
+
+
+class Trials:
+    """Runs trials of one app on a crew.
+
+    Args:
+        app: The app, with data and model. It must not be used for anything else.
+        spec: The settings.
+        crew: The workers.
+        samples: n, the number of training samples.
+        say: Shows a line of progress.
+
+    Attributes:
+        starts: The seeds of the starts.
+        broken: The seeds that were left out, each with the reason.
+    """
+
+    def __init__(self, app: App, spec: RunSpec, crew: Crew, samples: int, say: Callable[[str], None]) -> None:
+        self._app, self._spec, self._crew, self._say = app, spec, crew, say
+        self._slots = spec.slots_on(app.cluster.places) if spec.exchange.one_step else 1
+        self._batch = spec.data.batch_size * self._slots  # slots of a common step make it together
+        self._has_val = has(app, "val")
+        self._files = place_of(app, "train") is not None
+        self._held = 0 if self._has_val else max(1, min(MOST_HELD_OUT, round(HELD_OUT * samples)))
+        self._samples = samples - self._held
+        if self._samples < 1:
+            raise ConfigError("one training sample is too few: a part is held out to compare rates")
+        self._all = samples
+        self._weights: list[Weights] = []
+        self._sent: list[StarWeights] = []
+        self._count = self._steps = 0
+        self.starts: list[int] = []
+        self.broken: list[tuple[int, str]] = []
+        self.run_steps = spec.epochs * math.ceil(samples / self._batch)
+        self.own = highest_rate(app.model, self.run_steps)
+
+    # -- starts -------------------------------------------------------------------------------------------------------
+
+    async def prepare(self, starts: int) -> None:
+        """Make the first weights of each start. A broken start is left out.
+
+        Args:
+            starts: The number of starts.
+
+        Raises:
+            AppError: All starts are broken.
+        """
+        for seed in range(self._spec.seed, self._spec.seed + starts + MORE_STARTS):
+            model = self._app.model if seed == self._spec.seed else await self._built(seed)
+            if why := self._why_broken(model):
+                self.broken.append((seed, why))
+                self._say(f"seed {seed} is left out: {why}")
+                continue
+            self.starts.append(seed)
+            self._weights.append(model.get_weights())
+            self._sent.append(StarWeights("float32", [True] * len(self._weights[-1])))
+            if len(self.starts) == starts:
+                return
+        if not self.starts:
+            raise AppError(
+                f"each of {len(self.broken)} starts is broken, such as that of seed {self.broken[0][0]}: {self.broken[0][1]}",
+                hint="look for the cause first: ddlf advise",
+            )
+
+    async def _built(self, seed: int) -> Any:
+        """Return the app's model with the first weights of a seed."""
+        other = object.__new__(type(self._app))
+        vars(other).update(vars(self._app))
+        await TrialReplica.build_on_master(other, seed, lambda: awaited(other.create_model()))
+        return other.model
+
+    def _why_broken(self, model: Any) -> str:
+        """Return why the first weights cannot learn, as the adviser measures it; "" if they can."""
+        other = object.__new__(type(self._app))
+        vars(other).update(vars(self._app))
+        other.model = model
+        found = (broken(other) for broken in hooks("broken_start"))
+        return next(filter(None, found), "")
+
+    # -- trials -------------------------------------------------------------------------------------------------------
+
+    async def found(self, rates: Sequence[float], steps: int | None, asked: Sequence[What] = ()) -> Scouted:
+        """Search these rates, and return the result.
+
+        Raises:
+            ConfigError: No rate lowers the loss.
+            AppError: The loss of the untrained model is not finite.
+        """
+        begin = time.perf_counter()
+        allowed = max(LEAST_STEPS, round(SHARE * self.run_steps)) if steps is None else steps
+        ladder = rungs(allowed, len(rates) + 1, self.run_steps)
+        ladder = [Rung(steps=one.steps, starts=min(one.starts, len(self.starts))) for one in ladder]
+        own = float(f"{self.own:.6g}")
+        curve = await self._driven(search(rates, own, ladder))
+        if any(math.isinf(point.loss) for point in curve.points):
+            check_data(self._app)
+        check_learns(curve)
+        verdict = judged(curve, own)
+        for _ in range(MOST_HALVINGS):
+            curve = await self._driven(beside(curve, verdict.rate, ladder[-1]))
+            before, verdict = verdict, judged(curve, own)
+            if verdict.rate == before.rate:
+                break
+        answers = [
+            await self._driven(compared(what, curve, verdict.rate, ladder[-1], self._spec.data.batch_size, self.starts))
+            for what in asked
+        ]
+        return Scouted(
+            verdict=verdict,
+            curve=curve,
+            starts=tuple(self.starts),
+            broken=tuple(self.broken),
+            judged_by="validation data" if self._has_val else f"{self._held:,} training samples, held out",
+            is_scaled=_is_scaled(self._app.model),
+            trials=self._count,
+            steps=self._steps,
+            seconds=time.perf_counter() - begin,
+            also=tuple(answers),
+            doubt=doubt(curve, samples_of(self._app, "val") if self._has_val else self._held, self.run_steps),
+        )
+
+    async def _driven(self, search: Generator[Sequence[Trial], Sequence[float], Answer]) -> Answer:
+        """Run the trials that a search asks for, until it ends, and return its answer."""
+        try:
+            trials = next(search)
+            while True:
+                losses = await self.losses(trials)
+                if not trials[0].steps and not all(map(math.isfinite, losses)):
+                    check_data(self._app)
+                    raise AppError(
+                        f"the loss of the untrained model is {losses[0]:g}, so no learning rate helps",
+                        hint="look for the cause first: ddlf advise",
+                    )
+                trials = search.send(losses)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+
+    async def losses(self, trials: Sequence[Trial]) -> list[float]:
+        """Run trials on all workers, and return their losses in the same order."""
+        self._crew.begin_round()
+        first, self._count = self._count, self._count + len(trials)
+        self._steps += sum(trial.steps for trial in trials)
+        if trials[0].steps:
+            self._say(line_of(trials))
+        carried = [
+            self._crew.carry(first + place, 0, partial(self._send, trial), leaves=False)
+            for place, trial in enumerate(trials)
+        ]
+        return list(await asyncio.gather(*carried))
+
+    async def _send(self, trial: Trial, worker: ProxyWorker, holds: bool) -> float:
+        """Run a trial on a worker, and return its loss."""
+        weights = self._weights[trial.start]
+        task = Task(
+            slot=0,
+            round=0,
+            slots=1,
+            first_epoch=0,
+            epochs=1,
+            batch_size=self._batch_of(trial),
+            seed=self.starts[trial.start],
+            indices=self._order(trial),
+            weights=self._sent[trial.start].encode(0, weights, 0),
+            version=0,
+            state={},
+            steps=(0, trial.steps, trial.steps, trial.steps) if trial.steps else (),
+        )
+        factor, warm = (trial.rate / self.own, round(trial.warmup * trial.steps)) if trial.steps else (1.0, 0)
+        found = await worker.call(
+            (self._app.run_context.name, REPLICA), "trial", task.to_message(), factor, warm, self._held_out()
+        )
+        return float(found["loss"])
+
+    def _batch_of(self, trial: Trial) -> int:
+        return trial.batch * self._slots or self._batch
+
+    def _held_out(self) -> Any:
+        """Return the samples that are held out, as a message; None if the app has validation data."""
+        if not self._held:
+            return None
+        held = self._whole()[self._samples :]
+        return held.to_message() if self._files else np.sort(held)
+
+    def _whole(self) -> Any:
+        """Return all training samples in an order. Its last samples are held out."""
+        if not self._files:
+            return shuffled(self._all, self._spec.seed, ORDER)
+        shuffle = str(self._spec.data.shuffle)
+        return Portion(shuffle=shuffle, seed=self._spec.seed, epoch=0, slots=1, start=0, stop=self._all)
+
+    def _order(self, trial: Trial) -> Any:
+        """Return the samples of a trial in their order. Trials of one start begin with the same ones."""
+        whole, wanted = self._whole()[: self._samples], trial.steps * self._batch_of(trial)
+        if self._files:
+            return whole[:wanted]  # at most one pass
+        seed, passes = self.starts[trial.start], math.ceil(wanted / self._samples)
+        orders = [whole[shuffled(self._samples, seed, ORDER + 1 + number)] for number in range(passes)]
+        return np.concatenate([whole[:0], *orders])[:wanted]
+
+
+def check_data(app: App) -> None:
+    """Refuse training and validation data with values that are not finite. Data in files are not read.
+
+    Raises:
+        DatasetError: An array has such values.
+    """
+    for name in NAMES:
+        data = None if name.endswith("_test") else getattr(app, name, None)
+        for _, array in () if data is None else leaves(data):
+            bad = [number for number in range(0, len(array), ROWS) if not is_finite(array[number : number + ROWS])]
+            if bad:
+                first = next(number for number in range(bad[0], len(array)) if not is_finite(array[number]))
+                raise DatasetError(
+                    f"{name} has NaN or an infinite value, first in sample {first}, so no learning rate helps",
+                    hint="repair or leave out such samples in load_dataset",
+                )
+
+
+def is_finite(array: Any) -> bool:
+    """Return whether an array has only finite values. Texts and other objects have no others."""
+    values = np.asarray(array)
+    return values.dtype.kind not in "fc" or bool(np.isfinite(values).all())
+
+
+@contextlib.contextmanager
+def without_retracing_warnings() -> Iterator[None]:
+    """Drop TensorFlow's warnings that it compiles functions again, because each start has its own model."""
+
+    def is_another(record: logging.LogRecord) -> bool:
+        return "retracing" not in record.getMessage()
+
+    logger = logging.getLogger("tensorflow")
+    logger.addFilter(is_another)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_another)
+
+
+def check_learns(curve: Curve) -> None:
+    """Raise an error if no rate has learnt anything.
+
+    Raises:
+        ConfigError: Each trial diverged, or none has a smaller loss than the untrained model.
+    """
+    low, high, first = curve.points[0].rate, curve.points[-1].rate, max(curve.first)
+    if any(point.loss < first for point in curve.points):
+        return
+    diverged = sum(math.isinf(point.loss) for point in curve.points)
+    how = "diverged with each" if diverged == len(curve.points) else f"diverged with {diverged} of {len(curve.points)}"
+    raise ConfigError(
+        f"no learning rate from {low:g} to {high:g} lowers the loss of the untrained model, {first:.3g}; training {how}",
+        hint="search other rates with --from and --to, and look for the cause: ddlf advise",
+    )
+
+
+def line_of(trials: Sequence[Trial]) -> str:
+    """Return a line about trials that begin."""
+
+    def several(count: int, noun: str) -> str:
+        return f"{count} {noun}{'s' * (count != 1)}"
+
+    starts = several(len({trial.start for trial in trials}), "start")
+    rates = several(len({trial.rate for trial in trials}), "rate")
+    more = [several(len({trial.batch for trial in trials}), "batch size")] if trials[0].batch else []
+    more += [several(len({trial.warmup for trial in trials}), "warm-up")] if trials[0].warmup else []
+    return ", ".join([*more, rates, starts, f"{several(trials[0].steps, 'step')} each"])
+
+
+def _is_scaled(model: Any) -> bool:
+    optimizers = list(optimizers_of(model.optimizer))
+    return len(optimizers) > 1 or not all(hasattr(one._learning_rate, "assign") for one in optimizers)

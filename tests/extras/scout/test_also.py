@@ -1,0 +1,59 @@
+"""Other batch sizes, warm-ups and seeds, with made-up losses."""
+
+import math
+
+import pytest
+
+from ddlf.extras.scout.also import also
+from ddlf.extras.scout.halving import Curve, Point, Rung, Trial
+
+RUNG = Rung(steps=40, starts=2)
+CURVE = Curve(first=(2.0, 2.0), points=(Point(rate=0.1, steps=40, losses=(1.0, 1.0)),))
+
+
+def answer(what, loss, seeds=(0, 1)):
+    """The answer with made-up losses, and the trials."""
+    found = also(what, CURVE, 0.1, RUNG, 16, seeds)
+    trials = list(next(found))
+    with pytest.raises(StopIteration) as end:
+        found.send([loss(trial) for trial in trials])
+    return end.value.value, trials
+
+
+def test_batches_see_the_same_samples_at_three_rates():
+    _, trials = answer("batch", lambda trial: 1.0)
+    assert {trial.batch * trial.steps for trial in trials} == {640}
+    assert [(trial.batch, trial.rate) for trial in trials if trial.start] == [
+        *((8, rate) for rate in (0.05, 0.071, 0.1)),
+        *((32, rate) for rate in (0.1, 0.14, 0.2)),
+        *((64, rate) for rate in (0.1, 0.2, 0.4)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("losses", "batch", "rate"),
+    [
+        ({}, 16, 0.1),  # no other batch is as good
+        ({(32, 0.14): 1.09, (8, 0.1): 0.5}, 32, 0.14),  # it is as good with half of the steps
+        ({(32, 0.14): 1.0, (64, 0.4): 1.09, (64, 0.2): 1.01}, 64, 0.2),
+        ({(8, 0.1): 0.89}, 8, 0.1),
+        ({(8, 0.1): 0.91}, 16, 0.1),
+        ({(8, 0.1): math.nan}, 16, 0.1),
+    ],
+)
+def test_a_larger_batch_wins_if_it_is_as_good_and_a_smaller_one_if_it_is_better(losses, batch, rate):
+    found, _ = answer("batch", lambda trial: losses.get((trial.batch, trial.rate), 1.5))
+    assert (found.chosen.value, found.chosen.rate) == (batch, rate)
+
+
+@pytest.mark.parametrize(("loss", "share"), [(0.91, 0.0), (0.89, 0.3)])
+def test_a_warmup_must_be_better(loss, share):
+    found, trials = answer("warmup", lambda trial: loss if (trial.warmup, trial.rate) == (0.3, 0.2) else 1.0)
+    assert trials[0] == Trial(rate=0.1, start=0, steps=40, warmup=0.1)
+    assert found.chosen.value == share
+
+
+def test_the_seed_with_the_smallest_loss_is_chosen():
+    found, trials = answer("seed", lambda trial: 1.0 - 0.1 * (trial.start == 2), seeds=(7, 8, 10))
+    assert trials == [Trial(rate=0.1, start=start, steps=40) for start in range(3)]
+    assert (found.kept.value, found.chosen.value, found.chosen.losses) == (7, 10, (0.9,))

@@ -1,0 +1,96 @@
+"""Runs that first find their learning rate, without workers: the search is made up."""
+
+import dataclasses
+
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.events import Decided
+from ddlf.extras.scout import chosen
+from ddlf.extras.scout.verdict import judged
+from tests.extras.scout.test_command import CURVE, FOUND
+from tests.training.models import Quick
+
+
+class Scouting(Quick):
+    scout = True
+    learning_rate = 0.05
+
+    async def connect(self):
+        """There are no workers."""
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch):
+    """A search finds 0.1, or that the rate of the optimizer is as good. It runs once for an app."""
+    searched = []
+
+    async def search(app, say):
+        assert app not in searched
+        searched.append(app)
+        say("2 rates")
+        own = app.__dict__.get("of_optimizer", app.learning_rate)
+        return dataclasses.replace(FOUND, verdict=judged(CURVE, own), doubt=app.__dict__.get("doubt", ""))
+
+    monkeypatch.setattr(chosen, "scout", search)
+    return searched
+
+
+def an_app(**settings):
+    app = Scouting()
+    vars(app).update(settings)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("own", "rate", "why"),
+    [
+        (0.05, 0.1, "the lowest rate that is as good in 10 trials, instead of 0.05, flat from 0.1 to 0.2"),
+        (0.2, 0.2, "flat from 0.1 to 0.2, the rate of the app stays"),
+    ],
+)
+async def test_a_run_takes_the_rate_that_was_found_and_says_so(own, rate, why):
+    app, told = an_app(learning_rate=own), []
+    app.subscribe(told.append)
+    await chosen.choose_settings(app)
+    await chosen.choose_settings(app)  # the rate is there
+    assert app.learning_rate == rate
+    (decided,) = (event for event in told if isinstance(event, Decided))
+    assert (decided.key, decided.value, decided.rule) == ("learning_rate", f"{rate:g}", "scout")
+    assert decided.why == why
+    with await chosen.watch_run(app):
+        assert app.learning_rate == rate
+
+
+async def test_an_unclear_answer_changes_no_rate_and_trials_have_a_label():
+    app, told, said = an_app(doubt="only 1 sample compares the rates"), [], []
+    app.subscribe(told.append)
+    app.say = said.append
+    await chosen.choose_settings(app)
+    assert app.learning_rate == 0.05
+    (decided,) = (event for event in told if isinstance(event, Decided))
+    assert decided.value == "0.05"
+    assert decided.why == "unclear, the rate of the app stays: only 1 sample compares the rates"
+    assert said[0] == "trials    2 rates"
+
+
+@pytest.mark.parametrize("settings", [{"scout": False}, {"private": True}])
+async def test_other_runs_search_nothing(made_up, settings):
+    await chosen.choose_settings(an_app(**settings))
+    assert not made_up
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"resume": "auto"}, "scout=True has no effect with resume"),
+        ({"learning_rate": None}, "scout=True sets learning_rate, and Scouting has no such attribute with a number"),
+        ({"of_optimizer": 0.01}, "learning_rate=0.05 of the app is not the rate of its optimizer, 0.01"),
+    ],
+)
+async def test_runs_that_cannot_take_a_rate_are_refused_by_name(settings, said):
+    app = an_app(**settings)
+    with pytest.raises(ConfigError, match=said):
+        await chosen.choose_settings(app)
+    with pytest.raises(ConfigError, match="scout=True has no effect on this method; call train_model"):
+        await chosen.watch_run(app)

@@ -1,0 +1,140 @@
+"""What ``ddlf scout`` prints and refuses, without workers."""
+
+import dataclasses
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from ddlf.cli.main import main
+from ddlf.extras.scout.command import lines
+from ddlf.extras.scout.curve import svg
+from ddlf.extras.scout.halving import Curve, Point
+from ddlf.extras.scout.scouting import Scouted
+from ddlf.extras.scout.verdict import doubt, judged
+
+CURVE = Curve(
+    first=(2.3, 2.3),
+    points=(
+        Point(rate=0.01, steps=10, losses=(2.3,), least=1.0),
+        Point(rate=0.05, steps=20, losses=(1.3, 1.3)),
+        Point(rate=0.1, steps=20, losses=(0.6, 0.4)),
+        Point(rate=0.2, steps=20, losses=(0.3, 0.5)),
+        Point(rate=1.0, steps=10, losses=(float("inf"),), least=1.0),
+    ),
+)
+FOUND = Scouted(
+    verdict=judged(CURVE, 0.05),
+    curve=CURVE,
+    starts=(0, 1),
+    broken=(),
+    judged_by="validation data",
+    is_scaled=False,
+    trials=10,
+    steps=160,
+    seconds=3.2,
+)
+
+
+def scout(*given):
+    """The exit code of the command."""
+    try:
+        return main(["scout", *given])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def test_the_curve_the_costs_and_the_rate_are_printed():
+    assert lines(FOUND) == [
+        "tried     10 trials with 160 steps in 3 s, compared by validation data",
+        "rate      steps   loss",
+        "0.01         10    2.3  ########################################",
+        "0.05         20    1.3  ################### < yours",
+        "0.1          20    0.5  ## < flat",
+        "0.2          20    0.4  # < best, flat",
+        "1            10      -  diverged",
+        "half      0.05 gives a loss of 1.3, 0.1 gives 0.5",
+        "double    0.2 gives a loss of 0.4, 0.1 gives 0.5",
+        "rate      0.1 instead of 0.05; flat from 0.1 to 0.2",
+    ]
+
+
+def test_a_rate_that_is_as_good_stays():
+    found = dataclasses.replace(FOUND, verdict=judged(CURVE, 0.2), is_scaled=True)
+    assert lines(found)[-1] == (
+        "rate      highest rate of the schedule or the optimizers, which are scaled: flat from 0.1 to 0.2: keep yours, 0.2"
+    )
+
+
+def test_an_unclear_answer_keeps_the_rate_and_says_why():
+    found = dataclasses.replace(FOUND, doubt="only 1 sample compares the rates")
+    assert lines(found)[-1] == (
+        "rate      unclear: keep yours, 0.05; these trials chose 0.1, but only 1 sample compares the rates"
+    )
+    assert found.keeps
+    assert not FOUND.keeps
+
+
+@pytest.mark.parametrize(
+    ("samples", "steps", "run_steps", "losses", "why"),
+    [
+        (20, 10, 100, (0.3, 0.5), ""),
+        (1, 10, 100, (0.3, 0.5), "only 1 sample compares the rates, and 20 are the least: set x_val and y_val"),
+        (19, 10, 100, (0.3, 0.5), "only 19 samples compare the rates"),
+        (20, 9, 100, (0.3, 0.5), "the longest trials have 9 steps, and 10 are the least: search with more --steps"),
+        (20, 1, 2, (0.3, 0.5), "the longest trials have 1 step, and 2 are the least"),
+        (20, 9, 9, (0.3, 0.5), ""),  # the run is as short
+        (20, 10, 100, (0.1, 2.3), "from 2 starts, the loss fell by 1.1 with a standard deviation of 1.6"),
+        (20, 10, 100, (0.1,), ""),
+    ],
+)
+def test_losses_that_cannot_decide_are_named(samples, steps, run_steps, losses, why):
+    curve = Curve(first=(2.3,) * len(losses), points=(Point(rate=0.1, steps=steps, losses=losses),))
+    said = doubt(curve, samples, run_steps)
+    assert said.startswith(why)
+    assert bool(said) == bool(why)
+
+
+def test_infinite_losses_are_null_in_json():
+    assert FOUND.to_data()["curve"]["points"][-1]["losses"] == [None]
+
+
+def test_the_picture_has_a_dot_for_each_finite_loss():
+    picture = ElementTree.fromstring(svg(CURVE, FOUND.verdict, "A & B"))
+    found = [child.tag.rpartition("}")[2] for child in picture]
+    assert found.count("circle") == 4
+    assert picture[0].text == "A & B"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), "ddlf scout needs an app; name its file: ddlf scout app.py"),
+        (("app.py", "--save", "m.keras"), "--save has no effect on ddlf scout, which only tries rates; leave it out"),
+        (("app.py", "--planned"), "--planned has no effect on ddlf scout"),
+        (("app.py", "--ui", "json"), "--ui has no effect on ddlf scout, which only tries rates; leave it out"),
+        (("app.py", "--out", "runs"), "--out has no effect on ddlf scout, which only tries rates; leave it out"),
+        (("app.py", "--from", "0"), "must be a learning rate above 0, such as 1e-4, got '0'"),
+        (("app.py", "--also", "rate"), "must be some of batch, warmup, seed, got 'rate'"),
+    ],
+)
+def test_wrong_options_are_refused(given, said, capsys):
+    assert scout(*given) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--svg", "missing/curve.svg"), "--svg missing/curve.svg: there is no folder missing"),
+        (("--svg", "."), "--svg . is a folder; name a file, such as curve.svg"),
+        (("--write",), "Plain in app.py has no line learning_rate = NUMBER to write the rate to"),
+    ],
+)
+def test_a_result_without_a_place_is_refused_before_the_search(given, said, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    methods = "".join(f"    async def {name}(self): ...\n" for name in ("load_dataset", "create_model"))
+    (tmp_path / "app.py").write_text(f"import ddlf\nclass Plain(ddlf.IApp):\n{methods}")
+    assert scout("app.py", "--local", "1", *given) == 2
+    printed = capfd.readouterr()
+    assert said in " ".join(printed.err.split())
+    assert "cluster" not in printed.out

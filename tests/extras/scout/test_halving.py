@@ -1,0 +1,151 @@
+"""The search and its answer, with made-up losses."""
+
+import math
+
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.extras.scout.halving import Curve, Point, Rung, Trial, beside, grid, rungs, search
+from ddlf.extras.scout.verdict import interval, judged
+
+LADDER = [Rung(steps=10, starts=1), Rung(steps=20, starts=2), Rung(steps=40, starts=3)]
+RATES = grid(1e-5, 10.0)
+
+
+def bowl(trial, best=0.03):
+    """The loss of a trial: 2.3 before training, smallest at ``best``, infinite from 100 times it on."""
+    if not trial.steps:
+        return 2.3
+    far = abs(math.log10(trial.rate / best))
+    if trial.rate >= 100 * best:
+        return math.nan
+    return min(2.3, 0.3 + 0.5 * far**2 + 1.0 / trial.steps + 0.001 * trial.start)
+
+
+def run(found, loss=bowl):
+    """Run a search with made-up losses. Return its curve, and all trials by rung."""
+    asked = []
+    try:
+        trials = next(found)
+        while True:
+            asked.append(list(trials))
+            trials = found.send([loss(trial) for trial in trials])
+    except StopIteration as end:
+        return end.value, asked
+
+
+def test_a_grid_has_two_rates_a_decade_with_two_digits():
+    assert RATES == [1e-5, 3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3, 0.01, 0.032, 0.1, 0.32, 1.0, 3.2, 10.0]
+    assert grid(0.01, 0.02) == [0.01, 0.02]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (1.0, 1e-3, "the lower bound 1 is above the upper bound 0.001; --from 0.001 --to 1"),
+        (0.1, 0.1, "both bounds are 0.1, and one rate leaves nothing to compare"),
+        (0.0, 0.1, "learning rates must be above 0"),
+        (math.nan, 0.1, "learning rates must be above 0"),
+    ],
+)
+def test_bounds_that_are_none_are_refused(low, high, said):
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+        grid(low, high)
+
+
+def test_a_search_halves_the_rates_and_keeps_the_users():
+    curve, asked = run(search(RATES, 2e-5, LADDER))
+    first, *rest = asked
+    assert first == [Trial(rate=0.0, start=start, steps=0) for start in range(3)]
+    assert [len({trial.rate for trial in trials}) for trials in rest] == [14, 8, 5]
+    assert [trials[0].steps for trials in rest] == [10, 20, 40]
+    assert all(2e-5 in {trial.rate for trial in trials} for trials in rest)
+    assert curve.first == (2.3, 2.3, 2.3)
+    assert [point.rate for point in curve.points] == sorted([*RATES, 2e-5])
+    assert (judged(curve, 2e-5).best, judged(curve, 2e-5).rate) == (0.032, 0.01)
+
+
+def test_the_lowest_rate_that_is_as_good_wins_if_its_trials_are_the_longest():
+    losses = {0.01: 1.5, 0.03: 1.05, 0.1: 1.0}
+    curve = Curve(
+        first=(2.0,),
+        points=tuple(
+            Point(rate=rate, steps=2 - (rate == 0.01), losses=(loss,), least=1.45) for rate, loss in losses.items()
+        ),
+    )
+    verdict = judged(curve, None)
+    assert (verdict.low, verdict.rate, verdict.best, verdict.high) == (0.01, 0.03, 0.1, 0.1)
+
+
+def test_equal_losses_give_the_lowest_rate():
+    curve, _ = run(search([0.1, 0.01, 1.0], None, LADDER), lambda trial: 2.0 if not trial.steps else 1.0)
+    assert judged(curve, None).rate == 0.01
+
+
+def test_a_rate_that_diverges_from_one_start_never_wins():
+    def loss(trial):
+        return math.nan if trial.start == 2 and trial.rate > 0.02 else bowl(trial)
+
+    curve, _ = run(search(RATES, None, LADDER), loss)
+    assert judged(curve, None).best == 0.01
+    assert math.isinf(curve.at(0.032).loss)
+
+
+def test_a_search_ends_if_each_trial_diverges():
+    curve, asked = run(search(RATES, 0.1, LADDER), lambda trial: math.inf if trial.steps else 2.3)
+    assert len(asked) == 2
+    assert all(math.isinf(point.loss) for point in curve.points)
+
+
+def test_half_and_double_are_measured_as_long_as_the_winner():
+    curve, _ = run(search(RATES, None, LADDER))
+    more, asked = run(beside(curve, 0.032, LADDER[-1]))
+    assert [trial.rate for trial in asked[0]] == [0.016] * 3 + [0.064] * 3
+    assert more.at(0.064) == Point(rate=0.064, steps=40, losses=more.at(0.064).losses, least=more.at(0.016).loss)
+    assert run(beside(more, 0.032, LADDER[-1])) == (more, [])
+
+
+def points(**losses):
+    return Curve(
+        first=(2.0,),
+        points=tuple(Point(rate=float(rate[1:]) / 100, steps=1, losses=(loss,)) for rate, loss in losses.items()),
+    )
+
+
+def test_the_interval_has_no_gaps():
+    curve = points(r1=1.01, r2=1.5, r3=1.09, r10=1.0, r30=1.099, r99=1.101)
+    assert [point.rate for point in interval(curve, 0.1)] == [0.03, 0.1, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("own", "rate", "keeps"), [(0.1, 0.1, True), (0.3, 0.03, False), (0.02, 0.03, False), (None, 0.03, False)]
+)
+def test_the_users_rate_stays_if_it_is_as_good(own, rate, keeps):
+    curve = points(r1=1.01, r2=1.5, r3=1.09, r10=1.0, r30=1.099)
+    verdict = judged(curve, own)
+    assert (verdict.rate, verdict.keeps) == (rate, keeps)
+
+
+@pytest.mark.parametrize("steps", [100, 2_000, 100_000])
+def test_a_search_has_about_as_many_steps_as_it_may(steps):
+    ladder = rungs(steps, len(RATES), 10**9)
+    curve, asked = run(search(RATES, 1e-4, ladder))
+    _, more = run(beside(curve, judged(curve, 1e-4).rate, ladder[-1]))
+    made = sum(trial.steps for trials in [*asked, *more] for trial in trials)
+    assert 0.5 * steps <= made <= max(1.3 * steps, 150)
+
+
+def test_no_trial_is_longer_than_the_run():
+    assert [rung.steps for rung in rungs(100_000, 13, 50)] == [50, 50, 50]
+
+
+def test_trials_from_fewer_starts_do_not_win_where_the_run_is_as_short_as_all_trials():
+    """The last start learns less than the others. Rates that left before it look better than they are."""
+
+    def loss(trial):
+        return bowl(trial) + (1.0 if trial.start == 2 and trial.steps else 0.0)
+
+    curve, _ = run(search(RATES, None, rungs(3_000, len(RATES), 10)), loss)
+    assert {point.steps for point in curve.points} == {10}
+    assert {len(point.losses) for point in curve.longest} == {3}
+    assert (judged(curve, None).best, judged(curve, None).rate) == (0.032, 0.01)

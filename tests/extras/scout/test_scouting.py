@@ -1,0 +1,168 @@
+"""Searches of real workers."""
+
+import dataclasses
+import json
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddlf.errors import AppError, ConfigError, DatasetError, RemoteError
+from ddlf.extras.scout.scouting import scout, without_retracing_warnings
+from ddlf.extras.scout.trials import RateFactor, highest_rate
+from ddlf.training.slot.optimizers import read_optimizer
+from tests.training.models import Blobs, Quick, app, blobs, compiled
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+class Loud(Blobs):
+    """An app whose hooks and callbacks must not run. A worker crashes in its first trial of some length if it is told so."""
+
+    callbacks = ("not a callback",)
+    worker_callbacks = ("not a callback",)
+    threads = 1
+    crash = ""
+
+    def train(self, weights, worker_epochs, batch_size):
+        if self.crash and len(self.indices) > batch_size and not Path(self.crash).exists():
+            Path(self.crash).touch()
+            os._exit(1)
+        return super().train(weights, worker_epochs, batch_size)
+
+    def on_round(self, record):
+        raise AssertionError("a hook ran")
+
+    is_convergent = on_event = on_round
+
+
+def scores(found):
+    """Everything but the time."""
+    return dataclasses.replace(found, seconds=0.0)
+
+
+@pytest.mark.slow
+async def test_scores_have_the_same_bits_on_other_workers_and_after_a_loss(two_workers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    asked = app(two_workers, Loud, crash=str(tmp_path / "crashed"))
+    before = dict(vars(asked))
+    found = await scout(asked, low=0.05, high=0.2, steps=40, say=said.append)
+    assert vars(asked).keys() - {"run_context"} == before.keys() - {"run_context"}
+    assert [path.name for path in tmp_path.iterdir()] == ["crashed"]
+    assert said[0] == "2 rates, 1 start, 1 step each"
+    assert found.judged_by == "41 training samples, held out"
+    assert found.verdict.own == 0.05
+    assert found.starts == (0, 1, 2)
+    assert len({point.losses for point in found.curve.points}) == len(found.curve.points)
+    assert json.loads(json.dumps(found.to_data()))["verdict"]["rate"] == found.verdict.rate
+    alone = await scout(app(two_workers.options(workers=[2]), Loud), low=0.05, high=0.2, steps=40, say=said.append)
+    assert scores(alone) == scores(found)
+
+
+class Validated(Blobs):
+    async def load_dataset(self):
+        await super().load_dataset()
+        self.x_val, self.y_val = blobs(50, seed=2)
+
+
+async def test_validation_data_compare_rates_and_broken_starts_are_left_out(two_workers, monkeypatch):
+    broken = iter(["", "70% of 'dense' is 0", "", ""])
+    monkeypatch.setattr("ddlf.extras.scout.scouting.hooks", lambda name: [lambda app: next(broken)])
+    found = await scout(app(two_workers, Validated), low=0.01, high=1.0, steps=50)
+    assert found.judged_by == "validation data"
+    assert found.starts == (0, 2, 3)
+    assert found.broken == ((1, "70% of 'dense' is 0"),)
+    monkeypatch.setattr("ddlf.extras.scout.scouting.hooks", lambda name: [lambda app: "no unit is alive"])
+    with pytest.raises(AppError, match="each of 6 starts is broken, such as that of seed 0: no unit is alive"):
+        await scout(app(two_workers, Validated))
+
+
+class Undefined(Blobs):
+    async def load_dataset(self):
+        await super().load_dataset()
+        self.x_train[:] = np.nan
+
+
+class PartlyUndefined(Validated):
+    async def load_dataset(self):
+        await super().load_dataset()
+        self.x_train[[7, 150], 1] = np.inf
+
+
+class Overflowing(Blobs):
+    async def create_model(self):
+        await super().create_model()
+        self.model.set_weights([np.full_like(one, np.nan) for one in self.model.get_weights()])
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        (Undefined, {}, "x_train has NaN or an infinite value, first in sample 0"),
+        (PartlyUndefined, {}, "x_train has NaN or an infinite value, first in sample 7, so no learning rate helps"),
+        (Overflowing, {}, "the loss of the untrained model is nan, so no learning rate helps"),
+        (Quick, {}, "a learning rate has no effect: train made no step with self.model.optimizer"),
+        (Blobs, {"mode": "lbfgs"}, "with mode='lbfgs' no worker trains alone"),
+        (Blobs, {"private": True}, "trials compare rates on the same samples"),
+        (
+            Blobs,
+            {"learning_rate": 1e31},
+            r"no learning rate from 1e\+30 to 1e\+32 lowers the loss of the untrained model, .*; training diverged with",
+        ),
+    ],
+)
+async def test_apps_without_a_rate_to_search_are_refused(two_workers, kind, settings, said):
+    with pytest.raises((ConfigError, AppError, DatasetError, RemoteError), match=said):
+        await scout(app(two_workers, kind, **settings), low=1e30, high=1e32, steps=20)
+
+
+def _multi(keras):
+    first, second = keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.1)
+    return keras.optimizers.MultiOptimizer(lambda variable: first if "kernel" in variable.path else second)
+
+
+async def test_only_warnings_about_retracing_are_dropped(caplog):
+    logger = logging.getLogger("tensorflow")
+    with without_retracing_warnings():
+        logger.warning("5 out of the last 5 calls triggered tf.function retracing")
+        logger.warning("another")
+    logger.warning("6 out of the last 6 calls triggered tf.function retracing")
+    assert [record.getMessage()[:7] for record in caplog.records] == ["another", "6 out o"]
+
+
+OPTIMIZERS = {
+    "number": lambda keras: keras.optimizers.SGD(0.1),
+    "schedule": lambda keras: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "scaled loss": lambda keras: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+    "several": _multi,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+async def test_a_factor_multiplies_all_rates_of_a_model(name):
+    import keras
+
+    model = compiled(optimizer=OPTIMIZERS[name](keras))
+    model.optimizer.build(model.trainable_variables)
+    x, y = blobs(16)
+    before = model.get_weights()
+    assert highest_rate(model, 10) == pytest.approx(0.1)
+
+    def moved(factor, warm=0):
+        """How far one step goes from the first weights."""
+        model.set_weights(before)
+        for optimizer in getattr(model.optimizer, "optimizers", [model.optimizer]):
+            getattr(optimizer, "inner_optimizer", optimizer)._iterations.assign(0)
+        rates.set(factor, warm)
+        model.train_on_batch(x, y)
+        return [one - other for one, other in zip(before, model.get_weights(), strict=True)]
+
+    variables = len(model.optimizer.variables)
+    rates = RateFactor(model)
+    assert len(read_optimizer(model)) == variables
+    for factor, warm, times in ((2.0, 0, 2.0), (0.0, 0, 0.0), (1.0, 4, 0.25)):
+        for one, other in zip(moved(1.0), moved(factor, warm), strict=True):
+            np.testing.assert_allclose(times * one, other, rtol=1e-3, atol=1e-6)
