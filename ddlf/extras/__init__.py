@@ -1,5 +1,5 @@
-"""Optional parts of DDLF: models as text, the adviser, the planner, model export, and stabilisers of training. The core never
-imports them. They plug into it with hooks.
+"""Optional parts of DDLF: models as text, the adviser, the planner, the scout, model export, and stabilisers of training. The core
+never imports them. They plug into it with hooks.
 
 Each part is a package with an ``EXTRA`` in its ``__init__``. Another package can provide a part through the entry point
 group ``ddlf.extras``. For example, the core calls ``hooks("save_model")``, and gets this hook of every installed part.
@@ -20,10 +20,10 @@ from typing import Any, Protocol
 
 from ddlf.errors import ConfigError
 
-BUILT_IN = ("text", "advice", "export", "planner", "stabilisers")
+BUILT_IN = ("text", "advice", "export", "planner", "scout", "stabilisers")
 """The parts in the folder of this file."""
 GROUP = "ddlf.extras"
-OPTIONAL_SETTINGS = ("notation", "schedule", "clip", "multipliers", "advice")
+OPTIONAL_SETTINGS = ("notation", "schedule", "clip", "multipliers", "advice", "planned", "scout")
 """The settings that the core declares and an optional part implements."""
 
 
@@ -42,6 +42,20 @@ class TrainingPlan(Protocol):
         """Return the plan for JSON."""
 
 
+class MeasuredRounds(Protocol):
+    """The times of the parts of a round, from kept measurements of an app on its workers."""
+
+    @property
+    def said(self) -> str:
+        """Say where the times are from, such as ``"as ddlf plan has measured on 2026-05-01"``."""
+
+    def step_s(self, batch: int) -> float:
+        """Return the seconds of a step of one slot alone."""
+
+    def exchange_s(self, mode: str, exchange: str, codec: str, slots: int) -> float | None:
+        """Return the seconds of a round besides its steps; None if no such rounds were measured."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Extra:
     """An optional part of DDLF, such as the adviser, with the hooks (functions) that the core calls if the part is
@@ -58,11 +72,18 @@ class Extra:
             type[IApp]``.
         file_types: The suffixes of the files that ``app_of_file`` accepts, with spaces between them.
         check_app: Refuses an invalid app before the run starts: ``async (app) -> None``.
+        choose_settings: Sets attributes of an app before training: ``async (app) -> None``. It may connect the workers.
         ready_model: Changes the compiled model of an app on every node before training: ``(app, model) -> None``.
         watch_run: Checks an app on the master before training: ``async (app) -> AbstractContextManager``. The context
             is open during the training.
         advise: Looks for mistakes in an app: ``async (app, level: str) -> AdviceReport``.
+        broken_start: Returns why a model cannot learn from its first weights, "" if it can: ``(app) -> str``. The app has
+            data and the model.
         plan: Predicts how long an app trains: ``async (app, budget_s: float) -> TrainingPlan``.
+        measured_rounds: Returns the times of the parts of a round of an app: ``(app, cluster) -> MeasuredRounds | None``.
+            The cluster is connected, or None.
+        preview_plan: Returns what a dry run says about the plan of an app, "" for nothing: ``(app, workers:
+            Sequence[Mapping[str, Any]]) -> str``. ``workers`` has facts about each worker.
         save_model: Writes a model to a file with one of ``saved_types``: ``(model, path: Path) -> None``.
         saved_types: Suffixes of the files that ``save_model`` writes, with spaces between them.
         begin_executor: Runs once in each executor: ``(ask_master: Callable[[str, str], Any]) -> None``.
@@ -78,10 +99,14 @@ class Extra:
     app_of_file: str = ""
     file_types: str = ""
     check_app: str = ""
+    choose_settings: str = ""
     ready_model: str = ""
     watch_run: str = ""
     advise: str = ""
+    broken_start: str = ""
     plan: str = ""
+    measured_rounds: str = ""
+    preview_plan: str = ""
     save_model: str = ""
     saved_types: str = ""
     begin_executor: str = ""
@@ -107,6 +132,19 @@ def hooks(name: str) -> Iterator[Callable[..., Any]]:
     for extra in installed():
         if target := getattr(extra, name):
             yield resolve_name(target)
+
+
+def measured_rounds(app: object, cluster: object) -> MeasuredRounds | None:
+    """Return the measured times of the parts of a round of an app.
+
+    Args:
+        app: The user's ``IApp``.
+        cluster: Its workers.
+
+    Returns:
+        The times; None if there are no measurements of this app on these workers.
+    """
+    return next((found for hook in hooks("measured_rounds") if (found := hook(app, cluster)) is not None), None)
 
 
 def hook_for(name: str, types: str, suffix: str) -> Callable[..., Any] | None:

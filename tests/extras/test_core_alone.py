@@ -45,6 +45,8 @@ SETTINGS = {
     "clip": "rolling",
     "multipliers": "freeze:0.5",
     "advice": "strict",
+    "planned": True,
+    "scout": True,
     "notation": "a.nnm",
 }
 REFUSED = f"""

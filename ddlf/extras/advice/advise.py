@@ -14,6 +14,7 @@ from ddlf.data.parts import check_data
 from ddlf.data.trees import leaves
 from ddlf.errors import AppError, BadUpdate, ConfigError, DatasetError
 from ddlf.events import Advised
+from ddlf.extras import measured_rounds
 from ddlf.extras.advice.arrays import near_duplicates, related
 from ddlf.extras.advice.batch import not_finite_advice, seconds_of_a_step, seen_in_a_batch, trained_by_own
 from ddlf.extras.advice.changes import edits_of
@@ -115,10 +116,23 @@ async def advise(
         doubts = await wrong_labels(cluster, pickled, facts)
         skipped = doubts.pop("skipped", ())
         seen |= doubts
+    seen |= _planned(app, cluster, facts)
     report = check_facts(replace(facts, seen=seen), sources, ignores, LEVELS[: LEVELS.index(level) + 1])
     if taken:  # the changes are for arrays, but this app has none
         report = replace(report, advice=tuple(replace(one, edits=()) for one in report.advice))
     return replace(report, skipped=skipped)
+
+
+def _planned(app: App, cluster: Any, facts: AppFacts) -> dict[str, Any]:
+    """Return the measured seconds of a step and of an exchange through the master, and where they are from, if there
+    are measurements of the app on these workers."""
+    measured = measured_rounds(app, cluster)
+    exchange_s = None if measured is None else measured.exchange_s("sync", "star", "float32", facts.slots)
+    return (
+        {}
+        if measured is None or exchange_s is None
+        else {"planned": (measured.step_s(app.batch_size), exchange_s, measured.said)}
+    )
 
 
 def _explanation(

@@ -75,12 +75,12 @@ def seen_in_a_batch(app: App, facts: AppFacts) -> dict[str, Any]:
         app: An app with data, and a model that may change.
         facts: The facts of the app.
     """
-    model, rows = app.model, _rows(app)
+    model, rows = app.model, rows_of(app)
     if rows is None:
         return {}
     seen: dict[str, Any] = {}
     start = model.get_weights()
-    for look in (_outputs, _activations, _gradients, learnt, stepped, unlinked):
+    for look in (_outputs, activations, gradients, learnt, stepped, unlinked):
         try:
             model.set_weights(start)
             with warnings.catch_warnings():
@@ -102,7 +102,7 @@ def seconds_of_a_step(app: App, batch_size: int) -> float | None:
         app: An app with data, and a model that may change.
         batch_size: The number of samples in a step.
     """
-    rows = _rows(app, TIMED * batch_size)
+    rows = rows_of(app, TIMED * batch_size)
     if rows is None:
         return None
     x, y, weight = (*rows, None, None)[:3]
@@ -117,7 +117,7 @@ def seconds_of_a_step(app: App, batch_size: int) -> float | None:
     return (time.perf_counter() - begin) / math.ceil(count / batch_size)
 
 
-def _rows(app: App, most: int = ROWS) -> tuple[Any, ...] | None:
+def rows_of(app: App, most: int = ROWS) -> tuple[Any, ...] | None:
     """Return samples from the whole range of the training data as the arguments of Keras's ``fit``; None for data in
     files.
     """
@@ -238,7 +238,7 @@ def _values(model: Any, x: Any) -> Iterator[tuple[str, Any]]:
         yield layer.name, keras.ops.convert_to_numpy(output)
 
 
-def _activations(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
+def activations(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """Return for each layer the share of dead units (0 for all samples) and of saturated units."""
     dead, saturated = {}, {}
     for name, output in _values(model, rows[0]):
@@ -254,7 +254,7 @@ def _activations(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str
     return {"dead": dead, "saturated": saturated}
 
 
-def _gradients(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
+def gradients(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """Return the norms of the kernels' gradients, from the first to the last layer."""
     if has_own_train_step(model):
         return {}

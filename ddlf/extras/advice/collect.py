@@ -58,7 +58,9 @@ def twin(app: App) -> Any:
 async def load(app: App) -> None:
     """Call the app's ``load_dataset``, unless it has data already. The data is not checked."""
     from ddlf.data import parts
+    from ddlf.training.samples.policy import check_common
 
+    check_common(app, "the adviser looks at samples, and only workers have them")
     if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
         await awaited(app.load_dataset())
         parts.take_made(app)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ddlf.extras.planner.memory import Bytes, Largest, MemoryModel
 from ddlf.extras.planner.model import Predicted, Setting, TimeModel, Way
 
 WORTH = 1.05
@@ -23,6 +25,7 @@ class Choice:
         factor: How many times as fast as ``fit`` on one machine.
         low: Lower end of the 80 % interval of this factor.
         high: Its upper end.
+        memory: The most bytes of a worker; None if they were not measured.
     """
 
     setting: Setting
@@ -30,6 +33,12 @@ class Choice:
     factor: float
     low: float
     high: float
+    memory: Bytes | None = None
+
+    @property
+    def cost(self) -> float:
+        """Seconds of all workers together in an epoch."""
+        return self.setting.slots * self.epoch.seconds
 
     @property
     def verdict(self) -> Verdict:
@@ -65,6 +74,72 @@ class Length:
         return max(whole, 1.0) * self.epochs
 
 
+Goal = Literal["time", "cost", "memory"]
+"""Goals of a choice: the shortest training, the fewest seconds of all workers together, or the least memory of a worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """The goal of the best choice.
+
+    Args:
+        goal: The goal.
+        epochs: Epochs of the training.
+        deadline_s: Seconds that the training may take, with the upper end of the interval; None for any.
+        max_memory: Bytes that a worker may need, with the upper end of the interval; None for any.
+    """
+
+    goal: Goal = "time"
+    epochs: int = 1
+    deadline_s: float | None = None
+    max_memory: int | None = None
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether the choice depends on memory."""
+        return self.goal == "memory" or self.max_memory is not None
+
+    def is_answered(self, largest: Largest | None) -> bool:
+        """Return whether this is the largest batch for the limit; without a limit, for the memory of the machine."""
+        if largest is None:
+            return False
+        return largest.of_machine if self.max_memory is None else largest.limit == self.max_memory
+
+    def meets(self, choice: Choice) -> bool:
+        """Return whether a training ends in time."""
+        return self.deadline_s is None or self.epochs * choice.epoch.high <= self.deadline_s
+
+    def fits(self, choice: Choice) -> bool:
+        """Return whether a training surely fits into the allowed memory."""
+        return self.max_memory is None or (choice.memory is not None and choice.memory.high <= self.max_memory)
+
+    def best(self, found: Sequence[Choice]) -> Choice:
+        """Return the best choice in memory and time.
+
+        If none fits into the memory, it is the one with the least memory; if none is in time, the fastest one.
+        """
+        if not (fitting := [one for one in found if self.fits(one)]):
+            return min(found, key=_memory)
+        fastest = min(fitting, key=lambda one: one.epoch.seconds)
+        if self.goal == "time":
+            return fastest
+        least = _memory if self.goal == "memory" else _cost
+        return min([one for one in fitting if self.meets(one)], key=least, default=fastest)
+
+
+def _memory(choice: Choice) -> tuple[float, float]:
+    return (0.0 if choice.memory is None else choice.memory.count), choice.epoch.seconds
+
+
+def _cost(choice: Choice) -> tuple[float, float]:
+    return choice.cost, choice.epoch.seconds
+
+
+def can_balance(way: Way, slots: int) -> bool:
+    """Return whether parts of slots can follow the speed of their workers. In asynchronous training, steps do so."""
+    return way.mode == "sync" and not way.is_one_step and slots > 1
+
+
 def epoch(model: TimeModel, setting: Setting, samples: int) -> Predicted:
     """Return the seconds of an epoch."""
     return model.predict(setting).times(samples / setting.samples)
@@ -73,13 +148,19 @@ def epoch(model: TimeModel, setting: Setting, samples: int) -> Predicted:
 def alone(model: TimeModel, batch: int, samples: int, way: Way) -> Predicted:
     """Return the seconds of an epoch of ``fit`` on one machine, without any exchange."""
     steps = samples / batch
-    one = model.predict(Setting(way=way, slots=1, batch=batch, steps=steps))
+    one = model.predict_as_measured(Setting(way=way, slots=1, batch=batch, steps=steps))
     seconds = steps * model.step(batch)
     return one.times(seconds / one.seconds) if one.seconds else one
 
 
 def choices(
-    model: TimeModel, length: Length, batches: Sequence[int], slots: Sequence[int], ways: Sequence[Way]
+    model: TimeModel,
+    length: Length,
+    batches: Sequence[int],
+    slots: Sequence[int],
+    ways: Sequence[Way],
+    memory: MemoryModel | None = None,
+    balance: Sequence[bool] = (False,),
 ) -> list[Choice]:
     """Return a prediction for each combination, the fastest first.
 
@@ -89,28 +170,61 @@ def choices(
         batches: Batch sizes.
         slots: Numbers of slots.
         ways: Ways that were measured.
+        memory: The model of memory; None if it was not measured.
+        balance: Whether parts follow the speed of workers, where they can: what to compare.
     """
     found = []
     for way in ways:
         for batch in batches:
             fit = alone(model, batch, length.samples, way)
-            for count in slots:
-                if count * batch > length.samples:
+            for count, balanced in itertools.product(slots, balance):
+                if count * batch > length.samples or (balanced and not can_balance(way, count) and False in balance):
                     continue
-                setting = Setting(way=way, slots=count, batch=batch, steps=length.of(way, count, batch))
-                seconds = epoch(model, setting, length.samples)
-                factor = fit.seconds / seconds.seconds
-                half = (half_of(fit) ** 2 + half_of(seconds) ** 2) ** 0.5
-                found.append(
-                    Choice(
-                        setting=setting,
-                        epoch=seconds,
-                        factor=factor,
-                        low=factor / (1.0 + half),
-                        high=factor * (1.0 + half),
-                    )
-                )
+                found.append(choice(model, length, way, count, batch, fit, memory, balanced=balanced))
     return sorted(found, key=lambda one: one.epoch.seconds)
+
+
+def choice(
+    model: TimeModel,
+    length: Length,
+    way: Way,
+    slots: int,
+    batch: int,
+    fit: Predicted,
+    memory: MemoryModel | None,
+    *,
+    balanced: bool,
+) -> Choice:
+    """Return the prediction for one combination.
+
+    Args:
+        model: The model of time.
+        length: How long a round is.
+        way: How updates travel.
+        slots: Number of slots.
+        batch: Batch size.
+        fit: Seconds of an epoch of ``fit`` on one machine.
+        memory: The model of memory; None if it was not measured.
+        balanced: Whether parts follow the speed of workers, if they can.
+    """
+    setting = Setting(
+        way=way,
+        slots=slots,
+        batch=batch,
+        steps=length.of(way, slots, batch),
+        balanced=balanced and can_balance(way, slots),
+    )
+    seconds = epoch(model, setting, length.samples)
+    factor = fit.seconds / seconds.seconds
+    half = (half_of(fit) ** 2 + half_of(seconds) ** 2) ** 0.5
+    return Choice(
+        setting=setting,
+        epoch=seconds,
+        factor=factor,
+        low=factor / (1.0 + half),
+        high=factor * (1.0 + half),
+        memory=None if memory is None else memory.predict(batch, way.exchange),
+    )
 
 
 def half_of(predicted: Predicted) -> float:

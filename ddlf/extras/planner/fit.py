@@ -77,17 +77,19 @@ class Fit:
         return seconds, t * self.error * float(np.sqrt(1.0 + far))
 
 
-def fitted(rows: Array, seconds: Array, least: float) -> Fit:
-    """Fit coefficients to measured seconds; each row counts by its relative error.
+def fitted(rows: Array, seconds: Array, least: float, weights: Array | None = None) -> Fit:
+    """Fit coefficients to measured seconds; each row counts by its relative error and its weight.
 
     Args:
         rows: Array of measurements and columns.
         seconds: The measured seconds, more than 0.
         least: The least relative standard deviation to assume, from repeats: few rows can agree by chance.
+        weights: A weight for each row; by default they are equal.
     """
+    roots = np.ones(len(seconds)) if weights is None else np.sqrt(weights)
     scaled = rows / seconds[:, None]
     size = np.where(scaled.any(axis=0), np.abs(scaled).max(axis=0), 1.0)
-    values = nonnegative(scaled / size, np.ones(len(seconds))) / size
+    values = nonnegative(roots[:, None] * scaled / size, roots) / size
     used = values > 0
     freedom = max(1, len(seconds) - int(used.sum()))
     errors = scaled @ values - 1.0

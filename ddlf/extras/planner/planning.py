@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ddlf.app import IApp
-from ddlf.errors import ConfigError
-from ddlf.extras.planner.choice import Choice, Length, alone, choices
+from ddlf.data.parts import samples_of, take_made
+from ddlf.errors import ConfigError, DDLFError
+from ddlf.events.record import size
+from ddlf.extras.planner.choice import WORTH, Choice, Length, Verdict, Wish, alone, can_balance, choices
+from ddlf.extras.planner.fingerprints import data_of, files_of
 from ddlf.extras.planner.kept import Kept, read, write
-from ddlf.extras.planner.model import Measured, Predicted, Setting, TimeModel, Way
-from ddlf.extras.planner.probe import Budget, Probe, explore, way_of
+from ddlf.extras.planner.memory import Largest, MemoryModel
+from ddlf.extras.planner.memory_probe import LEAST_S, MEMORY_S, PART, Memory, memory_of, with_master
+from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
+from ddlf.extras.planner.probe import Budget, Probe, explore, own_ways
+from ddlf.rpc.iworker import awaited
 from ddlf.training.context import travels
+from ddlf.training.samples.policy import check_common
+from ddlf.training.start import check
 
 BUDGET_S = 60.0
 CODECS = ("int8",)
@@ -30,12 +40,17 @@ class Plan:
         workers: Workers of the cluster.
         samples: n, the training samples.
         now: The prediction for the app's own settings.
-        best: The fastest prediction with the app's own batch size.
+        best: The best choice with the app's own batch size.
         fit: Seconds of an epoch of ``fit`` on one machine.
         all: All predictions, the fastest first.
         step_s: Seconds of a step of one slot, without an exchange.
         exchange_s: Seconds of an exchange of the app's own settings.
         model: Predicts other settings.
+        wish: The goal of the best choice.
+        memory: Predicts the memory of a worker; None if it was not measured.
+        largest: The largest batch that fits into the memory; None without a limit.
+        hosts: The machines of workers, by their numbers.
+        in_other_order: The best choice of a cluster that lists the fastest worker first, if it is clearly faster.
     """
 
     measured: tuple[Measured, ...]
@@ -49,16 +64,36 @@ class Plan:
     step_s: float
     exchange_s: float
     model: TimeModel
+    wish: Wish = field(default_factory=Wish)
+    memory: MemoryModel | None = None
+    largest: Largest | None = None
+    hosts: dict[int, str] = field(default_factory=dict)
+    in_other_order: Choice | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether several workers pay. If one slot is the cheapest choice, they do not: it trains as ``fit`` does, and
+        exchanges besides.
+        """
+        is_one = self.wish.goal == "cost" and self.best.setting.slots == 1
+        return "no gain" if is_one else self.best.verdict
 
     def to_data(self) -> dict[str, Any]:
         """Return the plan for JSON."""
         return {
             "spent_s": self.spent_s,
+            "speeds": {number: 1.0 / slowness for number, slowness in self.model.slowness.items()},
             "workers": self.workers,
             "samples": self.samples,
-            "verdict": self.best.verdict,
+            "verdict": self.verdict,
             "step_s": self.step_s,
             "exchange_s": self.exchange_s,
+            "wish": asdict(self.wish),
+            "in_time": self.wish.meets(self.best),
+            "in_memory": self.wish.fits(self.best),
+            "memory": None if self.memory is None else asdict(self.memory.peaks),
+            "largest": None if self.largest is None else asdict(self.largest),
+            "link": None if self.model.link is None else asdict(self.model.link),
             "fit": asdict(self.fit),
             "best": asdict(self.best),
             "now": asdict(self.now),
@@ -74,6 +109,8 @@ async def plan(
     say: Callable[[str], None] | None = None,
     *,
     again: bool = False,
+    wish: Wish | None = None,
+    link: Link | None = None,
 ) -> Plan:
     """Measure short rounds of an app on its workers, and predict how long training takes.
 
@@ -85,32 +122,114 @@ async def plan(
         batches: Further batch sizes to compare. The learning rate may have to change with the batch size.
         say: Shows a line of progress; by default the app's ``say``.
         again: Whether to measure even if there are kept measurements.
+        wish: The goal of the best choice; by default the fastest one.
+        link: A link to assume, instead of the measured one.
 
     Raises:
         ConfigError: A setting cannot be planned, or too little could be measured.
     """
-    say = say or app.say
-    own = way_of(app)
+    check_common(app, "a plan compares numbers of slots, and each worker is one slot")
+    assert app.cluster is not None
+    if app.slots is not None and app.slots > app.cluster.N:
+        raise ConfigError(
+            f"slots={app.slots} take turns on {app.cluster.N} worker{'s' * (app.cluster.N != 1)}, and the planner has no model "
+            "of time for that",
+            hint="plan with at most one slot for each worker",
+        )
+    say, wish = say or app.say, wish or Wish()
+    own = possible(app, own_ways(app))
     asked = list(dict.fromkeys([app.batch_size, *batches]))
-    ways, budget = ways_of(own), Budget(budget_s)
-    kept = None if again else read(app)
-    if kept is not None and kept.answers(ways, asked, budget_s):
+    ways, budget = possible(app, ways_of(own)), Budget(budget_s)
+    kept = None if again else await _kept(app, say)
+    is_kept = kept is not None and kept.answers(ways, asked, budget_s, len(own))
+    if not is_kept and batches:
+        _check_batches(asked, await _samples(app))
+    if kept is not None and is_kept:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.when))
         say(f"{len(kept.measured)} settings were measured on {when}; --again measures them again")
     else:
-        kept = await _measured(app, ways, asked, budget, say)
-    return planned(app, own, kept, asked, budget.spent)
+        kept = await _measured(app, ways, asked, budget, say, wish)
+    kept = await _with_memory(app, kept, asked, own[0].exchange, wish, budget, say, has_trained=not is_kept)
+    return planned(app, own, kept, asked, budget.spent, wish, link)
 
 
-def ways_of(own: Way) -> list[Way]:
+def ways_of(own: Sequence[Way]) -> list[Way]:
     """Return the ways to compare: first the app's own."""
-    codecs = [replace(own, codec=codec) for codec in CODECS if own.exchange == "star"]
-    others = [Way("async", "star", own.codec), Way("sync", "gradient", "float32")]
-    return list(dict.fromkeys([own, *codecs, *others]))
+    first = own[0]
+    codecs = [replace(first, codec=codec) for codec in CODECS if first.exchange == "star"]
+    others = [Way("async", "star", first.codec), Way("sync", "gradient", "float32")]
+    return list(dict.fromkeys([*own, *codecs, *others]))
+
+
+def possible(app: IApp, ways: Sequence[Way]) -> list[Way]:
+    """Return the first way, and each other way in which the app can be trained.
+
+    For example, an app with its own ``train`` cannot use ``exchange="gradient"``.
+    """
+    trained = Probe(copied(app)).app
+    trained.slots, trained.worker_steps = None, None
+
+    def can(way: Way) -> bool:
+        trained.mode, trained.exchange, trained.codec = way.mode, way.exchange, way.codec
+        with suppress(DDLFError):
+            check(trained, way.mode)
+            return True
+        return False
+
+    return [ways[0], *filter(can, ways[1:])]
+
+
+def can_follow_speeds(app: IApp) -> bool:
+    """Return whether an app can be trained with parts that follow the speed of workers."""
+    trained = Probe(copied(app)).app
+    trained.slots, trained.mode, trained.exchange, trained.balance = None, "sync", "star", "speed"
+    with suppress(DDLFError):
+        check(trained, "sync")
+        return True
+    return False
+
+
+async def _kept(app: IApp, say: Callable[[str], None]) -> Kept | None:
+    """Return the kept measurements of an app, if its data are still the same; None without any.
+
+    The data are loaded on this machine, to compare them.
+    """
+    if (kept := read(app)) is None:
+        return None
+    if kept.fits(await _loaded(app)):
+        return kept
+    say("the data has changed since the measurements, so they are made again")
+    return None
+
+
+async def _loaded(app: IApp) -> IApp:
+    """Return a copy of an app with its data, which this machine loads."""
+    loaded = Probe(copied(app)).app
+    await awaited(loaded.load_dataset())
+    await asyncio.to_thread(take_made, loaded)
+    return loaded
+
+
+async def _samples(app: IApp) -> int:
+    """Return the number of an app's training samples, whose data this machine loads."""
+    return samples_of(await _loaded(app), "train")
+
+
+def _check_batches(batches: Sequence[int], samples: int) -> None:
+    """Refuse batches that are larger than the data.
+
+    Raises:
+        ConfigError: One is.
+    """
+    if (largest := max(batches)) > samples:
+        raise ConfigError(
+            f"a batch of {largest} samples is more than the {samples} samples of the data",
+            hint="plan with a smaller batch size",
+        )
 
 
 async def _measured(
-    app: IApp, ways: Sequence[Way], batches: Sequence[int], budget: Budget, say: Callable[[str], None]
+    app: IApp, ways: Sequence[Way], batches: Sequence[int], budget: Budget, say: Callable[[str], None], wish: Wish
 ) -> Kept:
     """Measure rounds of an app, and keep them.
 
@@ -120,26 +239,116 @@ async def _measured(
     assert app.cluster is not None
     probe, workers = Probe(copied(app)), app.cluster.N
     sizes = list(dict.fromkeys([*batches, 2 * batches[0]]))
+    memory = Memory()
+    if budget.seconds >= LEAST_S and not wish.needs_memory:
+        memory = await memory_of(copied(app), batches, ways[0].exchange, PART * budget.seconds, limit=None)
+        budget.before = budget.spent
+        say(_said(memory, batches[0]))
     measured = await explore(probe, ways, sizes, workers, budget, say)
+    if app.balance == "speed":
+        measured = [_as_balanced(one) for one in measured]
     if workers > 1 and all(one.setting.slots > 1 for one in measured):
         raise ConfigError(
             f"no training with one slot could be measured in {budget.seconds:g} s",
             hint=f"plan with more time: --budget {2 * budget.seconds:g}s, in a program plan({2 * budget.seconds:g})",
         )
-    kept = Kept(measured=tuple(measured), samples=probe.samples, budget_s=budget.seconds)
+    _check_knows_step(TimeModel(measured), batches[0], budget.seconds)
+    kept = Kept(
+        measured=tuple(measured),
+        samples=probe.samples,
+        budget_s=budget.seconds,
+        data=data_of(probe.app),
+        files=files_of(app),
+        memory=None if memory.peaks is None else with_master(memory.peaks),
+    )
     write(app, kept)
     return kept
 
 
-def planned(app: IApp, own: Way, kept: Kept, batches: Sequence[int], spent_s: float = 0.0) -> Plan:
+def _check_knows_step(model: TimeModel, batch: int, budget_s: float) -> None:
+    """Refuse measurements that do not determine the time of a step, so that nothing can be compared with ``fit``.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if not model.knows_step(batch):
+        raise ConfigError(
+            f"the measured rounds do not show how long a step with {batch} samples takes on one worker",
+            hint=f"use idle machines, more data or more time: ddlf plan APP --again --budget {2 * budget_s:g}s",
+        )
+
+
+def _as_balanced(measured: Measured) -> Measured:
+    """Return rounds of an app whose parts follow the speed of workers."""
+    setting = measured.setting
+    return replace(measured, setting=replace(setting, balanced=can_balance(setting.way, setting.slots)))
+
+
+async def _with_memory(
+    app: IApp,
+    kept: Kept,
+    batches: Sequence[int],
+    exchange: str,
+    wish: Wish,
+    budget: Budget,
+    say: Callable[[str], None],
+    *,
+    has_trained: bool,
+) -> Kept:
+    """Return measurements with the memory of a worker and the largest batch, if the choice depends on them.
+
+    The memory of the master is known only if it has trained in this process.
+
+    Raises:
+        ConfigError: They could not be measured.
+    """
+    if not wish.needs_memory or (kept.memory is not None and wish.is_answered(kept.largest)):
+        return kept
+    begin = budget.spent
+    found = await memory_of(
+        copied(app), batches, exchange, MEMORY_S, limit=wish.max_memory, is_goal=wish.goal == "memory"
+    )
+    if found.peaks is None:
+        raise ConfigError(
+            f"the memory of a worker could not be measured: {found.why}",
+            hint="plan without --max-memory and --goal memory",
+        )
+    budget.before += budget.spent - begin
+    say(_said(found, batches[0]))
+    before = 0 if kept.memory is None else kept.memory.master
+    peaks = with_master(found.peaks) if has_trained else replace(found.peaks, master=before)
+    kept = replace(kept, memory=peaks, largest=found.largest)
+    write(app, kept)
+    return kept
+
+
+def _said(memory: Memory, batch: int) -> str:
+    """Return a line about measured memory."""
+    if memory.peaks is None:
+        return f"the memory of a worker could not be measured: {memory.why}"
+    count = MemoryModel(memory.peaks).predict(batch).count
+    return f"a worker needs {size(round(count))} with batch {batch}, measured with batches {', '.join(str(b) for b, _ in memory.peaks.batches)}"
+
+
+def planned(
+    app: IApp,
+    own: Sequence[Way],
+    kept: Kept,
+    batches: Sequence[int],
+    spent_s: float = 0.0,
+    wish: Wish | None = None,
+    link: Link | None = None,
+) -> Plan:
     """Return a plan from measurements.
 
     Args:
         app: The app, connected to its cluster.
-        own: How its updates travel.
+        own: How its updates travel; two ways for ``exchange="auto"``, which takes the faster one.
         kept: The measurements.
         batches: Batch sizes to compare; first the app's own.
         spent_s: Seconds of the measurements.
+        wish: The goal of the best choice.
+        link: A link to assume.
 
     Raises:
         ConfigError: A batch is larger than the data.
@@ -147,27 +356,43 @@ def planned(app: IApp, own: Way, kept: Kept, batches: Sequence[int], spent_s: fl
     assert app.cluster is not None
     batch, workers = batches[0], app.cluster.N
     slots_now = min(app.slots or workers, workers)
-    model = TimeModel(kept.measured)
-    length = Length(samples=kept.samples, epochs=app.worker_epochs, steps=app.worker_steps, most=app.round_samples)
-    found = choices(model, length, batches, range(1, workers + 1), model.ways)
-    if not found:
+    model, wish = TimeModel(kept.measured, link), wish or Wish()
+    _check_knows_step(model, batch, kept.budget_s)
+    memory = None if kept.memory is None else MemoryModel(kept.memory)
+    if not {*own} & {*model.ways}:
         raise ConfigError(
-            f"a batch of {batch} samples is more than the {kept.samples} samples of the data",
-            hint="plan with a smaller batch size",
+            f"the bytes of {own[0]} between workers were not measured, so another link has no prediction",
+            hint="plan without --bandwidth and --latency, or with --exchange star",
         )
-    now = next(one for one in found if _is(one.setting, own, slots_now, batch))
+    length = Length(samples=kept.samples, epochs=app.worker_epochs, steps=app.worker_steps, most=app.round_samples)
+    is_balanced = app.balance == "speed"
+    balance = (False, True) if model.slowness and can_follow_speeds(app) else (is_balanced,)
+    found = choices(model, length, batches, range(1, workers + 1), model.ways, memory, balance)
+    _check_batches(batches, kept.samples)
+    now = next(one for one in found if any(_is(one.setting, way, slots_now, batch, is_balanced) for way in own))
+    best = wish.best([one for one in found if one.setting.batch == batch])
+    other = None
+    if model.slowness:
+        ordered = model.in_other_order()
+        other = wish.best(choices(ordered, length, [batch], range(1, workers + 1), model.ways, memory, balance))
+        other = other if best.epoch.seconds >= WORTH * other.epoch.seconds else None
     return Plan(
+        hosts={number: str(worker.facts.get("host", "")) for number, worker in enumerate(app.cluster.workers, 1)},
+        in_other_order=other,
         measured=kept.measured,
         spent_s=spent_s,
         workers=workers,
         samples=kept.samples,
         now=now,
-        best=next(one for one in found if one.setting.batch == batch),
-        fit=alone(model, batch, kept.samples, own),
+        best=best,
+        fit=alone(model, batch, kept.samples, now.setting.way),
         all=tuple(found),
         step_s=model.step(batch),
-        exchange_s=model.exchange(own, slots_now),
+        exchange_s=model.exchange(now.setting.way, slots_now),
         model=model,
+        wish=wish,
+        memory=memory,
+        largest=kept.largest if wish.needs_memory else None,
     )
 
 
@@ -178,5 +403,6 @@ def copied(app: IApp) -> IApp:
     return other
 
 
-def _is(setting: Setting, way: Way, slots: int, batch: int) -> bool:
-    return (setting.way, setting.slots, setting.batch) == (way, slots, batch)
+def _is(setting: Setting, way: Way, slots: int, batch: int, balanced: bool) -> bool:
+    asked = (way, slots, batch, balanced and can_balance(way, slots))
+    return (setting.way, setting.slots, setting.batch, setting.balanced) == asked

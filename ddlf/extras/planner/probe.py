@@ -10,12 +10,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from ddlf.app import IApp
 from ddlf.errors import ConfigError
-from ddlf.events import Committed, Event, ModelBuilt, TrainingBegan
+from ddlf.events import Committed, Event, ModelBuilt, TrainingBegan, UpdateArrived
 from ddlf.extras.planner.model import Measured, Setting, Way
+from ddlf.extras.planner.speeds import UNLIKE
+from ddlf.training.context import App
 from ddlf.training.registry import spec_of
 
 FIRST_ROUNDS = 2
@@ -39,41 +42,59 @@ def nothing(*given: Any) -> None:
 
 @dataclass(slots=True)
 class Rounds:
-    """Hears the rounds of one measurement, and ends its training when there are enough.
+    """Hears the rounds of one measurement or run, and ends a measurement when there are enough.
 
     Args:
         setting: The setting.
-        stop: Ends the training.
+        stop: Ends the measurement.
         clock: Returns seconds.
 
     Attributes:
         seconds: Seconds of each round that counts.
         computing: Seconds of local training of the slowest slot in each of them.
         sent: Bytes of these rounds, together.
+        busy: Seconds of each round from sending weights to computing the new ones.
+        is_usual: Whether no slot was computed twice.
+        paces: For each worker, the seconds of a sample in each round that counts.
     """
 
     setting: Setting
-    stop: Callable[[], Any]
+    stop: Callable[[], Any] = nothing
     clock: Callable[[], float] = time.perf_counter
     seconds: list[float] = field(default_factory=list)
     computing: list[float] = field(default_factory=list)
     sent: int = 0
+    busy: list[float] = field(default_factory=list)
+    is_usual: bool = True
+    paces: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    _slots: list[int | None] = field(default_factory=list)
     _ended: dict[int | None, float] = field(default_factory=dict)
     _heard: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
+    _updates: list[UpdateArrived] = field(default_factory=list)
 
     def hear(self, event: Event) -> None:
         """Receive an event of the run."""
+        if isinstance(event, UpdateArrived):
+            self._updates.append(event)
         if not isinstance(event, Committed):
             return
         record, now = event.record, self.clock()
         slot = record.slot
+        updates = [one for one in self._updates if slot in (None, one.slot)]
+        self._updates = [one for one in self._updates if slot not in (None, one.slot)]
         before, self._ended[slot] = self._ended.get(slot), now
         self._heard[slot] += 1
         share = self.setting.samples / (self.setting.slots if slot is not None else 1)
-        if before is None or self._heard[slot] <= FIRST_ROUNDS or record.samples != round(share):
+        missing = abs(record.samples * record.epochs - share)
+        if before is None or self._heard[slot] <= FIRST_ROUNDS or missing >= self.setting.batch:
             return  # the last round of an epoch may be shorter
         self.seconds.append(now - before)
+        for one in updates:
+            self.paces[one.worker].append(one.compute_s / max(one.samples * one.epochs, 1))
+        self._slots.append(slot)
         self.computing.append(record.compute_s)
+        self.busy.append(record.seconds)
+        self.is_usual = self.is_usual and not record.recomputed
         self.sent += record.bytes_out + record.bytes_back
         slots = 1 if slot is None else self.setting.slots  # without common rounds, each slot has its own
         rounds, measured_s = len(self.seconds) / slots, sum(self.seconds) / slots
@@ -84,12 +105,24 @@ class Rounds:
         """Return the measured rounds; None if no round counts."""
         if not self.seconds:
             return None
+        slots = self._counted()
+        counted = [place for place, slot in enumerate(self._slots) if slot in slots]
         return Measured(
             setting=self.setting,
-            seconds=tuple(self.seconds),
-            computing=tuple(self.computing),
+            seconds=tuple(self.seconds[place] for place in counted),
+            computing=tuple(self.computing[place] for place in counted),
             sent=self.sent / len(self.seconds),
+            paces=tuple((number, median(all)) for number, all in sorted(self.paces.items())),
         )
+
+    def _counted(self) -> set[int | None]:
+        """Return the slots whose rounds count: without common rounds, the slowest one if speeds differ."""
+        medians = {
+            slot: median(seconds for seconds, one in zip(self.seconds, self._slots, strict=True) if one == slot)
+            for slot in set(self._slots)
+        }
+        slowest = max(medians, key=medians.__getitem__)
+        return {slowest} if medians[slowest] >= UNLIKE * min(medians.values()) else set(medians)
 
 
 class Probe:
@@ -145,6 +178,7 @@ QUIET: dict[str, Any] = {
     "is_convergent": nothing,
     "verbose": False,
     "ui": "none",
+    "planned": False,
     "out": None,
     "checkpoint": None,
     "resume": None,
@@ -159,21 +193,27 @@ QUIET: dict[str, Any] = {
 """Replaces hooks of the user, and settings without influence on the time of a round or with effects that outlive it."""
 
 
-def way_of(app: IApp) -> Way:
-    """Return how an app's updates travel.
+def is_probed(app: App) -> bool:
+    """Return whether an app is trained only to measure its rounds."""
+    return vars(app).get("on_round") is nothing
+
+
+def own_ways(app: IApp) -> list[Way]:
+    """Return how an app's updates travel: one way, or two between which ``exchange="auto"`` chooses.
 
     Raises:
         ConfigError: The planner knows no model of this strategy or exchange.
     """
     spec = spec_of(app)
-    way = Way(spec.train.name, spec.exchange.name, str(app.codec))
-    if way.mode not in ("sync", "async") or way.exchange not in ("star", "sharded", "gradient"):
-        asked = f"mode={way.mode!r}" if way.mode not in ("sync", "async") else f"exchange={way.exchange!r}"
+    name = spec.exchange.name
+    ways = [Way(spec.train.name, one, str(app.codec)) for one in (("star", "sharded") if name == "auto" else (name,))]
+    if spec.train.name not in ("sync", "async") or name not in ("star", "sharded", "gradient", "auto"):
+        asked = f"mode={spec.train.name!r}" if spec.train.name not in ("sync", "async") else f"exchange={name!r}"
         raise ConfigError(
             f"the planner has no model of time for {asked}",
-            hint="plan with --mode sync or async, and --exchange star, sharded or gradient",
+            hint="plan with --mode sync or async, and --exchange auto, star, sharded or gradient",
         )
-    return way
+    return ways
 
 
 @dataclass(slots=True)
@@ -183,20 +223,26 @@ class Budget:
     Args:
         seconds: The time.
         clock: Returns seconds.
+        before: Seconds that other measurements took.
     """
 
     seconds: float
     clock: Callable[[], float] = time.perf_counter
+    before: float = 0.0
     _began: float = 0.0
     _longest: float = 0.0
 
     def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin now, with all the time that is left after other measurements."""
         self._began = self.clock()
 
     @property
     def spent(self) -> float:
-        """The seconds since the beginning."""
-        return self.clock() - self._began
+        """The seconds since the beginning, and of other measurements."""
+        return self.clock() - self._began + self.before
 
     def has_room(self) -> bool:
         """Return whether one more measurement fits, if it takes as long as the longest one."""
@@ -229,13 +275,16 @@ async def explore(
     async def measure(setting: Setting) -> None:
         begin = budget.clock()
         measured = await probe.rounds(setting)
-        if setting != first:  # the first one imports Keras on the workers, and loads the data
+        if setting == first:  # it imports Keras on the workers, and loads the data
+            budget.begin()
+        else:
             budget.took(budget.clock() - begin)
         if measured is None:
             return
         if (before := found.get(setting)) is not None:
             both = before.seconds + measured.seconds, before.computing + measured.computing
-            measured = replace(measured, seconds=both[0], computing=both[1])
+            paces = measured.paces or before.paces
+            measured = replace(measured, seconds=both[0], computing=both[1], paces=paces)
         found[setting] = measured
         say(
             f"{setting.slots} slot{'s' * (setting.slots != 1)}, {setting.way}, {setting.way.codec}, batch {setting.batch}, "
@@ -248,11 +297,19 @@ async def explore(
             f"no round of {first.samples:g} samples was measured: the data has {probe.samples}",
             hint="plan with a smaller batch size, or more data",
         )
-    second = next(_setting(ways[0], most, batches[0], SECOND_STEPS, probe.samples))
-    if second != first and budget.has_room():
-        await measure(second)
-    step = step_of([found[one] for one in (first, second) if one in found])
-    todo = [one for one in _settings(ways, batches, most, step, probe.samples) if one not in found]
+    timed = [first, *_setting(ways[0], most, batches[0], SECOND_STEPS, probe.samples)]
+    # Rounds of one step do not show how long it takes.
+    if ways[0].is_one_step and (longer := _with_steps(ways)) is not None:
+        timed = [
+            one
+            for count in (FIRST_STEPS, SECOND_STEPS)
+            for one in _setting(longer, 1, batches[0], count, probe.samples)
+        ]
+    for setting in timed:
+        if setting not in found and budget.has_room():
+            await measure(setting)
+    step = step_of([found[one] for one in timed if one in found] or [found[first]])
+    todo = [one for one in dict.fromkeys(_settings(ways, batches, most, step, probe.samples)) if one not in found]
     for setting in todo:
         if not budget.has_room():
             break
@@ -277,6 +334,11 @@ def step_of(found: Sequence[Measured]) -> float:
     return max((long.median - short.median) / (long.setting.steps - short.setting.steps), whole / MOST_OTHER)
 
 
+def _with_steps(ways: Sequence[Way]) -> Way | None:
+    """Return the first way whose rounds can have several steps; None if there is none."""
+    return next((way for way in ways if not way.is_one_step), None)
+
+
 def _setting(way: Way, slots: int, batch: int, steps: float, samples: int) -> Iterator[Setting]:
     """Yield a setting, in which a round has at most the steps of an epoch; none if an epoch has no whole step."""
     longest = 1 if way.is_one_step else samples // (slots * batch)
@@ -293,9 +355,10 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
     own, batch = ways[0], batches[0]
     long = max(4.0 * SHORT_STEPS, LONG_ROUND_S / step)
     yield from setting(own, most, batch, long)
-    for other in batches[1:]:
-        yield from setting(own, most, other, long * batch / other)
-    # With another number of slots, workers on one machine may need other threads, and then restart.
+    # With another number of slots, workers on one machine may need other threads, and then restart. One slot comes before
+    # other batch sizes of all workers, because it shows what a step takes without other workers.
+    if own.is_one_step and (longer := _with_steps(ways)) is not None:
+        yield from setting(longer, 1, batch, long)
     if most > 1:
         yield from setting(own, 1, batch, SHORT_STEPS)
         yield from setting(own, 1, batch, long)
@@ -304,10 +367,12 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
     for way in ways[1:]:
         if way.is_one_step:
             yield from setting(way, 1, batch, 1)
-    for way in ways[1:]:
-        yield from setting(way, most, batch, long)
-        if not way.is_one_step:
-            yield from setting(way, most, batch, SHORT_STEPS)
+    for other in batches[1:]:
+        yield from setting(own, most, other, long * batch / other)
+    # A way without a round of all workers would be predicted from one slot, without the cost of further slots.
+    for steps in (long, SHORT_STEPS):
+        for way in ways[1:]:
+            yield from setting(way, most, batch, steps)
     if most > 3:
         yield from setting(own, most // 2, batch, long)
         yield from setting(own, most // 2, batch, SHORT_STEPS)

@@ -53,24 +53,33 @@ async def found_in(text, folder, level, name="program", with_workers=False):
     return await advise(app_in(path), level, workers=2, cluster=cluster)
 
 
+ALONE = {
+    "related": ("D24",),
+    "seconds_of_a_step": ("C12",),
+    "learnt": ("L16", "L21", "M21", "M24", "M29", "M34"),
+}
+"""What takes long, and the rules that look at it."""
 NEAR = {}
 """What was found in near misses: most are one healthy program."""
 
 
 async def found_near(*what, folder):
     if what not in NEAR:
-        text, level, with_workers = what
+        text, level, with_workers, _ = what
         NEAR[what] = [str(one) for one in (await found_in(text, folder, level, "near", with_workers)).advice]
     return NEAR[what]
 
 
 @pytest.fixture
 def what_it_looks_at(rule, monkeypatch):
-    """At the level of clusters a rule has no use for what a batch shows, and most have none for a second process."""
+    """What its rule has no use for is left out: at the level of clusters what a batch shows, and mostly the second process."""
 
     async def nothing(*of):
         return {}
 
+    for name, module in (("related", "advise"), ("seconds_of_a_step", "advise"), ("learnt", "batch")):
+        if rule.id not in ALONE[name]:
+            monkeypatch.setattr(f"ddlf.extras.advice.{module}.{name}", lambda *of, **how: {})
     if rule.level == "cluster":
         monkeypatch.setattr("ddlf.extras.advice.advise.seen_in_a_batch", lambda *of: {})
     if rule.level == "cluster" and rule.id > "C05":  # and D18, which has workers
@@ -96,7 +105,8 @@ async def test_a_rule_finds_its_defect_in_a_program_and_its_change_mends_it(rule
         assert (tmp_path / "program.py").read_text() == text
         again = await found_in(text, tmp_path, rule.level, "mended")
         assert rule not in [one.rule for one in again.advice]
-    told = await found_near(near, rule.level, labels, folder=tmp_path)
+    looks_at = frozenset(name for name, rules in ALONE.items() if rule.id in rules)
+    told = await found_near(near, rule.level, labels, looks_at, folder=tmp_path)
     assert rule.id not in [one.partition(" ")[0] for one in told], told
 
 

@@ -48,7 +48,11 @@ def _order(random):
     return x, places[:, 0] < places[:, 1]
 
 
-@pytest.mark.parametrize("made", [_pictures, _ring, _line, _words, _order], ids=lambda made: made.__name__)
+@pytest.mark.parametrize(
+    "made",
+    [_pictures, _words, *(pytest.param(made, marks=pytest.mark.slow) for made in (_ring, _line, _order))],
+    ids=lambda made: made.__name__,
+)
 def test_labels_are_told_from_their_samples_and_not_from_others(made, random):
     x, y = made(random)
     tokens = made in (_words, _order)

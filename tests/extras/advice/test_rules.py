@@ -252,7 +252,8 @@ def test_labels_of_the_output_that_they_are_of_are_find_rule():
 
 
 @pytest.mark.parametrize(
-    ("samples", "tested", "found"), [(5, 173, True), (40, 63, False), (40, 121, True), (150, 1189, False)]
+    ("samples", "tested", "found"),
+    [(5, 173, True), (40, 63, False), (40, 121, True), (150, 1189, False), (0, 360, False)],
 )
 def test_less_training_than_test_is_found(samples, tested, found):
     other = ArrayFacts(name="x_test", part="test", shape=(tested, 20))

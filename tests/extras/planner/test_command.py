@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from ddlf.cli.main import main
-from ddlf.extras.planner.choice import Choice
-from ddlf.extras.planner.command import lines
-from ddlf.extras.planner.model import Measured, Predicted, Setting, TimeModel, Way
+from ddlf.extras.planner.choice import Choice, Wish
+from ddlf.extras.planner.command import bandwidth, latency, lines
+from ddlf.extras.planner.memory import Largest, MemoryModel, Peaks
+from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
 from ddlf.extras.planner.planning import Plan
 
 
@@ -60,12 +61,46 @@ def test_a_verdict_says_what_to_do(factor, said):
     assert lines(dataclasses.replace(PLAN, best=best), Path("app.py"))[-2].startswith(said)
 
 
+def test_one_slot_as_the_cheapest_choice_does_not_pay_however_wide_its_interval_is():
+    best = dataclasses.replace(choice(1, 0.81, 9.6, NOW.setting.way), low=0.61, high=1.07)
+    plan = dataclasses.replace(PLAN, best=best, wish=Wish(goal="cost"))
+    assert plan.to_data()["verdict"] == "no gain"
+    assert lines(plan, Path("app.py"))[-2] == (
+        "no gain: 1 slot is 0.81 times as fast as fit on one machine (0.61 to 1.07); several cost more worker-seconds."
+    )
+
+
+def test_a_very_slow_choice_keeps_its_digits():
+    best = choice(2, 0.00341, 2280.0, NOW.setting.way)
+    assert "0.0034x  (0.0031-0.0038)" in lines(dataclasses.replace(PLAN, best=best), Path("app.py"))[2]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("plan",), "ddlf plan needs an app; name its file"),
+        (("plan", "app.py", "--planned"), "--planned has no effect on ddlf plan, which only measures; leave it out"),
+        (
+            ("plan", "app.py", "--dry-run", "--save", "m.keras", "--resume", "auto"),
+            "--dry-run, --save, --resume have no effect on ddlf plan, which only measures; leave them out",
+        ),
+        (("plan", "app.py", "--ui", "json"), "--ui has no effect on ddlf plan, which only measures; leave it out"),
+        (("plan", "app.py", "--out", "runs"), "--out has no effect on ddlf plan, which only measures; leave it out"),
         (("plan", "app.py", "--budget", "soon"), "must be a duration such as 30s or 2m, got 'soon'"),
         (("plan", "app.py", "--budget", "0"), "must be a duration such as 30s or 2m, got '0'"),
+        (
+            ("plan", "app.py", "--bandwidth", "0mbit"),
+            "must be a bandwidth such as 100mbit, 1gbit or 12MB/s, got '0mbit'",
+        ),
+        (("plan", "app.py", "--bandwidth", "100"), "must be a bandwidth such as 100mbit, 1gbit or 12MB/s, got '100'"),
+        (("plan", "app.py", "--bandwidth", "9furlongs"), "must be a bandwidth such as"),
+        (("plan", "app.py", "--latency", "0ms"), "must be a latency such as 5ms or 200us, got '0ms'"),
+        (("plan", "app.py", "--latency", "5"), "must be a latency such as 5ms or 200us, got '5'"),
+        (("plan", "app.py", "--deadline", "0h"), "must be a duration such as 30s or 2m, got '0h'"),
+        (("plan", "app.py", "--goal", "fame"), "must be one of time, cost, memory, got 'fame'"),
+        (("plan", "app.py", "--max-memory", "4"), "must be a size such as 512MiB or 4GB, got '4'"),
+        (("plan", "app.py", "--max-memory", "4 parsecs"), "must be a size such as 512MiB or 4GB, got '4 parsecs'"),
+        (("plan", "app.py", "--max-memory", "0GB"), "must be a size such as 512MiB or 4GB, got '0GB'"),
         (("plan", "app.py", "--batches", "64,x"), "must be batch sizes such as 64,128, got '64,x'"),
     ],
 )
@@ -74,3 +109,106 @@ def test_wrong_options_are_named(capsys, words, said):
         main(list(words))
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (bandwidth, "100mbit", 12.5e6),
+        (bandwidth, "1 Gbit/s", 125e6),
+        (bandwidth, "12.5MB/s", 12.5e6),
+        (latency, "5ms", 0.005),
+        (latency, "200us", 0.0002),
+    ],
+)
+def test_units_are_those_of_networks(read, text, value):
+    assert read(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("wish", "link", "said"),
+    [
+        (Wish(goal="cost"), None, ["cost      11.4 worker-seconds an epoch; fit on one machine needs 7.8"]),
+        (
+            Wish(epochs=10, deadline_s=60.0),
+            None,
+            ["deadline  10 epochs take 19 s (17.1-20.9) of 60 s: in time"],
+        ),
+        (
+            Wish(epochs=10, deadline_s=20.0),
+            None,
+            ["deadline  10 epochs take 19 s (17.1-20.9) of 20 s: not surely in time"],
+        ),
+        (
+            Wish(goal="cost", epochs=10, deadline_s=20.0),
+            None,
+            ["deadline  10 epochs take 19 s (17.1-20.9) of 20 s: not surely in time, and no choice is"],
+        ),
+        (
+            Wish(),
+            Link(bandwidth=12.5e6, latency=0.005),
+            ["assumed   100 Mbit/s and 5 ms more each way at the master: this link was not measured"],
+        ),
+    ],
+)
+def test_a_wish_and_an_assumed_link_have_their_lines(wish, link, said):
+    model = TimeModel([Measured(setting=NOW.setting, seconds=(1.0,))], link)
+    found = lines(dataclasses.replace(PLAN, wish=wish, model=model), Path("app.py"))
+    assert [line for line in found if line in said] == said
+    assert len(found) == len(lines(PLAN, Path("app.py"))) + len(said) + (wish.goal == "cost" and bool(wish.deadline_s))
+
+
+MEMORY = MemoryModel(
+    Peaks(
+        worker=1,
+        samples=60_000,
+        framework=300_000_000,
+        data=200_000_000,
+        loaded=0,
+        weights=1_000_000,
+        optimizer=0,
+        batches=((64, 582_000_000), (128, 614_000_000), (256, 678_000_000)),
+        master=640_000_000,
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("wish", "largest", "said"),
+    [
+        (Wish(), None, []),
+        (
+            Wish(max_memory=10**9),
+            Largest(limit=10**9, batch=700, confirmed=True, failed=(880,)),
+            [
+                "limit     batch 64 fits into 1.00 GB",
+                "largest   batch 700 fits into 1.00 GB of worker 1: a process there trained with it; not 880",
+            ],
+        ),
+        (
+            Wish(max_memory=10**8),
+            Largest(limit=10**8, batch=0),
+            [
+                "limit     batch 64 may not fit into 100 MB, and no choice surely does",
+                "largest   no batch was found that fits into 100 MB of worker 1",
+            ],
+        ),
+        (
+            Wish(goal="memory"),
+            Largest(limit=10**9, batch=700, of_machine=True),
+            ["largest   batch 700 fits into 1.00 GB of worker 1: no time was left to confirm it"],
+        ),
+    ],
+)
+def test_memory_is_a_column_and_lines(wish, largest, said):
+    choices = [dataclasses.replace(one, memory=MEMORY.predict(64)) for one in (BEST, NOW, FAR)]
+    made = dataclasses.replace(
+        PLAN, best=choices[0], now=choices[1], all=tuple(choices), memory=MEMORY, wish=wish, largest=largest
+    )
+    found = lines(made, Path("app.py"))
+    assert found[1:3] == [
+        "          slots  way    batch  codec    s/epoch  memory  of fit  (80 %)",
+        "best          6  sync      64  int8         1.9  582 MB   4.10x  (3.69-4.51)",
+    ]
+    needs = "memory    a worker needs 582 MB (515 MB to 658 MB): framework 300 MB, data 200 MB, model 50.0 MB"
+    assert found[5:-2] == [f"{needs}, and 500 kB for a sample of the batch; the master 640 MB", *said]

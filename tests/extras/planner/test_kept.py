@@ -1,10 +1,15 @@
 """Measurements that are kept between commands."""
 
+import importlib
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from ddlf.extras.planner import kept
+from ddlf.extras.planner.fingerprints import data_of, files_of
 from ddlf.extras.planner.kept import Kept, path_of, read, write
 from ddlf.extras.planner.model import Measured, Setting, Way
 from tests.training.models import Quick
@@ -12,9 +17,9 @@ from tests.training.models import Quick
 STAR, INT8 = Way("sync", "star", "float32"), Way("sync", "star", "int8")
 
 
-def measured(way, batch):
+def measured(way, batch, seconds=(0.1, 0.2), **more):
     setting = Setting(way=way, slots=2, batch=batch, steps=10)
-    return Measured(setting=setting, seconds=(0.1, 0.2), computing=(0.05, 0.1), sent=8e3)
+    return Measured(setting=setting, seconds=seconds, computing=(0.05, 0.1), sent=8e3, **more)
 
 
 KEPT = Kept(measured=(measured(STAR, 64), measured(STAR, 128)), samples=1000, budget_s=30.0, when=1e9)
@@ -98,3 +103,70 @@ def test_an_app_without_a_source_file_or_with_a_missing_worker_is_not_kept():
 )
 def test_measurements_answer_what_they_measured(ways, batches, budget_s, answers):
     assert KEPT.answers(ways, batches, budget_s) == answers
+
+
+def test_the_newest_runs_of_a_setting_replace_what_was_measured_of_it():
+    found = KEPT
+    for seconds in (1.0, 2.0, 3.0, 4.0):
+        found = found.refined(measured(STAR, 64, (seconds,) * 3))
+    assert [one.setting.batch for one in found.measured] == [128, 64, 64, 64]
+    assert [one.median for one in found.measured[1:]] == [2.0, 3.0, 4.0]
+    assert [one.weight for one in found.measured] == [1.0, kept.OF_A_RUN, kept.OF_A_RUN, kept.OF_A_RUN]
+    write(an_app(), found)
+    assert read(an_app()) == found
+    for batch in range(1, 50):
+        found = found.refined(measured(STAR, batch, (1.0,) * 999))
+    assert len(found.measured) == kept.MOST_RUNS + 2  # of a short measurement, and of the newest run
+    assert len(found.measured[-1].seconds) == kept.MOST_ROUNDS
+
+
+def loaded(**arrays):
+    app = an_app()
+    app.run_context.made = {name: (array,) for name, array in arrays.items()}
+    vars(app).update(arrays)
+    return app
+
+
+X, Y = np.arange(1000.0).reshape(500, 2), np.arange(500)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x_train": X[:-1], "y_train": Y[:-1]},
+        {"x_train": X.astype("float32"), "y_train": Y},
+        {"x_train": X.reshape(500, 1, 2), "y_train": Y},
+        {"x_train": X + 1, "y_train": Y},
+        {"x_train": X, "y_train": Y[::-1]},
+        {"x_train": {"a": X}, "y_train": Y},
+        {"x_train": X, "y_train": Y, "w_train": Y},
+    ],
+)
+def test_changed_data_are_noticed_when_they_are_loaded(other):
+    same = loaded(x_train=X.copy(), y_train=Y.copy())
+    write(an_app(), replace(KEPT, data=data_of(same)))
+    assert read(an_app()) is not None  # nothing is loaded yet
+    assert read(same) is not None
+    assert read(loaded(**other)) is None
+
+
+def test_a_changed_file_beside_the_app_is_noticed(monkeypatch, tmp_path):
+    (tmp_path / "its_app.py").write_text("import its_helper\nimport ddlf\nclass Own(ddlf.IApp):\n    pass\n")
+    (tmp_path / "its_helper.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    app = an_app(importlib.import_module("its_app").Own)
+    files = files_of(app)
+    assert {Path(file).name for file in files} == {"its_app.py", "its_helper.py"}
+    write(app, replace(KEPT, files=files))
+    assert read(app).files == files
+    (tmp_path / "its_helper.py").write_text("x = 1")
+    assert read(app) is None
+
+
+def test_another_text_of_the_model_has_its_own_measurements(tmp_path):
+    text = tmp_path / "a.nnm"
+    text.write_text("one")
+    write(an_app(notation=str(text)), KEPT)
+    assert read(an_app(notation=str(text))) == KEPT
+    text.write_text("two")
+    assert read(an_app(notation=str(text))) is None

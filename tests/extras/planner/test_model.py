@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import nnls
 
 from ddlf.errors import ConfigError
-from ddlf.extras.planner.choice import Length, alone, choices
+from ddlf.extras.planner.choice import Choice, Length, Wish, alone, choices
 from ddlf.extras.planner.fit import fitted, nonnegative
-from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
+from ddlf.extras.planner.kept import Kept
+from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
+from tests.later import Later
+
+nnls = Later("scipy.optimize", "nnls")
 
 STAR, GRADIENT = Way("sync", "star", "float32"), Way("sync", "gradient", "float32")
 
@@ -66,6 +69,12 @@ def test_rounds_of_other_settings_are_predicted(slots, batch, steps):
         assert found.seconds == pytest.approx(made_up(way, slots, batch, steps), rel=1e-6)
         assert found.low <= found.seconds <= found.high
         assert found.within == (slots <= 2)
+
+
+def test_more_slots_than_a_way_was_measured_with_are_marked():
+    model = TimeModel(measured(*FEW, (GRADIENT, 1, 64, 1)))
+    found = [model.predict(Setting(way=way, slots=2, batch=64, steps=1)).within for way in (STAR, GRADIENT)]
+    assert found == [True, False]
 
 
 def test_a_way_that_was_not_measured_is_refused():
@@ -130,3 +139,118 @@ def test_the_two_constants_of_the_published_study_are_a_special_case():
     assert [round(seconds, 2) for seconds in times] == [62.0, 16.53, 10.84, 8.0]
     shares = [100 * row(batch)[0] * t_g / seconds for batch, seconds in zip(batches, times, strict=True)]
     assert [round(share, 1) for share in shares] == [91.7, 68.8, 52.4, 35.5]
+
+
+def sent(way, slots, steps, size):
+    """Rounds of 100 ms and 10 ms for each slot, with so many bytes."""
+    setting = Setting(way=way, slots=slots, batch=64, steps=steps)
+    return Measured(setting=setting, seconds=(0.1 + 0.01 * slots + 1e-3 * steps,) * 3, sent=size)
+
+
+@pytest.mark.parametrize(
+    ("link", "more"), [(Link(bandwidth=1e6), 4.0), (Link(latency=0.05), 0.1), (Link(bandwidth=1e6, latency=0.05), 4.1)]
+)
+def test_another_link_adds_the_time_of_its_bytes_and_messages(link, more):
+    """A slot sends and receives 2 MB in a round."""
+    found = [sent(STAR, slots, steps, 2e6 * slots) for slots in (1, 2) for steps in (1, 40)]
+    setting = Setting(way=STAR, slots=2, batch=64, steps=10)
+    here, there = (TimeModel(found, one).predict(setting) for one in (None, link))
+    assert there.seconds - here.seconds == pytest.approx(more)
+    assert there.high - here.high == pytest.approx(more)
+    assert there.low - here.low == pytest.approx(
+        max(more - 0.12, 0.0), abs=1e-6
+    )  # the measured exchange has a link, too
+    assert (here.within, there.within) == (True, False)
+    assert alone(TimeModel(found, link), 64, 6400, STAR).seconds == pytest.approx(
+        alone(TimeModel(found), 64, 6400, STAR).seconds
+    )
+
+
+def test_asynchronous_slots_may_share_a_link_or_not():
+    way = Way("async", "star", "float32")
+    found = [sent(way, slots, steps, 2e6) for slots in (1, 2) for steps in (1, 40)]
+    setting = Setting(way=way, slots=2, batch=64, steps=10)
+    here, there = (TimeModel(found, one).predict(setting) for one in (None, Link(bandwidth=1e6)))
+    assert there.high - here.high == pytest.approx(4.0)
+    assert there.low - here.low == pytest.approx(2.0 - 0.12)
+
+
+def test_bytes_between_workers_have_no_prediction_for_another_link():
+    sharded = Way("sync", "sharded", "float32")
+    found = [sent(way, slots, steps, 2e6) for way in (STAR, sharded) for slots in (1, 2) for steps in (1, 40)]
+    model = TimeModel(found, Link(bandwidth=1e6))
+    assert model.ways == [STAR]
+    assert model.exchange(STAR, 2) == pytest.approx(TimeModel(found).exchange(STAR, 2))
+
+
+def made_choice(slots, seconds):
+    epoch = Predicted(seconds=seconds, low=0.9 * seconds, high=1.1 * seconds)
+    setting = Setting(way=STAR, slots=slots, batch=64, steps=1)
+    return Choice(setting=setting, epoch=epoch, factor=1.0, low=1.0, high=1.0)
+
+
+@pytest.mark.parametrize(
+    ("wish", "slots", "in_time"),
+    [
+        (Wish(), 8, True),
+        (Wish(goal="cost"), 1, True),
+        (Wish(goal="cost", epochs=10, deadline_s=50.0), 2, True),  # 10 epochs of 2 slots take at most 44 s
+        (Wish(goal="time", epochs=10, deadline_s=50.0), 8, True),
+        (Wish(goal="cost", epochs=10, deadline_s=20.0), 8, False),  # they take 19 s, but at most 20.9 s
+    ],
+)
+def test_the_best_choice_is_the_fastest_or_the_cheapest_in_time(wish, slots, in_time):
+    found = [made_choice(1, 7.0), made_choice(2, 4.0), made_choice(8, 1.9)]
+    assert wish.best(found).setting.slots == slots
+    assert wish.meets(wish.best(found)) == in_time
+
+
+@pytest.mark.parametrize(
+    "change", [lambda seconds, steps: seconds + 0.3, lambda seconds, steps: seconds + 0.01 * steps]
+)
+def test_after_three_runs_the_plan_is_within_a_fifth(change):
+    """After the plan, the link becomes slower, or a worker."""
+    kept = Kept(measured=tuple(measured(*FEW)), samples=6400, budget_s=30.0)
+    true = change(made_up(STAR, 2, 64, 50), 50)
+    setting = Setting(way=STAR, slots=2, batch=64, steps=50)
+    before = TimeModel(kept.measured).predict(setting)
+    assert before.high < 0.8 * true
+    for _ in range(3):
+        kept = kept.refined(Measured(setting=setting, seconds=(0.98 * true, true, 1.02 * true)))
+    after = TimeModel(kept.measured).predict(setting)
+    assert after.seconds == pytest.approx(true, rel=0.2)
+    assert after.low <= true <= after.high
+
+
+def test_weights_count_like_repeated_rows():
+    rows, seconds = np.array([[1.0, 2.0], [1.0, 5.0], [1.0, 9.0]]), np.array([1.0, 2.5, 3.0])
+    repeated = [0, 1, 1, 1, 2]
+    weighted = fitted(rows, seconds, 0.0, np.array([1.0, 3.0, 1.0]))
+    assert weighted.values == pytest.approx(fitted(rows[repeated], seconds[repeated], 0.0).values)
+
+
+@pytest.mark.parametrize(
+    ("settings", "knows"),
+    [
+        (FEW, True),
+        ([(STAR, 1, 64, 4), (STAR, 1, 64, 20)], True),  # one worker
+        ([(STAR, 2, 64, 4), (STAR, 2, 64, 40), (STAR, 2, 128, 20), (STAR, 1, 64, 2)], False),  # one short round alone
+        ([(STAR, 2, 64, 4), (STAR, 2, 64, 40)], False),
+        ([(STAR, 1, 64, 4), (STAR, 2, 64, 4)], False),  # one length
+        (
+            [(GRADIENT, 1, 64, 1), (GRADIENT, 1, 128, 1), (GRADIENT, 2, 64, 1), (STAR, 2, 64, 2), (STAR, 2, 64, 9)],
+            False,
+        ),
+        ([(GRADIENT, 1, 64, 1), (GRADIENT, 2, 64, 1), (STAR, 1, 64, 4), (STAR, 1, 64, 20)], True),
+    ],
+)
+def test_a_step_is_known_from_rounds_of_two_lengths_with_one_slot(settings, knows):
+    model = TimeModel(measured(*settings))
+    assert model.knows_step(64) == knows
+    if knows:
+        assert model.step(64) == pytest.approx(made_up(STAR, 1, 64, 2) - made_up(STAR, 1, 64, 1), rel=1e-6)
+
+
+def test_noise_that_is_larger_than_the_steps_hides_them():
+    short, long = measured((STAR, 1, 64, 4), (STAR, 1, 64, 20))
+    assert not TimeModel([short, dataclasses.replace(long, seconds=short.seconds)]).knows_step(64)

@@ -1,14 +1,18 @@
 """Plans of an app on real workers."""
 
 import json
+import time
 
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.extras.planner.model import Measured, Way
-from ddlf.extras.planner.planning import plan
-from ddlf.extras.planner.probe import LONG_ROUND_S, Budget, Probe, explore
-from tests.training.models import Quick, app
+from ddlf.events import Event, RoundsMeasured, RoundsPredicted
+from ddlf.extras.planner.explain import explain
+from ddlf.extras.planner.model import Measured, TimeModel, Way
+from ddlf.extras.planner.planning import plan, possible, ways_of
+from ddlf.extras.planner.probe import LONG_ROUND_S, Budget, Probe, explore, own_ways
+from tests.patience import PATIENCE_S
+from tests.training.models import Blobs, Quick, app, blobs
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -22,10 +26,12 @@ def own_plans(monkeypatch, tmp_path_factory):
 
 @pytest.fixture
 def few(monkeypatch):
-    """The budget allows four measurements after the first one, which are short."""
+    """The budget allows four measurements after the first one, which are short. They need not show what a step takes."""
     room = iter((True,) * 4)
     monkeypatch.setattr(Budget, "has_room", lambda budget: next(room, False))
     monkeypatch.setattr("ddlf.extras.planner.probe.MEASURE_S", 0.01)
+    monkeypatch.setattr(TimeModel, "knows_step", lambda model, batch: True)
+    monkeypatch.setattr("ddlf.extras.planner.planning.PART", PATIENCE_S)  # of the budget, for a slow machine
 
 
 class Loud(Quick):
@@ -33,6 +39,15 @@ class Loud(Quick):
 
     samples = 4_000
     callbacks = ("not a callback",)
+    _repeats, _more = 1, 0
+
+    async def load_dataset(self):
+        self.x_train, self.y_train = blobs(self.samples + self._more)
+
+    def train(self, weights, worker_epochs, batch_size):
+        for _ in range(self._repeats if self.worker.id == 2 else 1):
+            found = super().train(weights, worker_epochs, batch_size)
+        return found
 
     def on_round(self, record):
         raise AssertionError("a hook ran")
@@ -55,21 +70,74 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     assert found.best.low <= found.best.factor <= found.best.high
     assert {one.setting.slots for one in found.measured} >= {1, two_workers.N}
     assert json.loads(json.dumps(found.to_data()))["verdict"] == found.best.verdict
+    peaks = found.memory.peaks  # a child process of a worker has trained
+    assert peaks.samples == 4_000
+    assert 100e6 < peaks.framework < peaks.loaded
+    assert peaks.master > 100e6
     monkeypatch.setattr(Probe, "rounds", None)  # a second plan measures nothing
     second = await plan(app(two_workers, Loud))
     assert (second.measured, second.now, second.best) == (found.measured, found.now, found.best)
+    assert second.memory.peaks == peaks
+    said: list[str] = []
+    with pytest.raises(TypeError):  # it measures again, because there are more samples
+        await plan(app(two_workers, Loud, _more=1), 1.0, say=said.append)
+    assert said == ["the data has changed since the measurements, so they are made again"]
+    monkeypatch.setattr("ddlf.extras.planner.planned._is_taken", lambda plan: True)  # few rounds may be unclear
+    told: list[Event] = []
+    run = app(
+        two_workers, Loud, planned=True, master_epochs=4, callbacks=(), on_round=told.append, on_event=told.append
+    )
+    run.is_convergent = lambda record: False
+    run.subscribe(told.append)
+    await run.train_model()
+    (predicted,) = [event for event in told if isinstance(event, RoundsPredicted)]
+    (compared,) = [event for event in told if isinstance(event, RoundsMeasured)]
+    assert (run.slots, run.mode, run.codec) == (found.best.setting.slots, "sync", "float32")
+    assert predicted.seconds == pytest.approx(found.model.predict(found.best.setting).seconds)
+    assert compared.predicted == predicted.seconds
+    assert (compared.rounds, compared.seconds > 0) == (2, True)
+    timed: list[tuple[float, Event]] = []
+    run.subscribe(lambda event: timed.append((time.perf_counter(), event)))
+    run.slots, run._repeats = None, 40  # worker 2 computes so many times as long
+    run.balance = "equal"  # the plan may have chosen parts by speed, after so short measurements
+    await run.train_model(fresh=True)
+    explained = explain(timed)
+    assert (explained.cause, explained.worker) == ("straggler", 2)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"mode": "downpour"}, "no model of time for mode='downpour'.*--mode sync or async"),
+        ({"slots": 9}, "slots=9 take turns on 2 workers.*one slot for each worker"),
         ({"batch_size": 5_000}, "no round of 40000 samples was measured: the data has 4000"),
     ],
 )
 async def test_what_cannot_be_planned_is_refused(two_workers, settings, said):
     with pytest.raises(ConfigError, match=said):
         await plan(app(two_workers, Loud, **settings))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "ways"),
+    [
+        (Blobs, {}, ["sync", "sync", "async", "sync, gradient"]),
+        (Blobs, {"merge": "median"}, ["sync", "sync", "sync, gradient"]),
+        (Loud, {}, ["sync", "sync", "async"]),  # its own train is local training
+        (Loud, {"exchange": "auto"}, ["sync", "sync, sharded", "sync", "async"]),
+        (Loud, {"exchange": "auto", "weights_codec": "delta:int8"}, ["sync", "sync", "async"]),
+    ],
+)
+async def test_ways_that_an_app_does_not_allow_are_left_out(two_workers, kind, settings, ways):
+    asked = app(two_workers, kind, **settings)
+    assert [str(way) for way in possible(asked, ways_of(own_ways(asked)))] == ways
+
+
+async def test_other_batches_than_the_data_has_are_refused_before_a_measurement(two_workers, monkeypatch):
+    monkeypatch.setattr(Probe, "rounds", None)
+    monkeypatch.setattr("ddlf.extras.planner.planning.memory_of", None)
+    with pytest.raises(ConfigError, match="a batch of 5000 samples is more than the 4000 samples of the data"):
+        await plan(app(two_workers, Loud), batches=[64, 5_000])
 
 
 async def test_too_little_time_is_refused(two_workers):
@@ -79,22 +147,22 @@ async def test_too_little_time_is_refused(two_workers):
         await plan(app(two_workers, Loud), 0.001)
 
 
-async def test_the_first_measurement_does_not_count_as_the_length_of_the_others():
-    """It imports Keras on the workers. Here it takes 30 s of 40 s, and others take 2 s."""
+async def test_the_first_measurement_does_not_count_in_the_budget_nor_as_the_length_of_the_others():
+    """It imports Keras on the workers. Here it takes 50 s with a budget of 40 s, and others take 2 s."""
     now = [0.0]
 
     class Made:
         samples = 10_000
 
         async def rounds(self, setting):
-            now[0] += 2.0 if now[0] else 30.0
+            now[0] += 2.0 if now[0] else 50.0
             return Measured(setting=setting, seconds=(0.1,))
 
     budget = Budget(40.0, lambda: now[0])
     way = Way("sync", "star", "float32")
     found = await explore(Made(), [way], [64, 128], 2, budget, [].append)
     assert {one.setting.slots for one in found} == {1, 2}
-    assert budget.spent <= 40.0
+    assert 0.0 < budget.spent <= 40.0
 
 
 async def test_a_long_round_is_long_where_a_round_takes_mostly_for_other_things_than_its_steps():
@@ -109,3 +177,40 @@ async def test_a_long_round_is_long_where_a_round_takes_mostly_for_other_things_
 
     found = await explore(Made(), [way], [64], 2, Budget(60.0), said)
     assert max(one.setting.steps for one in found) == pytest.approx(LONG_ROUND_S / 0.001)
+
+
+async def test_each_way_is_measured_with_all_workers_before_its_short_rounds():
+    """The machines are busy: time ends before the short rounds."""
+    now, ways = [0.0], [Way(mode, "star", codec) for mode in ("sync", "async") for codec in ("float32", "int8")]
+    ways.append(Way("sync", "gradient", "float32"))
+
+    class Made:
+        samples = 100_000
+
+        async def rounds(self, setting):
+            now[0] += 5.0
+            return Measured(setting=setting, seconds=(0.050 + 0.001 * setting.steps,) * 3)
+
+    found = await explore(Made(), ways, [64, 128], 2, Budget(60.0, lambda: now[0]), [].append)
+    assert {one.setting.way for one in found if one.setting.slots == 2} == {*ways}
+    short = [one for one in found if one.setting.slots == 2 and one.setting.way != ways[0] and one.setting.steps == 2]
+    assert len(short) < 3
+
+
+@pytest.mark.parametrize("exchange", ["star", "gradient"])
+async def test_few_measurements_show_how_long_a_step_takes_on_one_worker(exchange):
+    """The machines are busy, so that there is time for a few measurements only."""
+    now, ways = [0.0], [Way("sync", exchange, "float32"), Way("async", "star", "float32")]
+
+    class Made:
+        samples = 100_000
+
+        async def rounds(self, setting):
+            now[0] += 5.0
+            seconds = 0.050 + setting.steps * (0.001 + 0.0005 * (setting.slots - 1))
+            return Measured(setting=setting, seconds=(seconds,) * 3)
+
+    found = await explore(Made(), ways, [64, 128], 2, Budget(25.0, lambda: now[0]), [].append)
+    model = TimeModel(found)
+    assert model.knows_step(64)
+    assert model.step(64) == pytest.approx(0.001, rel=1e-6)

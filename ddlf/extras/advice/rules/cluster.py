@@ -141,7 +141,8 @@ def _heavy(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("C12", "W", "workers slower than one machine", level="cluster")
 def _does_not_pay(facts: AppFacts) -> Iterator[Finding]:
-    """Sending the weights takes longer than the workers save in computing.
+    """Sending the weights takes longer than the workers save in computing. The times are those of ddlf plan, if it has
+    measured this app on these workers.
 
     Fix: Make rounds longer (worker_epochs), set codec='int8' or optimizer_state='stays', or train on one machine.
     Source: measured: docs/explanation/performance.md
@@ -153,11 +154,14 @@ def _does_not_pay(facts: AppFacts) -> Iterator[Finding]:
     steps = settings.get("worker_steps") or settings.get("worker_epochs", 1) * facts.steps_an_epoch / slots
     keeps = 0 if facts.optimizer is None or settings.get("optimizer_state") != "kept" else facts.optimizer.keeps
     size = 4 * (2 + keeps) * sum(one.trained for one in facts.layers)  # weights, update and state
-    computes, moves = steps * step_s, slots * size / LINK
+    moves, how = slots * size / LINK, "on a wire of 1 Gbit/s"
+    if (planned := facts.seen.get("planned")) is not None:
+        step_s, moves, how = planned
+    computes = steps * step_s
     if computes + moves > slots * computes:
         yield Finding(
             f"in a round {slots} slots compute for {computes:.2g} s, and {slots * size / 1e6:,.0f} MB go to them and back, which takes "
-            f"{moves:.2g} s on a wire of 1 Gbit/s: one process alone takes {slots * computes:.2g} s",
+            f"{moves:.2g} s {how}: one process alone takes {slots * computes:.2g} s",
             ("method", "create_model"),
         )
 

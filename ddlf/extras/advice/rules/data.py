@@ -616,7 +616,7 @@ def _few_samples(facts: AppFacts) -> Iterator[Finding]:
             )
     for part in ("val", "test"):
         other = facts.array(f"x_{part}")
-        if other is not None and facts.samples < HANDFUL and facts.samples * TURNED < other.shape[0]:
+        if other is not None and 0 < facts.samples < HANDFUL and facts.samples * TURNED < other.shape[0]:
             yield Finding(
                 f"there are {facts.samples:,} samples for training, and {other.shape[0]:,} in x_{part}",
                 ("data", "x_train"),

@@ -291,7 +291,7 @@ class _DataFitter:
                 f"cannot say which array is meant: {self.both[0]!r} is the name of an input and of an output",
                 f"give the output a name of its own, such as {self.both[0]}:name score;",
             )
-        what = "x_train" if len(names) == 1 else f"arrays {', '.join(f'{name}_train' for name in names)}"
+        what = "x or x_train" if len(names) == 1 else f"arrays {', '.join(f'{name}_train' for name in names)}"
         hint = "save x and y, or x_train, y_train, x_test and y_test"
         if len(names) > 1:
             hint = "save an array for each input by the name of its block"

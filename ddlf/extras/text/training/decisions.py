@@ -17,6 +17,7 @@ from ddlf.extras.text.language.graph import Graph, ModelOutput, Node, consumers,
 from ddlf.extras.text.language.inference import options_of
 from ddlf.extras.text.language.model import Model
 from ddlf.extras.text.language.operators import INTEGERS, is_keras
+from ddlf.extras.text.language.syntax import MAX_ITEMS
 
 DROPOUTS = frozenset(
     (
@@ -52,8 +53,10 @@ LARGE, APART = 10.0, 100.0
 """Inputs are scaled above this size, or if the ranges of features differ by this factor."""
 SAME_SCALE = 0.1
 """The features of a sequence have different scales if their median range is below this share of the whole range."""
+MOST_FEATURES = MAX_ITEMS // 2
+"""Maximum number of features that are scaled one by one: their means and variances are in one statement of the text."""
 MOST_NUMBERS = 1_000
-"""Maximum number of features whose means and deviations are written to the text."""
+"""Maximum number of whole labels that are counted one by one."""
 PATIENCE = 10
 SQUARED = ("MSE",)
 """Losses whose gradient grows with the error."""
@@ -295,7 +298,7 @@ def scaling(given: InputStatistics) -> Answer:
     apart = max(spans) / min(spans) if spans else 1.0
     if large <= LARGE and apart <= APART:
         return "none", "scaling-fine", f"inputs lie between {given.low:.3g} and {given.high:.3g}"
-    if given.means and len(given.means) <= MOST_NUMBERS:
+    if given.means:
         reason = (
             f"ranges of features are {apart:,.0f} times apart" if apart > APART else f"inputs go up to {large:,.4g}"
         )
@@ -597,7 +600,7 @@ def _input(graph: Graph, node: Node, x: Any) -> InputStatistics:
     x = np.asarray(x)
     low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
     plain = InputStatistics(node.name, shape, numbers, scaled, low, high, peak=_peak(x))
-    if len(shape) not in (1, 2) or x.ndim != len(shape) + 1 or shape[-1] > MOST_NUMBERS or not x.size:
+    if len(shape) not in (1, 2) or x.ndim != len(shape) + 1 or shape[-1] > MOST_FEATURES or not x.size:
         return plain
     steps = tuple(range(len(shape)))
     ranges = x.max(axis=steps).astype(np.float64) - x.min(axis=steps)

@@ -165,6 +165,14 @@ def test_scaling_adds_a_layer_with_the_training_statistics():
     assert found.keras.count_params() == Notation(LINE).keras.count_params()
 
 
+@pytest.mark.parametrize(("features", "value"), [(500, "Normalization("), (501, "none"), (784, "none")])
+def test_scaling_of_many_features_fits_in_a_statement(features, value):
+    x = np.random.default_rng(0).uniform(size=(20, features))
+    x[:, 0] *= 1e-3  # a pixel that is hardly used
+    text = f"a:input shape=[{features}]; a:output shape=[1]; a:layers Dense(units=1);"
+    assert f"train:scaling {value}" in settled(text, x, x[:, 1]).text
+
+
 @pytest.mark.parametrize(
     ("places", "value"),
     [((0.0, 0.0, 1000.0), "Normalization"), ((0.0, 500.0, 1000.0), "Normalization"), ((20.0, 20.0, 20.0), "Rescaling")],

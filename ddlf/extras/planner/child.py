@@ -1,0 +1,223 @@
+"""Measures the memory of training in a child process of a worker, and finds the largest batch. Runs in the executor.
+
+The child may die: the worker only hears that it ended. See ``trial`` for the child.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ddlf.extras.planner.memory import Peaks, find_largest
+from ddlf.rpc.messages import dumps
+from ddlf.worker.calls import concurrent
+from ddlf.worker.imports import MasterFinder
+
+ENOUGH_BYTES = 256 * 2**20
+"""Growth of the memory that shows the bytes of a sample. Allocators cause smaller differences."""
+LEAST_SIZES, MOST_SIZES = 3, 6
+"""The fewest and the most batch sizes to measure."""
+FAR = 16
+"""A batch is at most so many times as large as the one before."""
+POLL_S = 0.2
+PROGRAM = ("-m", "ddlf.extras.planner.trial")
+
+
+class ChildEnded(Exception):
+    """The child did not do its work. The text says why."""
+
+
+class Child:
+    """A child process that trains an app.
+
+    Args:
+        app: The pickled app.
+        request: Facts for the child.
+        ends: The time when the child must be done, on the clock of ``time.monotonic``.
+
+    Attributes:
+        facts: Bytes of the opened app, as ``Trial.open`` returns them.
+        has_ended: Whether it has failed or died, so that it trains no more.
+    """
+
+    def __init__(self, app: bytes, request: dict[str, Any], ends: float) -> None:
+        ours, theirs = socket.socketpair()
+        self._ends = ends
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *PROGRAM, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        self._link = Connection(ours.detach())
+        self.has_ended = False
+        try:
+            self._send(json.dumps(request).encode())
+            self._send(app)
+            self.facts: dict[str, int] = self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def train(self, batch: int, limit: int | None = None) -> tuple[int, int]:
+        """Let the child train some steps, and return its most bytes in the first round, and after it.
+
+        Raises:
+            ChildEnded: It could not.
+        """
+        self._send(json.dumps({"batch": batch, "limit": limit}).encode())
+        first, most = self._answer()
+        return first, most
+
+    def close(self) -> None:
+        """End the child."""
+        self.has_ended = True
+        self._process.kill()
+        self._process.wait()
+        self._link.close()
+
+    def _send(self, message: bytes) -> None:
+        with suppress(OSError):  # the child has ended, which the missing answer shows
+            self._link.send_bytes(message)
+
+    def _answer(self) -> Any:
+        """Return the child's answer, and answer its questions about modules until then."""
+        while True:
+            message = self._received()
+            if "did" in message:
+                return message["did"]
+            if "failed" in message:
+                self.has_ended = True
+                raise ChildEnded(message["failed"])
+            answer = next((one.ask(*message["ask"]) for one in sys.meta_path if isinstance(one, MasterFinder)), None)
+            self._send(b"".join(bytes(part) for part in dumps(answer)))
+
+    def _received(self) -> dict[str, Any]:
+        while not self._link.poll(POLL_S):
+            if time.monotonic() > self._ends:
+                self.has_ended = True
+                raise TimeoutError("it needs too much time")
+        try:
+            found: dict[str, Any] = json.loads(self._link.recv_bytes())
+        except (EOFError, OSError):
+            self.has_ended = True
+            code = self._process.wait()
+            name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise ChildEnded(f"it was ended by {name}") from None
+        return found
+
+
+@concurrent
+def measure_here(app: bytes, request: dict[str, Any]) -> dict[str, Any]:
+    """Measure the memory of training in a child process of this worker. Another child takes the place of one that died.
+
+    Args:
+        app: The pickled app.
+        request: ``worker``, ``workers`` and ``format`` as in ``Trial``. ``batches``: batch sizes to begin with.
+            ``exchange``: how updates travel. ``limit``: the most bytes of a worker, to find the largest batch; None
+            without. ``seconds``: the time for all of it.
+
+    Returns:
+        ``peaks`` and ``largest``, or ``why`` there are none.
+    """
+    begin = time.monotonic()
+    ends = begin + request["seconds"]
+    children = list[Child]()
+
+    def child() -> Child:
+        if not children or children[-1].has_ended:
+            children.append(Child(app, request, ends))
+        return children[-1]
+
+    def train(batch: int) -> int | None:
+        one = child()
+        try:
+            return one.train(batch, limit)[1]
+        except ChildEnded:
+            one.close()
+            return None
+
+    limit = request["limit"]
+    try:
+        peaks = measured(child, request["worker"], request["batches"], ends)
+        largest = None
+        if limit is not None:
+            largest, peaks = find_largest(peaks, limit, request["exchange"], train)
+    except (ChildEnded, TimeoutError, OSError) as error:
+        return {"why": str(error)}
+    finally:
+        for one in children:
+            one.close()
+    return {"peaks": asdict(peaks), "largest": None if largest is None else asdict(largest)}
+
+
+def measured(child: Callable[[], Any], worker: int, batches: Sequence[int], ends: float) -> Peaks:
+    """Let a child train larger and larger batches until its memory grows clearly.
+
+    A process keeps memory of each batch size that it has trained. So few sizes far apart show the bytes of a sample better
+    than many that double.
+
+    Args:
+        child: Returns the child; another one after it has ended.
+        worker: Number of its worker.
+        batches: The batch sizes to begin with.
+        ends: The time when it must end. A third of the time until then begins the last batch size after three.
+
+    Raises:
+        ChildEnded: The child could not train the first batch.
+        TimeoutError: The first three batch sizes took too long, or did not fit into the memory of the machine.
+    """
+    facts = child().facts
+    samples, loaded = facts["samples"], facts["loaded"]
+    found = dict[int, int]()
+    todo = sorted({min(batch, samples) for batch in batches})
+    begin, factor, first_size = time.monotonic(), FAR, todo[0]
+    while todo:
+        batch = todo.pop(0)
+        try:
+            first, found[batch] = child().train(batch)
+            loaded = max(loaded, first) if len(found) == 1 else loaded
+        except (ChildEnded, TimeoutError) as error:
+            if not found:
+                raise
+            smaller = 2 * max(found)
+            if isinstance(error, TimeoutError) or len(found) >= LEAST_SIZES or batch <= smaller:
+                break
+            factor, todo = 2, [smaller]
+            child().train(first_size)  # so that another child keeps the memory of this size, too
+            continue
+        grown = max(found.values()) - min(found.values())
+        late = len(found) >= LEAST_SIZES and time.monotonic() - begin > (ends - begin) / 3
+        more = len(found) < LEAST_SIZES or (grown < ENOUGH_BYTES and len(found) < MOST_SIZES)
+        if not todo and batch < samples and more and not late:
+            todo.append(min(next_size(found, factor), samples))
+    if len(found) < LEAST_SIZES and batch < samples:
+        raise TimeoutError("it could train with too few batch sizes")
+    return Peaks(worker=worker, batches=tuple(found.items()), **{**facts, "loaded": loaded})
+
+
+def next_size(found: Mapping[int, int], factor: int) -> int:
+    """Return the batch size to measure after some sizes: after one, its double. Then it is the size whose memory grows by
+    twice ``ENOUGH_BYTES``, as it seems.
+
+    Args:
+        found: Batch sizes, and the most bytes of steps with each.
+        factor: The size is at most so many times as large as the last one.
+    """
+    *before, last = found
+    if not before:
+        return 2 * last
+    each = (found[last] - found[before[-1]]) / (last - before[-1])
+    wanted = last + 2 * ENOUGH_BYTES / max(each, 1.0)
+    return int(min(max(wanted, 2 * last), factor * last))

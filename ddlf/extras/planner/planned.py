@@ -1,0 +1,204 @@
+"""``planned=True`` and ``ddlf run --planned``: train with the best choice of the app's plan. Runs on the master."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from ddlf.app import IApp
+from ddlf.errors import ConfigError
+from ddlf.events import Decided
+from ddlf.extras.planner.choice import Choice, can_balance
+from ddlf.extras.planner.fingerprints import changed
+from ddlf.extras.planner.kept import path_on, read_file
+from ddlf.extras.planner.planning import Plan, planned
+from ddlf.extras.planner.probe import own_ways
+from ddlf.monitor.runs.summary import source_of
+from ddlf.training.context import App
+
+OWN = "with its own settings"
+"""How a run trains whose plan is unclear."""
+
+_planned: WeakSet[App] = WeakSet()
+"""Apps that have their settings. They keep them, although a later plan may choose others."""
+
+
+async def check_settings(app: IApp) -> None:
+    """Refuse an app that asks for its plan, if its settings alone show that it cannot use one.
+
+    Raises:
+        ConfigError: The run is resumed, or the planner knows no model of its strategy or exchange.
+    """
+    if not _asks(app):
+        return
+    if app.resume is not None:
+        raise ConfigError(
+            "planned=True has no effect with resume: a resumed run trains as before", hint="leave one of them out"
+        )
+    own_ways(app)
+
+
+async def choose_settings(app: IApp) -> None:
+    """Set slots, mode, exchange and codec of an app to the best choice of its plan, if the app asks for it.
+
+    The app keeps its own settings if its plan is unclear.
+
+    Raises:
+        ConfigError: There is no plan, or another setting contradicts it.
+    """
+    if not _asks(app) or app in _planned:
+        return
+    await check_settings(app)
+    await app.connect()
+    assert app.cluster is not None
+    plan = _plan(app, [worker.facts for worker in app.cluster.workers])
+    vars(app).update(_chosen(app, plan))
+    _planned.add(app)
+    value, why = _decision(plan)
+    app.run_context.emit(Decided(key="run", value=value, rule="planned", why=why))
+
+
+def preview_plan(app: IApp, workers: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a dry run says about the plan of an app; empty if the planner cannot plan such an app.
+
+    Args:
+        app: The app, with its cluster.
+        workers: Facts about each worker; empty facts if nothing is known about it.
+
+    Raises:
+        ConfigError: The app asks for its plan, but the run would be refused.
+    """
+    if app.private:
+        return ""
+    if not all(workers):
+        return "unknown, because it belongs to the workers, which are not here yet" * _asks(app)
+    if _asks(app):
+        plan = _plan(app, workers)
+        _chosen(app, plan)
+        return ": ".join(_decision(plan))
+    try:
+        own_ways(app)
+    except ConfigError:
+        return ""
+    try:
+        plan = _plan(app, workers)
+    except ConfigError:
+        return f"none yet, which would say whether these workers pay; make one: {_how(app)}"
+    return f"{plan.verdict}: {' '.join(words(plan.best))} is {times(plan.best)}; --planned trains as the plan says"
+
+
+def check_planned(app: App) -> None:
+    """Refuse a run of an app that asks for its plan, but was started in a way that does not use the plan.
+
+    Raises:
+        ConfigError: The app was not trained with ``train_model``.
+    """
+    if getattr(app, "planned", False) and app not in _planned:
+        raise ConfigError("planned=True has no effect on this method", hint="call train_model, which takes the mode")
+
+
+def check_fits(app: App) -> None:
+    """Refuse a run that uses its plan, but has other data or files than the plan.
+
+    Raises:
+        ConfigError: The run uses its plan.
+    """
+    if app in _planned:
+        raise ConfigError(
+            "planned=True, but the training data or imported files have changed since the plan",
+            hint="plan again, as before",
+        )
+
+
+def _asks(app: App) -> bool:
+    """Return whether an app asks for its plan. One with private data has none, and the run refuses the setting by name."""
+    return bool(getattr(app, "planned", False)) and not app.private
+
+
+def _plan(app: IApp, workers: Sequence[Mapping[str, Any]]) -> Plan:
+    """Return the plan of an app on workers with these facts.
+
+    Raises:
+        ConfigError: There is no plan, or the user's files have changed since then.
+    """
+    own = own_ways(app)
+    path = path_on(app, workers)
+    kept = None if path is None else read_file(path)
+    if kept is not None and (files := changed(kept.files)):
+        raise ConfigError(
+            f"{', '.join(Path(one).name for one in files)} has changed since the plan of {type(app).__name__}",
+            hint=f"plan again: {_how(app)}",
+        )
+    if kept is None or not kept.answers(own[:1], [app.batch_size], 0.0):
+        raise ConfigError(
+            f"there is no plan of {type(app).__name__} with {own[0]}, {own[0].codec} and batch size {app.batch_size} for these workers",
+            hint=f"make one: {_how(app)}",
+        )
+    return planned(app, own, kept, [app.batch_size])
+
+
+def _how(app: IApp) -> str:
+    """Return how to plan an app."""
+    file = source_of(app)
+    return f"ddlf plan {file}, with the options of this run that name its workers" if file else "await app.plan()"
+
+
+def _is_taken(plan: Plan) -> bool:
+    """Return whether a run takes the best choice. An unclear one may only be noise, and its codec or mode may cost accuracy."""
+    return plan.verdict != "unclear" or plan.best.epoch.high < plan.now.epoch.low
+
+
+def _chosen(app: App, plan: Plan) -> dict[str, int | str]:
+    """Return the settings that a run takes from its plan.
+
+    Raises:
+        ConfigError: Another setting contradicts one of them.
+    """
+    chosen = settings_of(plan.best) if _is_taken(plan) else {}
+    for name, value in chosen.items():
+        if name in vars(app) and str(vars(app)[name]) != str(value):
+            raise ConfigError(
+                f"{name}={vars(app)[name]!r} contradicts planned=True, which takes {name}={value!r}",
+                hint="leave one of them out",
+            )
+    return chosen
+
+
+def _decision(plan: Plan) -> tuple[str, str]:
+    """Return how a run trains that uses its plan, and why."""
+    best = " ".join(words(plan.best))
+    if _is_taken(plan):
+        return best, f"{times(plan.best)}, {plan.verdict}"
+    return (
+        OWN,
+        f"{best} is {times(plan.best)}, which is unclear: plan with more time (--budget 2m), or on idle machines",
+    )
+
+
+def times(choice: Choice) -> str:
+    """Return how fast training is, beside ``fit``."""
+    return (
+        f"{factor(choice.factor)} times as fast as fit on one machine ({factor(choice.low)} to {factor(choice.high)})"
+    )
+
+
+def settings_of(choice: Choice) -> dict[str, int | str]:
+    """Return the settings of an app that trains so."""
+    way, slots = choice.setting.way, choice.setting.slots
+    found: dict[str, int | str] = {"slots": slots, "mode": way.mode, "exchange": way.exchange, "codec": way.codec}
+    if can_balance(way, slots):
+        found["balance"] = "speed" if choice.setting.balanced else "equal"
+    return found
+
+
+def words(choice: Choice) -> list[str]:
+    """Return the options of ``ddlf run`` that train so."""
+    usual = {"mode": "sync", "exchange": "star", "codec": "float32", "balance": "equal"}
+    return [f"--{name} {value}" for name, value in settings_of(choice).items() if value != usual.get(name)]
+
+
+def factor(value: float) -> str:
+    """Return how many times as fast something is, with two digits at least."""
+    return f"{value:.2f}" if value >= 0.1 or not value else f"{value:.2g}"

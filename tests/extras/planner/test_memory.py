@@ -1,0 +1,250 @@
+"""The model of memory, the search for the largest batch, and children that die."""
+
+import dataclasses
+import time
+from multiprocessing.connection import Connection
+
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.extras.planner import child as children
+from ddlf.extras.planner import planning
+from ddlf.extras.planner.child import Child, ChildEnded, measure_here, measured
+from ddlf.extras.planner.choice import Choice, Wish
+from ddlf.extras.planner.kept import Kept, read_file, write_file
+from ddlf.extras.planner.memory import Bytes, Largest, MemoryModel, Peaks, find_largest
+from ddlf.extras.planner.memory_probe import Memory
+from ddlf.extras.planner.model import Predicted, Setting, Way
+from ddlf.extras.planner.probe import Budget
+
+MB = 10**6
+
+
+def peaks(*batches, loaded=0, weights=10 * MB):
+    """A worker with 500 MB and 0.5 MB for each sample."""
+    found = tuple((batch, 500 * MB + batch * MB // 2) for batch in batches)
+    facts = {"samples": 10_000, "framework": 300 * MB, "data": 150 * MB, "optimizer": 0}
+    return Peaks(worker=1, loaded=loaded, weights=weights, batches=found, **facts)
+
+
+def test_memory_of_other_batches_is_predicted():
+    model = MemoryModel(peaks(64, 128, 256))
+    for batch in (1, 100, 2000):
+        found = model.predict(batch)
+        assert found.count == pytest.approx(500 * MB + batch * MB / 2)
+        assert found.low < found.count < found.high
+    assert model.parts == pytest.approx({"framework": 300 * MB, "data": 150 * MB, "model": 50 * MB})
+    assert model.sample == pytest.approx(MB / 2)
+    assert model.predict(64, "sharded").count > model.predict(64, "gradient").count > model.predict(64).count
+
+
+def test_the_copy_of_the_data_that_only_the_child_keeps_does_not_count():
+    found = tuple(
+        (batch, count + 80 * MB * (place > 0)) for place, (batch, count) in enumerate(peaks(64, 128, 256).batches)
+    )
+    model = MemoryModel(dataclasses.replace(peaks(), batches=found))
+    assert model.predict(1000).count == pytest.approx(1000 * MB)
+
+
+def test_loading_the_data_can_need_more_than_steps():
+    model = MemoryModel(peaks(64, 128, loaded=900 * MB))
+    assert model.predict(64).count == 900 * MB
+    assert model.predict(2000).count == pytest.approx(1500 * MB)
+
+
+def test_without_a_step_there_is_no_model():
+    with pytest.raises(ConfigError, match="no step was measured"):
+        MemoryModel(peaks())
+
+
+@pytest.mark.parametrize("limit", [510 * MB, 700 * MB, 1000 * MB, 100_000 * MB])
+def test_the_largest_batch_surely_fits_and_the_next_one_does_not(limit):
+    model = MemoryModel(peaks(64, 128, 256))
+    batch = model.largest(limit)
+    assert batch % 8 == 0
+    assert not batch or model.predict(batch).high <= limit
+    assert batch == 10_000 or model.predict(max(batch + 8, 1)).high > limit
+
+
+def test_a_batch_that_does_not_fit_is_followed_by_smaller_ones():
+    measured, tried = peaks(64, 128, 256), []
+
+    def train(batch):
+        tried.append(batch)
+        return 900 * MB if batch < 300 else None
+
+    found, more = find_largest(measured, 1000 * MB, "star", train)
+    assert found == Largest(limit=1000 * MB, batch=tried[-1], confirmed=True, failed=tuple(tried[:-1]))
+    assert len(tried) > 1
+    assert tried == sorted(tried, reverse=True)
+    assert more.batches == (*measured.batches, (tried[-1], 900 * MB))
+    assert find_largest(measured, 1000 * MB, "star", lambda batch: None)[0].batch == 0
+    assert find_largest(measured, 400 * MB, "star", train) == (Largest(limit=400 * MB, batch=0), measured)
+
+
+def test_a_larger_batch_follows_where_the_first_one_needs_less_than_predicted():
+    """Small batches hid that a sample needs 0.1 MB: their memory grew by 2 MB for each."""
+    measured = dataclasses.replace(peaks(), batches=((8, 500 * MB), (16, 516 * MB)))
+    tried = []
+
+    def train(batch):
+        tried.append(batch)
+        return 500 * MB + batch * MB // 10
+
+    found, _ = find_largest(measured, 1000 * MB, "star", train)
+    assert found.confirmed
+    assert tried == sorted(tried)
+    assert found.batch == tried[-1] > 3 * tried[0]
+
+
+def test_without_time_the_largest_batch_is_not_confirmed():
+    def train(batch):
+        raise TimeoutError
+
+    found, _ = find_largest(peaks(64, 128), 1000 * MB, "star", train)
+    assert found.batch > 0
+    assert not found.confirmed
+
+
+class Made:
+    """A child that needs 0.5 MB for each sample, and dies at some batch."""
+
+    def __init__(self, dies_at=10**9, sample=MB // 2, keeps=0):
+        self.dies_at, self.trained, self.sample, self.keeps = dies_at, [], sample, keeps
+        self.has_ended = False
+        names = ("samples", "framework", "data", "loaded", "weights", "optimizer")
+        self.facts = {name: getattr(peaks(), name) for name in names}
+
+    def train(self, batch, limit=None):
+        if batch >= self.dies_at:
+            self.has_ended = True
+            raise ChildEnded("it was ended by SIGKILL")
+        kept = sum(self.trained) * self.keeps  # of sizes before
+        self.trained.append(batch)
+        return 700 * MB, 500 * MB + batch * self.sample + kept
+
+
+def train_made(batches, **more):
+    """Measure made-up children; returns their peaks, and the batches of each child."""
+    made = [Made(**more)]
+
+    def child():
+        if made[-1].has_ended:
+            made.append(Made(**more))
+        return made[-1]
+
+    return measured(child, 1, batches, time.monotonic() + 60), [one.trained for one in made]
+
+
+def test_batches_become_larger_until_memory_grows():
+    found, trained = train_made([8])
+    assert trained == [[8, 16, 256, 256 + 512 * 2**20 // (MB // 2)]]
+    assert found.batches[2] == (256, 628 * MB)
+    assert found.loaded == 700 * MB
+
+
+def test_large_samples_are_measured_with_three_batches():
+    found, trained = train_made([8], sample=50 * MB)
+    assert trained == [[8, 16, 32]]
+    assert MemoryModel(found).sample == pytest.approx(50 * MB)
+
+
+def test_memory_of_batches_before_hardly_changes_the_bytes_of_a_sample():
+    """Each batch leaves 0.4 MB of each of its samples."""
+    found, _ = train_made([64], sample=MB // 3, keeps=400_000)
+    assert MemoryModel(found).predict(2000).count == pytest.approx(500 * MB + 2000 * MB // 3, rel=0.2)
+
+
+def test_after_a_batch_that_a_child_does_not_survive_another_child_trains_a_smaller_one():
+    found, trained = train_made([8], dies_at=100)
+    assert [batch for batch, _ in found.batches] == [8, 16, 32, 64]
+    assert trained == [[8, 16], [8, 32, 64]]
+    with pytest.raises(ChildEnded, match="SIGKILL"):
+        train_made([8], dies_at=1)
+    with pytest.raises(TimeoutError, match="too few batch sizes"):
+        train_made([8], dies_at=20)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "it was ended by SIGKILL"),
+        ("raise SystemExit(3)", "it was ended by exit code 3"),
+        ("import time; time.sleep(60)", "it needs too much time"),
+    ],
+)
+def test_a_child_that_dies_ends_nothing_and_is_named(monkeypatch, code, why):
+    monkeypatch.setattr(children, "PROGRAM", ("-c", code))
+    links = list[Connection]()
+
+    def link(handle):
+        links.append(Connection(handle))
+        return links[-1]
+
+    monkeypatch.setattr(children, "Connection", link)
+    request = {"worker": 1, "workers": 1, "batches": [8], "exchange": "star", "limit": None, "seconds": 0.3}
+    assert measure_here(b"no app", {**request, "format": None}) == {"why": why}
+    assert [one.closed for one in links] == [True]
+
+
+def test_an_error_of_the_app_is_named(monkeypatch):
+    monkeypatch.setattr(children, "PROGRAM", ("-m", "ddlf.extras.planner.trial"))
+    with pytest.raises(ChildEnded, match="NotPicklable"):
+        Child(b"no app", {"worker": 1, "workers": 1, "format": None}, time.monotonic() + 60)
+
+
+def test_memory_is_kept(tmp_path):
+    largest = Largest(limit=10**9, batch=800, confirmed=True, failed=(1000,))
+    kept = Kept(measured=(), samples=100, budget_s=60.0, memory=peaks(64, 128), largest=largest)
+    assert write_file(tmp_path / "plan.json", kept)
+    assert read_file(tmp_path / "plan.json") == kept
+
+
+def choice(slots, seconds, memory):
+    epoch = Predicted(seconds=seconds, low=0.9 * seconds, high=1.1 * seconds)
+    setting = Setting(way=Way("sync", "star", "float32"), slots=slots, batch=64, steps=1)
+    amount = Bytes(count=memory, low=0.9 * memory, high=1.1 * memory)
+    return Choice(setting=setting, epoch=epoch, factor=1.0, low=1.0, high=1.0, memory=amount)
+
+
+@pytest.mark.parametrize(
+    ("wish", "slots"),
+    [
+        (Wish(), 3),
+        (Wish(goal="memory"), 2),  # the faster one of two with the least memory
+        (Wish(max_memory=990), 2),
+        (Wish(max_memory=890), 2),  # at most 880
+        (Wish(goal="cost", max_memory=990), 1),
+        (Wish(max_memory=500), 2),  # none fits
+    ],
+)
+def test_the_best_choice_fits_into_the_memory(wish, slots):
+    found = [choice(1, 4.0, 800), choice(2, 3.0, 800), choice(3, 1.9, 1000)]
+    assert wish.best(found).setting.slots == slots
+    assert wish.fits(wish.best(found)) == (wish.max_memory != 500)
+
+
+def test_a_known_largest_batch_answers_only_its_own_limit():
+    known = Largest(limit=990, batch=8, confirmed=True)
+    assert Wish(max_memory=990).is_answered(known)
+    assert not Wish(max_memory=991).is_answered(known)
+    assert not Wish(goal="memory").is_answered(known)
+    assert Wish(goal="memory").is_answered(dataclasses.replace(known, of_machine=True))
+    assert not Wish(max_memory=990).is_answered(None)
+
+
+@pytest.mark.parametrize("has_trained", [True, False])
+async def test_the_memory_of_a_master_that_has_not_trained_is_unknown(monkeypatch, has_trained):
+    """A second plan with kept rounds measures the memory of workers, but its own process is small."""
+
+    async def measured(*given, **more):
+        return Memory(peaks=peaks(64, 128), largest=None)
+
+    monkeypatch.setattr(planning, "memory_of", measured)
+    monkeypatch.setattr(planning, "copied", lambda app: app)
+    monkeypatch.setattr(planning, "write", lambda app, kept: True)
+    kept = Kept(measured=(), samples=100, budget_s=60.0)
+    found = await planning._with_memory(
+        None, kept, [64], "star", Wish(goal="memory"), Budget(60.0), [].append, has_trained=has_trained
+    )
+    assert (found.memory.master > 0) == has_trained

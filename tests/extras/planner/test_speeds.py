@@ -1,0 +1,149 @@
+"""Workers of different speed: the model of time against made-up rounds, and the choice."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.events import Committed, UpdateArrived
+from ddlf.events.record import RoundRecord
+from ddlf.extras.planner.command import unequal
+from ddlf.extras.planner.kept import Kept
+from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
+from ddlf.extras.planner.planned import words
+from ddlf.extras.planner.planning import planned
+from ddlf.extras.planner.probe import Rounds
+from ddlf.extras.planner.speeds import pace, slowness_of
+from tests.extras.planner.test_explain import rounds
+
+STAR = Way("sync", "star", "float32")
+
+
+def made_up(slowness, slots, batch, steps, balanced=False):
+    """Seconds of a round: a step takes 2 ms and 50 us a sample on the fastest worker; an exchange 30 + 5 N ms."""
+    used = slowness[:slots]
+    rate = slots / sum(1 / one for one in used) if balanced else max(used)
+    return steps * (0.002 + 5e-5 * batch) * rate + 0.030 + 0.005 * slots
+
+
+def measured(slowness, *, balanced=False):
+    found = []
+    workers = len(slowness)
+    for slots, batch, steps in [(1, 64, 2), (1, 64, 40), (1, 128, 20), (workers, 64, 2), (workers, 64, 40)]:
+        setting = Setting(way=STAR, slots=slots, batch=batch, steps=steps, balanced=balanced and slots > 1)
+        paces = tuple((number, 1e-4 * slow) for number, slow in enumerate(slowness[:slots], 1))
+        seconds = made_up(slowness, slots, batch, steps, setting.balanced)
+        found.append(Measured(setting=setting, seconds=(seconds,) * 3, paces=paces))
+    return found
+
+
+@pytest.mark.parametrize("slowness", [(1, 1, 1, 3), (3, 1, 1, 1), (1, 2, 1, 3), (1.5, 3)])
+@pytest.mark.parametrize("balanced", [False, True])
+def test_rounds_of_unequal_workers_are_predicted(slowness, balanced):
+    model = TimeModel(measured(slowness, balanced=balanced))
+    fastest = min(slowness)
+    assert model.slowness == pytest.approx({number: one / fastest for number, one in enumerate(slowness, 1)})
+    for slots in range(1, len(slowness) + 1):
+        for by_speed in (False, True):
+            setting = Setting(way=STAR, slots=slots, batch=100, steps=300, balanced=by_speed)
+            assert model.predict(setting).seconds == pytest.approx(
+                made_up(slowness, slots, 100, 300, by_speed), rel=1e-6
+            )
+    assert model.step(64) == pytest.approx(fastest * (0.002 + 64 * 5e-5), rel=1e-6)
+
+
+def test_about_equal_workers_are_equal():
+    assert slowness_of({1: 1.0, 2: 1.4}) == slowness_of({}) == {}
+    assert slowness_of({2: 3.0, 1: 1.0}) == {1: 1.0, 2: 3.0}
+    assert pace([1.0, 1.0, 3.0], balanced=False) == 3.0
+    assert pace([1.0, 1.0, 3.0], balanced=True) == pytest.approx(3 / (1 + 1 + 1 / 3))
+
+
+def plan_of(slowness, monkeypatch, batches=(64,), **settings):
+    """The plan of an app on made-up workers, whose parts may follow the speeds."""
+    monkeypatch.setattr("ddlf.extras.planner.planning.can_follow_speeds", lambda app: settings["balance"] is not None)
+    workers = [SimpleNamespace(id=number, facts={"host": f"pc{number:02}"}) for number in range(1, len(slowness) + 1)]
+    app = SimpleNamespace(
+        cluster=SimpleNamespace(N=len(slowness), workers=workers),
+        slots=None,
+        worker_epochs=1,
+        worker_steps=None,
+        round_samples=None,
+        balance=settings["balance"] or "equal",
+    )
+    return planned(app, [STAR], Kept(measured=tuple(measured(slowness)), samples=640_000, budget_s=60.0), batches)
+
+
+def test_a_batch_of_more_than_all_samples_is_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="a batch of 640001 samples is more than the 640000 samples of the data"):
+        plan_of((1, 1), monkeypatch, (64, 640_001), balance="equal")
+
+
+def test_a_slow_worker_is_left_out_or_gets_less(monkeypatch):
+    found = plan_of((1, 1, 1, 3), monkeypatch, balance=None)  # parts cannot follow the speeds
+    assert (found.now.setting.slots, found.best.setting.slots) == (4, 3)
+    assert found.in_other_order is None
+    found = plan_of((1, 1, 1, 3), monkeypatch, balance="equal")
+    assert (found.best.setting.slots, found.best.setting.balanced) == (4, True)
+    assert words(found.best) == ["--slots 4", "--balance speed"]
+    assert found.now.epoch.seconds == pytest.approx(2500 * made_up((1, 1, 1, 3), 4, 64, 1) - 2499 * 0.05, rel=1e-6)
+
+
+def test_a_slow_worker_that_is_listed_first_is_named(monkeypatch):
+    found = plan_of((3, 1, 1, 1), monkeypatch, balance=None)
+    assert found.in_other_order is not None
+    assert found.in_other_order.setting.slots == 3
+    assert found.best.epoch.seconds == pytest.approx(made_up((3, 1, 1, 1), 4, 64, 2500), rel=1e-6)
+    assert found.in_other_order.epoch.seconds == pytest.approx(made_up((1, 1, 1, 3), 3, 64, 10_000 / 3), rel=1e-6)
+    assert unequal(found) == [
+        "slowest   worker 1 on pc01 (0.33x): if the cluster lists it last, 3 slots take 17.4 s an epoch"
+    ]
+    assert plan_of((1, 1, 1, 1), monkeypatch, balance=None).in_other_order is None
+
+
+@pytest.mark.parametrize(("slots", "steps", "seconds"), [(False, 1.5, 3.5), (True, 3, 3.5)])
+def test_measured_rounds_have_the_pace_of_each_worker(slots, steps, seconds):
+    """Worker 2 trains three times as long. Without common rounds, its rounds count."""
+    now, way = [0.0], Way("async" if slots else "sync", "star", "float32")
+    heard = Rounds(Setting(way=way, slots=2, batch=3, steps=steps), clock=lambda: now[0])
+    for now[0], event in rounds(compute=(1.0, 3.0), slots=slots):
+        heard.hear(event)
+    found = heard.result()
+    assert found.median == pytest.approx(seconds)
+    assert dict(found.paces) == pytest.approx({1: 1 / 9, 2: 3 / 9})
+
+
+def test_rounds_of_slots_that_are_about_equally_fast_all_count():
+    now, way = [0.0], Way("async", "star", "float32")
+    heard = Rounds(Setting(way=way, slots=2, batch=3, steps=3), clock=lambda: now[0])
+    for now[0], event in rounds(compute=(1.0, 1.1), slots=True):
+        heard.hear(event)
+    assert len(heard.result().seconds) == 8
+
+
+def test_short_rounds_at_the_end_of_an_epoch_have_no_pace():
+    """Each second round has one sample in each slot, and still takes most of the time: that is no slow worker."""
+    now = [0.0]
+    heard = Rounds(Setting(way=STAR, slots=2, batch=3, steps=1.5), clock=lambda: now[0])
+    costs = dict(transfer_s=0.1, bytes_out=1, bytes_back=1, epochs=1)
+    for number in range(1, 11):
+        is_short = number % 2 == 0
+        for worker, longer in ((1, 1.1), (2, 1.0)):
+            samples, compute = (1, 0.8 * longer) if is_short else (4.5, 0.9 * longer)
+            heard.hear(
+                UpdateArrived(round=number, slot=worker, worker=worker, samples=samples, compute_s=compute, **costs)
+            )
+        now[0] += 1.0
+        record = RoundRecord(
+            round=number,
+            rounds=10,
+            version=number,
+            slot=None,
+            samples=2 if is_short else 9,
+            seconds=1.0,
+            compute_s=1.0,
+            merge_s=0.0,
+            **costs,
+        )
+        heard.hear(Committed(record=record))
+    assert dict(heard.result().paces) == pytest.approx({1: 0.22, 2: 0.2})
