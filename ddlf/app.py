@@ -166,6 +166,14 @@ class IApp:
         how = "write one that sets self.x_train and self.y_train"
         raise AppError(f"{type(self).__name__} has no load_dataset", hint=how)
 
+    async def load_test_dataset(self) -> None:
+        """Set ``x_test`` and ``y_test`` on the master, if the training data is private (``private = True``).
+
+        It may also set ``x_val`` and ``y_val``. Only the master calls this method, and only workers call
+        ``load_dataset``. The default sets nothing. Then the workers evaluate the ``x_test`` that ``load_dataset`` sets
+        on each of them, if it does.
+        """
+
     async def create_model(self) -> None:
         """Set ``model`` to a compiled Keras model. The default is the model of ``notation``.
 
@@ -221,7 +229,7 @@ class IApp:
         During the call ``model`` and ``history`` are those of the last reported round. An error in this method ends the
         run. To observe events without this risk, use ``subscribe``.
         """
-        if event.kind not in ("start", "finish"):
+        if event.kind not in ("start", "finish") and event.text:
             self.say(f"{event.kind:<9} {event.text}")
 
     def say(self, text: str) -> None:
@@ -297,7 +305,10 @@ class IApp:
 
     async def train_model(self, *, fresh: bool = False) -> History:
         """Train with the attributes of the app, including ``mode``. For the details see ``train_sync``."""
+        from ddlf.training.start import choose_settings
+
         SETTINGS["mode"].check("mode", self.mode)
+        await choose_settings(self)
         strategy = partial(self._train, self.mode, None, None, None, None)  # a strategy of another package
         history: History = await getattr(self, f"train_{self.mode}", strategy)(fresh=fresh)
         return history
@@ -447,7 +458,7 @@ class IApp:
         The app does not change: a copy of it is trained.
 
         Args:
-            budget_s: Seconds for all measurements.
+            budget_s: Seconds for all measurements after the first one, which starts Keras on the workers.
 
         Returns:
             The plan. Its ``best`` and ``now`` have the predictions for the best settings and for the settings of the app.

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -51,7 +52,9 @@ USE_KERAS = (
             "tests/training/test_sync.py",
         ),
         *("tests/test_app.py", "tests/test_research.py"),
-        *("tests/test_bad_inputs/test_api.py", "tests/test_bad_inputs/test_datasets.py"),
+        *("tests/test_bad_inputs/test_api.py", "tests/test_bad_inputs/test_datasets.py", "tests/earlier/"),
+        *("tests/peers/test_cluster.py", "tests/peers/test_model.py", "tests/worker/test_frameworks.py"),
+        *("tests/extras/advice/", "tests/extras/planner/test_planning.py", "tests/extras/text/test_command.py"),
     ),
     (
         *("tests/training/", "tests/data/test_parts.py", "tests/end_to_end/test_template.py"),
@@ -103,6 +106,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # What a process of pytest-xdist is given are the folders and files, whoever named them.
     named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword or config.option.markexpr
     config.stash[LEFT] = getattr(config, "workerinput", {"left": -1 if named else 0})["left"]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Let ``-m slow`` read only files that have the word: the others have most tests, and each process would collect them."""
+    if config.option.markexpr != "slow" or collection_path.suffix != ".py" or SLOW & set(collection_path.parents):
+        return None
+    return True if re.search(r"\bslow\b", collection_path.read_text()) is None else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before ``-m`` looks at the marks

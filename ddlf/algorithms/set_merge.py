@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isnan
+from typing import Protocol
 
 import numpy as np
 
@@ -46,14 +47,32 @@ class WeightSet:
     accuracy: float = -inf
 
 
+class Trained(Protocol):
+    """The facts about a set that rules use, as in ``WeightSet``."""
+
+    @property
+    def trainings(self) -> int: ...
+
+    @property
+    def accuracy(self) -> float: ...
+
+
 class SetMerge(Named, ABC):
-    """Base of all rules that merge two sets."""
+    """Base of all rules that merge two sets. A rule goes a share of the way from one set to the other."""
 
     __slots__ = ()
 
     @abstractmethod
+    def share(self, mine: Trained, theirs: Trained) -> float:
+        """Return the share of the way from ``mine`` to ``theirs`` that a merge goes; negative away from it."""
+
     def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
         """Return the set ``mine`` after a merge with ``theirs``; ``mine`` itself if the rule changes nothing."""
+        return replace(
+            mine,
+            weights=towards(mine.weights, theirs.weights, self.share(mine, theirs)),
+            trainings=self.trainings(mine.trainings, theirs.trainings),
+        )
 
     def trainings(self, mine: int, theirs: int) -> int:
         """Return the number of trainings of ``mine`` after a merge with ``theirs``: by default it stays."""
@@ -68,8 +87,8 @@ class Average(SetMerge):
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
-    def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
-        return replace(mine, weights=towards(mine.weights, theirs.weights, 0.5))
+    def share(self, mine: Trained, theirs: Trained) -> float:
+        return 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +101,9 @@ class Weighted(SetMerge):
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
-    def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
+    def share(self, mine: Trained, theirs: Trained) -> float:
         q, s = theirs.trainings, mine.trainings
-        share = q / (q + s) if q + s else 0.5
-        return replace(mine, weights=towards(mine.weights, theirs.weights, share), trainings=self.trainings(s, q))
+        return q / (q + s) if q + s else 0.5
 
     def trainings(self, mine: int, theirs: int) -> int:
         return max(mine, theirs)
@@ -102,14 +120,9 @@ class Mimic(SetMerge):
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
-    def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
+    def share(self, mine: Trained, theirs: Trained) -> float:
         d = theirs.trainings - mine.trainings
-        share = (1 if d > 0 else -1) / ((abs(d) or 1) + 1)
-        return replace(
-            mine,
-            weights=towards(mine.weights, theirs.weights, share),
-            trainings=self.trainings(mine.trainings, theirs.trainings),
-        )
+        return (1 if d > 0 else -1) / ((abs(d) or 1) + 1)
 
     def trainings(self, mine: int, theirs: int) -> int:
         return max(mine, theirs)
@@ -125,8 +138,11 @@ class Copy(SetMerge):
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
+    def share(self, mine: Trained, theirs: Trained) -> float:
+        return 0.0 if isnan(theirs.accuracy) or theirs.accuracy <= mine.accuracy else 1.0
+
     def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
-        if isnan(theirs.accuracy) or theirs.accuracy <= mine.accuracy:
+        if not self.share(mine, theirs):
             return mine
         weights = [p if is_float(p) else w for w, p in zip(mine.weights, theirs.weights, strict=True)]
         return replace(mine, weights=weights, accuracy=theirs.accuracy)
@@ -154,8 +170,8 @@ class Elastic(SetMerge):
         if not 0 < self.alpha <= 1:
             raise ConfigError(f"alpha must be in (0, 1], got {self.alpha}")
 
-    def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
-        return replace(mine, weights=towards(mine.weights, theirs.weights, self.alpha))
+    def share(self, mine: Trained, theirs: Trained) -> float:
+        return self.alpha
 
 
 SET_MERGE: Family[SetMerge] = Family(

@@ -82,6 +82,9 @@ class UserApp(Protocol):
     def load_dataset(self) -> Any:
         """Set the data attributes, such as ``x_train``."""
 
+    def load_test_dataset(self) -> Any:
+        """Set test data on the master, if the training data is private."""
+
     def create_model(self) -> Any:
         """Set ``model`` to a compiled Keras model."""
 

@@ -23,6 +23,7 @@
     |   `-- LeaseError (PermissionError)        another master has the worker or the folder
     |-- AppMissing (LookupError)                a worker does not host a role of this run
     |-- BadUpdate (ValueError)                  an update cannot be merged
+    |-- BudgetSpent                             a release would exceed the privacy budget
     |-- OutOfMemory (MemoryError)               a batch does not fit into the memory of a card or machine
     |-- ClusterTooSmall (ConnectionError)       too few workers remain
     |-- DatasetError (ValueError)               a data set cannot be used
@@ -351,6 +352,16 @@ class BadUpdate(DDLFError, ValueError):
 
     tensor: str = ""
     count: int = 0
+
+
+class BudgetSpent(DDLFError):
+    """The next release of a run would exceed its ``privacy_budget``. It has not left.
+
+    What to do:
+        Use the model of the last release. A run that is resumed needs a larger budget.
+    """
+
+    exit_code = 2
 
 
 class OutOfMemory(DDLFError, MemoryError):

@@ -109,10 +109,11 @@ class Warned(Event):
 
 
 class PeersTold(Event):
-    """Something has happened between a run that is a peer and its server.
+    """Something has happened between a run that is a peer and its server, or in a training by peers.
 
     Args:
-        what: A word for it, such as ``"joined"``, ``"lost"``, ``"back"``, ``"broken"``, ``"rejected"`` or ``"over"``.
+        what: A word for it, such as ``"joined"``, ``"rarely"``, ``"lost"``, ``"back"``, ``"broken"``, ``"over"`` or
+            ``"quorum"``.
         why: A description.
     """
 
@@ -147,10 +148,10 @@ class SetTaken(Event):
 
 
 class Decided(Event):
-    """A rule has decided a value that the model text leaves open.
+    """A rule has decided a value that the model text leaves open, or the app's plan has decided settings of the run.
 
     Args:
-        key: Block and key, as you would write them.
+        key: Block and key, as you would write them; ``"run"`` for options of ``ddlf run``.
         value: The value, as you would write it.
         rule: Name of the rule.
         why: Its reason.
@@ -198,6 +199,8 @@ class TrainingBegan(Event):
         facts: All settings and data that determine the bits of the run, by name, as JSON.
         shard_workers: Number of workers that only serve weights in Downpour.
         in_rounds: Whether all slots end a round together; None in events of 0.1.
+        ends_after_s: A training by peers ends this number of seconds after its first peer; 0 without such an end.
+        passed_s: The part of these seconds that had passed before this event.
     """
 
     mode: str
@@ -212,6 +215,8 @@ class TrainingBegan(Event):
     facts: dict[str, str] = field(default_factory=dict)
     shard_workers: int = 0
     in_rounds: bool | None = None
+    ends_after_s: float = 0.0
+    passed_s: float = 0.0
 
 
 class DataPartitioned(Event):
@@ -255,6 +260,44 @@ class PlannedPart:
     weights: int
     optimizer: int
     activations: int
+
+
+class RoundsPredicted(Event):
+    """The planner has predicted the rounds of this run from kept measurements.
+
+    Args:
+        seconds: Seconds of a round.
+        low: Lower end of the 80 % interval.
+        high: Its upper end.
+        compute_s: Seconds of the local training of the slowest slot in a round; 0 if they were not measured.
+        within: Whether rounds with as many slots were measured.
+        when: Time of the measurements, in seconds since 1970.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    compute_s: float
+    within: bool
+    when: float
+
+
+class RoundsMeasured(Event):
+    """A run that the planner has predicted is over.
+
+    Args:
+        rounds: Number of measured rounds. The first ones, which compile, do not count.
+        seconds: Median of their seconds; 0 without one.
+        predicted: Predicted seconds of a round.
+        low: Lower end of the 80 % interval.
+        high: Its upper end.
+    """
+
+    rounds: int
+    seconds: float
+    predicted: float
+    low: float
+    high: float
 
 
 class ModelCut(Event):
@@ -478,6 +521,7 @@ class UpdateArrived(SlotEvent):
         bytes_out: Bytes sent for it.
         bytes_back: Bytes received for it.
         files: Numbers, from 1, of the first 100 partition files that the worker opened.
+        swapped: Bytes that the worker's machine has read from swap meanwhile; 0 on other systems than Linux.
     """
 
     samples: int
@@ -487,6 +531,19 @@ class UpdateArrived(SlotEvent):
     bytes_out: int
     bytes_back: int
     files: tuple[int, ...] = ()
+    swapped: int = 0
+
+
+class SlotMissed(SlotEvent):
+    """A round is merged without a slot, because the worker that it belongs to is away. Nobody else has its data.
+
+    Args:
+        samples: Number of samples of the slot.
+        why: The reason, as a sentence; empty if it is that of the round before.
+    """
+
+    samples: int
+    why: str
 
 
 class SlotBackedUp(SlotEvent):

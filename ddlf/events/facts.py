@@ -10,6 +10,8 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+PLAIN = frozenset({str, int, bool, type(None)})
+"""Types that JSON contains as they are."""
 
 
 def to_data(value: Any) -> Any:
@@ -18,8 +20,10 @@ def to_data(value: Any) -> Any:
     NumPy numbers and arrays become Python numbers and lists, because metrics of users may be either. JSON has no NaN
     and no infinity, so they become the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``float`` accepts.
     """
+    if type(value) in PLAIN or (type(value) is float and isfinite(value)):  # most values, so they come first
+        return value
     if dataclasses.is_dataclass(value):
-        return {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: to_data(getattr(value, name)) for name in _names(type(value))}  # type: ignore[arg-type]  # a class can be hashed
     if isinstance(value, dict):
         return {str(name): to_data(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -41,6 +45,11 @@ def from_data(kind: type[T], data: dict[str, Any]) -> T:
     """
     hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
     return kind(**{name: _value(hint, data[name]) for name, hint in hints.items() if name in data})
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 @cache

@@ -35,6 +35,7 @@ class TrainingEvent:
     Args:
         kind: ``"start"`` and ``"finish"`` of a slot on a worker; ``"lost"``, ``"back"``, ``"joined"`` and ``"gone"``
             (for the rest of the run) of a worker; ``"backup"`` when a late slot is given to a second worker;
+            ``"missed"`` when a round is merged without the private data of a worker that is away;
             ``"slots"`` when the number of slots grows; ``"waiting"`` when no worker is left;
             ``"rejected"`` and ``"clipped"`` of an update; ``"dropped"`` when the residual of a slot was lost with its
             worker; ``"overflow"`` when all gradients of a slot's round overflowed; ``"checkpoint"`` when one could
@@ -42,7 +43,7 @@ class TrainingEvent:
         round: Number of the round, from 1.
         slot: Number of the slot, from 1, or None.
         worker: Number of the worker, from 1, or None.
-        text: Sentence for people.
+        text: Sentence for people; empty for ``"missed"`` with the reason of the round before.
     """
 
     kind: Literal[
@@ -53,6 +54,7 @@ class TrainingEvent:
         "joined",
         "gone",
         "backup",
+        "missed",
         "slots",
         "waiting",
         "rejected",
@@ -98,12 +100,16 @@ class RoundRecord:
         workers: Number of the worker that computed each slot's update, in slot order.
         verdicts: A line for each update that was rejected, scaled down, or otherwise not accepted unchanged.
         recomputed: Number of slots that were computed again because their worker was lost.
+        without: Slot, worker and samples of each slot that the round was merged without, because its worker, the only
+            one with its data, was away. A slot whose worker has not come yet has worker 0.
         skipped: Number, from 1, and missing samples of each damaged partition file that was skipped.
         pushes: For each push in Downpour: replica, from 0, number in the round, staleness at each server, and the
             number of earlier pushes at each server; -1 if the server has it from a lost incarnation.
         fetches: For each fetch in Downpour: the replica, and the number of earlier pushes at each server.
         metrics: Metrics of the last local epoch, mean over slots weighted by samples.
         test: Metrics of the test data with the weights after this round, if ``evaluate_every`` asks for them.
+        epsilons: Epsilon of each member (peer, or slot with private data) after this round, if its updates get noise.
+            ``metrics`` has the largest one as ``"epsilon"``.
     """
 
     round: int
@@ -128,11 +134,13 @@ class RoundRecord:
     workers: tuple[int, ...] = ()
     verdicts: tuple[str, ...] = ()
     recomputed: int = 0
+    without: tuple[tuple[int, int, int], ...] = ()
     skipped: tuple[tuple[int, int], ...] = ()
     pushes: tuple[tuple[int, ...], ...] = ()
     fetches: tuple[tuple[int, ...], ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
+    epsilons: dict[str, float] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -170,6 +178,7 @@ class RoundRecord:
             parts.append(f"update error {self.error:.2%}")
         if self.recomputed:
             parts.append(f"{self.recomputed} computed again")
+        parts += [f"without slot {slot} ({samples:,} samples)" for slot, _, samples in self.without]
         parts += self.verdicts
         if self.slot is not None:
             parts.append(f"staleness {self.staleness}")

@@ -173,7 +173,7 @@ def automatic_token(what: str) -> Tokens:
     get the same token.
 
     Args:
-        what: The name in messages, ``"loopback token"`` or ``"dashboard token"``. The file name has a hyphen for the
+        what: The name in messages, such as ``"loopback token"``. The file name has a hyphen for the
             space.
 
     Raises:

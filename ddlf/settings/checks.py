@@ -93,6 +93,36 @@ class Number:
         return f"a number{f' of {self.unit}' if self.unit else ''}{limits}"
 
 
+@dataclass(frozen=True)
+class Above:
+    """A check that accepts finite numbers above a limit, including NumPy numbers, or None. It returns a ``float``.
+
+    Args:
+        limit: Values must be larger than this.
+        none: The meaning of None.
+        below: Values must be smaller than this; None for no such limit.
+    """
+
+    limit: float
+    none: str
+    below: float | None = None
+
+    def __call__(self, name: str, value: Any) -> float | None:
+        if value is None:
+            return None
+        try:
+            number = nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+        except OverflowError:  # an integer beyond the range of float
+            number = nan
+        if not (isfinite(number) and number > self.limit) or (self.below is not None and number >= self.below):
+            raise ConfigError(f"{name} must be {self}, got {value!r}")
+        return number
+
+    def __str__(self) -> str:
+        below = "" if self.below is None else f" and below {self.below:g}"
+        return f"a finite number above {self.limit:g}{below}, or None for {self.none}"
+
+
 class OneOf:
     """A check that accepts one of the given names."""
 

@@ -34,6 +34,7 @@ from ddlf.training.evaluation.metrics import NOTHING_COUNTED
 from ddlf.training.registry import EXCHANGE, MODE, spread
 from ddlf.training.roles import REPLICA, SERVERS
 from ddlf.training.run import hooked
+from ddlf.training.samples.policy import CommonData
 from ddlf.training.slot.gradients import GradientModel
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
 from ddlf.training.slot.replica import Replica
@@ -496,6 +497,8 @@ async def _crew_of(
         worker.open(app)
 
     app.run_context.name, app.run_context.content = run, "made up"
+    app.run_context.data = data = CommonData()
+    data.samples, data.content = app.samples, "made up"
     app.run_context.optimizer = {"optimizer": app.compiled_with, "optimizer learning_rate": app.learning_rate}
     cluster: Any = app.cluster
     async with (

@@ -16,6 +16,7 @@ from ddlf.events.sinks import Events
 
 if TYPE_CHECKING:
     from ddlf.algorithms.weights import Weights
+    from ddlf.training.checkpoints.releases import ReleaseAccount
     from ddlf.training.progress import Progress, WeightsRef
 
 
@@ -42,10 +43,12 @@ class RunContext:
         name: The name of the run on the workers; "" before the first run.
         is_training: Whether a run is in progress.
         progress: The final state of the last run.
+        account: Counts the releases of the last run with noise.
         weights: New weights that the model has not received yet.
         first: The first weights of a model that has no memory for them; None if its initializers make them.
         stop: Whether to end after this round; None while no run is in progress.
-        content: Fingerprint of the training data.
+        content: Fingerprint of the training data that all nodes have.
+        data: The policy of the training data of the last run (``samples/policy.py``); None before the first run.
         optimizer: Description of the optimizer of the workers' models.
         threads: The number of compute threads of every worker; None leaves each worker its own number.
         local_files: The partition files that each worker has on its disks, by the worker's number.
@@ -65,10 +68,12 @@ class RunContext:
     name: str = ""
     is_training: bool = False
     progress: Progress | None = None
+    account: ReleaseAccount | None = None
     weights: Weights | WeightsRef | None = None
     first: Weights | None = None
     stop: bool | None = None
     content: str = ""
+    data: Any = None
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     threads: int | None = None
     local_files: dict[int, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
@@ -31,6 +31,7 @@ from ddlf.events.record import RoundRecord
 from ddlf.training.checkpoints.contents import Checkpoint
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.checkpoints.stored import KEPT, SLOTS, as_of_now, numbered, with_states
+from ddlf.training.samples.shares import ShareLedger
 from ddlf.training.slot.task import OPTIMIZER, SlotState
 
 MOST_ROUNDS = 5_000_000
@@ -362,6 +363,7 @@ class Progress:
         asked: Local epochs of the whole training, as last planned.
         converged: Whether ``is_convergent`` has ended the training.
         reason: Why the loop itself has ended the training early; "" if it has not. Not stored.
+        spent: Whether the privacy budget has ended the training. Not stored.
         state: Arrays that the strategy's loop keeps between its commits, by name.
         remote_state: References to such arrays that only workers or a checkpoint have.
         states: The slot state of each slot for its next round, by name of the slot part.
@@ -385,7 +387,7 @@ class Progress:
     """
 
     weights: Weights | WeightsRef
-    ledger: Any  # SampleLedger | FileLedger
+    ledger: Any  # SampleLedger | FileLedger | ShareLedger
     training: str = field(default_factory=lambda: secrets.token_hex(8))
     version: int = 0
     merges: int = 0
@@ -400,6 +402,7 @@ class Progress:
     asked: int = 0
     converged: bool = False
     reason: str = ""
+    spent: bool = False
     state: dict[str, Weights] = field(default_factory=dict)
     remote_state: dict[str, WeightsRef] = field(default_factory=dict)
     states: list[SlotState] = field(default_factory=list)
@@ -473,21 +476,6 @@ class Progress:
         left = epochs + begun if more else max(0, epochs - self.starts[-1])
         self._add(left, worker_epochs, begun=begun and left > 0)
         self.asked = self.starts[-1]
-
-    def plan_again(self, rounds: Mapping[int, int], worker_epochs: int) -> None:
-        """Plan the rounds that an earlier training had, and append rounds for the remaining epochs.
-
-        All rounds consist of whole epochs.
-
-        Args:
-            rounds: Local epochs of each former round, by its number.
-            worker_epochs: Local epochs of every other round.
-        """
-        asked = self.starts[-1]
-        planned = [rounds.get(number, worker_epochs) for number in range(min(max(rounds) + 1, asked))]
-        if sum(planned) <= asked and not any(self.sizes):
-            self.epochs, self.sizes = planned, [0] * len(planned)
-            self._add(asked - sum(planned), worker_epochs)
 
     def add_slots(self, number: int, slots: int) -> None:
         """Increase the number of slots from a round on, which must begin an epoch.
@@ -712,12 +700,12 @@ class Progress:
             "slots_from": [list(entry) for entry in self.slots_from],
             "epochs": self._done(),
             "asked": self.asked,
-            "converged": self.converged,
+            "converged": self.converged and not self.spent,  # a larger budget continues
             "speeds": list(self.speeds),
             **({"parts_from": [[first, list(parts)] for first, parts in self.parts_from]} if self.parts_from else {}),
             **({"versions_from": [list(entry) for entry in self.versions_from]} if self.versions_from else {}),
             "dropped": [[*which, worker] for which, worker in self.dropped.items()],
-            **({"ledger": self.ledger.to_facts()} if isinstance(self.ledger, FileLedger) else {}),
+            **({} if isinstance(self.ledger, SampleLedger) else {"ledger": self.ledger.to_facts()}),
             **({} if self.told is None else {"rates": self.rates, "begun": self.begun, "told": self.told}),
         }
         checkpoint = Checkpoint(round=self.version, arrays=arrays, facts=facts, slices=slices)
@@ -739,8 +727,10 @@ class Progress:
         arrays, facts = checkpoint.arrays, checkpoint.facts
         if "states" not in facts:
             arrays, facts = as_of_now(arrays, facts)
-        ledger: Any = FileLedger.from_facts(facts["ledger"]) if "ledger" in facts else SampleLedger(0)
-        if isinstance(ledger, SampleLedger):
+        ledger: Any = SampleLedger(0)
+        if (kept := facts.get("ledger")) is not None:
+            ledger = ShareLedger.from_facts(kept) if "shares" in kept else FileLedger.from_facts(kept)
+        else:
             ledger.counts = np.array(arrays["ledger"]["counts"])
         slot_rounds = list(facts["slot_rounds"])
         progress = Progress(

@@ -30,6 +30,7 @@ from ddlf.algorithms.reading_order import MAX_GLOBAL, NEAR, Global
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import AppError, ConfigError
 from ddlf.monitor.runs.folder import is_wanted
+from ddlf.privacy import contradictions
 from ddlf.settings.setting import SYNONYMS, Group, Setting
 from ddlf.training.registry import GROUPS, SETTINGS
 from ddlf.training.samples.parts import LEAST_SHARE
@@ -67,6 +68,8 @@ def check_spec(spec: RunSpec) -> None:
         ConfigError: Settings contradict each other or have no effect. The error names them.
     """
     check(of_settings(spec))
+    check(of_private_data(spec))
+    contradictions.check(noise_choice(spec))
     check(_unused(spec))
     check(spec.exchange.refusals(spec))
     check(spec.train.refusals(spec))
@@ -134,7 +137,7 @@ def of_settings(spec: RunSpec) -> Iterator[Refusal]:
         yield Refusal(
             spec.peer is not None and bool(kind.no_peer),
             f"a run with {where} cannot be a peer: {kind.no_peer}",
-            "leave peer out (--peer), or train in mode 'sync' or 'async' with exchange 'star' or 'sharded'",
+            "leave peer out (--peer), or train in mode 'sync' or 'async' with exchange 'star', 'sharded' or 'gradient'",
         )
     yield Refusal(
         spec.peer is not None and streams,
@@ -151,6 +154,86 @@ def of_settings(spec: RunSpec) -> Iterator[Refusal]:
         streams and not weights.delta and str(weights) != "float32",
         f"weights_codec={str(weights)!r} is for whole weights, and outer={str(outer)!r} exchanges them in fragments",
         f"use weights_codec='delta:{weights}', or float32",
+    )
+
+
+COMMON = (
+    ("partition", "each worker trains on its own samples"),
+    ("balance", "each worker trains on all its samples"),
+    ("slots", "each worker is one slot"),
+    ("class_weight", "the master does not know the classes of the samples; set w_train in load_dataset"),
+    ("worker_steps", "each worker trains on all its samples in a round"),
+    ("round_samples", "each worker trains on all its samples in a round"),
+    ("shuffle", "private data is arrays"),
+    ("data_memory", "private data is arrays"),
+    ("on_bad", "private data is arrays"),
+    ("scout", "trials compare rates on the same samples"),
+    ("planned", "a plan compares numbers of slots, and each worker is one slot"),
+    ("evaluate_on", "workers evaluate their own data, and the master evaluates the test data that it has"),
+)
+"""Settings that need data that all nodes have, each with the reason why private data does not fit."""
+
+
+def of_private_data(spec: RunSpec) -> Iterator[Refusal]:
+    """Yield the settings that contradict private data on the workers."""
+    private = spec.data.private
+    exchange, mode = spec.exchange.name, spec.train.name
+    yield Refusal(
+        private and mode not in ("sync", "async"),
+        f"mode={mode!r} contradicts private=True: its workers share portions of common data",
+        "train in mode 'sync' or 'async'",
+    )
+    yield Refusal(
+        private and exchange != "star",
+        f"exchange={exchange!r} contradicts private=True: other workers would see the updates of each worker",
+        "use exchange='star', where only the master sees them",
+    )
+    for name, why in COMMON:
+        for setting, value in spec.changed([name]):
+            yield Refusal(
+                private, f"{name}={_text(value)} contradicts private=True: {why}", f"leave out {setting.name}"
+            )
+    yield Refusal(
+        private and spec.batchnorm == "recalibrated",
+        "batchnorm='recalibrated' contradicts private=True: it reads the samples of a round twice, after its merge",
+        "use batchnorm='averaged' or 'local'",
+    )
+    yield Refusal(
+        private and isinstance(spec.outer, Streaming),
+        f"outer={str(spec.outer)!r} contradicts private=True: a slot that misses a round would miss its fragments",
+        "use another outer optimizer",
+    )
+
+
+def noise_choice(spec: RunSpec, *, averages: bool = False) -> contradictions.Choice:
+    """Return the settings that clip and noise of updates depend on.
+
+    Args:
+        spec: All settings of the run.
+        averages: Whether the optimizer averages the weights over the run.
+    """
+    local, merge = spec.local, getattr(spec.train, "merge", None)
+    shared = {
+        "optimizer_state='averaged'": local.optimizer_state == "averaged",
+        "batchnorm='local'": spec.batchnorm == "local",
+        f"local_rule={str(local.rule)!r}": local.rule.steers,
+        "an optimizer with use_ema": averages,
+    }
+    metric = spec.evaluation.converge.metric
+    return contradictions.Choice(
+        place="workers",
+        clip=spec.data.update_clip,
+        noise=spec.data.noise_multiplier,
+        private=spec.data.private,
+        way=spec.train.name,
+        merge="mean" if merge is None else str(merge),
+        update_policy=None if spec.exchange.update_policy == "stop" else spec.exchange.update_policy,
+        shared=tuple(text for text, applies in shared.items() if applies),
+        delta=spec.data.delta,
+        budget=spec.data.privacy_budget,
+        unit=spec.data.privacy_unit,
+        callbacks=bool(spec.worker_callbacks),
+        metric=metric if metric and not metric.startswith(("val_", "test_")) else "",
     )
 
 
@@ -459,6 +542,11 @@ def check_app(app: App) -> None:
     base = next(cls for cls in type(app).__mro__ if cls.__module__ == "ddlf.app")
     _check_misspelt(app, base)
     _check_train(app)
+    if not app.private and type(app).load_test_dataset is not getattr(base, "load_test_dataset", None):
+        raise AppError(
+            f"{type(app).__name__}.load_test_dataset has no effect, because the training data is not private",
+            hint="set the test data in load_dataset, or set private = True",
+        )
 
 
 def _check_misspelt(app: App, base: type) -> None:

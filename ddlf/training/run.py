@@ -16,9 +16,10 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,33 +29,37 @@ from ddlf.algorithms.reading_order import SHUFFLE, Global
 from ddlf.algorithms.update_check import Verdict, judge, scaled
 from ddlf.algorithms.weights import Fault, Weights, fault
 from ddlf.cluster.cluster import Cluster
-from ddlf.data.parts import has
-from ddlf.errors import BadUpdate, ConfigError
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import BadUpdate, BudgetSpent, ClusterTooSmall, ConfigError
 from ddlf.events import (
     Committed,
     Converged,
     Event,
     GradientsOverflowed,
+    SlotMissed,
     SlotsChanged,
     UpdateArrived,
     UpdateClipped,
+    Warned,
 )
 from ddlf.events.record import RoundRecord, metrics
+from ddlf.privacy.accountant import Cost
 from ddlf.rpc.iworker import awaited
 from ddlf.training.callbacks.master import Callbacks
 from ddlf.training.checkpoints.keeper import Keeper
+from ddlf.training.checkpoints.releases import ReleaseAccount
 from ddlf.training.context import App
-from ddlf.training.crew.crew import Crew, Work
+from ddlf.training.crew.crew import Crew, SlotLeftOut, Work
 from ddlf.training.crew.recovery import end_all
 from ddlf.training.evaluation.master import compute, measured, validate
-from ddlf.training.evaluation.metrics import MetricMerge
 from ddlf.training.evaluation.model import evaluate, evaluate_on
 from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.outside import Outside
 from ddlf.training.progress import Progress, WeightsRef, shapes
 from ddlf.training.samples.files import Nearby, go_over, left_out
-from ddlf.training.samples.parts import LEAST_SHARE, parts_of
+from ddlf.training.samples.parts import LEAST_SHARE
+from ddlf.training.samples.policy import CommonData
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.spec import RunSpec
 
@@ -83,6 +88,7 @@ class Facts:
         files: The data set of partition files, as the master has opened it; None for arrays.
         shuffle: The shuffle rule for rows of partition files, as text.
         grows: Whether workers that join later get their own slots.
+        data: The policy of the training data.
     """
 
     samples: int
@@ -97,6 +103,7 @@ class Facts:
     statistics: tuple[int, ...] = ()
     files: Any = None
     shuffle: str = ""
+    data: CommonData = field(default_factory=CommonData)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +192,8 @@ class Reporter:
         self._batch_size = spec.data.batch_size
         self._every, self._rule = spec.evaluation.every, spec.evaluation.converge
         self._can_converge = bool(self._rule.metric)
-        self._validates = has(app, "val")
+        self._validates = app.run_context.data.has(app, "val")
+        self._tests_there = app.run_context.data.is_elsewhere(app, "test")
         self._callbacks = callbacks
         self._turn = asyncio.Lock()  # a fair lock: the first caller gets it first
         self._tasks: set[asyncio.Task[bool]] = set()
@@ -221,7 +229,9 @@ class Reporter:
 
         The arguments are the same as for ``report``.
         """
-        tested = bool(self._every) and (last or self._records[-1].version % self._every == 0)
+        every = self._every and self._records[-1].version % self._every == 0
+        # Only workers have the test data of a private run, and only until its end.
+        tested = bool(every) or (last and (bool(self._every) or self._tests_there))
         return tested, validate and self._validates
 
     async def tested(self, weights: Weights, x: Any, y: Any) -> dict[str, float]:
@@ -361,6 +371,8 @@ class Run:
     Attributes:
         exchange, keeper, nearby, reporter: The arguments of these names.
         outside: The membership in a training with peers; None without one.
+        account: Counts the releases of updates with noise; None without noise.
+        cost: Returns the cost of the update that answers a task; None if updates cost nothing.
         stopping: Whether the run is ending. It ignores replies that arrive from now on.
     """
 
@@ -372,7 +384,7 @@ class Run:
         progress: Progress,
         exchange: Carrier,
         nearby: Nearby | None,
-        merge_metrics: MetricMerge,
+        merge_metrics: Callable[[Sequence[Any]], dict[str, float]],
         reporter: Reporter,
         keeper: Keeper | None = None,
     ) -> None:
@@ -386,14 +398,19 @@ class Run:
         self.read: dict[int, dict[str, Weights]] = {}  # slot -> the loop's state when the slot received its weights
         self.tries: dict[int, int] = {}  # asynchronous slot -> how often its round was started
         self._cluster, self.exchange, self.nearby = cluster, exchange, nearby
-        self._parts = parts_of(facts.samples, facts.seed, progress.owners, facts.files, facts.shuffle)
+        self._parts = facts.data.parts(facts.seed, progress.owners, facts.files, facts.shuffle)
         self._merge_metrics = merge_metrics
         self.reporter, self.keeper = reporter, keeper
         self.outside: Outside | None = None
+        self.account: ReleaseAccount | None = None
+        self.cost: Callable[[Task], Cost | None] = lambda task: None
+        self._counting = threading.Lock()
         self._before: tuple[int, int, int] | None = None  # bytes out, bytes back and losses before the round
         self._reporting: asyncio.Task[bool] | None = None
         self.loops: SlotLoops | None = None  # None in synchronous training
         self.left_out: set[tuple[int, int]] = set()  # (version, number) of the damaged files already reported
+        self.without: list[tuple[int, int, int]] = []  # slot, worker, samples of slots left out since the last commit
+        self._missed: dict[int, tuple[int, str]] = {}  # slot -> the last round, from 0, that it missed, and why
 
     # -- for loops ---------------------------------------------------------------------------------------------------
 
@@ -474,6 +491,28 @@ class Run:
             await end_all(carrying)
             raise
 
+    def left_without(self, left: SlotLeftOut) -> None:
+        """Note that the current round of all slots is merged without one, because the worker that has its samples is away."""
+        self.facts.data.leave_out(self.progress.ledger, left.slot, self.progress.round)
+        self.missed(left, self.progress.round)
+
+    def missed(self, left: SlotLeftOut, number: int) -> None:
+        """Report that the run continues without a slot in its round, numbered from 0, until its worker is back."""
+        samples = self.progress.ledger.shares[left.slot].samples
+        self.without.append((left.slot + 1, left.worker, samples))
+        at = {"round": number + 1, "slot": left.slot + 1, "worker": left.worker}
+        is_said = self._missed.get(left.slot) == (number - 1, left.why)
+        self._missed[left.slot] = number, left.why
+        self.crew.emit(SlotMissed(**at, samples=samples, why="" if is_said else left.why))
+
+    def end_without(self, slot: int, rounds: range) -> None:
+        """End an asynchronous slot before its last rounds, numbered from 0, because its worker stays away."""
+        for number in rounds:
+            self.facts.data.leave_out(self.progress.ledger, slot, number)
+        self.progress.slot_rounds[slot] = rounds.stop
+        why = f"slot {slot + 1} ends without its last {len(rounds)} of {rounds.stop} rounds: its worker stays away"
+        self.crew.emit(Warned(about="data", why=why))
+
     async def meanwhile(self) -> None:
         """Do what can be done while the workers compute a round: report the previous round, and order the next one.
 
@@ -515,7 +554,7 @@ class Run:
         progress.version += 1
         record = self._record(replies, staleness, shown)
         progress.records.append(dataclasses.replace(record, **replies[0].of_shards()))
-        self.verdicts = []
+        self.verdicts, self.without = [], []
         if self.outside is not None:
             weights = await self._from_outside(self.outside, weights, counted=weights is not before)
         # Each time all samples were trained on, the validation data is evaluated.
@@ -535,6 +574,54 @@ class Run:
         if not self.reporter.is_testing:
             self.stopping = await reporting
         return self.stopping
+
+    async def count(self, release: Cost) -> None:
+        """Count a release of updates with noise, before it may leave.
+
+        If its members cannot be in another one, the run ends after the next commit.
+
+        Raises:
+            Ended: It would exceed the privacy budget, so it must not leave.
+            CheckpointError: The disk refuses, so it must not leave.
+        """
+        if self.account is None:
+            return
+        await self._count(self.account, release)
+        if why := await asyncio.to_thread(self.account.spent, release):
+            self.progress.spent = True
+            self.converge(why)
+
+    async def _count(self, account: ReleaseAccount, release: Cost) -> None:
+        def counted() -> None:
+            with self._counting:  # the thread of a cancelled call may still count
+                account.count(release)
+                account.accountant.epsilons()  # the record then has them at once
+
+        try:
+            await asyncio.to_thread(counted)
+        except BudgetSpent as error:
+            self.progress.spent = True
+            self.converge(error.message)
+            raise Ended from None
+
+    async def afford(self, tasks: Sequence[Task]) -> None:
+        """End the run if the answers to the tasks of a round would exceed the privacy budget.
+
+        Raises:
+            Ended: They would. None has left.
+        """
+        for cost in filter(None, map(self.cost, tasks)):
+            if self.account is not None and (why := await asyncio.to_thread(self.account.spent, cost)):
+                self.progress.spent = True
+                self.converge(why)
+                raise Ended
+
+    async def _send(self, make: Callable[[], Task], worker: ProxyWorker, holds: bool) -> Reply:
+        """Send a task to a worker, and return the reply. An update that costs something counts before, in each try."""
+        task = make()
+        if self.account is not None and (cost := self.cost(task)) is not None:
+            await self._count(self.account, cost)
+        return await self.exchange.send(lambda: task, worker, holds)
 
     async def _from_outside(
         self, outside: Outside, weights: Weights | WeightsRef, *, counted: bool
@@ -662,7 +749,7 @@ class Run:
             make: Makes a new task for each worker that tries.
             avoid: Workers that may train it only if there are no others.
         """
-        reply: Reply = await self.near(slot, number, part, partial(self.exchange.send, make), avoid=avoid)
+        reply: Reply = await self.near(slot, number, part, partial(self._send, make), avoid=avoid)
         self.crew.emit(arrived(reply))
         if reply.overflow:
             steps, scale = reply.overflow
@@ -743,7 +830,7 @@ class Run:
         for reply in replies:
             task = reply.task
             skipped = left_out(reply, self.facts.files, self.left_out, self.crew.emit) if reply.skipped else ()
-            progress.ledger.add(task.indices, task.epochs, reply.fed, *skipped)
+            self.facts.data.count(progress.ledger, reply, *skipped)
             if self.loops is not None:
                 progress.slot_rounds[task.slot] = progress.following(task.slot, task.round + 1)
             if self.loops is None or (self.loops.paced and task.round > 0):
@@ -761,6 +848,9 @@ class Run:
             moved = *self._bytes_moved(), self.crew.losses
             out, back, recomputed = (now - before for now, before in zip(moved, self._before, strict=True))
         metrics = self._merge_metrics([(reply.metrics, reply.samples, reply.counted) for reply in replies])
+        epsilons = {} if self.account is None else self.account.accountant.epsilons()
+        if epsilons:
+            metrics = {**metrics, "epsilon": max(epsilons.values())}
         return RoundRecord(
             round=first.round + 1,
             rounds=len(self.progress.epochs),
@@ -783,9 +873,11 @@ class Run:
             slots=self.progress.slots_in(first.round),
             workers=tuple(reply.worker for reply in replies),
             verdicts=tuple(dict.fromkeys(self.verdicts)),
+            without=tuple(sorted(self.without)),
             recomputed=recomputed,
             skipped=tuple(sorted((file + 1, samples) for reply in replies for file, samples in reply.skipped)),
             metrics=metrics | shown,
+            epsilons=epsilons,
         )
 
     def _bytes_moved(self) -> tuple[int, int]:
@@ -807,6 +899,7 @@ def arrived(reply: Reply) -> UpdateArrived:
         bytes_out=reply.bytes_out,
         bytes_back=reply.bytes_back,
         files=tuple(file + 1 for file in reply.files),
+        swapped=reply.swapped,
     )
 
 
@@ -859,6 +952,7 @@ async def gather(
 
     Raises:
         BadUpdate: An update is unusable and the policy is ``"stop"``, or all updates are unusable.
+        ClusterTooSmall: The workers of all slots are away, and the slots belong to them.
     """
     if run.facts.update_policy == "stop":
         return await _as_they_come(run, carrying, into)
@@ -868,28 +962,45 @@ async def gather(
 async def _as_they_come(run: Run, carrying: Sequence[asyncio.Task[Reply]], into: Merge | None) -> list[Reply]:
     places = {one: place for place, one in enumerate(carrying)}
     waiting = set(carrying)
+    fit: dict[int, Reply] = {}
     while waiting:
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         run.arrived = time.perf_counter()
         for one in sorted(done, key=places.__getitem__):
-            reply = one.result()
+            try:
+                fit[places[one]] = reply = one.result()
+            except SlotLeftOut as left:
+                run.left_without(left)
+                if into is not None:
+                    into.leave_out(places[one])
+                continue
             check(run, reply)
             if into is not None:
                 into.add(places[one], reply.update, reply.weight, checked=True)
-    return [one.result() for one in carrying]
+    if not fit and carrying:
+        raise nobody(run)
+    return [fit[place] for place in sorted(fit)]
 
 
 async def _compared(
     run: Run, tasks: Sequence[Task], carrying: Sequence[asyncio.Task[Reply]], again: Again, into: Merge | None
 ) -> list[Reply]:
-    replies = {reply.slot: reply for reply in await asyncio.gather(*carrying)}
+    replies: dict[int, Reply] = {}
+    for outcome in await asyncio.gather(*map(_reply_or_reason, carrying)):
+        if isinstance(outcome, SlotLeftOut):
+            run.left_without(outcome)
+        else:
+            replies[outcome.slot] = outcome
+    if not replies:
+        raise nobody(run)
+    there = [task for task in tasks if task.slot in replies]
     refused: dict[int, frozenset[int]] = {}
     said: dict[int, tuple[Reply, str]] = {}  # slot -> the reply that was judged last, and the verdict
     while True:
         compares = run.exchange.weights_out.compares if any(map(stays, replies.values())) else None
         verdicts = verdicts_on(run, replies) if compares is None else await compares(replies)
         retried = []
-        for task in tasks:
+        for task in there:
             slot, reply, verdict = task.slot, replies[task.slot], verdicts[task.slot]
             if verdict.action == "accept":
                 run.crew.trust(reply.worker)
@@ -913,7 +1024,7 @@ async def _compared(
     run.arrived = time.perf_counter()
     fit = []
     for place, task in enumerate(tasks):
-        if verdicts[task.slot].action != "reject":
+        if task.slot in replies and verdicts[task.slot].action != "reject":
             fit.append(as_it_counts(replies[task.slot], verdicts[task.slot]))
             if into is not None:
                 into.add(place, fit[-1].update, fit[-1].weight, checked=True)
@@ -922,6 +1033,22 @@ async def _compared(
     if not fit:
         raise BadUpdate("no update of this round can be used: " + "; ".join(run.verdicts))
     return fit
+
+
+async def _reply_or_reason(carrying: asyncio.Task[Reply]) -> Reply | SlotLeftOut:
+    try:
+        return await carrying
+    except SlotLeftOut as left:
+        return left
+
+
+def nobody(run: Run) -> ClusterTooSmall:
+    """Return the error for a run whose slots all belong to workers that are away."""
+    slots = ", ".join(str(slot) for slot, *_ in run.without)
+    return ClusterTooSmall(
+        f"the workers of all slots ({slots}) are away, and nobody else has their data",
+        hint="start them again, and continue with resume",
+    )
 
 
 def check(run: Run, reply: Reply) -> None:

@@ -28,6 +28,7 @@ from ddlf.settings.checks import (
     SCHEDULE,
     SHUFFLE,
     TRACKERS,
+    Above,
     Number,
     OneOf,
     Whole,
@@ -88,6 +89,59 @@ class Data(Group):
     With any other rule each slot keeps its samples for the whole run, the number of slots stays fixed, and the first
     lines of output show what each slot has."""
 
+    private: Setting[bool, bool] = Setting(
+        False, switch, "each worker has its own training data, which no other worker and not the master sees", use=FACT
+    )
+    """``load_dataset`` is called on workers only. Each worker is a slot, and trains on all its samples in each epoch. The
+    master learns their number, shapes and types. A round that has lost a worker for ``wait_for_workers_s`` continues
+    without it."""
+
+    update_clip: Setting[float | None, float | None] = Setting(
+        None,
+        Above(0, none="no noise"),
+        "most norm of an update of private data, over all trained weights: longer ones are shortened",
+        use=FACT,
+    )
+    """It needs ``private`` and ``noise_multiplier``. The sum of the clipped updates is noised, and divided by the number
+    of slots. Weights that are not trained stay as they are, such as statistics of batch normalization. With
+    ``privacy_unit='sample'``, it is the most norm of the gradient of a sample."""
+
+    noise_multiplier: Setting[float | None, float | None] = Setting(
+        None,
+        Above(0, none="no noise"),
+        "noise on the sum of a round's updates of private data, as a multiple of update_clip",
+        use=FACT,
+    )
+    """The standard deviation of the noise is ``noise_multiplier * update_clip``. The master adds it, from the system's
+    random source, so equal seeds give other weights. Training metrics and evaluations by workers are left out, because
+    they have no noise. With ``privacy_unit='sample'``, the noise is on the steps of each worker."""
+
+    delta: Setting[float | None, float | None] = Setting(
+        None,
+        Above(0, none="1e-5", below=1),
+        "probability that a stated epsilon does not hold, for private data with noise",
+        use=FACT,
+    )
+    """The record of each round has the epsilon of each slot (``record.epsilons``), and the largest one as the metric
+    ``epsilon``. ``pip install 'ddlf[privacy]'`` adds dp-accounting, which computes it."""
+
+    privacy_unit: Setting[str, str] = Setting(
+        "worker",
+        OneOf("worker", "sample"),
+        "what the noise on private data hides: all data of a worker (worker), or a single sample (sample)",
+        use=FACT,
+    )
+    """With ``sample``, each worker trains by DP-SGD: it draws Poisson batches of ``batch_size`` samples on average, clips
+    the gradient of each sample to ``update_clip``, and adds the noise to their sum. The master merges updates as without
+    noise. Coins and noise come from the worker's system. This needs TensorFlow or JAX."""
+
+    privacy_budget: Setting[float | None, float | None] = Setting(
+        None,
+        Above(0, none="no limit"),
+        "largest epsilon of a worker with private data: the run ends before a release would exceed it",
+    )
+    """The run ends with the weights of the last release. A resumed run counts the releases before it."""
+
     balance: Setting[str, str] = Setting(
         "equal",
         OneOf("equal", "speed"),
@@ -127,6 +181,16 @@ class Data(Group):
         None, class_weights, "weight of each class in the loss, as for fit", None, FACT
     )
     """Classes that are not listed have weight 1. ``w_train`` is the alternative."""
+
+    @property
+    def protects_samples(self) -> bool:
+        """Whether each worker noises its own steps, so that they hide single samples."""
+        return self.noise_multiplier is not None and self.privacy_unit == "sample"
+
+    @property
+    def noises_updates(self) -> bool:
+        """Whether the master clips the updates of workers and noises their sum."""
+        return self.noise_multiplier is not None and self.privacy_unit == "worker"
 
 
 @dataclass(frozen=True)
@@ -548,6 +612,19 @@ class RunSpec(Group):
     workers that join later get new slots, from a round that ``history`` names. If K is set, it stays fixed:
     additional workers are spare, and fewer workers take turns."""
 
+    planned: Setting[bool, bool] = Setting(
+        False, switch, "train with the slots, mode, exchange and codec that ddlf plan predicts to be fastest", ""
+    )
+    """The plan is that of ``ddlf plan`` for the same app and workers, with the batch size of the run. A line says what it
+    chooses. If its verdict is unclear, the run keeps its own settings. Without such a plan the run is refused, and so is
+    another value that is set outside of the app's class."""
+
+    scout: Setting[bool, bool] = Setting(
+        False, switch, "first find the learning rate, as ddlf scout does, and train with it", ""
+    )
+    """Short trials on all workers compare learning rates before the training. If the rate of the app is as good as the
+    best one, it stays; otherwise ``learning_rate`` of the app changes, and a line says so."""
+
     threads: Setting[int | None, int | None] = Setting(
         None,
         Whole(1, none="one number for all workers, chosen from cores and slots"),
@@ -595,6 +672,8 @@ class RunSpec(Group):
     wait_for_workers_s: Setting[float, float] = Setting(
         60.0, Number(0, unit="seconds"), "seconds to wait when all workers are lost"
     )
+    """With private data, a round also waits so long for each lost worker, and then continues without it. So does the begin:
+    a worker that misses the begin of a new run has no slot in it."""
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -617,6 +696,8 @@ class RunSpec(Group):
         """The class on the workers that trains, as ``"module:Class"``."""
         if self.exchange.spans_workers and self.train.role_of_part:
             return self.train.role_of_part
+        if self.data.protects_samples:
+            return "ddlf.training.slot.sample_noise:SampleNoiseReplica"
         return self.train.role or self.exchange.role
 
     def slots_on(self, workers: int) -> int:

@@ -9,34 +9,40 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.rate_decay import Never
 from ddlf.algorithms.weights import digest, is_float_type
-from ddlf.data.parts import has
 from ddlf.errors import AppError, BadUpdate, LeaseError
 from ddlf.events import ExchangeChosen, How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.events.record import History
+from ddlf.extras import hooks
+from ddlf.privacy import contradictions
+from ddlf.privacy.accountant import DELTA, check_delta
 from ddlf.training.callbacks.checks import warnings
 from ddlf.training.callbacks.master import Callbacks
-from ddlf.training.checkpoints.resume import begin, check_folders
+from ddlf.training.checkpoints.contents import is_checkpoint
+from ddlf.training.checkpoints.releases import RELEASES, ReleaseAccount, Terms
+from ddlf.training.checkpoints.resume import begin, check_folders, checkpoint_folders
 from ddlf.training.context import App
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.opening import crew_of
 from ddlf.training.crew.threads import given_threads
 from ddlf.training.evaluation.master import check_test_data, to_its_end
 from ddlf.training.evaluation.metrics import MetricMerge
+from ddlf.training.evaluation.private import OwnEvaluation
 from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.exchanges.recalibration import norms_of
 from ddlf.training.outside import outside
-from ddlf.training.progress import is_unmade, local
+from ddlf.training.progress import Progress, is_unmade, local
 from ddlf.training.refusals import (
     check_app,
     check_averages,
@@ -48,6 +54,7 @@ from ddlf.training.refusals import (
     check_spec,
     check_takeover,
     check_workers,
+    noise_choice,
 )
 from ddlf.training.registry import spec_of
 from ddlf.training.roles import REPLICA
@@ -65,6 +72,12 @@ from ddlf.training.strategy import Loop, Place, parts_of
 
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
 """Settings that are also arguments of ``train_sync`` and ``train_async``."""
+
+
+async def choose_settings(app: App) -> None:
+    """Let optional parts of DDLF set attributes of an app before training. You may call this again."""
+    for choose in hooks("choose_settings"):
+        await choose(app)
 
 
 def check(app: App, mode: str, *given: int | None, fresh: bool = False) -> RunSpec:
@@ -154,8 +167,9 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
         for sentence in left_behind(app.model):
             app.run_context.emit(Warned(about="model", why=sentence))
         strategy.check_model(app)
-        check_test_data(app)
-        check_evaluation(spec, validates=has(app, "val"))
+        if not app.run_context.data.is_elsewhere(app, "test"):  # a worker checks its own test data
+            check_test_data(app)
+        check_evaluation(spec, validates=app.run_context.data.has(app, "val"))
         run = await _run(app, samples, crew, spec, fresh, callbacks)
         progress = app.run_context.progress = run.progress
         if step is not None:
@@ -296,10 +310,16 @@ async def _run(
             )
     if keeps_averages(app.model):
         check_averages(spec)
+        contradictions.check(noise_choice(spec, averages=True))
     trained = {id(weight) for weight in app.model.trainable_weights}
     norms = norms_of(app, spec.batchnorm)
     apart = norms.get("apart", ())
     trainable = [id(weight) in trained and place not in apart for place, weight in enumerate(app.model.weights)]
+    if spec.data.noises_updates and not all(trainable):
+        untrained = [weight.path for weight, on in zip(app.model.weights, trainable, strict=True) if not on]
+        names = ", ".join(untrained[:3]) + ", .." * (len(untrained) > 3)
+        why = f"{names}: not trained, so left out of the noised sum; they stay as they are"
+        app.run_context.emit(Warned(about="noise", why=why))
     if why := check_effect(spec, shapes_of(app.model.weights), trainable):
         app.run_context.emit(Warned(about="codec", why=why))
     exact = [not flag for flag in trainable]
@@ -307,15 +327,19 @@ async def _run(
     strategy, exchange = parts_of(spec)
     weights_out = strategy.weights(place) or exchange.weights(place)
     progress, keeper, source = await begin(app, samples, spec, fresh=fresh, restoring=weights_out.restoring)
+    samples = progress.samples  # with private data, a worker of the training before may be away
     check_rounds(spec, samples, len(progress.states))
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
-    if spec.evaluation.on == "workers":
+    if app.run_context.data.homes is not None:
+        crew.carries = "own slot"
+        weights_out.evaluation = OwnEvaluation(app, crew, (app.run_context.name, REPLICA))
+    elif spec.evaluation.on == "workers":
         weights_out.evaluation = EvaluationThere(app, crew, (app.run_context.name, REPLICA))
     progress.records = History(progress.records)
     fixed = spec.slots is not None or progress.owners is not None or spec.train.has_fixed_slots(spec)
     fixed = fixed or spec.exchange.spans_workers
     crew.fixed_slots = len(progress.states) if fixed else None
-    crew.carries = "part" if spec.exchange.spans_workers else "slot"
+    crew.carries = "part" if spec.exchange.spans_workers else crew.carries
     app.run_context.emit(
         TrainingBegan(
             mode=spec.train.name,
@@ -352,6 +376,7 @@ async def _run(
         grows=not fixed,
         files=files_of(app),
         shuffle=str(spec.data.shuffle),
+        data=app.run_context.data,
         **norms,
     )
     plan = SlotPlan(
@@ -367,9 +392,56 @@ async def _run(
     )
     planned = PlannedSteps(progress, spec.data.batch_size) if follows else None
     carrier = Carrier(
-        app.run_context.name, samples, spec.exchange.codec.name, weights_out, states, app.run_context.emit, planned
+        app.run_context.name,
+        facts.data.numbers(),
+        spec.exchange.codec.name,
+        weights_out,
+        states,
+        app.run_context.emit,
+        planned,
     )
     on_disks = facts.files is not None and facts.files.manifest.hosts > 0
     introduces = not weights_out.stays
     nearby = Nearby(app, facts.files, crew, app.cluster, introduces=introduces) if on_disks else None
-    return Run(facts, app.cluster, crew, progress, carrier, nearby, MetricMerge(app), reporter, keeper)
+    merge_metrics = MetricMerge(app) if spec.data.noise_multiplier is None else left_out_metrics
+    run = Run(facts, app.cluster, crew, progress, carrier, nearby, merge_metrics, reporter, keeper)
+    if spec.data.noise_multiplier is not None:
+        try:
+            run.account = await asyncio.to_thread(_account, app, spec, progress, source)
+        except BaseException:
+            if keeper is not None:
+                await keeper.close()
+            raise
+    return run
+
+
+def _account(app: App, spec: RunSpec, progress: Progress, source: Path | None) -> ReleaseAccount:
+    """Return the account of the releases of a run, which continues that of the training before."""
+    context, budget = app.run_context, spec.data.privacy_budget
+    unit: Literal["peer", "sample"] = "sample" if spec.data.protects_samples else "peer"
+    terms = Terms(
+        unit=unit, clip=spec.data.update_clip or 0.0, delta=DELTA if spec.data.delta is None else spec.data.delta
+    )
+    most = max(share.samples for share in context.data.shares)
+    check_delta(terms.delta, most if unit == "sample" else len(progress.states))
+    target, _ = checkpoint_folders(app)
+    folder = target or (None if context.recording is None else context.recording.path)
+    known = folder if source is None else source.absolute().parent if is_checkpoint(source) else source
+    counted = [record for record in progress.records if record.epsilons]
+    left = sum(len(record.workers) for record in counted) if unit == "sample" else len(counted)
+    if source is None and context.account is not None:  # this process has trained these weights before
+        account = context.account.goes_on(terms, budget)
+    elif known is not None and (source is not None or (known / RELEASES).exists()):
+        account = ReleaseAccount.resume(known, terms, budget, least=left)
+    else:
+        account = ReleaseAccount.begin(folder, terms, budget)
+    if folder is not None:
+        account.copy_to(folder)
+    account.check_next()
+    context.account = account
+    return account
+
+
+def left_out_metrics(rows: Sequence[Any]) -> dict[str, float]:
+    """Return no metrics: with clip and noise, metrics of workers are left out, because they have no noise."""
+    return {}

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize
 
 from ddlf.algorithms import lbfgs
 from ddlf.algorithms.lbfgs import (
@@ -23,6 +22,9 @@ from ddlf.algorithms.lbfgs import (
     unpacked,
     unpacked_row,
 )
+from tests.later import Later
+
+optimize = Later("scipy.optimize")
 
 
 def two_loops(s, y, g):

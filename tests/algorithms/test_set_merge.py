@@ -32,6 +32,8 @@ def test_a_merge_follows_the_golden_table(rule, s, q, weights, trainings):
     assert merged.weights[1] == [7]
     assert merged.trainings == trainings == SET_MERGE.read(rule).trainings(s, q)
     assert list(mine.weights[0]) == [1, 2]
+    share = SET_MERGE.read(rule).share(mine, theirs)
+    np.testing.assert_allclose([1 + share * 4, 2 + share * 4], weights, rtol=0, atol=1e-6)
 
 
 def test_elastic_moves_both_sides_by_the_same_step():
@@ -47,6 +49,7 @@ def test_copy_takes_only_a_more_accurate_set():
     assert copy.merge(mine, better).accuracy == 0.6
     assert copy.merge(better, mine) is better
     assert copy.merge(mine, a_set(2.0, accuracy=np.nan)) is mine
+    assert (copy.share(mine, better), copy.share(better, mine)) == (1.0, 0.0)
 
 
 def test_the_mean_by_trainings_gives_each_set_its_share():

@@ -20,6 +20,7 @@ from ddlf.settings.setting import Use
 from ddlf.testing import FakeRun
 from ddlf.training.checkpoints.resume import settings_of
 from ddlf.training.registry import KINDS_OF_GROUPS, SETTINGS, flat, option, spec_of
+from ddlf.training.samples.policy import CommonData
 
 ROOT = Path(__file__).parents[2]
 MADE = runpy.run_path(str(ROOT / "docs/reference"))["PAGES"]
@@ -92,7 +93,8 @@ def test_help_names_a_merge_rule_that_was_added_to_its_family_only(monkeypatch):
 
 def test_checkpoint_has_each_setting_that_decides_the_result():
     app = FakeRun()
-    facts = settings_of(app, 1, spec_of(ddlf.IApp()))
+    app.run_context.data = CommonData()
+    facts = settings_of(app, spec_of(ddlf.IApp()))
     decide = {name for name, setting in SETTINGS.items() if Use.FACT in setting.use}
     assert facts.keys() - {"samples", "data", "model"} == decide
     assert all(facts[name] is None or isinstance(facts[name], int | float | str) for name in decide)

@@ -12,6 +12,7 @@ from ddlf.testing.fake_run import FakeRun
 from ddlf.training.crew.opening import Opening
 from ddlf.training.slot import arithmetic
 from ddlf.training.slot.arithmetic import Arithmetic, mixed, mixed_backends, prepare_master, said_of
+from ddlf.worker import determinism
 from tests.training.models import Blobs, Quick, app, equal
 
 
@@ -29,7 +30,9 @@ def process_of(self):
     return [*flags, config is not None and config.is_op_determinism_enabled(), os.getpid()]
 
 
-async def test_run_turns_op_determinism_on_and_the_next_one_off():
+async def test_run_turns_op_determinism_on_and_the_next_one_off(monkeypatch):
+    # Another test may have used JAX in this process, which then keeps its flags. A worker would start a new process.
+    monkeypatch.setattr(determinism, "jax_was_used", lambda: False)
     async with in_process_cluster(1) as cluster:
         first = app(cluster, deterministic=True, optimizer="adam", dropout=0.2)
         said = []

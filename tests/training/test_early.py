@@ -46,6 +46,14 @@ def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(attributes, m
         check(app, "async")
 
 
+def test_test_data_of_the_master_without_private_training_data_is_refused():
+    app = made(load_test_dataset=lambda self: None)
+    with pytest.raises(AppError, match="load_test_dataset has no effect, because the training data is not private"):
+        check(app, "sync")
+    app.private = True
+    check(app, "sync")
+
+
 @pytest.mark.parametrize(
     ("attributes", "hint"),
     [

@@ -1,7 +1,10 @@
 """The exchange of gradients on real workers: the steps of one process, through whatever happens."""
 
+import numpy as np
 import pytest
 
+from apps.lstm import LSTM
+from apps.mlp import MLP
 from ddlf.algorithms.partition import shuffled
 from tests.training.models import WIDE, Blobs, app, blobs, distance, equal, small_model
 from tests.training.test_failures import kill_executor, kinds, with_faults
@@ -45,6 +48,46 @@ async def test_two_slots_take_the_steps_of_one_process_with_the_double_batch(two
     assert len(trained.history) == trained.model.optimizer.iterations == 2 * 7
     assert trained.ledger.is_exact(2)
     assert {record.samples for record in trained.history} == {32, 11}
+
+
+class Images:
+    """Made-up images of the size of MNIST, for the models of the study."""
+
+    shape = (28, 28, 1)
+    exchange, verbose, master_epochs, batch_size = "gradient", False, 2, 100
+
+    async def load_dataset(self):
+        chance = np.random.default_rng(0)
+        self.x_train = chance.random((600, *self.shape), "float32")
+        self.y_train = np.eye(10, dtype="float32")[chance.integers(0, 10, 600)]
+
+
+class ImagesMLP(Images, MLP):
+    pass
+
+
+class ImagesLSTM(Images, LSTM):
+    shape = (28, 28)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", [ImagesMLP, ImagesLSTM])
+async def test_two_towers_of_100_samples_equal_one_batch_of_200(two_workers, study):
+    import keras
+
+    towers = app(two_workers, study)
+    await towers.train_model()
+    keras.utils.set_random_seed(0)
+    plain = study(None)
+    await plain.load_dataset()
+    await plain.create_model()
+    begin = plain.model.get_weights()
+    for epoch in range(2):
+        order = shuffled(600, 0, epoch)
+        plain.model.fit(plain.x_train[order], plain.y_train[order], batch_size=200, shuffle=False, verbose=0)
+    assert len(towers.history) == 2 * 3
+    assert distance(towers.model.get_weights(), plain.model.get_weights()) < 1e-6
+    assert distance(begin, plain.model.get_weights()) > 1e-3
 
 
 @pytest.mark.slow

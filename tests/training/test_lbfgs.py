@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-from scipy import optimize
 
 from ddlf import events
 from ddlf.cluster.link import Notice
@@ -17,8 +16,11 @@ from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.registry import SETTINGS
 from ddlf.training.slot.numpy_model import NumpyModel
 from ddlf.training.start import check
+from tests.later import Later
 from tests.patience import PATIENCE_S
 from tests.training.runs import of
+
+optimize = Later("scipy.optimize")
 
 CHANCE = np.random.default_rng(5)
 START = {
@@ -268,7 +270,7 @@ ONCE = ["prepare", "send", "copy"]
 
 
 @pytest.mark.parametrize("verb", OFTEN + ONCE)
-@pytest.mark.parametrize("time", [1, 2, 11])
+@pytest.mark.parametrize("time", [1, 2, pytest.param(11, marks=pytest.mark.slow)])
 async def test_a_lost_worker_changes_no_bit(verb, time, undisturbed):
     run = run_of()
     lost = losing(run, verb, [time])
@@ -368,7 +370,7 @@ async def test_run_resumed_at_any_iteration_has_the_same_bits(more, tmp_path, un
 
 
 @pytest.mark.parametrize("verb", ["portions", "push", "sums", "stage", "settle", "aim", "write"])
-@pytest.mark.parametrize("time", [7, 8, 9])
+@pytest.mark.parametrize("time", [7, *(pytest.param(time, marks=pytest.mark.slow) for time in (8, 9))])
 async def test_a_run_interrupted_at_any_moment_continues_with_the_same_bits(verb, time, tmp_path, undisturbed):
     run, count = run_of(checkpoint=tmp_path, shards=1), 0
     training = asyncio.ensure_future(run.train_model())
@@ -552,7 +554,19 @@ async def test_settings_of_other_modes_are_refused_by_name(settings, said):
 
 
 USED = {
-    *("mode", "master_epochs", "seed", "slots", "threads", "deterministic", "tf32", "callbacks", "wait_for_workers_s"),
+    *(
+        "mode",
+        "master_epochs",
+        "seed",
+        "slots",
+        "planned",
+        "scout",
+        "threads",
+        "deterministic",
+        "tf32",
+        "callbacks",
+        "wait_for_workers_s",
+    ),
     *("class_weight", "pairs", "tolerance", "portion", "shards"),
     *(
         "evaluate_every",
@@ -573,6 +587,7 @@ REFUSED = {
     "worker_callbacks": ["one"],
     "batch_size": 8,
     "partition": "dirichlet:0.5",
+    "private": True,
     "balance": "speed",
     "worker_epochs": 2,
     "worker_steps": 1,
@@ -608,8 +623,12 @@ REFUSED = {
 }
 
 
+NOISE = {"update_clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-6, "privacy_budget": 8.0, "privacy_unit": "sample"}
+"""Settings of private data, which L-BFGS refuses."""
+
+
 def test_each_setting_is_used_or_refused():
-    assert USED | FOR_FILES | set(REFUSED) == set(SETTINGS)
+    assert USED | FOR_FILES | set(REFUSED) | set(NOISE) == set(SETTINGS)
     assert not USED & set(REFUSED)
 
 
@@ -619,6 +638,12 @@ def test_each_setting_without_an_effect_is_refused_by_name(name):
     with pytest.raises(ConfigError) as refused:
         check(run, "lbfgs")
     assert re.search(rf"\b{name}(=| out)", str(refused.value))
+
+
+@pytest.mark.parametrize("given", [{name: value} for name, value in NOISE.items()] + [NOISE])
+def test_noise_is_refused(given):
+    with pytest.raises(ConfigError, match="noise_multiplier"):
+        check(run_of(**given), "lbfgs")
 
 
 async def test_batch_size_of_a_class_for_another_mode_does_not_stop_lbfgs():

@@ -24,7 +24,7 @@ from tests.training.test_failures import start_here  # noqa: F401  the same fixt
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-both_modes = pytest.mark.parametrize("mode", ["sync", "async"])
+both_modes = pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -318,7 +318,7 @@ async def test_convergence_by_test_ends_with_the_tested_weights(cluster):
     assert records.to_keras()["test_loss"][-1] == records[-1].test["loss"]
 
 
-@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+@both_modes
 async def test_error_in_a_hook_ends_the_run_and_keeps_its_rounds(cluster, mode):
     async def on_round(record):
         if record.version == 2:

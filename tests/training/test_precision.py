@@ -71,6 +71,7 @@ async def test_scale_of_the_loss_survives_a_kill_and_a_resume(tmp_path):
         assert scales(resumed) == scales(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"exchange": "sharded"}, {"optimizer_state": "averaged"}, {"mode": "async"}])
 async def test_float16_learns_with_other_ways_to_train(settings):
     settings = dict(settings)
@@ -83,6 +84,7 @@ async def test_float16_learns_with_other_ways_to_train(settings):
         assert all(scale > 2.0**5 for _, scale in scales(trained))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"exchange": "gradient"}, {"exchange": "sharded"}])
 async def test_bfloat16_learns_with_each_exchange(settings):
     async with in_process_cluster(2) as cluster:

@@ -163,7 +163,10 @@ WRONG = {
 
 
 @BOTH
-@pytest.mark.parametrize("sees", [True, False], ids=["a worker reads", "the master reads"])
+@pytest.mark.parametrize(
+    "sees",
+    [pytest.param(True, id="a worker reads"), pytest.param(False, id="the master reads", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("harm", WRONG, ids=lambda one: one.__name__)
 async def test_unusable_slice_is_named_and_the_previous_checkpoint_used(harm, sees, settings, tmp_path):
     await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)

@@ -9,6 +9,7 @@ from ddlf.training.crew.schedule import (
     Finished,
     GiveUp,
     Leaving,
+    LeftOut,
     Lost,
     Ready,
     RoundBegan,
@@ -284,3 +285,27 @@ def test_leaving_worker_that_comes_back_is_like_any_other():
     assert schedule.leaving == frozenset()
     schedule.apply(Ready(1))
     assert schedule.plan(102) == [Start(0, 1)]
+
+
+def test_slot_that_belongs_to_a_worker_is_given_to_no_other():
+    homes = {0: 1, 1: 2}
+    schedule = Schedule(homes=homes)
+    for event in (Ready(1), Ready(2), Ready(3), Wanted(1), Wanted(0, frozenset({1}))):
+        schedule.apply(event)
+    assert sorted(schedule.plan(0.0), key=lambda action: action.slot) == [Start(0, 1), Start(1, 2)]
+    schedule.apply(Finished(1, 1.0))
+    assert schedule.wake_at() is None  # no backup for a late slot
+    assert schedule.plan(1000.0) == []
+    assert not schedule.apply(Leaving(2, 1000.0, 0.0))  # nobody else can take its slot
+    schedule.apply(Lost(2))
+    assert schedule.plan(1000.0) == []
+    assert schedule.homeless == {1}
+    homes[1] = 3  # the machine of worker 2 is back as worker 3
+    assert schedule.plan(1000.0) == [Start(1, 3)]
+    schedule.apply(Lost(3))
+    schedule.apply(LeftOut(1))
+    assert not schedule.open
+    schedule.apply(Ready(3))
+    assert schedule.plan(1000.0) == []
+    schedule.apply(Wanted(1))
+    assert schedule.plan(1000.0) == [Start(1, 3)]

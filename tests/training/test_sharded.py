@@ -130,7 +130,11 @@ SETTINGS = [
 ]
 NUMBERS = (3, 1, 8, 2, 3, 8)
 """Numbers of workers. Each setting is trained with two of them, in turn."""
-PAIRS = [(settings, NUMBERS[(i + k) % 6]) for i, settings in enumerate(SETTINGS) for k in (0, 1)]
+PAIRS = [
+    pytest.param(settings, NUMBERS[(i + k) % 6], marks=[pytest.mark.slow] * k)
+    for i, settings in enumerate(SETTINGS)
+    for k in (0, 1)
+]
 
 
 @pytest.mark.parametrize(("settings", "workers"), PAIRS, ids=str)

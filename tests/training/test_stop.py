@@ -19,7 +19,7 @@ class Stopping(Quick):
             self.answers = [self.stop_training(), self.stop_training()]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 async def test_stop_training_ends_after_the_round_and_stops_no_later_run(two_workers, mode):
     app = Stopping(two_workers)
     app.mode = mode

@@ -1,5 +1,6 @@
 """A worker sees that its card is lost or hangs, and reads how busy it is. NVML is a stand-in."""
 
+import threading
 import time
 
 import pytest
@@ -19,9 +20,14 @@ FIRST = "GPU-00000000-0000"
 @pytest.fixture
 def watch(cards, monkeypatch):
     monkeypatch.setattr(card_watch, "LOOK_S", 0.01)
+    before = threading.enumerate()
     made = CardWatch(find_cards().cards[:1])
     yield made
     made.stop()
+    if "hangs" not in str(made.loss()):  # otherwise the thread reads the stand-in while ``cards`` takes it away
+        for thread in threading.enumerate():
+            if thread.name == "ddlf cards" and thread not in before:
+                thread.join(PATIENCE_S)
 
 
 def until(found):

@@ -185,3 +185,20 @@ def test_pytorch_of_a_template_gets_the_number_of_threads(monkeypatch):
     assert set_threads(3) == 3
     assert counts == [3]
     assert {os.environ[name] for name in machine.THREADS} == {"3"}
+
+
+def test_bytes_from_swap_are_counted_if_the_process_has_waited_for_pages(monkeypatch):
+    waits, swapped = 5, 4096
+    monkeypatch.setattr(machine, "_page_waits", lambda: waits)
+    monkeypatch.setattr(machine, "_swapped_in", lambda: swapped)
+    meter = machine.SwapMeter()
+    swapped = 3 * 4096
+    assert meter.since() == 0  # another program has read these
+    waits = 6
+    assert meter.since() == 2 * 4096
+    assert meter.since() == 0
+
+
+def test_the_counters_of_swap_are_numbers_on_each_system():
+    assert machine._page_waits() >= 0
+    assert machine._swapped_in() >= 0

@@ -49,7 +49,17 @@ from ddlf.training.checkpoints.contents import (
     read_manifest,
     stored,
 )
-from ddlf.training.checkpoints.durable import MANIFEST, damaged, explained, free_bytes, no_space, seal, sync, write_new
+from ddlf.training.checkpoints.durable import (
+    EARLIER,
+    MANIFEST,
+    damaged,
+    explained,
+    free_bytes,
+    no_space,
+    seal,
+    sync,
+    write_new,
+)
 from ddlf.training.checkpoints.journal import JOURNAL, Extent, Journal
 from ddlf.training.checkpoints.ownership import Ownership
 
@@ -131,7 +141,7 @@ class CheckpointFolder:
         """
         name = f"round-{number:06d}"
         temporary = self.path / f"{WRITING}{name}-{secrets.token_hex(4)}"
-        with explained(self.path, "write a checkpoint in"):
+        with explained(self.path, "write a checkpoint in", kept=EARLIER):
             self._ownership.check()
             temporary.mkdir(mode=0o700)
         assert self._ownership.mine is not None
@@ -162,12 +172,12 @@ class CheckpointFolder:
         name = f"round-{checkpoint.round:06d}"
         begun = checkpoint.slices
         temporary = self.path / f"{WRITING}{name}-{secrets.token_hex(4)}" if begun is None else begun.folder
-        with explained(self.path, "write a checkpoint in", need=need):
+        with explained(self.path, "write a checkpoint in", need=need, kept=EARLIER):
             self._ownership.check()
             self._refuse_older(checkpoint.round)
             free = free_bytes(self.path)
             if free is not None and free < need:
-                raise no_space(self.path, need)
+                raise no_space(self.path, need, EARLIER)
             try:
                 if begun is None:
                     temporary.mkdir(mode=0o700)

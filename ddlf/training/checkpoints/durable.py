@@ -155,6 +155,10 @@ def replace(path: Path, data: bytes) -> None:
     sync(path.parent)
 
 
+EARLIER = "earlier checkpoints are complete"
+"""The files that a full disk does not harm while a checkpoint is written."""
+
+
 def free_bytes(folder: Path) -> int | None:
     """Return the number of bytes that this user may still write to the disk; None if that is unknown."""
     total, _, free = shutil.disk_usage(folder)
@@ -162,13 +166,14 @@ def free_bytes(folder: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def explained(folder: Path, doing: str, *, need: int = 0) -> Iterator[None]:
+def explained(folder: Path, doing: str, *, need: int = 0, kept: str = "") -> Iterator[None]:
     """Turn operating system errors in a ``with`` block into DDLF errors with a clear message.
 
     Args:
         folder: Folder of the operation.
         doing: The operation in words, such as ``"write a checkpoint in"``.
         need: Number of bytes to write, for the sentence about a full disk.
+        kept: The files that a full disk does not harm, in words, for the same sentence.
 
     Raises:
         CheckpointError: Replaces any OSError that is not a ``DDLFError``, with its ``errno``.
@@ -178,15 +183,15 @@ def explained(folder: Path, doing: str, *, need: int = 0) -> Iterator[None]:
     except DDLFError:
         raise
     except OSError as error:
-        raise in_words(error, folder, doing, need=need) from error
+        raise in_words(error, folder, doing, need=need, kept=kept) from error
 
 
-def in_words(error: OSError, folder: Path, doing: str, *, need: int = 0) -> CheckpointError:
+def in_words(error: OSError, folder: Path, doing: str, *, need: int = 0, kept: str = "") -> CheckpointError:
     """Return the DDLF error for an operating system error, as ``explained`` raises it."""
     what, hint = f"cannot {doing} {folder}: {error.strerror or error}", ""
     if error.errno == errno.ENOSPC:
         with contextlib.suppress(OSError):
-            return no_space(folder, need)
+            return no_space(folder, need, kept)
         what, hint = f"no space in {folder}", "free some, or use another folder"
     elif error.errno == errno.EDQUOT:
         what, hint = (
@@ -208,13 +213,13 @@ def in_words(error: OSError, folder: Path, doing: str, *, need: int = 0) -> Chec
     return result
 
 
-def no_space(folder: Path, need: int) -> CheckpointError:
+def no_space(folder: Path, need: int, kept: str = "") -> CheckpointError:
     """Return the error that says that the disk is full."""
     free = free_bytes(folder)
     facts = [f"need {size(need)}"] * bool(need) + [f"free {size(free or 0)}"] * (free is not None)
     error = CheckpointError(
         f"no space: {', '.join(facts)} in {folder}",
-        hint="free some, or use another folder; earlier checkpoints are complete",
+        hint="free some, or use another folder" + f"; {kept}" * bool(kept),
     )
     error.errno = errno.ENOSPC
     return error

@@ -151,6 +151,10 @@ class Keeper:
         finally:
             await asyncio.to_thread(self._folder.close)
 
+    async def close(self) -> None:
+        """Release the folder before the first checkpoint."""
+        await asyncio.to_thread(self._folder.close)
+
     def resumed_at(self, version: int, converged: bool, records: int) -> None:
         """Note what the folder already contains when a run resumes: the state after some merges, and some records."""
         self._saved = version, converged

@@ -28,11 +28,10 @@ from ddlf.training.checkpoints.keeper import Keeper
 from ddlf.training.checkpoints.restoring import Restoring, names_of
 from ddlf.training.checkpoints.slices import WEIGHTS
 from ddlf.training.context import App
-from ddlf.training.progress import FileLedger, Progress, SampleLedger, WeightsRef, shapes
+from ddlf.training.progress import Progress, WeightsRef, shapes
 from ddlf.training.refusals import check_slots
 from ddlf.training.registry import DEFAULTS, EXCHANGE, MODE, SETTINGS, flat
 from ddlf.training.samples.files import files_of
-from ddlf.training.samples.parts import owners_of
 from ddlf.training.slot.build import describe, describe_optimizer, describe_weights, without_numbers
 from ddlf.training.slot.parts import PARTS
 from ddlf.training.slot.variables import is_made, shapes_of
@@ -167,8 +166,8 @@ async def begin(
         ConfigError: The folder has checkpoints of another training.
         LeaseError: Another master writes into the folder.
     """
-    now = settings_of(app, samples, spec)
-    epochs, worker_epochs, partition = spec.epochs, spec.local.epochs, spec.data.partition
+    now = settings_of(app, spec)
+    epochs, worker_epochs, policy = spec.epochs, spec.local.epochs, app.run_context.data
     length = {
         "portion": (spec.local.steps or 0) * spec.data.batch_size,
         "together": spec.local.round_samples or 0,
@@ -181,6 +180,7 @@ async def begin(
     before = None if fresh else _training(app)
     if found is not None:
         progress = Progress.from_checkpoint(found) if restoring is None else restoring.begin(found)
+        policy.continue_with(progress.ledger)
         check_same_model(dict(zip(names_of(found), shapes(progress.weights), strict=True)), describe_weights(app.model))
         slots = len(progress.states)
         check_settings(
@@ -198,14 +198,15 @@ async def begin(
         progress.asked = max(asked, progress.asked)
     elif before is not None:
         progress = _go_on(app, before, now)
+        policy.continue_with(progress.ledger)
         progress.plan(epochs, worker_epochs, more=app.resume is None, **length)
     else:
-        slots = spec.slots_on(app.cluster.places)
+        slots = policy.slots(spec.slots_on(app.cluster.places))
         if slots > samples:  # raise the error before any state is made for each slot
-            owners_of(app, partition, samples, slots, spec.seed)
+            policy.owners(app, spec, slots)
         progress = Progress(
             weights=_weights_of(app),
-            ledger=SampleLedger(samples) if data is None else FileLedger(samples),
+            ledger=policy.ledger(data),
             versions_from=[] if data is None else [(0, data.manifest.version)],
             states=[{} for _ in range(slots)],
             speeds=[None] * slots,
@@ -217,7 +218,7 @@ async def begin(
     fewest = min(map(progress.tasks_in, range(progress.reached, len(progress.epochs))), default=0)
     check_slots(spec, len(progress.states), fewest)
     # Before a folder is opened, since this may raise an error.
-    progress.owners = owners_of(app, partition, samples, len(progress.states), spec.seed)
+    progress.owners = policy.owners(app, spec, len(progress.states))
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
     here = target is not None and (source is None or _same(target, source) or _same(target, source.absolute().parent))
     keeper = None if target is None else await _open(app, target, progress, found if here else None, damage)
@@ -306,6 +307,7 @@ def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
         weights=_weights_of(app),  # the user may have changed them
         converged=False,
         reason="",
+        spent=False,
         state=before.local_state() if same else {},
         remote_state={},
         callbacks=None,  # they start fresh, as in a new fit
@@ -352,11 +354,10 @@ async def _open(app: App, path: Path, progress: Progress, found: Checkpoint | No
     return keeper
 
 
-def settings_of(app: App, samples: int, spec: RunSpec) -> dict[str, Any]:
+def settings_of(app: App, spec: RunSpec) -> dict[str, Any]:
     """Return all facts that determine the bits of a run's result, as JSON data for a checkpoint."""
     return {
-        "samples": samples,
-        "data": app.run_context.content,
+        **app.run_context.data.facts(),
         **({"files": dict(place.sources)} if (place := place_of(app, "train")) is not None and place.sources else {}),
         "model": hashlib.sha256(json.dumps([row[1:] for row in describe_weights(app.model)]).encode()).hexdigest()[:16],
         **({"text": text.digest} if (text := getattr(vars(app).get("model"), "notation", None)) is not None else {}),

@@ -25,7 +25,7 @@ import numpy as np
 
 from ddlf.errors import CheckpointCorrupt, CheckpointError
 from ddlf.training.checkpoints import tensors
-from ddlf.training.checkpoints.durable import OWNER, damaged, in_words, sync, unseal
+from ddlf.training.checkpoints.durable import EARLIER, OWNER, damaged, in_words, sync, unseal
 
 Arrays = dict[str, dict[str, tensors.Array]]
 """Group -> name -> array."""
@@ -82,7 +82,7 @@ def write(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict
         return {"bytes": path.stat().st_size, "sha256": digest, "arrays": list(plain)}
     except OSError as error:
         need = sum(array.nbytes for array in plain.values())
-        raise in_words(error, path.parent, "write a slice of a checkpoint in", need=need) from error
+        raise in_words(error, path.parent, "write a slice of a checkpoint in", need=need, kept=EARLIER) from error
 
 
 def write_if_seen(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
@@ -259,7 +259,7 @@ class Slices:
                 raise CheckpointError(f"{begun} has {size:,} bytes here, and {written['bytes']:,} where it was written")
             os.rename(begun, self.folder / name)
         except OSError as error:
-            raise in_words(error, self.folder, "write a slice of a checkpoint in") from error
+            raise in_words(error, self.folder, "write a slice of a checkpoint in", kept=EARLIER) from error
         facts = {key: written[key] for key in ("bytes", "sha256", "arrays")}
         self.files = sorted([*self.files, {"name": name, **facts, "by": by}], key=lambda file: file["name"])
 

@@ -24,6 +24,7 @@ from ddlf.training.crew.schedule import (
     Finished,
     GiveUp,
     Leaving,
+    LeftOut,
     Lost,
     Ready,
     RoundBegan,
@@ -41,6 +42,20 @@ _training: WeakSet[ProxyWorker] = WeakSet()
 
 Work = Callable[[ProxyWorker, bool], Awaitable[Any]]
 """Carries a slot on a worker. The flag says whether the worker still holds the state of the slot's last round."""
+
+
+class SlotLeftOut(Exception):
+    """Error: the worker that a slot belongs to is away, so the round continues without the slot.
+
+    Args:
+        slot: The slot, from 0.
+        worker: Number of its worker; 0 if it has not come yet.
+        why: The reason, as a sentence.
+    """
+
+    def __init__(self, slot: int, worker: int, why: str) -> None:
+        super().__init__(why)
+        self.slot, self.worker, self.why = slot, worker, why
 
 
 class Crew:
@@ -61,7 +76,8 @@ class Crew:
             worker from the run.
         emit: Receives each event.
         backups: Whether a second worker also gets the slot of a straggler.
-        wait_s: Longest time without any worker, in seconds.
+        homes: The only worker of each slot, by slot, if slots belong to workers; None if any worker can carry any slot.
+        wait_s: Longest time without any worker, and without the own worker of a slot, in seconds.
 
     Raises:
         LeaseError: Another run of this process uses one of the workers.
@@ -74,13 +90,18 @@ class Crew:
         emit: Callable[[events.Event], None],
         *,
         backups: bool = True,
+        homes: Mapping[int, int] | None = None,
         wait_s: float = WAIT_FOR_WORKERS_S,
     ) -> None:
         self._cluster = cluster
+        self._homes = homes
         self._recovery = Recovery(self, open_worker, self._spawn)
         self.emit = emit
         self.wait_s = wait_s
-        self._schedule = Schedule(backups=backups)
+        self._schedule = Schedule(backups=backups, homes=homes)
+        self._away: dict[int, float] = {}  # worker that has its own slot -> when it was missed first
+        self._returned: dict[int, asyncio.Event] = {}  # slot -> set when its own worker takes part
+        self._never: dict[int, str] = {}  # worker that has left the run for good -> why
         self._workers: dict[int, ProxyWorker] = {}
         # how often each worker received the app; a worker loses its slot states each time
         self._opened: dict[int, int] = {}
@@ -149,7 +170,8 @@ class Crew:
         At least one worker must be open (have the app and the data), and the first opening of every worker must have
         ended.
 
-        A first opening ends with an open worker, a loss or an error. ``Recovery`` opens lost workers again later.
+        A first opening ends with an open worker, a loss or an error. ``Recovery`` opens lost workers again later. If slots
+        belong to workers, the training waits ``wait_s`` for a lost one: its data has no slot if it misses the begin.
 
         Raises:
             DDLFError: No worker can be opened; the first worker's error, joined with the other errors.
@@ -200,6 +222,7 @@ class Crew:
 
         Raises:
             ClusterTooSmall: No worker was left, and none came back in time.
+            SlotLeftOut: The slot belongs to a worker that is away.
             ExecutorCrashed: Three executor processes crashed during the slot's work.
             LeaseError: Another master took the workers over.
             DDLFError: ``work`` raised it.
@@ -219,9 +242,14 @@ class Crew:
         """The number of workers that work on a slot or are free to."""
         return len(self._schedule.workers)
 
+    async def returned(self, slot: int) -> None:
+        """Wait until the worker that a slot belongs to takes part in the run."""
+        if self._homes is not None and self._homes.get(slot) not in self._schedule.workers:
+            await self._returned.setdefault(slot, asyncio.Event()).wait()
+
     def others_than(self, workers: frozenset[int]) -> bool:
-        """Return whether the run has a worker besides these workers."""
-        return bool(self._schedule.workers - workers)
+        """Return whether the run has a worker besides these workers that may carry their slots."""
+        return self._homes is None and bool(self._schedule.workers - workers)
 
     def member(self, worker: int) -> tuple[ProxyWorker, int] | None:
         """Return a worker that takes part in the run, and how often it received the app; None if it is lost.
@@ -243,8 +271,9 @@ class Crew:
         self._holds.pop(slot, None)
         self._distrusted[worker] += 1
         self.emit(events.UpdateRejected(**self._of(slot), worker=worker, why=why))
-        if self._distrusted[worker] == MAX_REJECTED and self.others_than(frozenset({worker})):
+        if self._distrusted[worker] == MAX_REJECTED and self._schedule.workers - {worker}:
             self._schedule.apply(Lost(worker))
+            self._never[worker] = f"{MAX_REJECTED} of its updates in a row were rejected"
             self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker, rejected=MAX_REJECTED))
 
     def trust(self, worker: int) -> None:
@@ -288,12 +317,37 @@ class Crew:
                 case Stop(worker):
                     self._attempts[worker].cancel()
                 case GiveUp(slot):
-                    self._fail(slot, self._last_loss or ExecutorCrashed("a slot ended its executors"))
+                    error = self._last_loss or ExecutorCrashed("a slot ended its executors")
+                    self._fail(slot, error if self._homes is None else self._without(slot, first_line(error)))
         self._let_go_of_leaving()
         self._watch_for_nobody()
-        wake_at = self._schedule.wake_at()
-        if wake_at is not None:
-            self._advance_soon(max(wake_at - loop.time(), 0.001))
+        times = [time for time in (self._schedule.wake_at(), self._leave_out(loop.time())) if time is not None]
+        if times:
+            self._advance_soon(max(min(times) - loop.time(), 0.001))
+
+    def _leave_out(self, now: float) -> float | None:
+        """Give up the open slots whose own workers are away for too long.
+
+        Return the time of the next look; None if the run waits for no such worker.
+        """
+        times = []
+        for slot in self._schedule.homeless:
+            worker = (self._homes or {}).get(slot, 0)
+            until = self._away.setdefault(worker, now) + self.wait_s
+            if worker in self._never or until <= now:
+                self._schedule.apply(LeftOut(slot))
+                why = self._never.get(worker) or f"its worker has been away for more than {self.wait_s:g} s"
+                self._fail(slot, self._without(slot, why))
+            else:
+                times.append(until)
+        return min(times, default=None)
+
+    def _without(self, slot: int, why: str) -> SlotLeftOut:
+        return SlotLeftOut(slot, (self._homes or {}).get(slot, 0), why)
+
+    def _miss(self, worker: int) -> None:
+        """Note since when a worker is away."""
+        self._away.setdefault(worker, asyncio.get_running_loop().time())
 
     async def _attempt(self, slot: int, number: int) -> None:
         loop = asyncio.get_running_loop()
@@ -364,6 +418,7 @@ class Crew:
     def lose(self, worker: ProxyWorker, slot: int | None, error: Exception) -> None:
         """Handle the loss of a worker, and of its work on a slot if it had one."""
         self._last_loss = error
+        self._miss(worker.id)
         self.losses += 1
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
         of = {"round": self._round + 1} if slot is None else self._of(slot)
@@ -414,6 +469,7 @@ class Crew:
             if worker.id not in self._schedule.left:  # it was lost meanwhile, or has come back
                 return
             self._schedule.apply(Lost(worker.id))
+            self._miss(worker.id)
             self._known_as[worker.id] = "back"
             if worker.notice is not None:
                 self._last_loss = WorkerLost(f"{worker.name} has left: {worker.notice.why}")
@@ -427,9 +483,12 @@ class Crew:
     def entered(self, worker: ProxyWorker) -> None:
         """Let a worker take part in the run, since it has received everything that the run needs."""
         self._opened[worker.id] += 1
+        self._away.pop(worker.id, None)
         self._crashes[worker.id] = worker.crash
         self._cluster.take_in(worker)
         self._schedule.apply(Ready(worker.id))
+        for slot in [slot for slot in self._returned if (self._homes or {}).get(slot) == worker.id]:
+            self._returned.pop(slot).set()
         self._settle(worker)
         who: dict[str, Any] = {"round": self._round + 1, "worker": worker.id, "name": worker.name}
         known: Any = {"back": events.WorkerReturned, "opened": events.WorkerReady}.get(self._known_as[worker.id])
@@ -439,11 +498,19 @@ class Crew:
     def absent(self, worker: ProxyWorker, error: DDLFError) -> None:
         """Handle a worker that cannot be reached yet. ``Recovery`` tries to reach it again."""
         self._last_loss = error
+        self._miss(worker.id)
         if self._known_as[worker.id] == "opened":
             self._known_as[worker.id] = "back"
             self.emit(events.WorkerLost(round=self._round + 1, worker=worker.id, why=first_line(error)))
-            self._settle(worker)
+            if self._homes is None:
+                self._settle(worker)
+            else:  # a worker with its own data that misses the beginning could not join later
+                asyncio.get_running_loop().call_later(self.wait_s, self._wait_no_longer, worker)
         self.changed()
+
+    def _wait_no_longer(self, worker: ProxyWorker) -> None:
+        self._settle(worker)
+        self._changed.set()
 
     def put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
         """Exclude a worker from the run because of an error.
@@ -456,6 +523,7 @@ class Crew:
             self.end(error)  # another master has the lease now, so this master must stop
             return
         self._gone.append(error)
+        self._never[worker.id] = first_line(error)
         self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker.id, why=str(error)))
 
     def changed(self) -> None:

@@ -20,7 +20,7 @@ from ddlf.cluster.cluster import default_cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data import parts
 from ddlf.data.datasets import not_finite
-from ddlf.errors import AppError, DatasetMismatch
+from ddlf.errors import AppError
 from ddlf.events import DataLoaded, Event, ModelBuilt, Warned
 from ddlf.events.phases import Phase, PhasesInTurn
 from ddlf.extras import hooks
@@ -32,6 +32,7 @@ from ddlf.training.crew.threads import chosen_threads, given_threads, unused_cor
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.run import hooked
 from ddlf.training.samples.files import check_all_there, files_of, held
+from ddlf.training.samples.policy import CommonData, data_of
 from ddlf.training.slot.arithmetic import Arithmetic, mixed, mixed_backends, prepare_master, said_of, set_arithmetic
 from ddlf.training.slot.build import NumberFormat, describe_weights, number_format, ready_model
 from ddlf.training.slot.replica import Replica, no_exit
@@ -55,6 +56,7 @@ class Opening:
         replica: The class of the role that trains on the workers.
 
     Attributes:
+        data: The policy of the training data.
         content: Future with the fingerprint of the master's training data, "" if it has none.
         watches: Context managers of optional parts of DDLF, open during the run.
         wanted: The fingerprint of each array, if ``load_dataset`` sets only arrays. A worker that holds these arrays
@@ -71,6 +73,7 @@ class Opening:
     def __init__(self, app: App, run: str, replica: type[Replica] = Replica) -> None:
         self.app = app
         app.run_context.local_files = {}
+        self.data = app.run_context.data = data_of(app)
         self.run = run
         self._replica = replica
         self._role = (run, REPLICA)
@@ -134,7 +137,7 @@ class Opening:
         if self.checked:
             self._check_backend(worker.id, facts)
             _check_models(self.app, {worker.id: facts})
-            _check_data(self.app.run_context.content, {worker.id: facts})
+            self.data.accept(worker.id, facts)
             self._say_kind(worker, Arithmetic.of(facts))
         self.opened[worker.id] = facts
         if self.checked:  # before this point, the master may not have its data
@@ -197,10 +200,10 @@ class Opening:
         with Phase(app.run_context.emit, "importing"):
             await asyncio.gather(self._have_asked(app.cluster.workers), have_keras())
             self.arithmetic = set_arithmetic(app)
-        if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
+        if not self.data.is_loaded(app):
             before = dict(vars(app))
             with Phase(app.run_context.emit, "loading"):
-                await _make(app, partial(_load, app))
+                await _make(app, partial(_load, app, self.data))
             made = {name for name, value in vars(app).items() if before.get(name, before) is not value}
             app.run_context.arrays_only = made <= {*parts.NAMES}
         found: dict[str, str] = {}
@@ -254,16 +257,15 @@ class Opening:
         for number, facts in opened.items():
             self._check_backend(number, facts)
         _check_models(app, opened)
-        _check_data(self.content.result(), opened)
+        self.data.compare(self.content.result(), opened)
         for number, facts in opened.items():
             app.run_context.local_files[number] = held(facts["here"], files_of(app))
         check_all_there(files_of(app), app.run_context.local_files)
         self.checked = True
         self._kinds = {Arithmetic.of(facts).kind for facts in opened.values()}
         first = next(iter(opened.values()))
-        app.run_context.content, app.run_context.optimizer = first["fingerprint"], first["optimizer"]
-        samples: int = first["samples"]
-        return samples
+        app.run_context.content, app.run_context.optimizer = self.data.content, first["optimizer"]
+        return self.data.samples
 
 
 @contextlib.asynccontextmanager
@@ -300,7 +302,12 @@ async def crew_of(
         opening.choose_threads(equal=equal_threads, fresh=fresh)
         async with (
             Crew(
-                app.cluster, opening.open, app.run_context.emit, backups=backups, wait_s=app.wait_for_workers_s
+                app.cluster,
+                opening.open,
+                app.run_context.emit,
+                backups=backups and opening.data.homes is None,
+                homes=opening.data.homes,
+                wait_s=app.wait_for_workers_s,
             ) as crew,
             hooked(app, crew.end),
         ):
@@ -354,9 +361,9 @@ async def prepare(app: App, seed: int | None = None) -> int:
         return samples
 
 
-async def _load(app: App) -> None:
-    """Call the app's ``load_dataset``, and convert the data that it sets to the form that training uses."""
-    await awaited(app.load_dataset())
+async def _load(app: App, data: CommonData) -> None:
+    """Load the data of the master, and convert it to the form that training uses."""
+    await data.load(app)
     await asyncio.to_thread(parts.take_made, app)
 
 
@@ -408,9 +415,9 @@ def _tell(app: App, opening: Opening, seconds: float) -> None:
         app.run_context.emit(Warned(about="data", why=sentence))
     app.run_context.emit(
         DataLoaded(
-            samples=first["samples"],
-            shape=tuple(first["shape"]),
-            content=first["fingerprint"],
+            samples=opening.data.samples,
+            shape=opening.data.shape(opened),
+            content=opening.data.content,
             workers=len(opened),
             loaded=sum(facts["loaded"] for facts in opened.values()),
             seconds=max(facts["seconds"] for facts in opened.values()),
@@ -439,20 +446,3 @@ def _check_models(app: App, opened: dict[int, dict[str, Any]]) -> None:
                 f"create_model makes another model on worker {number} ({there}) than on the master ({here})",
                 hint="it must not depend on the machine it runs on",
             )
-
-
-def _check_data(mine: str, opened: dict[int, dict[str, Any]]) -> None:
-    contents = {facts["fingerprint"] for facts in opened.values()} | ({mine} if mine else set())
-    if len(contents) == 1:
-        return
-    rows = [("master", mine, "", "", "")] if mine else []
-    rows += [
-        (f"worker {n}", f["fingerprint"], f"{f['samples']:,}", str(tuple(f["shape"])), f["dtype"])
-        for n, f in opened.items()
-    ]
-    table = "\n".join(f"  {who:<10} {content:<17} {n:>9} {shape:<18} {dtype}" for who, content, n, shape, dtype in rows)
-    raise DatasetMismatch(
-        f"the training data differs between nodes, so training was not started:\n  {'node':<10} {'content':<17} "
-        f"{'samples':>9} {'shape':<18} dtype\n{table}\n",
-        hint="give every node the same files, and load them without shuffling by chance",
-    )

@@ -13,6 +13,7 @@ The rules:
     - A worker that is leaving gets no new slot. It finishes its slot if the last time that this slot took, or else the
       median of this round, fits into the time that it has. Without both it tries. Otherwise another worker begins the
       slot again at once, if there is one.
+    - If slots belong to workers, only its own worker carries a slot, which waits for it.
     - When no slot waits and a worker is free, that worker also gets a slot that takes three times the median of this
       round. The first answer counts, and the other worker is stopped.
 """
@@ -92,11 +93,18 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Event: the run no longer waits for the worker that a slot belongs to."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundBegan:
     """Event: a round began, so the durations of the last round are no longer used."""
 
 
-Event = Ready | Wanted | Finished | Ended | Lost | Leaving | RoundBegan
+Event = Ready | Wanted | Finished | Ended | Lost | Leaving | LeftOut | RoundBegan
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +146,12 @@ class Schedule:
 
     Args:
         backups: Whether a second worker also gets the slot of a straggler.
+        homes: The only worker of each slot, by slot, if slots belong to workers; None if any worker can carry any slot.
+            It may change.
     """
 
     backups: bool = True
+    homes: Mapping[int, int] | None = None
     _free: dict[int, None] = field(default_factory=dict)  # an ordered set, in the order of arrival
     _running: dict[int, _Running] = field(default_factory=dict)
     _waiting: list[int] = field(default_factory=list)
@@ -158,6 +169,12 @@ class Schedule:
     def open(self) -> frozenset[int]:
         """Slots that wait for a worker or are with one, and have no result yet."""
         return frozenset(self._open)
+
+    @property
+    def homeless(self) -> frozenset[int]:
+        """Open slots whose own worker does not take part now."""
+        homes, workers = self.homes, self.workers
+        return frozenset() if homes is None else frozenset(s for s in self._open if homes.get(s) not in workers)
 
     @property
     def free(self) -> frozenset[int]:
@@ -228,9 +245,16 @@ class Schedule:
                     self._crashes[running.slot] += crashed
                     if not self._carried(running.slot):
                         self._waiting.insert(0, running.slot)
+            case LeftOut(slot):
+                self._open.discard(slot)
+                self._waiting = [waiting for waiting in self._waiting if waiting != slot]
             case RoundBegan():
                 self._durations.clear()
         return False
+
+    def _may(self, slot: int, worker: int) -> bool:
+        """Return whether a worker may carry a slot."""
+        return self.homes is None or self.homes.get(slot) == worker
 
     def _set_free(self, worker: int) -> None:
         if worker not in self._leaving:
@@ -247,7 +271,8 @@ class Schedule:
             return False
         usual = median(self._durations) if self._durations else 0.0
         fits = finishes and running.since + self._took.get(running.slot, usual) <= until
-        if fits or not self.workers - self._leaving or not self._alone().keys() & {running.slot}:
+        others = [other for other in self.workers - self._leaving if self._may(running.slot, other)]
+        if fits or not others or not self._alone().keys() & {running.slot}:
             return False
         running.stopping = True
         self._stops.append(worker)
@@ -274,7 +299,7 @@ class Schedule:
         # Then the last workers, which still hold the slot's state: it need not be sent again.
         for slot in list(self._waiting):
             home = self._home.get(slot)
-            if home in self._free and home not in self._avoid[slot] and not self._near[slot]:
+            if home in self._free and self._may(slot, home) and home not in self._avoid[slot] and not self._near[slot]:
                 actions.append(self._start(slot, home, now))
         for slot in list(self._waiting):
             worker = self._any_for(slot)
@@ -301,8 +326,10 @@ class Schedule:
         return min((since + limit for slot, since in alone if self._backup_for(slot) is not None), default=None)
 
     def _any_for(self, slot: int) -> int | None:
-        avoid = self._avoid[slot] if self.workers - self._leaving - self._avoid[slot] else frozenset[int]()
-        near, free = self._near[slot], (worker for worker in self._free if worker not in avoid)
+        others = self.homes is None and self.workers - self._leaving - self._avoid[slot]
+        avoid = self._avoid[slot] if others else frozenset[int]()
+        near = self._near[slot]
+        free = (worker for worker in self._free if worker not in avoid and self._may(slot, worker))
         return max(free, key=lambda worker: near.get(worker, 0), default=None)
 
     def _nearest(self) -> dict[int, int]:
@@ -335,7 +362,8 @@ class Schedule:
         return {slot: worker for worker, slot in carried.items()}
 
     def _backup_for(self, slot: int) -> int | None:
-        return next((worker for worker in self._free if worker not in self._avoid[slot]), None)
+        avoid = self._avoid[slot]
+        return next((worker for worker in self._free if worker not in avoid and self._may(slot, worker)), None)
 
     def _start(self, slot: int, worker: int, now: float) -> Start:
         self._waiting.remove(slot)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
-from ddlf.data.parts import check_part, has, place_of, samples_of
+from ddlf.data.parts import check_part, has, place_of
 from ddlf.data.trees import grown, leaves
 from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.events import Evaluated, ModelSaved, Warned, What
@@ -24,6 +24,7 @@ from ddlf.rpc.iworker import awaited, drop_error
 from ddlf.training.context import App
 from ddlf.training.evaluation.model import EVALUATION_BATCH, Moved, end_reading, evaluate
 from ddlf.training.progress import WeightsRef
+from ddlf.training.samples.policy import data_of
 from ddlf.training.slot.build import fresh_names, ready_model
 
 KERAS = ".keras"
@@ -95,8 +96,8 @@ async def measured(
                 found = await weights.evaluate(app, part, *args[:1])
         if found is None:
             weights = await weights.fetch()
-    if there is not None and alone and found is None:
-        with Phase(app.run_context.emit, what, total=samples_of(app, part), unit="samples") as phase:
+    if there is not None and (alone or not has(app, part)) and found is None:
+        with Phase(app.run_context.emit, what, total=there.samples(part), unit="samples") as phase:
             found = await there({"weights": weights}, part, *(args[:1] or (EVALUATION_BATCH,)), phase=phase)
     if found is not None:
         return {f"val_{name}": value for name, value in found.items()} if validates else found
@@ -202,7 +203,7 @@ async def load(app: App, path: str | Path) -> None:
             if "Could not locate" not in str(error):
                 raise
         if not has(app, "train"):
-            await awaited(app.load_dataset())
+            await data_of(app).load(app)
         with fresh_names():
             await awaited(app.create_model())
     ready_model(app)

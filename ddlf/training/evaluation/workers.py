@@ -79,6 +79,10 @@ class EvaluationThere:
             self._app.run_context.emit(Warned(about="data", why=f"the {NAMES[part]} is evaluated on the master: {why}"))
         return dict(sorted(metrics.items())) or None  # in Keras's order
 
+    def samples(self, part: str) -> int:
+        """Return the number of samples in a part of the data."""
+        return samples_of(self._app, part)
+
     async def _counted(self, counted: _Counted, there: dict[str, Any], part: str, at: Sequence[int] | None) -> str:
         """Have workers evaluate all batches, as long as a worker is left. Return the reason if they cannot, or ""."""
         content = await self._content_of(part)

@@ -150,7 +150,7 @@ class Carrier:
 
     Args:
         name: Name of the run on the workers.
-        samples: n, the number of samples in every node's data set.
+        samples: n, the number of samples in every node's data set; None if each worker has its own.
         codec: Name of the codec for updates.
         weights_out: The source of the weights.
         states: The slot states, and where they are.
@@ -161,7 +161,7 @@ class Carrier:
     def __init__(
         self,
         name: str,
-        samples: int,
+        samples: int | None,
         codec: str,
         weights_out: WeightSource,
         states: SlotStates,

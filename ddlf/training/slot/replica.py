@@ -21,14 +21,15 @@ import numpy as np
 from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Weights, is_float
 from ddlf.data.array_cache import ArrayCache, unchanging
-from ddlf.data.parts import NAMES, check_data, content, contents, place_of, rows_of, samples_of, take_made
+from ddlf.data.parts import NAMES, check_data, contents, place_of, samples_of, take_made
 from ddlf.data.remote_folder import RemoteFolder
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError
 from ddlf.rpc.iworker import awaited, drop_error
 from ddlf.training.context import App
-from ddlf.training.evaluation.metrics import scalars
-from ddlf.training.evaluation.model import beside, counts
+from ddlf.training.evaluation.metrics import counted_names, read_state, scalars
+from ddlf.training.evaluation.model import beside, counts, evaluate
+from ddlf.training.samples.policy import CommonData, data_of
 from ddlf.training.slot.arithmetic import Arithmetic, set_arithmetic
 from ddlf.training.slot.build import (
     NumberFormat,
@@ -47,6 +48,7 @@ from ddlf.training.slot.peer_files import PIECE_BYTES, PeerFiles
 from ddlf.training.slot.task import MOST_FILES, KeptStates, Reply, SlotState, Task
 from ddlf.worker.assignment import prepare_framework
 from ddlf.worker.calls import concurrent, offered
+from ddlf.worker.machine import SwapMeter
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
@@ -76,20 +78,24 @@ class Replica:
     """The parts of a slot's state."""
     MODEL: ClassVar[type[KerasModel]] = KerasModel
     """Trains the app's model."""
+    SAMPLES: ClassVar[type[TrainingSamples]] = TrainingSamples
+    """Supplies the app's training samples."""
     MIXED: ClassVar[bool] = True
     """Whether the model may compute in mixed precision."""
 
     def __init__(self, worker: Worker, app: App, run: str = "") -> None:
         app.worker, app.replica = worker, self
         self.app = app
+        self._data = data_of(app)
         self._worker = worker
         self.stopping = False
         self._found: dict[str, str] = {}
-        self._samples: Samples = TrainingSamples(app, {}, ArrayCache(), lambda: self.stopping)
+        self._samples: Samples = self.SAMPLES(app, {}, ArrayCache(), lambda: self.stopping)
         self._task: Task
         self._batch = 0  # samples in a batch of this round
         self._fitted = 0  # samples in the largest batch that this role has trained on
         self._fed: list[Any] = []  # the samples of each epoch of this round
+        self._swap = SwapMeter()
         self._arithmetic = Arithmetic()
         self._told = 0.0  # time of the last progress report
         self.slots = KeptStates()
@@ -220,6 +226,25 @@ class Replica:
         )
         return found
 
+    @concurrent
+    async def own_counts(self, there: dict[str, Any], part: str, batch_size: int) -> dict[str, Any]:
+        """Evaluate weights on all samples that this worker has of a part of the data. Return metrics and their counts.
+
+        Args:
+            there: The weights.
+            part: ``"test"`` or ``"val"``.
+            batch_size: Samples in a batch.
+        """
+        weights = await self._weights_of(there)
+
+        def counted() -> dict[str, Any]:
+            metrics = evaluate(self.app, weights, part, batch_size)
+            state = read_state(self.app.model, counted_names(self.app.model, metrics))
+            return {"metrics": metrics, "samples": samples_of(self.app, part), "counted": state}
+
+        found: dict[str, Any] = await beside(self._worker, self.app, counted)
+        return found
+
     def _has(self, content: dict[str, str]) -> bool:
         """Return whether the data on this worker have these fingerprints, by the names of the attributes."""
         return bool(content) and all(self._found.get(name) == one for name, one in content.items())
@@ -261,6 +286,7 @@ class Replica:
         with fresh_names():
             call(self.app.create_model)
         ready_model(self.app)
+        self._data.check_model(self.app)
         self.use(model := self.MODEL(self.app))
         return {
             **model.facts(),
@@ -289,8 +315,8 @@ class Replica:
 
     def load_data(self, wanted: dict[str, str], held: ArrayCache) -> dict[str, Any]:
         """Load the app's data with ``app.load_data``, and return facts about them, which the master compares."""
-        self._found, facts = load_data(self.app, wanted, held)
-        self._samples = TrainingSamples(self.app, self._found, held, lambda: self.stopping)
+        self._found, facts = load_data(self.app, self._data, wanted, held)
+        self._samples = self.SAMPLES(self.app, self._found, held, lambda: self.stopping)
         return facts
 
     def carry(self, task: Task) -> Reply:
@@ -329,6 +355,7 @@ class Replica:
             state={name: left[name] for name in task.back},
             entries=self._model.entries(task),
             overflow=overflow,
+            swapped=self._swap.since(),
         )
 
     def _begin_round(self, task: Task) -> SlotRound:
@@ -372,7 +399,7 @@ class Replica:
         batches = (batch for batch in self._samples.batches(task) if not self.stopping)
         return self._model.statistics(task, read_weights(task.weights, None, self._model.like), batches)
 
-    def _otherwise_fed(self, task: Task) -> np.ndarray[Any, Any] | int | None:
+    def _otherwise_fed(self, task: Task) -> Any:
         """Return the samples that ``fit`` received in this round, if they are not the task's samples.
 
         A user's ``train`` may choose others. None if they were the task's samples in each epoch, or if ``fit`` did not
@@ -383,7 +410,7 @@ class Replica:
             return None
         if isinstance(task.indices, Portion):
             return len(self._fed)
-        return np.concatenate([np.asarray(indices, np.int64).reshape(-1) for indices in self._fed])
+        return self._data.fed(self._fed)
 
     # -- used by the default ``IApp.train`` -------------------------------------------------------------------------
 
@@ -552,11 +579,14 @@ def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
     return found
 
 
-def load_data(app: App, wanted: dict[str, str], held: ArrayCache) -> tuple[dict[str, str], dict[str, Any]]:
+def load_data(
+    app: App, data: CommonData, wanted: dict[str, str], held: ArrayCache
+) -> tuple[dict[str, str], dict[str, Any]]:
     """Load the app's data with its ``load_dataset``. Arrays that several runs have in common are in memory once.
 
     Args:
         app: The app as the master sent it.
+        data: The policy that selects the facts for the master.
         wanted: The fingerprint of each array, if ``load_dataset`` sets only arrays. If the worker holds all of them,
             ``load_dataset`` is not called.
         held: The arrays that the worker holds; receives new ones.
@@ -581,8 +611,7 @@ def load_data(app: App, wanted: dict[str, str], held: ArrayCache) -> tuple[dict[
         setattr(app, name, held[one])
     held.use(arrays.values())
     return found, {
-        "fingerprint": content(found),
-        **rows_of(app),
+        **data.described(app, found),
         "here": _files_here(app),
         "loaded": not here,
         "seconds": time.perf_counter() - begin,

@@ -147,7 +147,8 @@ class Reply:
         codec_error: Relative L2 error of the update as it travelled.
         samples: Number of samples trained on.
         fed: The samples that ``replica.fit`` received in all epochs, shape (m,), if they differ from the task's. For
-            partition files, the number of epochs that were read, or the ranges of samples that count.
+            partition files, the number of epochs that were read, or the ranges of samples that count. For private
+            data, the number of samples.
         metrics: Metrics of the last local epoch.
         counted: The counts behind the metrics, as ``metrics.read_state`` returns them.
         compute_s: Seconds of local training, on the worker's clock.
@@ -166,6 +167,7 @@ class Reply:
         entries: Number of label entries that count, at least 1, if the loss ignores some (``stabilisers/masked.py``);
             0 otherwise.
         overflow: The fields of ``Overflow`` if gradients overflowed in all steps; empty otherwise.
+        swapped: Bytes that the worker's machine has read from swap for it.
     """
 
     task: Task
@@ -188,6 +190,7 @@ class Reply:
     skipped: Sequence[tuple[int, int]] = ()
     entries: int = 0
     overflow: Sequence[float] = ()
+    swapped: int = 0
 
     @property
     def weight(self) -> int:
@@ -210,7 +213,7 @@ class Reply:
     def to_message(self) -> dict[str, Any]:
         """Return the reply as a message: the worker's facts, and the fingerprint of the samples that it trained on."""
         facts = {name: getattr(self, name) for name in _FROM_WORKER}
-        return {"digest": self.task.digest(), **facts, "overflow": tuple(self.overflow)}
+        return {"digest": self.task.digest(), **facts, "overflow": tuple(self.overflow), "swapped": self.swapped}
 
     @classmethod
     def from_message(
@@ -218,7 +221,7 @@ class Reply:
         message: dict[str, Any],
         task: Task,
         like: Weights,
-        samples: int,
+        samples: int | None,
         worker: str,
         tensors: Sequence[int] | None = None,
         *,
@@ -230,7 +233,7 @@ class Reply:
             message: The result of ``to_message``.
             task: The task that it answers.
             like: The model's weights, for shapes and types.
-            samples: n, the number of samples of all slots.
+            samples: n, the number of samples of all slots; None if the worker only reports how many it trained on.
             worker: Name of the worker, for errors.
             tensors: Numbers of the tensors whose updates come back; None for all. The others become zero.
             stays: Whether the update stays on the worker, so that the message only has its fault, if any.
@@ -244,11 +247,17 @@ class Reply:
         facts = {name: message[name] for name in _FROM_WORKER}
         facts["update"] = _unusable(facts["update"]) if stays else _decoded(facts["update"], like, tensors)
         facts["fed"] = _checked(facts["fed"], samples, worker, task.indices)
+        given = len(task.indices) - sum(samples for _, samples in _left_out(facts["skipped"], task, worker))
+        if type(facts["samples"]) is not int or facts["samples"] != given:  # it weighs the update
+            raise ProtocolError(
+                f"reports {facts['samples']!s:.40} trained samples, and was given {given:,}", worker=worker
+            )
         facts["files"] = tuple(int(file) for file in facts["files"][:MOST_FILES])
         facts["skipped"] = _left_out(facts["skipped"], task, worker)
         if type(facts["entries"]) is not int or facts["entries"] < 0:
             raise ProtocolError("reports no valid number of counted entries", worker=worker)
         facts["overflow"] = tuple(map(float, message.get("overflow", ())))  # earlier releases do not report it
+        facts["swapped"] = int(message.get("swapped", 0))  # nor this
         facts["state"] = {name: list(facts["state"][name]) for name in task.back}
         return cls(task=task, **facts)
 
@@ -275,9 +284,13 @@ def _unusable(found: Any) -> Fault | None:
     return None if found is None else Fault(**found)
 
 
-def _checked(fed: Any, samples: int, worker: str, indices: Any) -> np.ndarray[Any, Any] | list[list[int]] | int | None:
-    if fed is None or (isinstance(indices, Portion) and type(fed) is int and fed >= 0):
+def _checked(
+    fed: Any, samples: int | None, worker: str, indices: Any
+) -> np.ndarray[Any, Any] | list[list[int]] | int | None:
+    if fed is None or ((isinstance(indices, Portion) or samples is None) and type(fed) is int and fed >= 0):
         return fed
+    if samples is None:
+        raise ProtocolError("reports no valid number of trained samples", worker=worker)
     if isinstance(indices, Portion) and isinstance(fed, list):
         places = [int(place) for begin, end in fed for place in (begin, end - 1)]
         if places != sorted(places) or (places and not 0 <= places[0] <= places[-1] < len(indices)):

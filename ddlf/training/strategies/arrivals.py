@@ -17,7 +17,8 @@ from ddlf.algorithms.partition import steps_by_speed
 from ddlf.algorithms.reading_order import Samples
 from ddlf.algorithms.weights import Weights
 from ddlf.events import PartsChanged
-from ddlf.training.run import Run, judged_alone
+from ddlf.training.crew.crew import SlotLeftOut
+from ddlf.training.run import Run, judged_alone, nobody
 from ddlf.training.slot.task import Reply, Task
 
 Begin = Callable[[dict[str, Weights], Weights, int], Weights]
@@ -111,6 +112,7 @@ class Arrivals:
         self._told: dict[int, asyncio.Task[None]] = {}  # slot -> the hooks of its last commit
         self._keeping: dict[int, asyncio.Future[None]] = {}  # slot -> the turn of its checkpoint
         self._tested: dict[int, asyncio.Future[None]] = {}  # slot -> the hooks, if a worker evaluates for them
+        self._absent: set[int] = set()  # slots whose own worker is away
         self._tasks: set[asyncio.Task[None]] = set()
         self._news: asyncio.Queue[asyncio.Task[None] | tuple[Reply, asyncio.Future[None]]] = asyncio.Queue()
 
@@ -131,6 +133,7 @@ class Arrivals:
             run.arrived = time.perf_counter()
             if not run.stopping:
                 fit = judged_alone(run, reply, self._latest)
+                self._end_absent(reply)
                 if fit is not None:
                     self._latest[reply.slot] = reply
                     yield fit
@@ -202,7 +205,13 @@ class Arrivals:
             await self._round_begins(slot, number)
             part = await run.part(slot, number)
             run.tries[slot] = 0
-            reply = await self._carry(slot, number, part, partial(self._task, slot, number, part))
+            try:
+                reply = await self._carry(slot, number, part, partial(self._task, slot, number, part))
+            except SlotLeftOut as left:
+                await self._wait_for_worker(number, left)
+                if progress.slot_rounds[slot] > number:
+                    return  # the other slots have ended meanwhile
+                continue
             if slot in self._told:
                 await self._told.pop(slot)  # at most K records, with their weights, may wait for an evaluation
             if run.stopping or reply.stopped:
@@ -214,6 +223,43 @@ class Arrivals:
                 if slot in waits:
                     await waits.pop(slot)
             number = progress.following(slot, number + 1)
+
+    async def _wait_for_worker(self, number: int, left: SlotLeftOut) -> None:
+        """Let the other slots continue without a slot whose own worker is away, until it is back or they have ended.
+
+        Args:
+            number: The slot's round, from 0.
+            left: The slot and the reason.
+
+        Raises:
+            ClusterTooSmall: The workers of all slots that have rounds left are away.
+        """
+        run, slot, ends = self._run, left.slot, len(self._run.progress.epochs)
+        self._absent.add(slot)
+        run.missed(left, number)
+        unfinished = {one for one, done in enumerate(run.progress.slot_rounds) if done < ends}
+        if unfinished <= self._absent:
+            raise nobody(run)
+        self.turn()  # the others need not wait for this slot
+        returning = asyncio.ensure_future(run.crew.returned(slot))
+        try:
+            while not returning.done() and run.progress.slot_rounds[slot] == number and not run.stopping:
+                turned = asyncio.ensure_future(self._turned.wait())
+                await asyncio.wait([returning, turned], return_when=asyncio.FIRST_COMPLETED)
+                turned.cancel()
+        finally:
+            returning.cancel()
+        self._absent.discard(slot)
+
+    def _end_absent(self, reply: Reply) -> None:
+        """End the slots whose workers are away, if this reply is the last one of all other slots."""
+        progress = self._run.progress
+        ends, left = len(progress.epochs), self._absent - {reply.slot}
+        present = [slot for slot in range(self._run.slots) if slot not in left and slot != reply.slot]
+        others = all(progress.slot_rounds[slot] >= ends for slot in present)
+        if others and progress.following(reply.slot, reply.task.round + 1) >= ends:
+            for slot in left:
+                self._run.end_without(slot, range(progress.slot_rounds[slot], ends))
 
     async def _round_begins(self, slot: int, number: int) -> None:
         """Let new workers join, and use new partition files, when the first slot begins a round."""
@@ -234,7 +280,8 @@ class Arrivals:
             return False
         if self.paced and number >= MEASURED and min(self._run.progress.slot_rounds) < MEASURED:
             return False
-        return self._bound is None or number <= min(self._run.progress.slot_rounds) + self._bound
+        present = [done for one, done in enumerate(self._run.progress.slot_rounds) if one not in self._absent]
+        return self._bound is None or number <= min(present) + self._bound
 
     def _task(self, slot: int, number: int, part: Samples) -> Task:
         run = self._run

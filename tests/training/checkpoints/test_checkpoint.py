@@ -445,6 +445,7 @@ def test_a_full_disk_is_told_with_both_sizes_and_the_one_before_stays(tmp_path):
     for line in (first, second):
         assert line.startswith(f"{errno.ENOSPC} no space: need 901 kB, free ")
         assert f" kB in {tmp_path}/run; free some" in line
+        assert line.endswith("; earlier checkpoints are complete")
     assert after == "2"
 
 

@@ -63,7 +63,7 @@ def test_the_first_array_of_a_tree_is_found():
     assert first_array({"a": [np.zeros(3), np.zeros(3)]}).shape == (3,)
 
 
-@pytest.mark.parametrize("steps", [1, 16])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 16])
 def test_fit_on_a_feed_has_the_weights_of_fit_on_arrays(steps):
     x, y = blobs(203)
     order = np.random.default_rng(3).permutation(203)

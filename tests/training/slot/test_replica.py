@@ -364,7 +364,7 @@ def test_optimizer_averages_replace_the_weights_at_the_end_only():
 
 
 @pytest.mark.parametrize("exchange", ["star", "gradient"])
-@pytest.mark.parametrize("library", ["keras", "tensorflow"])
+@pytest.mark.parametrize("library", ["keras", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def test_unseeded_random_numbers_do_not_depend_on_the_worker(library, exchange):
     import keras
 

@@ -12,6 +12,7 @@ from ddlf.training.spec import RunSpec
 from ddlf.training.strategy import Exchange
 
 if TYPE_CHECKING:
+    from ddlf.extras import MeasuredRounds
     from ddlf.training.context import App
     from ddlf.training.crew.crew import Crew
 
@@ -33,10 +34,12 @@ class Auto(Exchange):
 
     async def chosen(self, app: App, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
         """Return the faster exchange and the reason; star if two workers cannot reach each other."""
+        from ddlf.extras import measured_rounds
         from ddlf.training.crew.recovery import LOSS
         from ddlf.training.exchanges.members import cannot_reach
 
-        exchange, why = fastest(spec, app.cluster.N, sum(w.nbytes for w in app.model.get_weights()))
+        size = sum(w.nbytes for w in app.model.get_weights())
+        exchange, why = fastest(spec, app.cluster.N, size, measured_rounds(app, app.cluster))
         if isinstance(exchange, Sharded):
             present = [worker for worker in app.cluster.workers if crew.member(worker.id) is not None]
             try:
@@ -48,20 +51,24 @@ class Auto(Exchange):
         return exchange, why
 
 
-def fastest(spec: RunSpec, workers: int, weights: int) -> tuple[Star | Sharded, str]:
+def fastest(
+    spec: RunSpec, workers: int, weights: int, measured: MeasuredRounds | None = None
+) -> tuple[Star | Sharded, str]:
     """Choose the exchange that moves the data of a round in less time.
 
     Args:
         spec: All settings of the run.
         workers: K, the number of workers that train.
         weights: P, the bytes of the model's weights.
+        measured: Measured times of the app on these workers; without them, links are assumed to have 1 Gbit/s.
 
     Returns:
         The exchange, and the reason.
 
     Formula:
         Over links of B bytes/s each way, ``2 K P / B`` through the master; ``2 (K - 1) / K P / B`` plus the time to
-        agree from worker to worker.
+        agree from worker to worker. If only rounds through the master were measured, each worker adds ``2 P / B`` to
+        them. If both were measured, B is not needed.
     """
     from ddlf.training.refusals import check
 
@@ -70,10 +77,21 @@ def fastest(spec: RunSpec, workers: int, weights: int) -> tuple[Star | Sharded, 
         check(between_workers.refusals(spec))
     except ConfigError as error:
         return through_master, error.message
-    star, sharded = 2 * workers * weights / LINK, 2 * (workers - 1) / workers * weights / LINK + AGREED_S
+    each, how = 2 * weights / LINK, "at 1 Gbit/s, which is assumed: ddlf plan measures it"
+    star, sharded = workers * each, (workers - 1) / workers * each + AGREED_S
+    if measured is not None and workers > 1:
+        codec = str(spec.exchange.codec)
+        one, whole, between = (
+            measured.exchange_s("sync", exchange, codec, slots)
+            for exchange, slots in (("star", 1), ("star", workers), ("sharded", workers))
+        )
+        if one is not None and whole is not None:
+            each, how = (whole - one) / (workers - 1), measured.said
+            star = workers * each if between is None else whole
+            sharded = (workers - 1) / workers * each + AGREED_S if between is None else between
     size = f"{workers} worker{'s' * (workers > 1)} and {weights / 1e6:.3g} MB of weights"
     times = f"{star:.2g} s through the master and {sharded:.2g} s from worker to worker"
     return (
         between_workers if sharded < star and workers > 1 else through_master,
-        f"for {size} the exchange of a round takes about {times}, at 1 Gbit/s",
+        f"for {size} the exchange of a round takes about {times}, {how}",
     )

@@ -22,6 +22,7 @@ from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.training.exchanges.recalibration import recalibrated
 from ddlf.training.exchanges.streaming import fragments_of
 from ddlf.training.run import Ended, Run
+from ddlf.training.strategies.sync.noise import Noise, WithoutNoise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +33,13 @@ class Synchronous:
         merge: The merge rule for the updates of a round.
         outer: Changes the global weights with the merged update.
         balance: ``"equal"`` partitions, or partitions in proportion to each slot's measured ``"speed"``.
+        noise: The noise of private workers.
     """
 
     merge: Rule = field(default_factory=Mean)
     outer: OuterOptimizer = field(default_factory=Subtract)
     balance: str = "equal"
+    noise: Noise = field(default_factory=WithoutNoise)
 
     def begin(self, run: Run) -> None:
         """Create the outer optimizer's state in ``run.state``, unless a checkpoint has restored it."""
@@ -46,12 +49,16 @@ class Synchronous:
     async def train(self, run: Run) -> None:
         """Train until all rounds are done or the run has to end."""
         self.begin(run)
+        run.cost = self.noise.cost_of_task
         fragments = fragments_of(run, self.outer, run.weights)
         with contextlib.suppress(Ended):
             async for round in run.rounds(self.balance):
                 tasks = round.tasks if fragments is None else fragments.tasks(round)
-                merge = self.merge.start(len(tasks), run.weights, run.facts.names)
+                merge = self.noise.merge(run, len(tasks), self.merge)
+                await run.afford(tasks)
                 replies = await run.all(tasks, into=merge)
+                if (release := self.noise.cost_of_sum(replies)) is not None:
+                    await run.count(release)
                 if fragments is None:
                     run.state["outer"], weights = self.outer.update(
                         run.state["outer"], run.weights, merge.result(), run.facts.trainable

@@ -14,6 +14,7 @@ from ddlf.training.strategy import OUTER, CommonStep, Loop, Strategy, parts_of
 if TYPE_CHECKING:
     from ddlf.algorithms.merge import Rule
     from ddlf.algorithms.outer import OuterOptimizer
+    from ddlf.training.context import App
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,23 @@ class Sync(Strategy):
     def loop(self, spec: RunSpec, step: CommonStep | None) -> Loop:
         """Return the master's training loop, whose rounds all slots end together."""
         from ddlf.training.strategies.sync.master import Synchronous
+        from ddlf.training.strategies.sync.noise import Noise, NoisedSteps, NoisedSum, WithoutNoise
 
         exchange = parts_of(spec)[1]
         merge, outer, balance = exchange.merge_rule(self.merge), step or self.outer, spec.data.balance
         own = exchange.loop(merge, outer, balance)
-        return own or Synchronous(merge=merge, outer=outer, balance=balance)
+        clip, noise = spec.data.update_clip, spec.data.noise_multiplier
+        noised: Noise = WithoutNoise()
+        if clip is not None and noise is not None:
+            noised = NoisedSteps(noise=noise) if spec.data.protects_samples else NoisedSum(clip=clip, noise=noise)
+        return own or Synchronous(merge=merge, outer=outer, balance=balance, noise=noised)
+
+    def check_model(self, app: App) -> None:
+        """Raise an error if single samples are to be protected, and the app's model or data do not allow it."""
+        if app.privacy_unit == "sample":
+            from ddlf.training.slot.sample_noise import check_app
+
+            check_app(app)
 
     def slot_warning(self, slots: int) -> str:
         """Return a warning if there are too few slots for the merge rule to find bad updates; "" otherwise."""

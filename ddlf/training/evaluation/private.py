@@ -1,0 +1,91 @@
+"""Evaluates weights on the validation and test data that each worker has for itself. Runs on the master.
+
+A worker evaluates all its samples, and returns the counts of the metrics. The master adds the counts of all workers, so
+they equal one evaluation of all samples. Metrics that cannot be counted are averaged by samples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.data.parts import has, samples_of
+from ddlf.errors import ClusterTooSmall
+from ddlf.events import Warned
+from ddlf.events.phases import Phase
+from ddlf.training.context import App
+from ddlf.training.crew.crew import Crew
+from ddlf.training.crew.recovery import LOSS, end_all
+from ddlf.training.evaluation.metrics import MetricMerge
+from ddlf.training.evaluation.workers import NAMES
+
+
+class OwnEvaluation:
+    """Evaluates weights on the data of each worker of one run. It has the interface of ``EvaluationThere``.
+
+    Args:
+        app: The user's ``IApp``, whose training data is private.
+        crew: The workers.
+        role: Name of the role on the workers.
+    """
+
+    def __init__(self, app: App, crew: Crew, role: tuple[str, str]) -> None:
+        self._app, self._crew, self._role = app, crew, role
+        self._merge = MetricMerge(app)
+        self._away: dict[str, list[int]] = {}  # part -> workers that its last evaluation was without
+
+    def samples(self, part: str) -> int:
+        """Return the number of samples in a part of the data, of the master or else of all workers."""
+        if has(self._app, part):
+            return samples_of(self._app, part)
+        return sum(self._app.run_context.data.evaluates(part).values())
+
+    async def __call__(
+        self, there: dict[str, Any], part: str, batch_size: int, at: Any = None, phase: Phase | None = None
+    ) -> dict[str, float] | None:
+        """Evaluate weights on the workers.
+
+        Args:
+            there: The weights.
+            part: ``"test"`` or ``"val"``.
+            batch_size: Samples in a batch.
+            at: Not used.
+            phase: Receives the progress.
+
+        Returns:
+            The metrics; None if the master has data of this part, which then evaluates.
+
+        Raises:
+            ClusterTooSmall: All workers with such data are away.
+        """
+        if has(self._app, part):
+            return None
+        sizes, found = self._app.run_context.data.evaluates(part), dict[int, Any]()
+        numbers = sorted(set(sizes) & set(self._app.run_context.data.homes.values()))
+
+        async def ask(worker: ProxyWorker) -> None:
+            found[worker.id] = await worker.call(self._role, "own_counts", there, part, batch_size)
+            if phase is not None:
+                phase.move(sum(sizes[number] for number in found))
+
+        members = [one[0] for number in numbers if (one := self._crew.member(number)) is not None]
+        asking = [asyncio.ensure_future(ask(worker)) for worker in members]
+        try:
+            outcomes = await asyncio.gather(*asking, return_exceptions=True)
+        except BaseException:
+            await end_all(asking)
+            raise
+        for error in outcomes:
+            if isinstance(error, BaseException) and not isinstance(error, LOSS):
+                raise error
+        if not found:
+            raise ClusterTooSmall(f"the {NAMES[part]} cannot be evaluated: all workers that have it are away")
+        away, before = [number for number in numbers if number not in found], self._away.get(part, [])
+        self._away[part] = away
+        if away and away != before:
+            left = ", ".join(f"worker {number} ({sizes[number]:,} samples)" for number in away)
+            why = f"the {NAMES[part]} is evaluated without {left}: away"
+            self._app.run_context.emit(Warned(about="data", why=why))
+        counted = [found[number] for number in sorted(found)]
+        return self._merge([(one["metrics"], one["samples"], one["counted"]) for one in counted])

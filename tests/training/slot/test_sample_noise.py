@@ -1,0 +1,88 @@
+"""DP-SGD: sums of clipped gradients against a formula in NumPy, noise, and what is refused."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.training.slot import sample_noise
+from ddlf.training.slot.sample_noise import CHUNK, SampleNoise
+from tests.later import Later
+
+keras = Later("keras")
+CLIP, RATE, EXPECTED = 1.5, 0.5, 30.0
+
+
+def model_of(*layers, loss="sparse_categorical_crossentropy"):
+    made = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(3, activation="softmax")])
+    made.compile(keras.optimizers.SGD(RATE), loss)
+    return made
+
+
+def samples_of(count):
+    made = np.random.default_rng(1)
+    return made.normal(size=(count, 5)).astype(np.float32), np.arange(count) % 3
+
+
+def sums_by_hand(kernel, bias, x, y):
+    """Gradients of softmax regression, clipped sample by sample: (p - onehot) x^T and p - onehot."""
+    scores = x.astype(float) @ kernel + bias
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    wrong = p - np.eye(3)[y]
+    of_kernel, of_bias = x[:, :, None] * wrong[:, None, :], wrong
+    norm = np.sqrt(np.square(of_kernel).sum((1, 2)) + np.square(of_bias).sum(1))
+    factor = np.minimum(1, CLIP / norm)
+    assert 0 < np.sum(factor < 1) < len(x)
+    return np.einsum("i,ijk", factor, of_kernel), factor @ of_bias
+
+
+def test_step_equals_the_formula_in_numpy(monkeypatch):
+    monkeypatch.setattr(sample_noise, "gaussian_like", lambda like, std: np.zeros(like.shape))
+    model, (x, y) = model_of(), samples_of(CHUNK + 8)  # the second chunk is filled up
+    before = [np.array(one, float) for one in model.trainable_variables]
+    SampleNoise(model, CLIP, 1.0).step(x, y, EXPECTED)
+    for variable, old, total in zip(model.trainable_variables, before, sums_by_hand(*before, x, y), strict=True):
+        np.testing.assert_allclose(np.array(variable), old - RATE * total / EXPECTED, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_step_equals_the_formula_in_numpy_on_jax():
+    test = f"{Path(__file__)}::{test_step_equals_the_formula_in_numpy.__name__}"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", test]
+    subprocess.run(command, env={**os.environ, "KERAS_BACKEND": "jax"}, check=True)
+
+
+def test_empty_batch_makes_a_step_of_noise_alone():
+    model, (x, y) = model_of(), samples_of(4)
+    before = np.concatenate([np.array(one).ravel() for one in model.trainable_variables])
+    noisy, steps = SampleNoise(model, CLIP, 2.0), []
+    for _ in range(60):
+        noisy.step(x[:0], y[:0], EXPECTED)
+        after = np.concatenate([np.array(one).ravel() for one in model.trainable_variables])
+        steps.append((after - before) * EXPECTED / RATE)
+        before = after
+    assert np.std(steps) == pytest.approx(2.0 * CLIP, rel=0.1)  # 5 standard errors of 1,080 values
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        ("BatchNormalization", "it keeps statistics over a batch, which get no noise"),
+        ("Dropout", "its random numbers cannot be drawn sample by sample"),
+    ],
+)
+def test_layers_that_contradict_are_refused_by_name(layer, why):
+    made = keras.layers.Dropout(0.5) if layer == "Dropout" else keras.layers.BatchNormalization()
+    with pytest.raises(ConfigError, match=rf"\({layer}\): {why}"):
+        SampleNoise(model_of(made), CLIP, 1.0)
+
+
+def test_other_backends_are_refused(monkeypatch):
+    monkeypatch.setattr(sample_noise, "backend", lambda: "torch")
+    with pytest.raises(ConfigError, match="does not work with Keras on torch"):
+        SampleNoise(model_of(), CLIP, 1.0)

@@ -1,0 +1,105 @@
+"""Clip and noise of the updates of private workers: the mathematics, and what is left out."""
+
+import numpy as np
+import pytest
+
+from ddlf import events
+from ddlf.algorithms.partition import shuffled
+from ddlf.testing import in_process_cluster
+from tests.training.models import Quick, blobs
+from tests.training.private_apps import SIZES, Private, private_samples
+
+
+class Noised(Private):
+    """Two rounds, whose noise is too small to see."""
+
+    master_epochs = 2
+    update_clip = 0.1
+    noise_multiplier = 1e-9
+
+
+def clipped_averaging(app, weights, rounds):
+    """The mean of the workers' clipped updates, each worker once."""
+    for round in range(rounds):
+        total = [np.zeros(one.shape) for one in weights]
+        for number in SIZES:
+            x, y = private_samples(number)
+            order = shuffled(len(x), 0, round)
+            app.model.set_weights(weights)
+            for begin in range(0, len(x), app.batch_size):
+                batch = order[begin : begin + app.batch_size]
+                app.model.train_on_batch(x[batch], y[batch])
+            update = [
+                before - after.astype(float) for before, after in zip(weights, app.model.get_weights(), strict=True)
+            ]
+            norm = np.sqrt(sum(np.sum(one**2) for one in update))
+            assert norm > app.update_clip
+            total = [a + one * app.update_clip / norm for a, one in zip(total, update, strict=True)]
+        weights = [(one - a / len(SIZES)).astype("f4") for one, a in zip(weights, total, strict=True)]
+    return weights
+
+
+async def test_weights_are_the_mean_of_clipped_updates_and_records_have_no_metrics():
+    async with in_process_cluster(3) as cluster:
+        app = Noised(cluster)
+        await app.prepare()
+        first = app.model.get_weights()
+        history = await app.train_sync()
+        trained = app.model.get_weights()
+        wanted = clipped_averaging(app, first, 2)
+    assert max(np.abs(a - b).max() for a, b in zip(trained, wanted, strict=True)) < 1e-6
+    assert all(record.metrics.keys() == {"epsilon"} and not record.test for record in history)
+
+
+class Loud(Noised):
+    """One round whose noise is all there is, and a master with test data."""
+
+    train = Quick.train
+
+    master_epochs = 1
+    evaluate_every = 1
+    update_clip = 1e-3
+    noise_multiplier = 3e3
+
+    async def load_test_dataset(self):
+        self.x_test, self.y_test = blobs(20, seed=5)
+
+
+async def test_the_noise_of_a_release_has_the_stated_deviation_and_differs_with_equal_seeds():
+    found = []
+    async with in_process_cluster(3) as cluster:
+        for _ in range(2):
+            app = Loud(cluster)
+            await app.prepare()
+            first = app.model.get_weights()
+            history = await app.train_sync()
+            after = app.model.get_weights()
+            found.append(np.concatenate([(a - b).ravel() for a, b in zip(after, first, strict=True)]))
+            assert set(history[-1].test) == {"loss", "accuracy"}  # the master evaluates its own data
+    size = found[0].size
+    for one in found:  # 3e3 times 1e-3, divided by 3 workers
+        assert one.std() == pytest.approx(1.0, abs=5 / np.sqrt(2 * size))
+    assert abs(np.corrcoef(*found)[0, 1]) < 5 / np.sqrt(size)
+
+
+async def test_weights_that_are_not_trained_stay_and_are_named():
+    class Frozen(Noised):
+        master_epochs = 1
+
+        async def create_model(self):
+            await super().create_model()
+            self.model.layers[-1].trainable = False
+            self.model.compile("sgd", self.model.loss, metrics=["accuracy"])
+
+    told = []
+    async with in_process_cluster(2) as cluster:
+        app = Frozen(cluster)
+        app.subscribe(told.append)
+        await app.prepare()
+        first = app.model.get_weights()
+        await app.train_sync()
+        after = app.model.get_weights()
+    np.testing.assert_array_equal(after[-1], first[-1])
+    assert not np.array_equal(after[0], first[0])
+    [line] = [one.why for one in told if isinstance(one, events.Warned) and one.about == "noise"]
+    assert "left out of the noised sum" in line
