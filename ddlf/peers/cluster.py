@@ -8,7 +8,7 @@ peer, by the key of the link in the state folder:
 
 | the checkpoint is | the run |
 |---|---|
-| as new as the last post | continues with its weights, which contain all that the server thinks |
+| as new as the last post | continues with its weights, which contain all that the server thinks; in rounds, with its base |
 | older than the last post | merges the set that the server gives to peers without weights; in rounds it loads the set |
 """
 
@@ -31,10 +31,12 @@ from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.events import PeersTold, SetPosted, SetTaken
 from ddlf.extras import provided
 from ddlf.peers.entries import NO_SET
-from ddlf.peers.frames import Bye, Welcome
-from ddlf.peers.model import MOST_TESTED, PART, accuracy_of, taken
+from ddlf.peers.frames import Bye, End, Post
+from ddlf.peers.link import Offer
+from ddlf.peers.model import MOST_TESTED, PART, accuracy_of, taken, trained_tensors
 from ddlf.peers.peer import Peer
 from ddlf.peers.sets import Layout, layout_of
+from ddlf.privacy import contradictions
 from ddlf.training.callbacks.master import merged_metrics
 from ddlf.training.context import App
 from ddlf.training.outside import STATE
@@ -57,7 +59,8 @@ class LiveWeights:
             master's other evaluations.
 
     Attributes:
-        layout: Layout of its sets.
+        layout: Layout of its exact sets.
+        trainable: Per tensor, whether it is trained.
         current: The weights, in the order of ``model.weights``.
     """
 
@@ -69,6 +72,7 @@ class LiveWeights:
         if len(self._places) != len(places):
             raise AppError("some weights of the model belong to no layer, so peers cannot exchange them")
         self.layout: Layout = layout_of({name: np.asarray(one) for name, one in variables.items()})
+        self.trainable = trained_tensors(app.model, variables)
         self.current: Weights = []
         self._told = len(progress.records)
         self._random = np.random.default_rng()
@@ -134,20 +138,21 @@ class Posting(Peer):
             check: Raises an error if the run cannot follow the plan.
         """
         self.trained = live
+        self._connection = self._new_connection()
+        self._prepare(self._connection.offer())
+        check()
         posted = trainings = 0
         if state:
             posted, contains, base, trainings, self.updates, self._since = map(int, state[0])
             self._run, self._keeps = state[1].tobytes().decode(), True
             self._contains, self._base = contains, base
-        self._connect()
-        welcome = self._connection.welcome
+        welcome = self._connection.open()
         if self._keeps and welcome.number > posted:  # the checkpoint is older than its last post
             self._connection.close()
             self._keeps, self._contains = False, NO_SET
-            self._connect()
-            welcome = self._connection.welcome
+            self._connection = self._new_connection()
+            welcome = self._connection.open()
         self._read(welcome)
-        check()
         if self._keeps:
             self._trainings = trainings
         else:
@@ -157,7 +162,10 @@ class Posting(Peer):
                 theirs = WeightSet(weights=first, trainings=welcome.trainings)
                 first = self._rule.merge(mine, theirs).weights
             self._load(first)
+        ends_round = self._keeps and self.plan.way == "rounds" and 0 < posted == welcome.number and not self._since
         self._ready(welcome)
+        if ends_round:
+            self._ask_for_base()
 
     def state(self) -> Weights:
         """Return what a resumed run needs to come back as the same peer."""
@@ -176,10 +184,36 @@ class Posting(Peer):
 
     def exchange(self) -> None:
         """Post if it is time, and take what the server has sent. In rounds, wait for the end of the round."""
-        if self.is_due(self.plan.updates):
-            self._post()
         self._take(0.0)
-        while self.plan.way == "rounds" and self._connection.waits and self._connection.is_open and not self.why_over:
+        if not self.why_over and self.is_due(self.plan.updates):
+            self._post()
+            self._take(0.0)
+        if self.plan.way == "rounds":
+            self._until_round_ends()
+
+    def _ask_for_base(self) -> None:
+        """Send the last post of the earlier run again, whose weights the run has, and wait for the base that contains it.
+
+        The earlier run has left without this base, and a post that begins with an older one is rejected.
+        """
+        data = self._wire.encode(self.trained.weights())
+        self._posted = self._wire.decode(data)
+        self._connection.send(
+            Post(
+                number=self._number,
+                contains=self._contains,
+                updates=0,
+                base=self._base,
+                accuracy=-1.0,
+                loss=-1.0,
+                set=data,
+            )
+        )
+        self._until_round_ends()
+
+    def _until_round_ends(self) -> None:
+        while self._connection.waits and self._connection.is_open and not self.why_over:
+            self._show_round()
             self._take(LOOK_S)
 
     def leave(self) -> None:
@@ -188,9 +222,12 @@ class Posting(Peer):
         The weights stay as they are: the server gives a set that is not merged to others.
         """
         self._until_answered()
-        if self._since and self._connection.is_open and not self._connection.waits:
+        if not self.why_over and self._since and self._connection.is_open and not self._connection.waits:
             self._post()
             self._until_answered()
+        if self.why_over:
+            self._say(f"over      {self.why_over}; the last updates of this run are not in the last set")
+            return
         if self._connection.waits:
             self._say("lost      the last post has no answer from the server, so it may be lost")
         self._connection.send(Bye())
@@ -199,8 +236,14 @@ class Posting(Peer):
     def _until_answered(self) -> None:
         patience = GOODBYE_S + self.plan.deadline_s * (self.plan.way == "rounds")
         until = time.monotonic() + patience
-        while self._connection.waits and self._connection.is_open and time.monotonic() < until:
-            self._connection.take(LOOK_S)
+        while self._connection.waits and not self.why_over and time.monotonic() < until:
+            message = self._connection.take(LOOK_S)
+            if isinstance(message, End) and message.over:
+                self.why_over = message.why
+            elif isinstance(message, End):
+                self._ended(message)
+            elif message is None and not self._connection.is_open:
+                break
 
     def close(self) -> None:
         """End the connection and the tests. Safe to call again."""
@@ -259,9 +302,14 @@ class ClusterPeer:
         known = [] if state is None else local(state)
         self._progress.drop(STATE)
         self._live.current = list(current)
-        await asyncio.to_thread(self._peer.join_with, self._live, known, self._check)
+        try:
+            await asyncio.to_thread(self._peer.join_with, self._live, known, self._check)
+        except BaseException:
+            self._peer.close()  # another run of this program may use the key of the link
+            raise
         self._take_over(current)
         self._keep()
+        self._tell_few_commits()
 
     async def exchanged(self, weights: Weights | None) -> Weights | None:
         """Count a commit, post its weights if it is time, and take what the server has sent."""
@@ -289,7 +337,10 @@ class ClusterPeer:
 
     async def leave(self, weights: Weights) -> bool:
         """Say goodbye after a last post."""
-        if self._gone or self.over:
+        if self._gone:
+            return False
+        if self.over:
+            self._tell_summary()
             return False
         posts = self._peer.posts
         self._live.current = list(weights)
@@ -297,6 +348,7 @@ class ClusterPeer:
             await asyncio.to_thread(self._peer.leave)
         except DDLFError as error:
             self._tell("alone", str(error))
+        self._tell_summary()
         self._keep()
         if self._peer.posts > posts:
             self._app.run_context.emit(SetPosted(version=self._progress.version, number=self._peer.posts))
@@ -306,13 +358,23 @@ class ClusterPeer:
         """End the connection."""
         await asyncio.to_thread(self._peer.close)
 
-    def _made(self, welcome: Welcome | None) -> LiveWeights:
+    def _made(self, offer: Offer) -> LiveWeights:
         return self._live
 
     def _check(self) -> None:
         """Refuse a plan that the run cannot follow."""
-        local_settings, exchange = self._spec.local, self._spec.exchange
-        if not self._peer.plan.decay:
+        plan, local_settings, exchange = self._peer.plan, self._spec.local, self._spec.exchange
+        contradictions.check(
+            contradictions.Choice(
+                place="runs",
+                clip=plan.clip,
+                noise=plan.noise,
+                trust=plan.trust,
+                way=plan.way,
+                secure=plan.secure_aggregation,
+            )
+        )
+        if not plan.decay:
             return
         if exchange.one_step or not rate_variables(self._app.model):
             raise ConfigError(
@@ -324,6 +386,21 @@ class ClusterPeer:
                 "the server's plan and this run both set the learning rate",
                 hint="leave schedule and rate_decay of the app out, or serve without decay",
             )
+
+    def _tell_few_commits(self) -> None:
+        """Say that the run ends before its first post is due."""
+        progress, plan = self._progress, self._peer.plan
+        rounds = len(progress.starts) - 1 - progress.reached
+        commits = rounds if self._spec.train.in_rounds else rounds * progress.slots_in(progress.reached)
+        if 0 < commits < plan.updates and not plan.seconds:
+            why = f"the server's plan posts after {plan.updates:,} commits, and this run has {commits:,}"
+            self._tell("rarely", f"{why}: it posts at its end only; ddlf peers serve --updates {max(1, commits // 5)}")
+
+    def _tell_summary(self) -> None:
+        """Say how much this run has given and taken."""
+        posts, merged, loaded = self._peer.posts, self._peer.merges, self._peer.takes - self._peer.merges
+        taken = f"{merged:,} set{'s' * (merged != 1)} of others merged" + f", {loaded:,} loaded" * bool(loaded)
+        self._tell("left", f"the peers' training after {posts:,} post{'s' * (posts != 1)}: {taken}")
 
     def _take_over(self, before: Weights) -> None:
         after = self._live.current

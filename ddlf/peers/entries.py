@@ -7,12 +7,13 @@ again. Some entries come with a set, whose bytes follow the entry in the journal
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, dataclass_transform
+from typing import Any, Literal, dataclass_transform
 
-from ddlf.events.facts import from_data, to_data
+from ddlf.events.facts import from_data
 
 NO_SET = 0
 """The number that stands for no set. Sets are numbered from 1."""
+Strike = Literal["no", "again", "yes"]
 NO_SHARD = 0
 """The number that stands for no shard. Shards are numbered from 1."""
 
@@ -28,7 +29,7 @@ class Entry:
     at: float
 
     def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, kw_only=True)(cls)
+        dataclass(kw_only=True, unsafe_hash=True)(cls)  # mypy sees a frozen one, whose objects take longer to make
 
 
 class Began(Entry):
@@ -45,16 +46,18 @@ class Began(Entry):
 
 
 class Invited(Entry):
-    """The server has made a code that lets one peer join.
+    """The server has made a code that lets peers join.
 
     Args:
         code: SHA-256 of the code.
         until: Time of its expiry.
+        peers: Number of peers that it lets join.
     """
 
     at: float
     code: str
     until: float
+    peers: int = 1
 
 
 class Joined(Entry):
@@ -62,7 +65,7 @@ class Joined(Entry):
 
     Args:
         peer: Its number, from 1.
-        code: SHA-256 of the code, which is used up.
+        code: SHA-256 of the code, which is used up after the last of its peers.
         key: SHA-256 of the key that proves later that it is the same peer.
     """
 
@@ -103,6 +106,9 @@ class Posted(Entry):
         base: The base that the peer's training of this round began with; 0 outside of rounds.
         accuracy: Accuracy of its training; NaN if its model reports none.
         loss: Loss of its training; NaN if it has not trained.
+        length: Length of its training: of the difference to the weights that it began with; 0 if it is unknown.
+        moved: The same for weights that are not trained.
+        share: Share of its training that counts.
     """
 
     at: float
@@ -114,6 +120,9 @@ class Posted(Entry):
     base: int = NO_SET
     accuracy: float = float("nan")
     loss: float = float("nan")
+    length: float = 0.0
+    moved: float = 0.0
+    share: float = 1.0
 
 
 class Rejected(Entry):
@@ -124,6 +133,7 @@ class Rejected(Entry):
         number: Number of the post.
         contains: The same field as that of ``Posted``.
         why: The reason.
+        strike: Whether it is a strike: never, only if the peer's last post was rejected, too, or always.
     """
 
     at: float
@@ -131,6 +141,7 @@ class Rejected(Entry):
     number: int
     contains: int
     why: str
+    strike: Strike = "no"
 
 
 class Lost(Entry):
@@ -167,11 +178,34 @@ class Merged(Entry):
     Args:
         set: Number of the new set.
         of: The sets that it was made of.
+        releases: Releases with noise that the account of the run had then; 0 without noise.
+        left_out: In swaps, the sets that do not count in the mean.
+        why: A line for each suspicious set, with the reason.
     """
 
     at: float
     set: int
     of: tuple[int, ...]
+    releases: int = 0
+    left_out: tuple[int, ...] = ()
+    why: tuple[str, ...] = ()
+
+
+class Summed(Entry):
+    """The masked posts of a round were added up, and the server has made the next base of their sum.
+
+    Args:
+        set: Number of the new base.
+        peers: The peers in the sum.
+        numbers: The number of each one's post.
+        updates: Batches that each one has trained since the base of the round.
+    """
+
+    at: float
+    set: int
+    peers: tuple[int, ...]
+    numbers: tuple[int, ...]
+    updates: tuple[int, ...]
 
 
 class MergeAsked(Entry):
@@ -223,15 +257,13 @@ class Ended(Entry):
 
 KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in Entry.__subclasses__()}
 """Every kind of entry by its name in the journal."""
-WITH_SET = (Began, Posted, Merged)
+WITH_SET = (Began, Posted, Merged, Summed)
 """Entries that come with the bytes of a set."""
 
 
 def entry_to_data(entry: Entry) -> dict[str, Any]:
-    """Return an entry as JSON data."""
-    # An entry is flat, so this need not look at the types of its fields, as ``to_data`` does.
-    values = {name: to_data(value) if type(value) is float else value for name, value in vars(entry).items()}
-    return {"kind": type(entry).__name__, **values}
+    """Return an entry as data for JSON, whose writer must turn NaN into a text, as ``facts.to_data`` does."""
+    return {"kind": type(entry).__name__, **vars(entry)}
 
 
 def entry_from_data(data: dict[str, Any]) -> Entry:

@@ -16,12 +16,13 @@ So a set begins at a multiple of 8. All numbers are little-endian.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, ClassVar, TypeVar, dataclass_transform, get_type_hints
+
+from pydantic_core import from_json, to_json
 
 from ddlf.errors import ProtocolError
 
@@ -46,7 +47,7 @@ class Message:
     """Whether a set follows; None if it may."""
 
     def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, kw_only=True)(cls)
+        dataclass(kw_only=True, unsafe_hash=True)(cls)  # mypy sees a frozen one, whose objects take longer to make
 
 
 class Hello(Message):
@@ -135,6 +136,7 @@ class Answer(Message):
         accuracy: Accuracy of its training; -1 without one.
         rate: Learning rate; 0 if the model's own holds.
         why: The reason, if the post is rejected.
+        epsilon: Epsilon of your releases so far; -1 without noise.
     """
 
     kind = 4
@@ -146,6 +148,7 @@ class Answer(Message):
     accuracy: float = -1.0
     rate: float = 0.0
     why: str = ""
+    epsilon: float = -1.0
     set: bytes = b""
 
 
@@ -202,14 +205,140 @@ class End(Message):
     set: bytes = b""
 
 
+class Attempt(Message):
+    """Server: a secure sum begins; make a fresh key for it.
+
+    Args:
+        attempt: Random name of the sum.
+        base: The set that your training must begin with.
+    """
+
+    kind = 16
+    attempt: str
+    base: int
+
+
+class Offered(Message):
+    """Peer: this is my fresh key for the sum. Keys and signatures are hexadecimal.
+
+    Args:
+        attempt: The sum.
+        base: The set that my training begins with.
+        identity: My Ed25519 key.
+        key: My fresh X25519 key.
+        signature: My signature under it.
+    """
+
+    kind = 17
+    attempt: str
+    base: int
+    identity: str
+    key: str
+    signature: str
+
+
+class Members(Message):
+    """Server: these peers are the members of the sum.
+
+    Args:
+        attempt: The sum.
+        samples: The largest number of samples of a member, which has the weight 1.
+        offers: By the number of the member: identity, key and signature, one after another.
+    """
+
+    kind = 18
+    attempt: str
+    samples: int
+    offers: dict[str, Any]
+
+
+class Masked(Message):
+    """Peer: these are the masked numbers of my update, in place of a set.
+
+    Args:
+        number: One more than that of my last post.
+        attempt: The sum.
+        base: The set that my training began with.
+        updates: Batches since then.
+    """
+
+    kind = 19
+    has_set = True
+    number: int
+    attempt: str
+    base: int
+    updates: int
+    set: bytes = b""
+
+
+class Survivors(Message):
+    """Server: the masked numbers of these members have come; sign this list.
+
+    Args:
+        attempt: The sum.
+        members: Their numbers in ascending order, with commas.
+    """
+
+    kind = 20
+    attempt: str
+    members: str
+
+
+class Signed(Message):
+    """Peer: I have signed the list of survivors.
+
+    Args:
+        attempt: The sum.
+        signature: The signature.
+    """
+
+    kind = 21
+    attempt: str
+    signature: str
+
+
+class Signatures(Message):
+    """Server: all survivors have signed the list.
+
+    Args:
+        attempt: The sum.
+        signatures: By the number of the member.
+    """
+
+    kind = 22
+    attempt: str
+    signatures: dict[str, Any]
+
+
+class Unmask(Message):
+    """Peer: with this you can unmask the sum.
+
+    Args:
+        attempt: The sum.
+        seed: The seed of my own mask.
+        secrets: My secret with each member that is not a survivor, in the order of their numbers, one after another.
+    """
+
+    kind = 23
+    attempt: str
+    seed: str
+    secrets: str
+
+
 KINDS: dict[int, type[Message]] = {kind.kind: kind for kind in Message.__subclasses__()}
 FIELDS: dict[type[Message], dict[str, Any]] = {
-    kind: {name: hint for name, hint in get_type_hints(kind).items() if name not in ("kind", "has_set", "set")}
+    kind: {
+        name: hint if hint in (str, int, float, bool) else dict
+        for name, hint in get_type_hints(kind).items()
+        if name not in ("kind", "has_set", "set")
+    }
     for kind in KINDS.values()
 }
-"""The fields in the text of each message, with their types."""
-FROM_PEER = (Hello, Post, Score, Broken, Bye)
-FROM_SERVER = (Welcome, Answer, End)
+"""The fields in the text of each message, with their types in JSON."""
+SECURE_FROM_PEER = (Offered, Masked, Signed, Unmask)
+"""Messages of secure aggregation."""
+FROM_PEER = (Hello, Post, Score, Broken, Bye, *SECURE_FROM_PEER)
+FROM_SERVER = (Welcome, Answer, End, Attempt, Members, Survivors, Signatures)
 M = TypeVar("M", bound=Message)
 
 
@@ -221,7 +350,7 @@ def encode(message: Message) -> bytes:
 def _head(message: Message) -> bytes:
     """Return everything before the set."""
     data = {name: getattr(message, name) for name in FIELDS[type(message)]}
-    text = json.dumps(data, allow_nan=False).encode()
+    text = to_json(data, inf_nan_mode="strings")
     text += b" " * (-len(text) % 8)
     return PREFIX.pack(MAGIC, VERSION, message.kind, 0, len(text), 0) + text
 
@@ -276,8 +405,8 @@ def decode(data: bytes, of: tuple[type[Message], ...], set_bytes: int) -> Messag
     if set and set_bytes and len(set) != set_bytes:
         raise ProtocolError(f"a set of this model has {set_bytes:,} bytes, got {len(set):,}")
     try:
-        content = json.loads(data[PREFIX.size : PREFIX.size + length])
-    except (ValueError, RecursionError) as error:
+        content = from_json(data[PREFIX.size : PREFIX.size + length])
+    except ValueError as error:
         raise ProtocolError(f"the text of a frame is not JSON: {error}") from None
     return _made(kind, content, set)
 
@@ -285,21 +414,20 @@ def decode(data: bytes, of: tuple[type[Message], ...], set_bytes: int) -> Messag
 def _made(kind: type[Message], content: Any, set: bytes) -> Message:
     if not isinstance(content, dict):
         raise ProtocolError(f"the text of {kind.__name__} is not a table")
-    hints = FIELDS[kind]
-    if unknown := [name for name in content if name not in hints]:
-        raise ProtocolError(f"{kind.__name__} has no {unknown[0]!r:.40}")
-    values: dict[str, Any] = {}
+    fields = FIELDS[kind]
     for name, value in content.items():
-        wanted = hints[name]
-        if wanted is float and type(value) is int:
-            value = float(value)
-        plain: Any = dict if wanted not in (str, int, float, bool) else wanted
-        if type(value) is not plain or (plain is float and not isfinite(value)):
+        wanted = fields.get(name)
+        if wanted is None:
+            raise ProtocolError(f"{kind.__name__} has no {name!r:.40}")
+        if wanted is float and type(value) is int and abs(value) < 2**53:
+            content[name] = value = float(value)
+        if type(value) is not wanted or (wanted is float and not isfinite(value)):
             raise ProtocolError(f"{name} of {kind.__name__} is {value!s:.40}")
-        if plain is int and not 0 <= value < 2**53:
+        if wanted is int and not 0 <= value < 2**53:
             raise ProtocolError(f"{name} of {kind.__name__} must be from 0 to 2^53, got {value!s:.40}")
-        values[name] = value
+    if kind.has_set is not False:
+        content["set"] = set
     try:
-        return kind(**values, **({"set": set} if kind.has_set is not False else {}))
+        return kind(**content)
     except TypeError:
         raise ProtocolError(f"{kind.__name__} is incomplete") from None

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import zipfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 
-from ddlf.errors import AppError, ConnectError, DatasetError, ProtocolError
-from ddlf.events.facts import from_data
+from ddlf.errors import AppError, ConfigError, ConnectError, DatasetError, ProtocolError
 from ddlf.peers.entries import NO_SHARD
 from ddlf.peers.frames import Welcome
-from ddlf.peers.model import Trained, arrays_of, trained_from_text
-from ddlf.peers.peer import Peer
-from ddlf.peers.plan import Plan
+from ddlf.peers.link import Offer
+from ddlf.peers.model import Trained, arrays_of, samples_of, trained_from_text
+from ddlf.peers.peer import Peer, check_link
+from ddlf.peers.sample_peer import SampleNoise, SamplePeer
+from ddlf.rpc.iworker import awaited
 
 
 def peer_of_data(
-    link: str, data: str | Mapping[str, Any], *, name: str = "", seed: int = 0, say: Callable[[str], None] = print
+    link: str,
+    data: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    name: str = "",
+    seed: int = 0,
+    say: Callable[[str], None] = print,
+    secure_aggregation: bool = False,
+    sample_noise: SampleNoise | None = None,
 ) -> Peer:
     """Return a peer that trains the server's model on private data. No code of the server runs.
 
@@ -32,26 +42,53 @@ def peer_of_data(
         name: Name for people.
         seed: Seed of the order of samples.
         say: Prints a line.
+        secure_aggregation: Whether to refuse a server that sees single updates.
+        sample_noise: How its steps hide single samples; None if they do not.
 
     Raises:
         ConfigError: There is no such file.
         DatasetError: The file cannot be read, or has no samples.
     """
-    arrays = arrays_of(data) if isinstance(data, str) else data
-    source = data if isinstance(data, str) else "the data"
-    samples = next((len(arrays[key]) for key in ("x_train", "x", "data") if key in arrays), 0)
-    if not samples:
-        samples = max((len(one) for one in arrays.values()), default=0)
-    if not samples:
-        raise DatasetError(f"{source} has no samples", hint="save arrays x and y with numpy.savez")
+    source = os.fspath(data) if isinstance(data, str | os.PathLike) else "the data"
+    arrays = _as_arrays(data) if isinstance(data, Mapping) else arrays_of(source)
+    samples = samples_of(arrays)
+    if samples < (1 if any("test" in name for name in arrays) else 2):  # before the link is used
+        raise DatasetError(
+            f"{source} has {'one sample' if samples else 'no samples'}, and training needs more",
+            hint="save arrays x and y with numpy.savez",
+        )
 
-    importlib.import_module("keras")  # it takes seconds, in which a peer that has connected would seem to be slow
+    check_link(link)
 
-    def make(welcome: Welcome) -> Trained:
-        classes = from_data(Plan, welcome.plan).classes
-        return trained_from_text(welcome.model, arrays, source, say, seed, classes)
+    def make(offer: Offer) -> Trained:
+        _start_keras(say)
+        trained = trained_from_text(offer.model, arrays, source, say, seed, offer.plan.classes)
+        if trained.other_scale:
+            say(f"scale     your data go {trained.other_scale}, and all peers should agree")
+        return trained
 
-    return Peer(link, make, samples=samples, name=name, say=say)
+    return _peer(sample_noise, link, make, samples=samples, name=name, say=say, secure_aggregation=secure_aggregation)
+
+
+def _peer(sample_noise: SampleNoise | None, *args: Any, **named: Any) -> Peer:
+    return Peer(*args, **named) if sample_noise is None else SamplePeer(*args, how=sample_noise, **named)
+
+
+def _as_arrays(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the data of a program as arrays: it may have lists.
+
+    Raises:
+        DatasetError: Names the part that is not an array.
+    """
+    found = {}
+    for name, one in data.items():
+        try:
+            found[name] = np.asarray(one)
+        except ValueError:  # rows of several lengths
+            raise DatasetError(
+                f"the data has {name}, which is not an array", hint="give all samples one shape"
+            ) from None
+    return found
 
 
 def peer_of_shard(link: str, *, name: str = "", seed: int = 0, say: Callable[[str], None] = print) -> Peer:
@@ -63,8 +100,13 @@ def peer_of_shard(link: str, *, name: str = "", seed: int = 0, say: Callable[[st
         seed: Seed of the order of samples.
         say: Prints a line.
     """
-    importlib.import_module("keras")  # as in ``peer_of_data``
     return _ShardPeer(link, name, seed, say)
+
+
+def _start_keras(say: Callable[[str], None]) -> None:
+    """Import Keras, which takes seconds: a peer that has connected before would seem to be slow."""
+    say("model     Keras starts, which takes some seconds")
+    importlib.import_module("keras")
 
 
 class _ShardPeer(Peer):
@@ -76,10 +118,22 @@ class _ShardPeer(Peer):
         super().__init__(link, self._made, samples=0, name=name, say=say)
         self._seed = seed
         self._shard = NO_SHARD
+        self._offer: Offer
 
-    def _made(self, welcome: Welcome) -> Trained:
-        arrays = self._given(welcome)
-        return trained_from_text(welcome.model, arrays, f"shard {self._shard}", self._say, self._seed)
+    def _prepare(self, offer: Offer) -> None:
+        if not offer.plan.shards:
+            raise ConfigError("the server has no data for peers", hint="name yours with --data")
+        _start_keras(self._say)
+        self.plan, self._offer = offer.plan, offer
+
+    def _begin(self, welcome: Welcome) -> None:
+        self._shard = welcome.shard
+        self._take_model(self._make(self._offer), self._offer)
+        super()._begin(welcome)
+
+    def _made(self, offer: Offer) -> Trained:
+        arrays = self._given_shard(self._connection.welcome)
+        return trained_from_text(offer.model, arrays, f"shard {self._shard}", self._say, self._seed)
 
     def _about(self, welcome: Welcome) -> str:
         return f"it trains {self.trained.samples:,} samples of the server, shard {self._shard} of {self.plan.shards}"
@@ -90,15 +144,15 @@ class _ShardPeer(Peer):
         welcome = self._connection.welcome
         if welcome.shard != self._shard:  # it was away for longer than its lease
             try:
-                self.trained.take(self._given(welcome))
+                self.trained.take(self._given_shard(welcome))
             except ConnectError:  # lost again: the next welcome says which shard it has
                 self._shard = NO_SHARD
                 return False
             self._say(f"shard     {self._about(welcome)}")
         return True
 
-    def _given(self, welcome: Welcome) -> dict[str, Any]:
-        content = self._connection.shard()
+    def _given_shard(self, welcome: Welcome) -> dict[str, Any]:
+        content = self._connection.shard(welcome.shard)
         self._shard = welcome.shard
         try:
             with np.load(BytesIO(content), allow_pickle=False) as archive:
@@ -111,7 +165,14 @@ class _ShardPeer(Peer):
 
 
 def peer_of_app(
-    link: str, app: type[Any], *, name: str = "", seed: int = 0, say: Callable[[str], None] = print
+    link: str,
+    app: type[Any],
+    *,
+    name: str = "",
+    seed: int = 0,
+    say: Callable[[str], None] = print,
+    secure_aggregation: bool = False,
+    sample_noise: SampleNoise | None = None,
 ) -> Peer:
     """Return a peer that trains with its owner's own code.
 
@@ -122,23 +183,46 @@ def peer_of_app(
         name: Name for people.
         seed: Seed of the order of samples.
         say: Prints a line.
+        secure_aggregation: Whether to refuse a server that sees single updates.
+        sample_noise: How its steps hide single samples; None if they do not.
 
     Raises:
         AppError: The app has no data or no compiled model.
     """
     made = app()
-    asyncio.run(_load(made))
+    if _is_in_loop():  # as in a notebook
+        with ThreadPoolExecutor(1, "ddlf-peer-load") as thread:
+            thread.submit(asyncio.run, _load(made)).result()
+    else:
+        asyncio.run(_load(made))
     data = {part: one for part in PARTS if (one := getattr(made, part, None)) is not None}
     if not {"x_train", "y_train"} <= data.keys():
         raise AppError(f"{app.__name__}.load_dataset sets no x_train and y_train", hint="set both, as arrays")
     if not getattr(made.model, "compiled", False):
         raise AppError(f"{app.__name__}.create_model sets no compiled model", hint="set self.model and compile it")
-    return Peer(link, lambda welcome: Trained(made.model, data, seed), samples=len(data["x_train"]), name=name, say=say)
+    return _peer(
+        sample_noise,
+        link,
+        lambda offer: Trained(made.model, data, seed),
+        samples=len(data["x_train"]),
+        name=name,
+        say=say,
+        secure_aggregation=secure_aggregation,
+    )
 
 
 PARTS = ("x_train", "y_train", "x_test", "y_test")
 
 
+def _is_in_loop() -> bool:
+    """Return whether an event loop runs on this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 async def _load(app: Any) -> None:
-    await app.load_dataset()
-    await app.create_model()
+    await awaited(app.load_dataset())
+    await awaited(app.create_model())

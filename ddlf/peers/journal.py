@@ -26,7 +26,6 @@ A power cut may leave an incomplete record at the end of the newest file. Nobody
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import re
@@ -35,7 +34,9 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json, to_json
 
 from ddlf.peers.entries import WITH_SET, Entry, entry_from_data, entry_to_data
 from ddlf.training.checkpoints.durable import damaged, explained, replace, sync, write_new
@@ -48,15 +49,16 @@ SETS_IN_FILE = 32
 """A file is followed by the next one when it has this number of sets, and the least number of bytes."""
 GROWTH = 4
 """Sets that are still needed are copied into the newest file when the files have this many times their bytes."""
-LARGE_BYTES = 128 * 2**10
-"""Parts of this size are written one by one, since a copy of them costs more than a call of the system."""
+MOST_PARTS = 1024
+"""Most parts in one call of the system: ``IOV_MAX`` of Linux and of macOS."""
 FILE = re.compile(r"journal-(\d{6})")
 SNAPSHOT, KEPT = "Snapshot", "Kept"
 """Kinds of records besides entries: the state of the ledger, and a set from an older file."""
+NO_ENTRIES = tuple(f'{{"kind":"{kind}"'.encode() for kind in (SNAPSHOT, KEPT))
+"""The beginnings of their texts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The place of a set: number of the file, offset and length in bytes."""
 
     file: int
@@ -107,8 +109,12 @@ class Journal:
             os.close(self._file)
             self._file = -1
 
-    def append(self, entries: Sequence[tuple[Entry, bytes]]) -> None:
+    def append(self, entries: Sequence[tuple[Entry, bytes]], heads: Sequence[bytes] = ()) -> None:
         """Write entries, each with the bytes of its set or without bytes. After the return, they survive a power cut.
+
+        Args:
+            entries: The entries.
+            heads: Their heads, if ``head_of`` was called already.
 
         Raises:
             CheckpointError: They could not be written, for example because the disk is full.
@@ -116,14 +122,13 @@ class Journal:
         On failure:
             None of them is in the journal.
         """
-        parts, at = [], self._size
+        parts, at = list[bytes](), self._size
         places = {}
-        for entry, data in entries:
-            record = _record(entry_to_data(entry), data)
+        for (entry, data), head in zip(entries, heads or [head_of(*one) for one in entries], strict=True):
             if isinstance(entry, WITH_SET):
-                places[entry.set] = Place(self._number, at + len(record[0]), len(data))
-            parts += record
-            at += sum(map(len, record))
+                places[entry.set] = Place(self._number, at + len(head), len(data))
+            parts += (head, data)
+            at += len(head) + len(data)
         self._write(parts, at)
         self._places |= places
         self._sets += len(places)
@@ -147,14 +152,14 @@ class Journal:
             The journal continues in the old file.
         """
         number = self._number + 1
-        parts, places, at = [], {}, 0
-        parts += _record({"kind": SNAPSHOT, "state": state}, b"")
-        at = sum(map(len, parts))
+        parts, places = list[bytes](), {}
+        parts.append(_head({"kind": SNAPSHOT, "state": state}, b""))
+        at = len(parts[0])
         for set, data in self._to_copy(needed).items():
-            record = _record({"kind": KEPT, "set": set}, data)
-            places[set] = Place(number, at + len(record[0]), len(data))
-            parts += record
-            at += sum(map(len, record))
+            head = _head({"kind": KEPT, "set": set}, data)
+            places[set] = Place(number, at + len(head), len(data))
+            parts += (head, data)
+            at += len(head) + len(data)
         path = self._path(number)
         with explained(self.folder, "write the journal in", need=at):
             try:
@@ -205,11 +210,7 @@ class Journal:
     def _write(self, parts: Sequence[bytes], size: int) -> None:
         with explained(self.folder, "write the journal in", need=size - self._size):
             try:
-                os.lseek(self._file, self._size, os.SEEK_SET)
-                for piece in _pieces(parts):
-                    view = memoryview(piece)
-                    while view:
-                        view = view[os.write(self._file, view) :]
+                _write_at(self._file, parts, self._size)
                 _sync_data(self._file)
             except OSError:
                 with contextlib.suppress(OSError):
@@ -273,17 +274,19 @@ def history(folder: Path) -> Iterator[Entry]:
     for number, path in sorted(files.items()):
         if path.suffix:
             lines = path.read_text(encoding="utf-8").splitlines()
-            yield from (entry_from_data(json.loads(line)) for line in lines)
+            yield from (entry_from_data(from_json(line)) for line in lines)
         else:
             records = (data for data, _, _ in _records(path, number))
             yield from (entry_from_data(data) for data in records if data["kind"] not in (SNAPSHOT, KEPT))
 
 
 def _to_history(folder: Path, number: int) -> None:
-    """Delete a file of the journal, but keep its entries as text."""
+    """Delete a file of the journal, but keep its entries as text. Its sets, which are most of it, are not read."""
     path = folder / f"journal-{number:06d}"
-    kept = [json.dumps(data) for data, _, _ in _records(path, number) if data["kind"] not in (SNAPSHOT, KEPT)]
-    replace(folder / f"history-{number:06d}.jsonl", "".join(f"{line}\n" for line in kept).encode())
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        texts = [data[begin:end].rstrip() for _, begin, end, _ in _places(data)]
+    kept = [text for text in texts if not text.startswith(NO_ENTRIES)]
+    replace(folder / f"history-{number:06d}.jsonl", b"".join(line + b"\n" for line in kept))
     path.unlink()
 
 
@@ -291,26 +294,30 @@ def _numbers(folder: Path) -> list[int]:
     return sorted(int(match[1]) for path in folder.iterdir() if (match := FILE.fullmatch(path.name)))
 
 
-def _record(data: Mapping[str, Any], set: bytes) -> list[bytes]:
-    """Return a record in two pieces: everything before the set, and the set."""
-    text = json.dumps(data).encode()
+def head_of(entry: Entry, data: bytes) -> bytes:
+    """Return the record of an entry with a set, without the bytes of the set."""
+    return _head(entry_to_data(entry), data)
+
+
+def _head(data: Mapping[str, Any], set: bytes) -> bytes:
+    """Return everything of a record before its set."""
+    text = to_json(data, inf_nan_mode="strings")
     text += b" " * (-len(text) % 8)
     rest = struct.pack("<IIQ", len(text), 0, len(set)) + text
     crc = zlib.crc32(set, zlib.crc32(rest))
-    return [struct.pack("<II", MAGIC, crc) + rest, set]
+    return struct.pack("<II", MAGIC, crc) + rest
 
 
-def _pieces(parts: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield bytes in few pieces: small parts are joined, and large ones are not copied."""
-    small: list[bytes] = []
-    for part in parts:
-        if len(part) < LARGE_BYTES:
-            small.append(part)
-            continue
-        yield b"".join(small)
-        small = []
-        yield part
-    yield b"".join(small)
+def _write_at(descriptor: int, parts: Sequence[bytes], at: int) -> None:
+    """Write bytes one after another at a place of a file. They are not joined: a copy holds up other threads."""
+    for first in range(0, len(parts), MOST_PARTS):
+        some = parts[first : first + MOST_PARTS]
+        written, size = os.pwritev(descriptor, some, at), sum(map(len, some))
+        at += size
+        if written < size:  # as when the disk is nearly full
+            rest = memoryview(b"".join(some))[written:]
+            while rest:
+                rest = rest[os.pwrite(descriptor, rest, at - len(rest)) :]
 
 
 def _records(path: Path, number: int) -> Iterator[tuple[dict[str, Any], Place, int]]:
@@ -318,18 +325,24 @@ def _records(path: Path, number: int) -> Iterator[tuple[dict[str, Any], Place, i
     if not path.stat().st_size:
         return
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        at = 0
-        while at + PREFIX.size <= len(data):
-            magic, crc, text, zero, length = PREFIX.unpack_from(data, at)
-            begin = at + PREFIX.size
-            end = begin + text + length
-            if magic != MAGIC or zero or text > MOST_JSON_BYTES or end > len(data):
-                return
-            with memoryview(data) as view, view[at + 8 : end] as covered:
+        for crc, begin, set, end in _places(data):
+            with memoryview(data) as view, view[begin - PREFIX.size + 8 : end] as covered:
                 if zlib.crc32(covered) != crc:
                     return
-            yield json.loads(data[begin : begin + text]), Place(number, begin + text, length), end
-            at = end
+            yield from_json(data[begin:set]), Place(number, set, end - set), end
+
+
+def _places(data: mmap.mmap) -> Iterator[tuple[int, int, int, int]]:
+    """Yield for each complete record of a file its CRC, and the offsets of its text, of its set, and of its end."""
+    at = 0
+    while at + PREFIX.size <= len(data):
+        magic, crc, text, zero, length = PREFIX.unpack_from(data, at)
+        begin = at + PREFIX.size
+        end = begin + text + length
+        if magic != MAGIC or zero or text > MOST_JSON_BYTES or end > len(data):
+            return
+        yield crc, begin, begin + text, end
+        at = end
 
 
 def needed_sets(journal: Journal, sets: Collection[int]) -> dict[int, bytes]:

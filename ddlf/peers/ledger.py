@@ -44,12 +44,20 @@ from ddlf.peers.entries import (
     Merged,
     Posted,
     Rejected,
+    Strike,
+    Summed,
     Validated,
 )
 from ddlf.peers.plan import LAST, MOST_SAMPLES, Plan, Validation, decayed, why_over
 
 LEASE_S = 10.0
 """Least seconds without a sign of life until a peer counts as gone."""
+STRIKES = 3
+"""A peer with so many strikes is out for a while."""
+GOOD_POSTS = 10
+"""A strike is forgotten after so many accepted posts."""
+OUT_S, LONGEST_OUT_S = 60.0, 3600.0
+"""Seconds that a peer is out for the first time, and at most. Each time is twice as long as the one before."""
 LEASE_INTERVALS = 3.0
 """A lease is at least this number of the peer's mean time between posts."""
 
@@ -135,6 +143,8 @@ class Held:
         accuracy: Accuracy of its last training; NaN without one.
         samples: Samples of the peer that trained it.
         base: The newest base that is contained in it; a base contains itself.
+        length: Length of its last training; 0 if it is unknown.
+        share: Share of this training that counts.
     """
 
     state: State
@@ -143,6 +153,8 @@ class Held:
     base: int = NO_SET
     accuracy: float = float("nan")
     samples: int = 0
+    length: float = 0.0
+    share: float = 1.0
 
 
 @dataclass(kw_only=True)
@@ -164,6 +176,15 @@ class Member:
         posted_at: Time of its last post; 0 before.
         interval_s: Mean time between its posts; 0 before the second one.
         shard: The shard that it has while it is present; afterwards the one that it had last.
+        length: Length of its last accepted training; 0 if it is unknown.
+        longest: Length of its longest accepted training.
+        moved: The same as ``length``, for weights that are not trained.
+        trained: Updates of its last accepted post.
+        strikes: Number of its strikes.
+        failed: Whether its last post was rejected.
+        good: Posts that were accepted since its last strike.
+        out_until: Its posts do not count before this time.
+        outs: How many times it was out; 0 again when its strikes are forgotten.
     """
 
     key: str
@@ -180,11 +201,47 @@ class Member:
     posted_at: float = 0.0
     interval_s: float = 0.0
     shard: int = NO_SHARD
+    length: float = 0.0
+    longest: float = 0.0
+    moved: float = 0.0
+    trained: int = 0
+    strikes: int = 0
+    failed: bool = False
+    good: int = 0
+    out_until: float = 0.0
+    outs: int = 0
 
     @property
     def lease_s(self) -> float:
         """The peer counts as gone after this number of seconds without a sign of life."""
         return max(LEASE_S, LEASE_INTERVALS * self.interval_s)
+
+    def count_post(self, number: int, updates: int, at: float) -> None:
+        """Count an accepted post."""
+        self.number = number
+        self.updates += updates
+        if self.posted_at:
+            passed = at - self.posted_at
+            self.interval_s = 0.8 * self.interval_s + 0.2 * passed if self.interval_s else passed
+        self.posted_at = at
+
+    def was_good(self) -> None:
+        """Count an accepted post. After some of them, a strike is forgotten."""
+        self.failed, self.good = False, self.good + 1
+        if self.strikes and self.good >= GOOD_POSTS:
+            self.strikes, self.good = self.strikes - 1, 0
+            self.outs = self.outs if self.strikes else 0
+
+    def was_rejected(self, strike: Strike, at: float) -> None:
+        """Count a rejected post. The last strike puts the peer out; when it is back, the next one does so again."""
+        if at < self.out_until:
+            return
+        if strike == "yes" or (strike == "again" and self.failed):
+            self.strikes, self.good = self.strikes + 1, 0
+        self.failed = True
+        if self.strikes >= STRIKES:
+            self.out_until = at + min(OUT_S * 2**self.outs, LONGEST_OUT_S)
+            self.strikes, self.outs, self.failed = STRIKES - 1, self.outs + 1, False
 
 
 class WeightLedger(ABC):
@@ -210,7 +267,9 @@ class WeightLedger(ABC):
         self.ended = ""
         self.over = False
         self.counts: dict[str, int] = {}
+        self.releases = 0  # of the account at the last mean
         self.invitations: dict[str, float] = {}
+        self.places: dict[str, int] = {}  # peers that may still join, of codes for several
         self.members: dict[int, Member] = {}
         self.sets: dict[int, Held] = {}
         self.free_shards = list(range(1, plan.shards + 1))  # without a peer, the next one first
@@ -236,26 +295,33 @@ class WeightLedger(ABC):
                 self._validate_as(entry.set)
             case Invited():
                 self.invitations[entry.code] = entry.until
+                if entry.peers > 1:
+                    self.places[entry.code] = entry.peers
             case Joined():
-                del self.invitations[entry.code]
+                left = self.places.pop(entry.code, 1) - 1
+                if left:
+                    self.places[entry.code] = left
+                else:
+                    del self.invitations[entry.code]
                 self.members[entry.peer] = Member(key=entry.key)
             case Arrived():
                 made = self._arrived(entry)
             case Posted():
                 member = self.members[entry.peer]
                 self._count("posts")
-                member.number = entry.number
-                member.updates += entry.updates
-                if member.posted_at:
-                    passed = entry.at - member.posted_at
-                    member.interval_s = 0.8 * member.interval_s + 0.2 * passed if member.interval_s else passed
-                member.posted_at = entry.at
+                member.count_post(entry.number, entry.updates, entry.at)
                 made = self._posted(entry, member)
+                if entry.set in self.sets:
+                    member.length, member.moved, member.trained = entry.length, entry.moved, entry.updates
+                    member.longest = max(member.longest, entry.length)
+                    member.was_good()
             case Rejected():
                 member = self.members[entry.peer]
                 self._count("rejected")
                 member.number = entry.number
-                made = [*self._lost(entry.peer), self._begin_again(entry.peer, "rejected", entry.why)]
+                member.was_rejected(entry.strike, entry.at)
+                made = self._refused(entry.peer)
+                made += [*self._lost(entry.peer), self._begin_again(entry.peer, "rejected", entry.why)]
             case Lost():
                 self._count("lost")
                 made = [*self._lost(entry.peer), self._begin_again(entry.peer, "replace", entry.why)]
@@ -273,9 +339,12 @@ class WeightLedger(ABC):
             case MergeAsked():
                 made = self._merge_asked()
             case Merged():
+                self.releases = entry.releases
                 made = self._merged(entry)
             case Closed():
                 made = self._closed(entry)
+            case Summed():
+                made = self._summed(entry)
         made += self._further()
         if self.ended and not self.over and self.pending() is None:
             self.over = True
@@ -304,6 +373,8 @@ class WeightLedger(ABC):
                 raise Unfit(f"peer {entry.peer} has joined already")
             case Arrived() | Posted() | Rejected() | Lost() | Left():
                 self._admit_member(entry)
+            case Summed():
+                self._admit_summed(entry)
             case Validated() if not (0 <= entry.accuracy <= 1 or entry.accuracy != entry.accuracy):
                 raise Unfit(f"an accuracy must be from 0 to 1, got {entry.accuracy:g}")
             case Validated() if not 0 < entry.samples <= MOST_SAMPLES:
@@ -366,6 +437,10 @@ class WeightLedger(ABC):
             )
         return self.free_shards[0]
 
+    def out_s(self, peer: int, now: float) -> float:
+        """Return for how many seconds the posts of a peer do not count yet, because of its strikes; 0 if they count."""
+        return max(0.0, self.members[peer].out_until - now)
+
     def is_repeated(self, peer: int, number: int) -> bool:
         """Return whether the peer has sent this post before. It sends the post again if it missed the answer."""
         return 0 < number == self.members[peer].number
@@ -384,15 +459,21 @@ class WeightLedger(ABC):
             now: Time in seconds since 1970.
             seen: Time of the last sign of life of each connected peer.
         """
-        if self.ended:
+        if self.ended and not self.over:
             return []
-        if why := why_over(self.plan, self.validations, now - self.first_at if self.first_at else None):
+        since = now - self.first_at if self.first_at else None
+        if not self.ended and (why := why_over(self.plan, self.validations, since)):
             return [Ended(at=now, why=why)]
         return [
             Left(at=now, peer=peer, why=f"no sign of life for {member.lease_s:.0f} s")
             for peer, member in self.members.items()
             if member.present and now - seen.get(peer, 0.0) > member.lease_s
         ]
+
+    @property
+    def missing_posts(self) -> int:
+        """Number of posts that an open round still needs when all present peers have posted; 0 if it needs none."""
+        return 0
 
     # -- what holds ---------------------------------------------------------------------------------------------------
 
@@ -473,6 +554,15 @@ class WeightLedger(ABC):
         """Return what else is to do now."""
 
     def _closed(self, entry: Closed) -> list[Instruction]:
+        return []
+
+    def _admit_summed(self, entry: Summed) -> None:
+        raise Unfit("this training has no secure sums")
+
+    def _summed(self, entry: Summed) -> list[Instruction]:
+        return []
+
+    def _refused(self, peer: int) -> list[Instruction]:
         return []
 
     # -- common ---------------------------------------------------------------------------------------------------------
@@ -558,6 +648,12 @@ class WeightLedger(ABC):
         del self._states[self.sets.pop(number).state][number]
         self._count(state)
         return Fate(set=number, state=state, into=into)
+
+    def _ends_of(self, entry: Merged) -> list[Instruction]:
+        """End the sets of a mean: merged, or rejected if they do not count in it."""
+        return [
+            self._end_of(number, "rejected" if number in entry.left_out else "merged", entry.set) for number in entry.of
+        ]
 
     def _in(self, state: State) -> list[int]:
         """Return the sets in a state, the oldest first. A restored ledger has the same order."""

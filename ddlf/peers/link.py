@@ -11,38 +11,69 @@ import hashlib
 import http.client
 import json
 import logging
-import os
+import math
 import queue
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from concurrent import futures
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import AuthError, ConnectError, DDLFError, ProtocolError
+from ddlf.events.facts import from_data
 from ddlf.peers import frames
-from ddlf.peers.frames import Answer, Bye, End, Hello, Message, Post, Welcome
-from ddlf.peers.sessions import CODE_HEADER, Link, hashed
-from ddlf.rpc.tokens import create_private, state_folder
+from ddlf.peers.frames import Answer, Bye, End, Hello, Masked, Message, Post, Welcome
+from ddlf.peers.keys import OwnKey
+from ddlf.peers.plan import Plan
+from ddlf.peers.sessions import CODE_HEADER, PIN, Link
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 OPEN_S = 10.0
-"""Seconds to wait for a connection, and for the welcome."""
+"""Seconds to wait for a connection."""
+WELCOME_S = 600.0
+"""Seconds to wait for the welcome, whose set may be large and the line slow. A server that is gone is noticed by pings."""
+PING_S, PONG_S = 5.0, 60.0
+"""Seconds between two pings, and until the server must have answered. A ping waits behind a set that is being sent."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 """Seconds between two tries to connect again: at first, and at most."""
+AGAIN = 1013
+"""A server closes a connection with this code if the peer is to connect again."""
+LOST_S = 10.0
+"""Least seconds between two lines about a lost connection that comes back at once."""
 RETRY_S = 600.0
 """A Python peer gives up a server that does not answer for this number of seconds."""
 GONE = "check that the server runs; if its training is over, it has ended"
 """What to do if a server cannot be reached."""
-PIN = "."
-"""In a link, between the code and the SHA-256 of the server's certificate."""
+WHICH_LINK = (
+    "copy the link of the line `link` of ddlf peers serve; that of its line `dashboard` shows the training only"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """The plan and the model of a server. A peer reads it before it uses the code of its link.
+
+    Args:
+        plan: How the peers work together.
+        model: The model's text.
+        layout: SHA-256 of the header of sets.
+    """
+
+    plan: Plan
+    model: str
+    layout: str
+
+
+class CutOffError(ConnectError):
+    """A connection broke before the server's first message was whole."""
 
 
 class Connection:
-    """A connection that comes back by itself.
+    """A connection that comes back by itself. Ask for the ``offer``, then ``open`` it.
 
     Args:
         link: The link.
@@ -57,8 +88,11 @@ class Connection:
 
     Raises:
         ConnectError: The server cannot be reached.
-        AuthError: The code of the link was used, or has expired.
+        AuthError: It has another certificate than the link says.
     """
+
+    welcome: Welcome
+    _socket: ClientConnection
 
     def __init__(
         self,
@@ -75,19 +109,57 @@ class Connection:
         self._hello = hello
         self._say = say
         self._retry_s = retry_s
-        code, _, self._pin = link.code.partition(PIN)
+        self._code, _, self._pin = link.code.partition(PIN)
         self._tls = _pinned(link, self._pin) if link.scheme == "https" else None
-        self._key = self._session(code)
+        self._own = OwnKey(link)
         self._set_bytes = 0
         self._inbox: queue.Queue[Message | DDLFError] = queue.Queue()
-        self._open_post: Post | None = None
-        self._sent_again: Post | None = None  # the post that a new connection has begun with
+        self._open_post: Post | Masked | None = None
+        self._sent_again: Post | Masked | None = None  # the post that a new connection has begun with
         self._lock = threading.Lock()
+        self._answering = threading.Lock()  # for ``_open_post`` and the inbox together
         self._open = threading.Event()
         self._sender = futures.ThreadPoolExecutor(1, "ddlf-peer-send") if background else None
         self._closed = threading.Event()
-        self._socket, self.welcome = self._connect()
+        self._shown_at = -math.inf
         self._thread = threading.Thread(target=self._receive, name="ddlf-peer", daemon=True)
+
+    def offer(self) -> Offer:
+        """Return what the server asks of a peer. The code of the link stays unused.
+
+        Raises:
+            ConnectError: The server cannot be reached.
+            AuthError: The code of the link was used, or has expired.
+            ProtocolError: The server's plan cannot be read.
+        """
+        facts = self._ask(
+            "/model", {"Authorization": f"Bearer {self._own.key}"} if self._own.key else {CODE_HEADER: self._code}
+        )
+        try:
+            plan = from_data(Plan, facts["plan"])
+            return Offer(plan=plan, model=str(facts["model"]), layout=str(facts["layout"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(
+                f"the server's plan cannot be read: {error}", hint="install the same version of DDLF as the server"
+            ) from None
+
+    def open(self) -> Welcome:
+        """Use the code of the link, unless this peer has used it before, and connect.
+
+        Raises:
+            ConnectError: The server cannot be reached, or its training is over.
+            AuthError: The code of the link was used, or has expired.
+        """
+        if not self._own.key:
+            self._own.keep(self._ask("/join", {CODE_HEADER: self._code}))
+        self._socket, found = self._connect_first()
+        if isinstance(found, End):
+            self._socket.close()
+            raise ConnectError(
+                f"the training of {self._link.origin} is over: {found.why}", hint="ask for another training"
+            )
+        self.welcome = found
+        return found
 
     def start(self, set_bytes: int) -> None:
         """Begin to receive.
@@ -101,8 +173,9 @@ class Connection:
 
     @property
     def waits(self) -> bool:
-        """Whether a post has no answer yet."""
-        return self._open_post is not None
+        """Whether a post has no answer yet. If not, ``take`` returns the answer, or has returned it."""
+        with self._answering:
+            return self._open_post is not None
 
     @property
     def is_open(self) -> bool:
@@ -116,7 +189,7 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Send a message. A post that is lost with its connection is sent again."""
-        if isinstance(message, Post):
+        if isinstance(message, Post | Masked):
             self._open_post = message
         if isinstance(message, Bye):
             self._closed.set()  # the server ends the connection now, and it must not come back
@@ -149,16 +222,25 @@ class Connection:
             raise found
         return found
 
-    def shard(self) -> bytes:
-        """Return the shard that this peer has, as the server sends it.
+    def shard(self, number: int) -> bytes:
+        """Return the shard that this peer has, which the server sends in pieces.
+
+        Args:
+            number: Its number, from the welcome.
 
         Raises:
             ConnectError: The server cannot be reached, or gives none.
         """
-        status, content = _got(self._link, "/shard", {"Authorization": f"Bearer {self._key}"}, self._tls, None)
-        if status != http.HTTPStatus.OK:
-            raise ConnectError(f"{self._link.origin} gives no shard: {content[:1000].decode(errors='replace').strip()}")
-        return content
+        found, size = bytearray(), 1
+        while len(found) < size:
+            headers = {"Authorization": f"Bearer {self._own.key}", "Range": f"bytes={len(found)}-"}
+            status, content, facts = _got(self._link, f"/shard/{number}", headers, self._tls, None)
+            if status != http.HTTPStatus.PARTIAL_CONTENT:
+                why = content[:1000].decode(errors="replace").strip()
+                raise ConnectError(f"{self._link.origin} gives no shard: {why}")
+            size = int(facts["Content-Range"].rpartition("/")[2])
+            found += content
+        return bytes(found)
 
     def close(self) -> None:
         """End the connection. Safe to call again."""
@@ -167,31 +249,43 @@ class Connection:
             self._socket.close()
         if self._sender is not None:
             self._sender.shutdown(wait=False, cancel_futures=True)
+        self._own.release()
 
     # -- session --------------------------------------------------------------------------------------------------------
-
-    def _session(self, code: str) -> str:
-        """Return the key for this link: the stored one, or a new one for the code."""
-        path = state_folder() / "peers" / f"{hashed(code + self._link.origin)[:32]}.json"
-        if path.exists():
-            return str(json.loads(path.read_text(encoding="utf-8"))["key"])
-        facts = self._ask("/join", {CODE_HEADER: code})
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            create_private(path, json.dumps({"origin": self._link.origin, **facts}).encode())
-        return str(facts["key"])
 
     def _ask(self, path: str, headers: dict[str, str]) -> dict[str, Any]:
         status, body = request(self._link, path, headers, self._tls)
         if status == http.HTTPStatus.OK:
             return dict(json.loads(body))
-        if status in (401, 403):
-            raise AuthError(f"{self._link.origin} refuses the link: {body}")  # the server says what to do
-        raise ConnectError(f"{self._link.origin} does not answer as a server of peers: {status} {body[:200]}")
+        if status == http.HTTPStatus.UNAUTHORIZED and self._own.key:
+            raise AuthError(f"{self._link.origin} refuses this peer: {body}", hint="ask for a new link")
+        if status == http.HTTPStatus.FORBIDDEN:
+            here = " (another program of yours here is its peer now)" * (self._own.others > 0)
+            raise AuthError(f"{self._link.origin} refuses the link{here}: {body}")  # the server says what to do
+        if status in (429, 503, 507):
+            raise ConnectError(f"{self._link.origin} takes no peer now: {body}", hint="the link stays unused")
+        raise ConnectError(
+            f"{self._link.origin} does not answer as a server of peers: {status} {body[:200]}", hint=WHICH_LINK
+        )
 
     # -- connecting -------------------------------------------------------------------------------------------------------
 
-    def _connect(self) -> tuple[ClientConnection, Welcome]:
+    def _connect_first(self) -> tuple[ClientConnection, Welcome | End]:
+        """Connect, and try again where the connection breaks: the code of the link is used by now."""
+        waited, wait = 0.0, FIRST_WAIT_S
+        while True:
+            try:
+                return self._connect()
+            except CutOffError:
+                if waited >= self._retry_s or self._closed.wait(wait):
+                    raise
+            if not waited:
+                self._say("lost      the connection to the server before training began; it is tried again")
+            waited += wait
+            wait = min(2 * wait, LONGEST_WAIT_S)
+
+    def _connect(self) -> tuple[ClientConnection, Welcome | End]:
+        """Return a connection, and the first message of the server: an ``End`` says that the training is over."""
         from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
@@ -202,12 +296,12 @@ class Connection:
             opening = connect(
                 address,
                 ssl=self._tls,
-                additional_headers={"Authorization": f"Bearer {self._key}"},
+                additional_headers={"Authorization": f"Bearer {self._own.key}"},
                 compression=None,
                 open_timeout=OPEN_S,
                 max_size=None if not self._set_bytes else self._set_bytes + frames.MOST_WELCOME_BYTES + 64,
-                ping_interval=5.0,
-                ping_timeout=15.0,
+                ping_interval=PING_S,
+                ping_timeout=PONG_S,
                 proxy=None,
                 user_agent_header=None,
                 logger=silent,
@@ -218,17 +312,17 @@ class Connection:
             kind = AuthError if status in (401, 403) else ConnectError
             raise kind(f"{self._link.origin} refuses this peer: {body}", hint="ask for a new link") from None
         except (OSError, WebSocketException, TimeoutError) as error:
-            raise ConnectError(f"{self._link.origin} cannot be reached: {error}", hint=GONE) from None
+            raise _unreached(self._link, error) from None
         try:
             socket.send(frames.encode(self._hello()))
-            message = frames.decode(_bytes(socket.recv(OPEN_S)), frames.FROM_SERVER, self._set_bytes)
+            message = frames.decode(_bytes(socket.recv(WELCOME_S)), frames.FROM_SERVER, self._set_bytes)
         except (WebSocketException, TimeoutError, OSError) as error:
             socket.close()
-            raise ConnectError(f"{self._link.origin} ended the connection: {error}") from None
-        if isinstance(message, End):
+            raise CutOffError(f"{self._link.origin} ended the connection: {error}") from None
+        if isinstance(message, End) and not message.over:
             socket.close()
             raise AuthError(f"{self._link.origin} refuses this peer: {message.why}", hint=message.hint)
-        if not isinstance(message, Welcome):
+        if not isinstance(message, Welcome | End):
             raise ProtocolError(f"{self._link.origin} did not begin with a welcome")
         return socket, message
 
@@ -238,29 +332,39 @@ class Connection:
         while not self._closed.is_set():
             try:
                 message = frames.decode(_bytes(self._socket.recv()), frames.FROM_SERVER, self._set_bytes)
-            except ConnectionClosed:
-                if not self._closed.is_set() and not self._come_back():
+            except ConnectionClosed as closed:
+                why = closed.rcvd.reason if closed.rcvd is not None and closed.rcvd.code == AGAIN else ""
+                if not self._closed.is_set() and not self._come_back(why):
                     return
                 continue
             except ProtocolError as error:
                 self._inbox.put(error)
                 return
-            if isinstance(message, Answer) and self._open_post is not None and message.number == self._open_post.number:
-                self._open_post = None
-            self._inbox.put(message)
+            with self._answering:
+                post = self._open_post
+                if isinstance(message, Answer) and post is not None and message.number == post.number:
+                    self._open_post = None
+                self._inbox.put(message)
             if isinstance(message, End):
                 return
 
-    def _come_back(self) -> bool:
-        """Connect again as the same peer, and repeat an open post. Return whether it worked."""
-        waited, wait = 0.0, FIRST_WAIT_S
+    def _come_back(self, why: str) -> bool:
+        """Connect again as the same peer, and repeat an open post. Return whether it worked.
+
+        Args:
+            why: Why the server has ended the connection; empty if it has not said so.
+        """
+        waited, wait, shown = 0.0, FIRST_WAIT_S, False
         self._open.clear()
-        self._say(f"lost      the connection to the server; {self._meanwhile}, and it is tried again")
         while not self._closed.wait(wait):
+            if not shown and (waited or time.monotonic() - self._shown_at >= LOST_S):
+                shown, self._shown_at = True, time.monotonic()
+                because = f": {why}" if why else ""
+                self._say(f"lost      the connection to the server{because}; {self._meanwhile}, and it is tried again")
             waited += wait
             wait = min(2 * wait, LONGEST_WAIT_S)
             try:
-                socket, self.welcome = self._connect()
+                socket, found = self._connect()
             except ConnectError as error:
                 if waited >= self._retry_s:
                     self._inbox.put(error)
@@ -269,6 +373,11 @@ class Connection:
             except DDLFError as error:
                 self._inbox.put(error)
                 return False
+            if isinstance(found, End):
+                self._inbox.put(found)
+                socket.close()
+                return False
+            self.welcome = found
             with self._lock:
                 self._socket = socket
                 if self._closed.is_set():  # closed meanwhile
@@ -279,7 +388,8 @@ class Connection:
                     with contextlib.suppress(Exception):
                         socket.send(frames.encode(post))
             self._open.set()
-            self._say("back      connected again as the same peer")
+            if shown:
+                self._say("back      connected again as the same peer")
             return True
         return False
 
@@ -290,13 +400,13 @@ def request(link: Link, path: str, headers: dict[str, str], tls: ssl.SSLContext 
     Raises:
         ConnectError: The server cannot be reached.
     """
-    status, body = _got(link, path, headers, tls, 2**20)
+    status, body, _ = _got(link, path, headers, tls, 2**20)
     return status, body.decode(errors="replace").strip()
 
 
 def _got(
     link: Link, path: str, headers: dict[str, str], tls: ssl.SSLContext | None, most: int | None
-) -> tuple[int, bytes]:
+) -> tuple[int, bytes, http.client.HTTPMessage]:
     host = link.host.strip("[]")
     if tls is not None:
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(host, link.port, timeout=30, context=tls)
@@ -305,11 +415,24 @@ def _got(
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
-        return answer.status, answer.read(most)
+        return answer.status, answer.read(most), answer.headers
     except (OSError, http.client.HTTPException) as error:
-        raise ConnectError(f"{link.origin} cannot be reached: {error}", hint=GONE) from None
+        raise _unreached(link, error) from None
     finally:
         connection.close()
+
+
+def _unreached(link: Link, error: Exception) -> ConnectError:
+    """Return the error for a server that does not answer."""
+    why, hint = str(error), GONE
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = f"its certificate is not trusted here, and the link does not name it: {error.verify_message}"
+        hint = "copy the whole link, or name the file with the certificate of its authority in SSL_CERT_FILE"
+    elif isinstance(error, ssl.SSLError) and (isinstance(error, ssl.SSLEOFError) or "WRONG_VERSION" in str(error)):
+        why, hint = "it does not answer to https", f"copy the whole link, which may begin with http://; {GONE}"
+    elif isinstance(error, ConnectionResetError) and link.scheme == "http":
+        why, hint = "it has ended the connection", f"copy the whole link, which may begin with https://; {GONE}"
+    return ConnectError(f"{link.origin} cannot be reached: {why}", hint=hint)
 
 
 def _pinned(link: Link, pin: str) -> ssl.SSLContext:
@@ -324,12 +447,13 @@ def _pinned(link: Link, pin: str) -> ssl.SSLContext:
     try:
         text = ssl.get_server_certificate((link.host.strip("[]"), link.port), timeout=OPEN_S)
     except OSError as error:
-        raise ConnectError(f"{link.origin} cannot be reached: {error}", hint=GONE) from None
+        raise _unreached(link, error) from None
     if hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest() != pin:
         raise AuthError(f"{link.origin} has another certificate than the link says", hint="ask for a new link")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the certificate itself is known
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is known, so it need not be signed
     context.load_verify_locations(cadata=text)
     return context
 
@@ -338,11 +462,3 @@ def _bytes(data: Any) -> bytes:
     if isinstance(data, str):
         raise ProtocolError("a frame is a binary message, got text")
     return bytes(data)
-
-
-def forget(link: Link) -> None:
-    """Delete the stored key of a link."""
-    code = link.code.partition(PIN)[0]
-    path: Path = state_folder() / "peers" / f"{hashed(code + link.origin)[:32]}.json"
-    with contextlib.suppress(OSError):
-        os.unlink(path)

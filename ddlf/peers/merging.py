@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+
+import numpy as np
 
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER
-from ddlf.algorithms.set_merge import WeightSet, mean_by_trainings
 from ddlf.algorithms.update_check import judge
-from ddlf.algorithms.weights import Weights, difference
+from ddlf.algorithms.weights import Weights, difference, is_float
+from ddlf.errors import BadUpdate
 from ddlf.peers.plan import Plan
 from ddlf.peers.sets import Layout, layout_of
+from ddlf.privacy.release import Mechanism, norm_of, released
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,19 +23,35 @@ class Part:
     """A set of a mean.
 
     Args:
-        weights: Its weights.
+        read: Returns its weights. They are read when they are needed, since a rounded set needs more memory in full.
         trainings: Trainings that it went through.
         samples: Samples of the peer that trained it.
     """
 
-    weights: Weights
+    read: Callable[[], Weights]
     trainings: int
     samples: int
 
 
 def mean_of_swaps(parts: Sequence[Part]) -> Weights:
-    """Return the mean of sets, weighted by their trainings."""
-    return mean_by_trainings([WeightSet(weights=part.weights, trainings=part.trainings) for part in parts]).weights
+    """Return the mean of sets, weighted by their trainings: the weights of ``mean_by_trainings``, bit for bit.
+
+    The sets are read one after another.
+    """
+    counted = [part for part in parts if part.trainings] or list(parts)
+    like = counted[0].read()
+    sums: Weights = [np.zeros(one.shape, np.float64) if is_float(one) else one for one in like]
+    for part in counted:
+        for place, one in enumerate(part.read()):
+            if is_float(one):
+                sums[place] += (part.trainings or 1) * np.asarray(one, np.float64)
+            else:
+                sums[place] = np.maximum(sums[place], one)
+    total = sum(part.trainings or 1 for part in counted)
+    return [
+        np.asarray(summed / total, one.dtype) if is_float(one) else np.asarray(summed)
+        for summed, one in zip(sums, like, strict=True)
+    ]
 
 
 def state_layout(plan: Plan, base: Weights) -> Layout | None:
@@ -41,16 +61,19 @@ def state_layout(plan: Plan, base: Weights) -> Layout | None:
 
 
 def next_base(
-    plan: Plan, base: Weights, parts: Mapping[int, Part], state: Weights, trainable: Sequence[bool]
+    plan: Plan, base: Weights, given: Weights, parts: Mapping[int, Part], state: Weights, trainable: Sequence[bool]
 ) -> tuple[Weights, Weights, list[str]]:
     """Return the base of the next round.
 
-    Each update is ``base - set``. The update check of the plan judges them, its merge rule makes one of them, weighted
-    by samples, and its outer optimizer steps along it. With ``mean`` and the default optimizer this is FedAvg.
+    Each update is ``given - set``. The update check of the plan judges them, its merge rule makes one of them, weighted
+    by samples, and its outer optimizer steps along it. With ``mean`` and the default optimizer this is FedAvg. If a codec
+    rounds the base on its way to the peers, the lost part does not count as their update: it stays in the next base. With
+    noise, the plan's mechanism takes the place of the merge rule.
 
     Args:
         plan: The plan.
         base: The base of the round.
+        given: The base as the peers got it.
         parts: The posted sets, by the number of the set.
         state: State of the outer optimizer; empty at first.
         trainable: Per tensor, whether it is trained.
@@ -59,12 +82,18 @@ def next_base(
         The new base, the new state of the optimizer, and a line for each suspicious update.
     """
     outer = OUTER.read(plan.outer)
-    updates = {slot: difference(base, part.weights) for slot, part in enumerate(parts.values())}
+    if (mechanism := plan.mechanism) is not None:
+        step, lines = released_step(mechanism, base, given, parts, trainable)
+        if step is None:
+            return base, state, lines
+        new_state, weights = outer.update(state or outer.init(base), base, step, trainable)
+        return weights, new_state, lines
+    updates = {slot: difference(given, part.read()) for slot, part in enumerate(parts.values())}
     samples = {slot: part.samples for slot, part in enumerate(parts.values())}
     verdicts = judge(
         {slot: (update, samples[slot]) for slot, update in updates.items()},
         base,
-        plan.update_policy,
+        plan.update_policy or "reject",
         trainable=trainable,
     )
     merge = MERGE.read(plan.merge).start(len(updates), base)
@@ -84,3 +113,40 @@ def next_base(
         return base, state, lines
     new_state, weights = outer.update(state or outer.init(base), base, merge.result(), trainable)
     return weights, new_state, lines
+
+
+def released_step(
+    mechanism: Mechanism, base: Weights, given: Weights, parts: Mapping[int, Part], trainable: Sequence[bool]
+) -> tuple[Weights | None, list[str]]:
+    """Return the release of a round's updates, and a line for each unusable one.
+
+    An update is judged alone, because another peer's update must not decide whether it counts. The release is None if
+    too few updates are usable.
+    """
+    release = mechanism.start(len(parts), base, trainable=trainable)
+    lines = []
+    for slot, (number, part) in enumerate(parts.items()):
+        try:
+            with np.errstate(over="ignore"):  # then it is not finite, and refused
+                update = difference(given, part.read())
+            release.add(slot, update, part.samples)
+        except BadUpdate as error:
+            lines.append(f"set {number}: {error.message}")
+            if slot in release.missing:
+                release.leave_out(slot)
+    return (release.result() if release.count >= mechanism.least else None), lines
+
+
+def too_long(mechanism: Mechanism, given: Weights, posted: Weights, trainable: Sequence[bool]) -> str:
+    """Return why a posted set cannot come from a peer that clips and adds its share of the noise; empty if it can.
+
+    If the server itself clips, it accepts any length.
+    """
+    places = released(given, trainable)
+    most = mechanism.longest(sum(given[place].size for place in places))
+    with np.errstate(over="ignore"):
+        update = [np.subtract(given[place], posted[place], dtype=np.float64) for place in places]
+    length = norm_of(update) if most < inf else 0.0
+    return (
+        f"its update has the norm {length:,.4g}, and clip and noise give {most:,.4g} at most" if length > most else ""
+    )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
-from ddlf.errors import ConfigError
+from ddlf.errors import ConfigError, DatasetError
 from ddlf.extras import provided
 from ddlf.peers.classes import numbered
 from ddlf.peers.sets import Layout, layout_of
@@ -35,6 +35,8 @@ LOSSES = {
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adamax", "Nadam", "Lion", "Adadelta")
 LEFT_OUT = ("name", "learning_rate", "loss_scale_factor", "gradient_accumulation_steps", "ema_overwrite_frequency")
 """Arguments of optimizers that a text needs not, or that need not have their default."""
+ACCURACY = ("accuracy", "acc")
+"""Ends of the names of metrics that are an accuracy."""
 MOST_TESTED = 64
 """Samples that a peer tests a set with."""
 
@@ -48,7 +50,8 @@ class Trained:
         seed: Seed of the order of samples.
 
     Attributes:
-        layout: Layout of its sets.
+        layout: Layout of its exact sets.
+        trainable: Per tensor, whether it is trained.
         samples: Number of training samples.
     """
 
@@ -57,6 +60,7 @@ class Trained:
         self._data: Mapping[str, Any] = {}
         self._variables = provided("named_weights", PART)(getattr(model, "inner", model))
         self.layout: Layout = layout_of({name: np.asarray(one) for name, one in self._variables.items()})
+        self.trainable = trained_tensors(model, self._variables)
         self._random = np.random.default_rng(seed)
         self.take(data)
         self._sums: dict[str, float] = {}
@@ -71,6 +75,12 @@ class Trained:
         """Train on these data from the next batch on."""
         self._data, self._order = data, np.empty(0, np.int64)
         self.samples = len(_first(data["x_train"]))
+
+    def keep_test_data(self) -> None:
+        """Forget the training data, unless it tests with them."""
+        if "x_test" in self._data:
+            self._data = {name: array for name, array in self._data.items() if name.endswith("_test")}
+            self.samples = 0
 
     def batch(self, size: int) -> None:
         """Train one batch of the next samples. Each pass over the data has another order.
@@ -125,19 +135,36 @@ class Trained:
         return accuracy_of(logs), float(logs["loss"]), len(rows)
 
     @property
-    def reach(self) -> tuple[float, float]:
-        """Smallest and largest value of the inputs that it tests with."""
+    def other_scale(self) -> str:
+        """The scale of the inputs that it tests with, if they are pictures of another scale than in browsers; empty otherwise."""
+        if not _takes_pictures(self.model):
+            return ""
         x = np.asarray(_first(self._data["x_test" if "x_test" in self._data else "x_train"]))
-        return float(x.min()), float(x.max())
+        low, high = float(x.min()), float(x.max())
+        return "" if low >= 0 and high <= 1 else f"from {low:g} to {high:g}; browsers make pictures 0 to 1"
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the optimizer."""
         self.model.optimizer.learning_rate = rate
 
 
+def _takes_pictures(model: Any) -> bool:
+    """Return whether a model takes pictures in grey or in colour, and does not scale bytes itself."""
+    inner = getattr(model, "inner", model)
+    shapes = [tuple(one.shape) for one in inner.inputs]
+    scales = any(type(layer).__name__ == "Rescaling" for layer in inner.layers)
+    return len(shapes) == 1 and len(shapes[0]) == 4 and shapes[0][-1] in (1, 3) and not scales
+
+
+def trained_tensors(model: Any, variables: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Return per variable of a Keras model whether it is trained."""
+    learns = {id(one) for one in model.trainable_weights}
+    return tuple(id(one) in learns for one in variables.values())
+
+
 def accuracy_of(logs: Mapping[str, float]) -> float:
     """Return the accuracy among the metrics of a training; NaN without one."""
-    found = [float(value) for name, value in logs.items() if name.endswith(("accuracy", "acc"))]
+    found = [float(value) for name, value in logs.items() if name.endswith(ACCURACY)]
     return found[0] if found else float("nan")
 
 
@@ -167,9 +194,28 @@ def trained_from_text(
     data, notes = provided("dataset", PART)(
         numbered(arrays, classes, source), source, notation.parsed, notation.loss, 0.0
     )
+    _check_finite(data, source)
+    given = next((np.shape(arrays[name])[1:] for name in ("x_train", "x") if name in arrays), None)
+    fitted = np.shape(_first(data["x_train"]))[1:]
+    if given is not None and [size for size in given if size != 1] != [size for size in fitted if size != 1]:
+        notes.append(f"samples of the shape {list(given)} become {list(fitted)}")
     for note in notes:
         say(f"data      {note}")
     return Trained(notation.compiled(), data, seed)
+
+
+def _check_finite(data: Mapping[str, Any], source: str) -> None:
+    """Refuse NaN and infinite values: one of them spoils all weights of a batch.
+
+    Raises:
+        DatasetError: Names the part.
+    """
+    for part, given in data.items():
+        for one in given.values() if isinstance(given, dict) else (given,):
+            if np.issubdtype(one.dtype, np.inexact) and not np.isfinite(one).all():
+                raise DatasetError(
+                    f"{source} has values in {part} that are not finite", hint="replace NaN and infinite values"
+                )
 
 
 def settled_text(text: str, file: str, data: Mapping[str, Any] | None) -> Any:
@@ -181,10 +227,17 @@ def settled_text(text: str, file: str, data: Mapping[str, Any] | None) -> Any:
         data: The server's data, whose statistics decide open keys; None without any.
 
     Raises:
-        AppError: The text has no loss, and there is no data to choose one by.
+        ConfigError: The text has no loss, and there is no data to choose one by.
     """
     notation = provided("Notation", PART)(text, file)
     x, y = (None, None) if data is None else (data["x_train"], data["y_train"])
+    without = [head for head in notation.parsed.graph.heads if y is None and not notation.loss_of(head)[0]]
+    if without:
+        raise ConfigError(
+            f"{file} has no loss for its output {without[0].name!r}",
+            hint=f"write one into it, such as {without[0].block}:loss SCE; for classes or MSE; for numbers, or let the labels "
+            "of --data choose one",
+        )
     return notation.settled(x, y, validation=False)
 
 
@@ -194,6 +247,12 @@ def text_of_model(model: Any) -> str:
     Raises:
         ConfigError: A text cannot contain its loss, its optimizer or a layer; the error names it.
     """
+    for layer in model._flatten_layers(include_self=False) if hasattr(model, "_flatten_layers") else ():
+        if type(layer).__name__ == "Lambda" or not _has_code_of(type(layer), "keras", "ddlf"):
+            raise ConfigError(
+                f"peers cannot train the layer {layer.name!r} ({type(layer).__name__}), whose code is in the app",
+                hint="use layers of Keras: peers build the model from a text, and run no code of the server",
+            )
     text = provided("describe", PART)(model)
     lines = [f"train:loss {_loss_of(model)};", f"train:optimizer {_optimizer_of(model)};"]
     lines += [f"train:{key} none;" for key in ("scaling", "penalty", "clipping", "loss_weights")]
@@ -204,12 +263,37 @@ def text_of_model(model: Any) -> str:
 
 def reports_accuracy(model: Any) -> bool:
     """Return whether a compiled Keras model has an accuracy among its metrics."""
-    return any("acc" in str(getattr(metric, "name", metric)) for metric in _metrics_of(model))
+    return bool(metrics_of(model)[0])
 
 
-def _metrics_of(model: Any) -> list[Any]:
-    given = (model.get_compile_config() or {}).get("metrics") or []
-    return list(given) if isinstance(given, list | tuple) else [given]
+def metrics_of(model: Any) -> tuple[list[str], list[str]]:
+    """Return the metrics of a compiled Keras model by name: the accuracies of Keras, and the others, which peers do not
+    report.
+    """
+    import keras
+
+    found: tuple[list[str], list[str]] = [], []
+    for metric in _leaves((model.get_compile_config() or {}).get("metrics")):
+        name, own = metric, False
+        if isinstance(metric, dict):  # as Keras writes a function or an object
+            config = metric.get("config")
+            name = str(config.get("name", metric["class_name"]) if isinstance(config, dict) else config)
+            own = not (hasattr(keras.metrics, name) or str(metric.get("module")).startswith("keras"))
+        found[own or not name.endswith(ACCURACY)].append(name)
+    return found
+
+
+def _leaves(given: Any) -> list[Any]:
+    """Return the metrics in a list, or in a list for each output, by number or by name."""
+    if isinstance(given, dict) and "class_name" not in given:
+        given = list(given.values())
+    if isinstance(given, list | tuple):
+        return [leaf for one in given for leaf in _leaves(one)]
+    return [] if given is None else [given]
+
+
+def _has_code_of(kind: Any, *packages: str) -> bool:
+    return str(kind.__module__).partition(".")[0] in packages
 
 
 def _loss_of(model: Any) -> str:
@@ -224,9 +308,11 @@ def _loss_of(model: Any) -> str:
         loss = keras.losses.get(loss)
     name = str(getattr(loss, "name", None) or getattr(loss, "__name__", ""))
     name = {"mse": "mean_squared_error", "mae": "mean_absolute_error"}.get(name, name)
-    if name not in LOSSES:
+    is_own = not _has_code_of(type(loss) if isinstance(loss, keras.Loss) else loss, "keras")
+    if name not in LOSSES or is_own:
         raise ConfigError(
-            f"peers cannot train with the loss {name or loss!r}", hint=f"they can with {', '.join(sorted(LOSSES))}"
+            f"peers cannot train with the loss {name or loss!r}{' of the app' * is_own}",
+            hint=f"they can with these of Keras: {', '.join(sorted(LOSSES))}",
         )
     config: dict[str, Any] = loss.get_config() if hasattr(loss, "get_config") else {}
     fresh = type(loss)().get_config() if config else {}
@@ -248,7 +334,7 @@ def _loss_of(model: Any) -> str:
 def _optimizer_of(model: Any) -> str:
     optimizer = model.optimizer
     name, config = type(optimizer).__name__, optimizer.get_config()
-    if name not in OPTIMIZERS:
+    if name not in OPTIMIZERS or not _has_code_of(type(optimizer), "keras"):
         raise ConfigError(
             f"peers cannot train with the optimizer {name}", hint=f"they can with {', '.join(OPTIMIZERS)}"
         )
@@ -290,6 +376,19 @@ def arrays_of(source: str) -> Mapping[str, Any]:
     if source in PICTURES:
         return {name: array + np.float32(0.5) if name.startswith("x_") else array for name, array in found.items()}
     return found
+
+
+def samples_of(arrays: Mapping[str, Any]) -> int:
+    """Return the number of training samples in the arrays of a file."""
+    found = next((_rows(arrays[key]) for key in ("x_train", "x", "data") if key in arrays), 0)
+    return found or max(map(_rows, arrays.values()), default=0)
+
+
+def _rows(array: Any) -> int:
+    """Return the number of rows of an array or a list; 0 without rows."""
+    shape = getattr(array, "shape", None)
+    rows = len(array) if shape is None and isinstance(array, list | tuple) else (shape or (0,))[0]
+    return int(rows)
 
 
 def read_text(path: Path, rate: float | None = None) -> str:

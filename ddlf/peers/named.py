@@ -13,17 +13,22 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 from collections.abc import Iterable
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ddlf.errors import ConfigError
+from ddlf.extras import provided
 from ddlf.monitor.runs import folder as runs
-from ddlf.peers.entries import Arrived, Entry, Left, Posted, Validated
+from ddlf.peers.entries import Arrived, Entry, Left, Posted, Summed, Validated
 from ddlf.peers.journal import history
-from ddlf.peers.plan import Plan
+from ddlf.peers.model import read_text
+from ddlf.peers.plan import Plan, usual_merge
+from ddlf.privacy.secure_sum import LEAST
 from ddlf.training.checkpoints.durable import replace
 
 WEBNN_RATE = 0.2
@@ -46,6 +51,15 @@ train:metrics accuracy;
 SETTINGS, RUNS = "settings.json", "runs"
 ELSEWHERE = {"rate", "validated_by"}
 """Fields of the plan that follow from the model and from the command."""
+KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "bool": ("true or false", (bool,)),
+    "int": ("a whole number", (int,)),
+    "float": ("a number", (int, float)),
+    "str": ("a text", (str,)),
+    "Literal": ("a text", (str,)),
+    "tuple": ("a list of texts", (list,)),
+}
+"""Types of fields of the plan, in words, and the types that JSON gives them."""
 HEADS = {
     "log.csv": ("Time", "Client", "Request", "Date"),
     "training.csv": ("Time", "Client", "Loss", "Accuracy"),
@@ -68,6 +82,23 @@ def make(name: str, text: str, settings: dict[str, Any]) -> Path:
     return path
 
 
+def text_of(file: Path) -> str:
+    """Return the text of a model for a new training.
+
+    Raises:
+        ConfigError: It is the code of an app.
+        NotationError: It cannot be read as a model.
+    """
+    if file.suffix == ".py":
+        raise ConfigError(
+            f"{file} is the code of an app, and a training with a name needs a text",
+            hint=f"name a model text or a file of WebNN, or serve the app without a name: ddlf peers serve {file}",
+        )
+    text = read_text(file, WEBNN_RATE)
+    provided("Notation", "ddlf peers")(text, str(file))
+    return text
+
+
 def found() -> list[Path]:
     """Return the folders of trainings in the current folder."""
     return sorted(path.parent for path in Path().glob(f"*/{SETTINGS}") if (path.parent / runs.NOTATION).is_file())
@@ -79,6 +110,10 @@ def find(name: str) -> Path:
     Raises:
         ConfigError: There is none with this name.
     """
+    if (Path(name) / runs.NOTATION).is_file() and not (Path(name) / SETTINGS).is_file():
+        raise ConfigError(
+            f"the training {name!r} has no {SETTINGS}", hint="write one with the fields of the plan, such as {}"
+        )
     if Path(name) not in found():
         raise ConfigError(f"there is no training {name!r} in this folder", hint="ddlf peers new NAME makes one")
     return Path(name)
@@ -92,7 +127,18 @@ def settings_of(path: Path) -> dict[str, Any]:
     """
     try:
         given = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-        Plan(**given)
+        if not isinstance(given, dict):
+            raise TypeError("it is not a JSON object, such as {}")
+        known = [field.name for field in fields(Plan) if field.name not in ELSEWHERE]
+        if unknown := sorted(given.keys() - ELSEWHERE - set(known)):
+            raise TypeError(f"{', '.join(unknown)} is none of {', '.join(known)}")
+        for name in given.keys() - ELSEWHERE:
+            _check_kind(name, given[name])
+        given.setdefault("merge", usual_merge(given.get("way", "swap")))
+        if given.get("secure_aggregation"):
+            given.setdefault("quorum", LEAST)
+        with_data: dict[str, Any] = {"validated_by": "server"}  # with data or without is known later
+        Plan(**(with_data | given))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path / SETTINGS} cannot be used: {error}") from None
     if found := sorted(ELSEWHERE & given.keys()):
@@ -101,6 +147,19 @@ def settings_of(path: Path) -> dict[str, Any]:
             hint=f"the learning rate is in {runs.NOTATION}; --data lets the server validate",
         )
     return dict(given)
+
+
+def _check_kind(name: str, value: Any) -> None:
+    """Refuse a value of another type than that of a field of the plan.
+
+    Raises:
+        TypeError: Says which type it must have.
+    """
+    hint = str(Plan.__annotations__[name])
+    wanted, kinds = KINDS[re.split(r"\W", hint)[0]]
+    is_flag = isinstance(value, bool) and bool not in kinds  # Python takes it for a number
+    if (not isinstance(value, kinds) or is_flag) and not (value is None and "None" in hint):
+        raise TypeError(f"{name} must be {wanted}, got {json.dumps(value)}")
 
 
 def run_of(path: Path) -> Path | None:
@@ -152,6 +211,9 @@ def logs(entries: Iterable[Entry]) -> dict[str, str]:
             date = datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="milliseconds")
             request = {Arrived: "join", Posted: "post", Left: "leave"}[type(entry)]
             writers["log.csv"].writerow((time, entry.peer, request, date))
+        if isinstance(entry, Summed):
+            date = datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="milliseconds")
+            writers["log.csv"].writerows((time, peer, "post", date) for peer in entry.peers)
         if isinstance(entry, Posted):
             writers["training.csv"].writerow((time, entry.peer, entry.loss, entry.accuracy))
         if isinstance(entry, Validated):

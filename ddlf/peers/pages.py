@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from ddlf.errors import ConfigError
 from ddlf.peers.browser import assets
 from ddlf.peers.plan import Plan
+from ddlf.privacy import visible
 
 PAGE = Path(assets.__file__).parent / "page"
 KINDS = {
@@ -68,8 +69,21 @@ class BrowserModel:
                 "classes": plain.get("classes", ()),
                 "run": run,
                 "peer": peer,
+                "visible": seen_by(plan),
             }
         )
+
+
+def seen_by(plan: Plan) -> dict[str, Any]:
+    """Return the updates and samples that each party sees, as the page shows them."""
+    column = visible.of(plan.choice)
+    return {
+        "update": visible.UPDATE,
+        "rows": [astuple(row) for row in column.rows(shards=plan.shards > 0)],
+        "before": column.before,
+        "metrics": column.metrics,
+        "remains": " ".join(column.remains),
+    }
 
 
 def browser_model(model: Any, weights: Mapping[str, Any]) -> BrowserModel:

@@ -1,9 +1,11 @@
 """The weight ledger of rounds: the posts of a round become the next base. Pure.
 
 A round begins with a base, which all peers train. It closes when all present peers have posted, or at its deadline if
-enough have. The server merges the updates, weighted by samples. Each peer that has posted gets the new base then. A
-peer that is gone delays no round, and its post counts. A post that began with an earlier base is rejected: its round is
-over, and the peer begins again with the base of the current round.
+enough have. It does not wait for a peer whose post was rejected. The server merges the updates, weighted by samples.
+Each peer that has posted gets the new base then. A peer that is gone delays no round, and its post counts. If peers add
+the noise, a round never closes with fewer posts than its quorum, not even at the end: its release would have too little
+noise. A post that began with an earlier base is rejected: its round is over, and the peer begins again with the base of
+the current round.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ class RoundLedger(WeightLedger):
         round: Number of the round, from 1.
         began_at: Time of its first post; 0 before.
         closed: Whether the round has closed at its deadline.
+        refused: Peers whose post of this round was rejected. The round does not wait for another one.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -29,6 +32,7 @@ class RoundLedger(WeightLedger):
         self.round = 1
         self.began_at = 0.0
         self.closed = False
+        self.refused: list[int] = []
 
     def due(self, now: float, seen: Mapping[int, float]) -> list[Entry]:
         made = super().due(now, seen)
@@ -39,13 +43,27 @@ class RoundLedger(WeightLedger):
         return made
 
     @property
+    def posts(self) -> int:
+        """Number of posts of the open round."""
+        return len(self._states["waiting"])
+
+    @property
+    def missing_posts(self) -> int:
+        posted = {self.sets[number].peer for number in self._in("waiting")}
+        return max(0, self.plan.quorum - self.posts) if posted and posted >= set(self.present) else 0
+
+    @property
     def _base_of_mean(self) -> int:
         return self.base
 
     def repeat(self, peer: int) -> Reply | None:
-        """Return the answer to the peer's last post once more; None while its round is open."""
+        """Return the answer to the peer's last post once more; None while its round is open.
+
+        It is the newest base, even if the peer was gone when its round closed: with an older one its next post would be
+        rejected.
+        """
         is_open = any(held.peer == peer and held.state != "base" for held in self.sets.values())
-        return None if is_open else super().repeat(peer)
+        return None if is_open else self._reply(peer, "replace", self.base)
 
     def _begin_again(self, peer: int, answer: Answer, why: str) -> Reply:
         return self._give_base(peer, answer, why)
@@ -72,6 +90,8 @@ class RoundLedger(WeightLedger):
             accuracy=entry.accuracy,
             samples=member.samples,
             base=self.base,
+            length=entry.length,
+            share=entry.share,
         )
         self._take(entry.set, held)
         self.began_at = self.began_at or entry.at
@@ -88,11 +108,15 @@ class RoundLedger(WeightLedger):
         return self._left(peer)
 
     def _merge_asked(self) -> list[Instruction]:
-        self.closed = bool(self._in("waiting"))
+        self.closed = len(self._in("waiting")) >= self.plan.least_posts
+        return []
+
+    def _refused(self, peer: int) -> list[Instruction]:
+        self.refused = sorted({*self.refused, peer})
         return []
 
     def _closed(self, entry: Closed) -> list[Instruction]:
-        self.closed = entry.base == self.base and bool(self._in("waiting"))
+        self.closed = entry.base == self.base and len(self._in("waiting")) >= self.plan.least_posts
         return []
 
     def _further(self) -> list[Instruction]:
@@ -101,7 +125,7 @@ class RoundLedger(WeightLedger):
         if self._in("merging") or not waiting:
             return []
         posted = {self.sets[number].peer for number in waiting}
-        complete = posted >= set(self.present) and len(waiting) >= self.plan.quorum
+        complete = posted >= set(self.present) - set(self.refused) and len(waiting) >= self.plan.quorum
         if not (complete or self.closed):
             return []
         for number in waiting:
@@ -112,8 +136,9 @@ class RoundLedger(WeightLedger):
         posted = [self.sets[number].peer for number in entry.of]
         trainings = max(self.sets[number].trainings for number in entry.of)
         self._take(entry.set, Held(state="base", trainings=trainings, base=entry.set))
-        made: list[Instruction] = [self._end_of(number, "merged", entry.set) for number in entry.of]
+        made = self._ends_of(entry)
         made.append(self._end_of(self.base, "contained", entry.set))
         self.base, self.round, self.began_at, self.closed = entry.set, self.round + 1, 0.0, False
-        present = [peer for peer in posted if self.members[peer].present]
+        self.refused = [peer for peer in self.present if self.members[peer].out_until > entry.at]
+        present = [peer for peer in posted if self.members[peer].present and not self.ended]
         return [*made, *(self._give_base(peer, "replace") for peer in present)]

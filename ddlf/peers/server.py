@@ -14,25 +14,35 @@ import asyncio
 import contextlib
 import hmac
 import http
+import ipaddress
 import json
 import logging
+import re
+import secrets
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from math import ceil, inf
 from pathlib import Path
+from statistics import fmean, median_low
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
+from ddlf.algorithms.set_merge import towards
 from ddlf.algorithms.weights import Weights
-from ddlf.errors import CheckpointError, CheckpointMismatch, DDLFError, ProtocolError
+from ddlf.errors import BudgetSpent, CheckpointError, CheckpointMismatch, DDLFError, ProtocolError
 from ddlf.events import Event
 from ddlf.events.record import RoundRecord
 from ddlf.monitor.dashboard.address import is_ours
 from ddlf.peers import frames, sessions
+from ddlf.peers.checks import Finding, Last, SetCheck
+from ddlf.peers.door import Door
 from ddlf.peers.entries import (
     NO_SET,
     NO_SHARD,
@@ -49,43 +59,77 @@ from ddlf.peers.entries import (
     Merged,
     Posted,
     Rejected,
+    Summed,
     Validated,
 )
-from ddlf.peers.frames import Answer, Broken, Bye, End, Hello, Message, Post, Score, Welcome
-from ddlf.peers.journal import Journal, needed_sets, open_journal
-from ddlf.peers.ledger import Fate, Instruction, Mean, Over, Reply, Unfit, WeightLedger
-from ddlf.peers.merging import Part, mean_of_swaps, next_base, state_layout
+from ddlf.peers.frames import (
+    SECURE_FROM_PEER,
+    Answer,
+    Broken,
+    Bye,
+    End,
+    Hello,
+    Masked,
+    Message,
+    Post,
+    Score,
+    Welcome,
+)
+from ddlf.peers.journal import Journal, head_of, needed_sets, open_journal
+from ddlf.peers.ledger import STRIKES, Fate, Instruction, Mean, Over, Reply, Unfit, WeightLedger
+from ddlf.peers.merging import Part, mean_of_swaps, next_base, state_layout, too_long
 from ddlf.peers.pages import NO_BROWSERS, BrowserModel, File, files
 from ddlf.peers.plan import Plan
+from ddlf.peers.quotas import Quotas, counted_as, reading_s
 from ddlf.peers.rounds import RoundLedger
+from ddlf.peers.secure_ledger import SecureLedger
+from ddlf.peers.secure_rounds import AddUp, Do, SecureRounds, Tell
+from ddlf.peers.secure_updates import base_of, terms_of, values_in
 from ddlf.peers.sets import Layout, layout_of
 from ddlf.peers.shards import Shards
+from ddlf.peers.sketches import Sketch, Sketcher, is_finite
+from ddlf.peers.spending import Spending
 from ddlf.peers.swap import SwapLedger
 from ddlf.peers.telling import Rarely, Teller
+from ddlf.peers.wire import Wire
+from ddlf.privacy import secure_sum
+from ddlf.rpc.tls import is_loopback
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
+    from websockets.datastructures import Headers
     from websockets.http11 import Request, Response
 
-    from ddlf.peers.turns import TurnConnection, Turns
+    from ddlf.peers.turns import Copies, TurnConnection, Turns
 
 PING_S = 2.5
 """Seconds between two pings of a peer."""
 TICK_S = 0.25
 """Seconds between two looks at leases, deadlines and the end."""
-HELLO_S = 10.0
-"""Seconds that a new connection has for its hello."""
+HELD_UP_S = 1.0
+"""A sleep that is longer by these seconds shows that the server was held up, as on an overloaded machine."""
+HELLO_S = 60.0
+"""Seconds that a new connection has for its hello. A browser first ends its batch, which may be slow."""
 MOST_CONNECTIONS = 1_000
 WRONG_CODE_S = 0.5
 """Seconds until a wrong code is answered."""
+FLOODS = 9
+"""New connections that a wrong code beyond its quota counts as, besides its own."""
 MOST_WAITING_FOR_A_NO = 32
 """Wrong codes that wait at once for their answers; others are answered at once, and told to come back later."""
 INLINE_BYTES = 256 * 1024
-"""Sets up to this size are checked on the event loop: a thread costs more."""
+"""Sets up to this size are checked, and made into records, on the event loop: a thread costs more."""
 AGAIN_S = 1.0
 """Seconds until the server writes to a disk again that has refused."""
-END_S = 5.0
-"""Seconds that the end of the server waits for peers to receive the last set."""
+END_S = 3600.0
+"""Most seconds that the end of the server waits for peers that still receive the last set."""
+SAID_END_S = 2.0
+"""The server says that it waits for peers after these seconds."""
+REFUSE_S = 5.0
+"""Seconds that the server waits for a peer to receive why it is refused."""
+FULL = "the server's disk refuses to store anything now"
+"""A peer hears this about a full disk, without the paths of the server."""
+HAS_END = "it has received the last set"
 CLOSED = "the server of peers ends: nothing more is written to its journal"
 HEADERS = {
     "Cache-Control": "no-store",
@@ -104,8 +148,8 @@ class Model:
 
     Args:
         text: Its text, which peers receive.
-        layout: Layout of its sets.
-        first: The set to begin with.
+        layout: Layout of its exact sets.
+        first: The exact set to begin with.
         trainable: Per tensor, whether it is trained.
         browser: The model for browsers.
         shards: The data that the server gives to peers; None if they have own data.
@@ -119,8 +163,9 @@ class Model:
     shards: Shards | None = None
 
 
-Waiting = tuple[Entry, bytes, asyncio.Future[None]]
-"""An entry that waits for the disk, its set, and a future that is done when the ledger has taken it."""
+Waiting = tuple[Entry, bytes, bytes, asyncio.Future[None]]
+"""An entry that waits for the disk, its set, the set as it travels if it travels in another form, and a future that is
+done when the ledger has taken the entry."""
 
 
 class ComeBack(Exception):
@@ -140,13 +185,54 @@ class Line:
 
     Attributes:
         socket: Its WebSocket.
-        outbox: Answers to send.
+        outbox: Answers and other messages to send.
+        due: Set when the outbox has messages that the listening task does not send.
+        sends: Whether a task sends answers.
         posted: Number of the post that has no answer yet; 0 without one.
+        answered: Number of the last post that was answered here.
+        reads: Bytes of the last answer.
+        read_by: Time until which the peer must have read them; infinite if it has.
+        works: Whether the server works on a message of the peer. Then it may read no answers to pings.
+        rests: Whether the server reads nothing from the peer for now, since it has used up its quota.
     """
 
     socket: TurnConnection
-    outbox: asyncio.Queue[Reply] = field(default_factory=asyncio.Queue)
+    outbox: deque[tuple[Reply, float, bytes] | Message] = field(default_factory=deque)
+    due: asyncio.Event = field(default_factory=asyncio.Event)
+    sends: bool = False
     posted: int = 0
+    answered: int = 0
+    reads: int = 0
+    read_by: float = inf
+    works: bool = False
+    rests: bool = False
+
+    async def send(self, message: Welcome | Answer) -> None:
+        """Send a message with a set. The server ends the connection of a peer that has not read it in time."""
+        self.reads = len(message.set)
+        self.read_by = time.time() + reading_s(self.reads)
+        await self.socket.send_alive(frames.pieces(message))
+        self.read_by = inf
+
+    def answer(self, reply: Reply, share: float = 1.0, near: bytes = b"") -> None:
+        """Send an answer, after the earlier ones. The listening task sends it if it works on a message.
+
+        Args:
+            reply: The answer.
+            share: Share of the difference between the set ``near`` and that of the answer that the peer gets.
+            near: The set of the peer's post, if the share is below 1.
+        """
+        self.answered = reply.number
+        self._put((reply, share, near))
+
+    def tell(self, message: Message) -> None:
+        """Send a message, after the earlier ones."""
+        self._put(message)
+
+    def _put(self, waiting: tuple[Reply, float, bytes] | Message) -> None:
+        self.outbox.append(waiting)
+        if not self.works:
+            self.due.set()
 
 
 class PeerServer:
@@ -161,11 +247,15 @@ class PeerServer:
         tell: Gets events about the run. It must return at once.
         test: Tests weights on the server's test data; None without such data.
         converged: Returns whether the training is over, from the newest record. Called on a thread.
-        url: URL of the server for browsers behind a proxy; empty for the server's own address.
+        url: URL of the server for browsers; empty for its own address on loopback.
+        proxied: Whether all connections come from a proxy, which names the address of each request.
+        quotas: Limits of the use by peers and addresses; None for the usual ones.
 
     Attributes:
         ledger: The ledger. Do not change it.
-        sets: The bytes of each set that is needed.
+        wire: Makes the sets that travel.
+        check: Judges posts before other peers get their sets.
+        sets: The bytes of each set that is needed, as they travel.
         done: Set when the training is over.
     """
 
@@ -181,23 +271,41 @@ class PeerServer:
         test: Test | None = None,
         converged: Callable[[RoundRecord], bool] | None = None,
         url: str = "",
+        proxied: bool = False,
+        quotas: Quotas | None = None,
     ) -> None:
         self.plan = plan
+        self.quotas = quotas or Quotas()
+        self._asked: dict[int, int] = {}  # by peer: the set that it was asked to validate
+        self._paced_shown: dict[int, Rarely] = {}
         self.model = model
         self.ledger: WeightLedger = SwapLedger(plan) if plan.way == "swap" else RoundLedger(plan)
+        self._sums: SecureRounds | None = None
+        if plan.secure_aggregation:
+            self.ledger = ledger = SecureLedger(plan)
+            terms = partial(self._terms, plan, model.text)
+            self._sums = SecureRounds(ledger, values_in(model.layout), terms)
+        self.wire = Wire(model.layout, plan.codec, model.trainable)
         self.sets: dict[int, bytes] = {}
+        self.check = SetCheck(plan)
+        self._sketcher = Sketcher(self.wire, model.trainable, secrets.randbits(64))
+        self._exact: dict[int, bytes] = {}  # the needed sets that travel in another form
         self.done = asyncio.Event()
+        self._over = asyncio.Event()  # the last set is there
+        self._may_end = asyncio.Event()
         self.port = 0
-        self._teller = Teller(self.ledger, tell, model.layout.bytes)
+        self._teller = Teller(self.ledger, tell, self.wire.bytes)
         self._folder = folder
         self._say = say
         self._control = control
         self._test = test
         self._converged = converged
         self._url = url
-        self._secure = False
+        self._proxied = proxied
+        self._secure = self._has_tls = False
         self._lines: dict[int, Line] = {}
         self._seen: dict[int, float] = {}
+        self._returning: set[int] = set()  # peers of an earlier server, which have not come back yet
         self._connections = 0
         self._refusing = 0
         self._queue: asyncio.Queue[Waiting | None] = asyncio.Queue()
@@ -207,18 +315,28 @@ class PeerServer:
         self._stepped: Weights = []  # its state for the next base
         self._archiving = asyncio.Lock()
         self._leasing = asyncio.Lock()
+        self._lending: dict[int, ServerConnection] = {}
         self._testing = False
         self._tested_at = 0.0
         self._tested = NO_SET
         self._alone_said = False
+        self._short = NO_SET  # the base of the last round whose missing posts the server has named
         self._shown = Rarely(time.time())
+        self._told_epsilon = Rarely(time.time())
+        self._counting = asyncio.Lock()
+        self._errors_shown: dict[str, Rarely] = {}
+        self._back_shown: dict[int, Rarely] = {}
+        self._rejected_shown: dict[int, Rarely] = {}
         self._next_set = 1
         self._next_peer = 1
         self._journal: Journal
         self._writer: asyncio.Future[None]
         self._turns: Turns
+        self._copies: Copies  # answers with a set that is made for one peer
         self._loop: asyncio.AbstractEventLoop
         self._failure: BaseException | None = None
+        self._spending: Spending | None = None  # None without noise
+        self._spent: dict[int, str] = {}  # peers that must not post again, and why, if each post costs its peer
 
     # -- begin and end ------------------------------------------------------------------------------------------------
 
@@ -229,6 +347,9 @@ class PeerServer:
             CheckpointError: The journal cannot be read or written.
         """
         self._journal, found = open_journal(self._folder)
+        if self.plan.mechanism is not None:
+            self._spending = Spending(self.plan, self._folder, continues=found.snapshot is not None)
+            self._teller.epsilons = self._spending.epsilons
         made: list[Instruction] = []
         if found.snapshot is not None:
             self.ledger.restore(found.snapshot)
@@ -237,21 +358,28 @@ class PeerServer:
         for entry in found.entries:
             with contextlib.suppress(Unfit):  # it did not fit then, either
                 made += self.ledger.apply(entry)
+        if self._spending is not None:
+            self._spending.check_complete(self.ledger.releases, self.ledger.counts.get("posts", 0))
+            self._spent = self._spending.spent_by_post()
         if self.ledger.base == NO_SET:
             began = Began(at=time.time(), set=1, run=sessions.new_secret()[:16])
             self._journal.append([(began, self.model.first)])
             self.ledger.apply(began)
-            self.sets[1] = self.model.first
+            self._keep(began.set, self.model.first, self.wire.travelling(self.model.first))
         else:
-            self.sets = needed_sets(self._journal, self.ledger.pinned)
-            self._outer = self._stepped = self._split_base()
-            self._say(
-                f"resumed   {self.ledger.counts.get('posts', 0):,} posts of {len(self.ledger.members)} peers are in the journal"
-            )
+            self._outer = self._stepped = self._read_sets()
+            posts, peers = self.ledger.counts.get("posts", 0), len(self.ledger.members)
+            of = f"{peers:,} peer{'s' * (peers != 1)}"
+            self._say(f"resumed   {posts:,} post{'s' * (posts != 1)} of {of} in the journal")
+        members = self.ledger.members.items()
+        self.check.recall(
+            {peer: Last(one.length, one.trained, one.moved, one.longest) for peer, one in members if one.length}
+        )
         self._next_set = self.ledger.next_set
         self._next_peer = max(self.ledger.members, default=0) + 1
         now = time.time()
         self._seen = dict.fromkeys(self.ledger.present, now)
+        self._returning = set(self._seen)
 
     def tell_begin(self, name: str) -> None:
         """Tell that the run begins, or continues. Call it after ``recover``."""
@@ -261,14 +389,16 @@ class PeerServer:
         """Tell that the run has ended, or was interrupted."""
         self._teller.end("complete" if self.ledger.over else "stopped", self.ledger.ended)
 
-    def _split_base(self) -> Weights:
-        """Return the state of the outer optimizer, which follows the base in the journal, and cut it off."""
-        size, base = self.model.layout.bytes, self.ledger.base
-        rest = self.sets[base][size:]
-        self.sets = {number: data[:size] for number, data in self.sets.items()}
+    def _read_sets(self) -> Weights:
+        """Read the needed sets, and return the state of the outer optimizer, which follows the base in the journal."""
+        base, rest = self.ledger.base, b""
+        for number, data in needed_sets(self._journal, self.ledger.pinned).items():
+            size = self.wire.length(data)
+            rest = data[size:] if number == base else rest
+            self._keep(number, data[:size], self.wire.travelling(data[:size]))
         if not rest:
             return []
-        layout = state_layout(self.plan, self.model.layout.decode(self.sets[base]))
+        layout = state_layout(self.plan, self.wire.decode(self._bytes(base)))
         if layout is None or (why := layout.fault(rest)):
             raise CheckpointMismatch(f"the state of the outer optimizer in {self._folder} cannot be used: {why}")
         return layout.decode(rest)
@@ -276,7 +406,20 @@ class PeerServer:
     def _for_file(self) -> dict[int, bytes]:
         """Return the bytes of all needed sets in the form of the journal."""
         base = self.ledger.base
-        return {number: data + state_bytes(self._outer) * (number == base) for number, data in self.sets.items()}
+        kept = self.sets | self._exact
+        return {number: data + state_bytes(self._outer) * (number == base) for number, data in kept.items()}
+
+    def _keep(self, number: int, data: bytes, travelling: bytes) -> None:
+        """Keep a set of the journal. Without ``travelling``, it travels as it is."""
+        self.sets[number] = travelling or data
+        if travelling:
+            self._exact[number] = data
+        if not self.check.has(number):
+            self.check.keep(number, self._sketcher.sketch(self.sets[number]))
+
+    def _bytes(self, number: int) -> bytes:
+        """Return a set as the journal has it."""
+        return self._exact.get(number) or self.sets[number]
 
     async def serve(
         self, sock: socket.socket, ready: Callable[[], None], context: ssl.SSLContext | None = None
@@ -293,20 +436,21 @@ class PeerServer:
         """
         from websockets.asyncio.server import serve
 
-        from ddlf.peers.turns import Turns
+        from ddlf.peers.turns import Copies, Turns
 
-        self._turns = Turns()
+        self._turns, self._copies = Turns(), Copies()
         self._loop = asyncio.get_running_loop()
-        self.port, self._secure = sock.getsockname()[1], context is not None or self._url.startswith("https:")
+        self._has_tls = context is not None
+        self.port, self._secure = sock.getsockname()[1], self._has_tls or self._url.startswith("https:")
         silent = logging.getLogger("ddlf.peers.websockets")
         silent.disabled = True  # requests of strangers should not appear in the user's terminal
         async with serve(
             self._live,  # type: ignore[arg-type]  # it gets what create_connection makes
-            sock=sock,
+            sock=Door(sock, self._is_full),
             ssl=context,
             process_request=self._request,
             compression=None,
-            max_size=frames.PREFIX.size + frames.MOST_TEXT_BYTES + self.model.layout.bytes,
+            max_size=frames.PREFIX.size + frames.MOST_TEXT_BYTES + self.wire.bytes,
             max_queue=1,
             create_connection=self._turns.connection(),  # type: ignore[arg-type]  # a factory will do
             ping_interval=None,  # ``_watch`` pings, since the time limit is the peer's lease
@@ -321,16 +465,15 @@ class PeerServer:
                 self._carry_out(pending)
             if self.ledger.over:
                 self._say(f"over      this training has ended before: {self.ledger.ended}; begin a new one to train on")
+                self._over.set()
                 self.done.set()
             ready()
             try:
                 await self.done.wait()
                 if self._failure is not None:
                     raise self._failure
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(END_S if self.ledger.over else 0):
-                        lines = [line.socket.wait_closed() for line in self._lines.values()]
-                        await asyncio.gather(*lines)
+                if self.ledger.over and self.ledger.present:
+                    await self._until_all_have_left()
             finally:
                 await self._end_tasks()
                 await self._end_writer()
@@ -339,21 +482,47 @@ class PeerServer:
                 self._journal.close()
 
     def leave(self) -> None:
-        """End the server, but not the training: a later server continues it. A signal handler may call this."""
+        """End the server, but not the training: a later server continues it. A signal handler may call this.
+
+        After the end of the training, the server does not wait for its peers any more.
+        """
         self._loop.call_soon_threadsafe(self.done.set)
+        self._loop.call_soon_threadsafe(self._may_end.set)
+
+    async def _until_all_have_left(self) -> None:
+        """Wait until each peer has the last set or is gone. A peer is gone when its lease has run out, as ever.
+
+        Peers that this server leaves behind are present in the journal: a later server waits for them.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SAID_END_S):
+                await self._may_end.wait()
+        if not self._may_end.is_set():
+            self._say(f"waiting   until {self._without_end()} received the last set; Ctrl-C ends the server before")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await self._may_end.wait()
+        if self._failure is not None:
+            raise self._failure
+        if self.ledger.present:
+            self._say(f"missing   {self._without_end()} not received the last set; --resume waits for them again")
+        for line in self._lines.values():
+            line.socket.transport.abort()
+
+    def _without_end(self) -> str:
+        present = self.ledger.present
+        return f"{', '.join(map(self._name, present))} {'has' if len(present) == 1 else 'have'}"
 
     async def last_set(self) -> bytes:
-        """Return the mean of all sets as a merge-all would make it, without a change of the ledger."""
-        numbers = self.ledger.all_sets()
-        if len(numbers) < 2:
-            return self.sets[numbers[0]]
-        parts = [self._part(number) for number in numbers]
-        return self.model.layout.encode(await asyncio.to_thread(mean_of_swaps, parts))
+        """Return the exact mean of all sets as a merge-all would make it, without a change of the ledger."""
+        parts = [self._part(number) for number in self.ledger.all_sets()]
+        mean = parts[0].read() if len(parts) < 2 else await asyncio.to_thread(mean_of_swaps, parts)
+        return self.model.layout.encode(mean)
 
     def _part(self, number: int) -> Part:
         held = self.ledger.sets[number]
-        weights = self.model.layout.decode(self.sets[number])
-        return Part(weights=weights, trainings=held.trainings, samples=held.samples)
+        read = partial(self.wire.decode, self._bytes(number))
+        return Part(read=read, trainings=held.trainings, samples=held.samples)
 
     async def _end_tasks(self) -> None:
         for task in self._tasks:
@@ -367,7 +536,7 @@ class PeerServer:
         await asyncio.gather(self._writer, return_exceptions=True)
         while not self._queue.empty():  # the writer has failed
             if (waiting := self._queue.get_nowait()) is not None:
-                _set_exception(waiting[2], CheckpointError(CLOSED))
+                _set_exception(waiting[3], CheckpointError(CLOSED))
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
@@ -379,11 +548,17 @@ class PeerServer:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = self._failure or error
             self.done.set()
+            self._may_end.set()
 
     # -- the journal ----------------------------------------------------------------------------------------------------
 
-    async def commit(self, entry: Entry, data: bytes = b"") -> None:
+    async def commit(self, entry: Entry, data: bytes = b"", travelling: bytes = b"") -> None:
         """Write an entry to the journal, let the ledger take it, and carry out what follows.
+
+        Args:
+            entry: The entry.
+            data: Its set, and what follows the set in the journal.
+            travelling: The set as it travels, if it travels in another form.
 
         Raises:
             Unfit: The entry does not fit the ledger.
@@ -393,7 +568,7 @@ class PeerServer:
             raise CheckpointError(CLOSED)
         self.ledger.admit(entry)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((entry, data, done))
+        self._queue.put_nowait((entry, data, travelling, done))
         await done
 
     async def _write_entries(self) -> None:
@@ -408,20 +583,24 @@ class PeerServer:
 
     async def _write(self, batch: list[Waiting]) -> None:
         """Write entries with one sync. A disk that refuses fails the entries, and not the server."""
+        entries = [(entry, data) for entry, data, _, _ in batch]
+        heads = []
+        if max((len(data) for _, data in entries), default=0) <= INLINE_BYTES:
+            heads = [head_of(*one) for one in entries]
         try:
-            await asyncio.to_thread(self._journal.append, [(entry, data) for entry, data, _ in batch])
+            await asyncio.to_thread(self._journal.append, entries, heads)
         except DDLFError as error:
-            self._say(f"error     {error}")
-            for _, _, done in batch:
+            self._say_error("entries", error)
+            for _, _, _, done in batch:
                 _set_exception(done, error)
             return
-        for entry, data, done in batch:
-            self._take(entry, data, done)
+        for waiting in batch:
+            self._take(*waiting)
         if self._journal.is_long:
             try:
                 await asyncio.to_thread(self._journal.begin_file, self.ledger.state(), self._for_file())
             except DDLFError as error:
-                self._say(f"error     {error}")
+                self._say_error("file", error)
             else:
                 self._begin(self._archive())
 
@@ -430,33 +609,44 @@ class PeerServer:
             try:
                 await asyncio.to_thread(self._journal.archive)
             except DDLFError as error:
-                self._say(f"error     {error}")
+                self._say_error("archive", error)
 
-    def _take(self, entry: Entry, data: bytes, done: asyncio.Future[None]) -> None:
+    def _say_error(self, of: str, error: DDLFError) -> None:
+        """Print an error of the disk, but rarely: on a full disk each try fails."""
+        if self._errors_shown.setdefault(of, Rarely(0.0)).is_due(time.time()):
+            self._say(f"error     {error}")
+
+    def _take(self, entry: Entry, data: bytes, travelling: bytes, done: asyncio.Future[None]) -> None:
         validated = self.ledger.validated
         if isinstance(entry, WITH_SET):
-            self.sets[entry.set] = data[: self.model.layout.bytes]
+            self._keep(entry.set, data[: self.wire.length(data)], travelling)
         try:
             made = self.ledger.apply(entry)
         except Unfit as error:  # something in the same batch came first
             if isinstance(entry, WITH_SET):
-                del self.sets[entry.set]
+                self._drop(entry.set)
             _set_exception(done, error)
             return
-        if isinstance(entry, Merged):
+        if isinstance(entry, Posted) and (held := self.ledger.sets.get(entry.set)) is not None:
+            self.check.accepted(entry, held.trainings)
+        if isinstance(entry, Merged | Summed):
             self._outer = self._stepped
+        if isinstance(entry, Left) and entry.why != HAS_END:
+            without = ", so it has not received the last set" * self.ledger.over
+            self._say(f"left      {self._name(entry.peer)}: {entry.why}{without}")
         self._teller.took(entry)
         for instruction in made:
             self._carry_out(instruction)
         self._forget([validated] if validated != self.ledger.validated else [])
+        if self.ledger.over and not self.ledger.present:
+            self._may_end.set()
         if not done.done():
             done.set_result(None)
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case Reply():
-                if (line := self._lines.get(instruction.peer)) is not None:
-                    line.outbox.put_nowait(instruction)
+                self._answer(instruction)
             case Fate():
                 self._forget([instruction.set])
             case Mean():
@@ -464,32 +654,199 @@ class PeerServer:
             case Over():
                 self._begin(self._end(instruction.why))
 
+    def _answer(self, reply: Reply) -> None:
+        """Send an answer to a peer. If it has a set to merge, the step towards this set is bounded.
+
+        A peer that has spent its budget gets no answer, since it would train and post again: the training ends.
+        """
+        if spent := self._spent.get(reply.peer):
+            self._begin(self._end_spent(spent))
+            return
+        line, share, near = self._lines.get(reply.peer), 1.0, b""
+        if reply.answer == "merge" and (held := self.ledger.sets.get(reply.set)) is not None:
+            validated = reply.set == self.ledger.validated
+            share = self.check.step(reply.peer, reply.set, held, validated=validated)
+        elif reply.set != NO_SET and reply.answer != "validate":
+            self.check.replaced(reply.peer, reply.set)
+        if share < 1:
+            own = [
+                number for number, one in self.ledger.sets.items() if one.peer == reply.peer and one.state == "waiting"
+            ]
+            near = self.sets[max(own, default=self.ledger.validated)]
+        if reply.answer == "validate":
+            self._asked[reply.peer] = reply.set
+        if line is not None:
+            line.answer(reply, share, near)
+
     def _forget(self, sets: Sequence[int]) -> None:
         for number in sets:
             if not self.ledger.needs(number):
-                self.sets.pop(number, None)
+                self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        self.sets.pop(number, None)
+        self._exact.pop(number, None)
+        self.check.drop(number)
 
     async def _merge(self, mean: Mean) -> None:
         parts = {number: self._part(number) for number in mean.of}
         lines: list[str] = []
+        spent = ""
+        left_out: tuple[int, ...] = ()
         if mean.base == NO_SET:
+            left_out = self._long(mean.of)
+            parts = {number: part for number, part in parts.items() if number not in left_out}
+            lines = [f"set {number}: its training is long, so other sets count only" for number in left_out]
             weights = await asyncio.to_thread(mean_of_swaps, list(parts.values()))
         else:
-            base = self.model.layout.decode(self.sets[mean.base])
+            base = self.wire.decode(self._bytes(mean.base))
+            given = await asyncio.to_thread(self.wire.decode, self.sets[mean.base])
+            samples = median_low(part.samples for part in parts.values())
+            parts = {number: self._counted(number, part, given, samples) for number, part in parts.items()}
             weights, outer, lines = await asyncio.to_thread(
-                next_base, self.plan, base, parts, self._outer, self.model.trainable
+                next_base, self.plan, base, given, parts, self._outer, self.model.trainable
             )
+            if self._spending is not None and not self._spending.is_by_post and weights is not base:
+                try:
+                    spent = await self._count(self._spending, *(self.ledger.sets[number].peer for number in mean.of))
+                except BudgetSpent as error:  # the sum does not leave: the base stays
+                    weights, outer, spent = base, self._outer, error.message
+            elif self._spent:  # before others get the next base, and post in vain
+                await self._end_spent(next(iter(self._spent.values())))
             self._stepped = [np.asarray(array) for array in outer]
+        data = await asyncio.to_thread(self.model.layout.encode, weights)
+        travelling = await asyncio.to_thread(self.wire.travelling, data)
+        if travelling and (why := await asyncio.to_thread(self.wire.beyond, weights)):
+            lines.append(why)
         for line in lines:
             self._say(f"suspect   {line}")
-        data = await asyncio.to_thread(self.model.layout.encode, weights)
+        sketch = await asyncio.to_thread(self._sketcher.sketch, travelling or data)
         data += state_bytes(self._stepped)
+        releases = 0 if self._spending is None else self._spending.account.accountant.releases
+
+        def entry() -> Merged:
+            return Merged(
+                at=time.time(), set=self._new_set(), of=mean.of, left_out=left_out, why=tuple(lines), releases=releases
+            )
+
+        await self._commit_mean(entry, data, travelling, sketch)
+        if spent:
+            await self._end_spent(spent)
+
+    async def _commit_mean(
+        self, entry: Callable[[], Merged | Summed], data: bytes, travelling: bytes = b"", sketch: Sketch | None = None
+    ) -> None:
+        """Write an entry with weights that the server has computed, as soon as the disk takes it."""
+        while True:
+            merged = entry()
+            if sketch is not None:
+                self.check.keep(merged.set, sketch)
+            try:
+                await self.commit(merged, data, travelling)
+                return
+            except CheckpointError as error:  # the disk refuses now, and the sets stay as they are
+                self.check.drop(merged.set)
+                if self.ledger.ended:
+                    raise _unwritten_end(error) from error
+                await asyncio.sleep(AGAIN_S)
+
+    async def _end_spent(self, why: str) -> None:
+        """End the training, because another release would exceed the privacy budget."""
+        with contextlib.suppress(Unfit):  # it has ended already
+            await self._end_training(why)
+
+    async def _count(self, spending: Spending, *peers: int) -> str:
+        """Count a release of some peers before it leaves. Return why they cannot be in another one; empty if they can.
+
+        Raises:
+            BudgetSpent: It would exceed the budget, so it must not leave.
+            CheckpointError: The disk refuses the end of the training.
+        """
         while True:
             try:
-                await self.commit(Merged(at=time.time(), set=self._new_set(), of=mean.of), data)
-                return
-            except CheckpointError:  # the disk refuses now, and the sets stay as they are
+                async with self._counting:
+                    spent = await asyncio.to_thread(spending.count, *peers)
+                break
+            except CheckpointError as error:  # the release waits until the disk takes its count
+                self._say_error("release", error)
+                if self.ledger.ended:
+                    raise _unwritten_end(error) from error
                 await asyncio.sleep(AGAIN_S)
+        if self._told_epsilon.is_due(time.time()):
+            self._say(f"privacy   {spending.line()}")
+        return spent
+
+    def _counted(self, number: int, part: Part, given: Weights, usual_samples: int) -> Part:
+        """Return a set of a round with the share of its training that counts. Then it has at most the usual samples."""
+        if (share := self.ledger.sets[number].share) == 1:
+            return part
+        samples = min(part.samples, usual_samples)
+        return replace(part, read=lambda: towards(given, part.read(), share), samples=samples)
+
+    def _long(self, of: Sequence[int]) -> tuple[int, ...]:
+        """Return the sets of a mean that do not count in it, since their training is long. One always stays."""
+        found = tuple(number for number in of if self.check.is_long(self.ledger.sets[number]))
+        return found if len(found) < len(of) else ()
+
+    # -- secure sums ------------------------------------------------------------------------------------------------------
+
+    def _terms(self, plan: Plan, text: str, base: int, samples: int) -> str:
+        return terms_of(plan, samples, text, self.sets[base])
+
+    def _follow(self, made: Sequence[Do]) -> None:
+        """Carry out what a secure sum needs."""
+        for one in made:
+            match one:
+                case Tell():
+                    if (line := self._lines.get(one.peer)) is not None:
+                        line.tell(one.message)
+                case Reply():
+                    self._carry_out(one)
+                case AddUp():
+                    self._begin(self._add_up(one))
+                case _:
+                    self._say(one.text)
+
+    async def _add_up(self, work: AddUp) -> None:
+        """Unmask a sum, and write the next base."""
+        assert self._sums is not None
+        vectors = {peer: post.set for peer, post in work.posts.items()}
+        base, shares = self.wire.decode(self._bytes(work.base)), list(work.shares.values())
+        try:
+            total = await asyncio.to_thread(secure_sum.unmasked, vectors, work.answers)
+            weights, outer = await asyncio.to_thread(
+                base_of, self.plan, base, total, shares, self._outer, self.model.trainable
+            )
+        except ProtocolError as error:
+            self._follow(self._sums.wrong(error.message, time.time()))
+            return
+        self._stepped = [np.asarray(array) for array in outer]
+        data = await asyncio.to_thread(self.model.layout.encode, weights)
+
+        def entry() -> Summed:
+            posts = work.posts.values()
+            numbers, updates = tuple(post.number for post in posts), tuple(post.updates for post in posts)
+            return Summed(
+                at=time.time(), set=self._new_set(), peers=tuple(work.posts), numbers=numbers, updates=updates
+            )
+
+        with contextlib.suppress(Unfit):  # the training has ended meanwhile
+            await self._commit_mean(entry, data + state_bytes(self._stepped))
+            self._follow(self._sums.added(time.time()))
+
+    async def _end_training(self, why: str) -> None:
+        """End the training. If the disk refuses the end, end the server: a later one continues the training.
+
+        Raises:
+            Unfit: The training has ended already.
+            CheckpointError: The disk refuses, and the server ends.
+        """
+        try:
+            await self.commit(Ended(at=time.time(), why=why))
+        except CheckpointError as error:
+            self._failure = self._failure or _unwritten_end(error)
+            self.done.set()
+            raise self._failure from error
 
     def _new_set(self) -> int:
         self._next_set += 1
@@ -499,25 +856,47 @@ class PeerServer:
 
     async def _keep_time(self) -> None:
         while True:
+            slept_at = time.time()
             await asyncio.sleep(TICK_S)
             now = time.time()
+            if (late_s := now - slept_at - TICK_S) > HELD_UP_S:
+                self._extend_leases(late_s, now)
+            if self._sums is not None:
+                self._follow(self._sums.step(now))
             record = self._teller.tick(now)
             if record is not None and self._converged is not None and not self.ledger.ended:
                 await self._ask_whether_converged(self._converged, record)
             seen = self._seen | {peer: self._heard(peer, line) for peer, line in self._lines.items()}
             for entry in self.ledger.due(now, seen):
+                if isinstance(entry, Ended) and self._waits_for_peers(now):
+                    continue
                 if isinstance(entry, Left) and self._seen.get(entry.peer, 0.0) >= now:
                     continue  # it came back while an earlier entry was written
                 try:
-                    await self.commit(entry)
+                    await (self._end_training(entry.why) if isinstance(entry, Ended) else self.commit(entry))
                 except (Unfit, CheckpointError):  # it comes again if it is still due
                     continue
                 if isinstance(entry, Left):
-                    self._say(f"left      {self._name(entry.peer)}: {entry.why}")
+                    self._end_line_of(entry.peer)
+            self._cut_slow_readers(now)
+            self._say_missing_posts()
             due = self.plan.validate_s and now - self._tested_at >= self.plan.validate_s
             if self._test is not None and due and not self._testing and self.ledger.present:
                 self._tested_at, self._testing = now, True
                 self._begin(self._validate())
+
+    def _say_missing_posts(self) -> None:
+        """Say once in a round that it waits for more posts than present peers can make."""
+        missing, base = self.ledger.missing_posts, self.ledger.base
+        if missing and base != self._short:
+            self._short = base
+            why = f"the round needs {missing:,} more post{'s' * (missing > 1)}, and all peers that are here have posted"
+            self._say(f"quorum    {why}")
+            self._teller.told("quorum", why)
+
+    def _waits_for_peers(self, now: float) -> bool:
+        """Return whether peers of an earlier server are about to come back. Only connected peers get the last set."""
+        return any(now - self._seen[peer] <= self.ledger.members[peer].lease_s for peer in self._returning)
 
     async def _ask_whether_converged(self, converged: Callable[[RoundRecord], bool], record: RoundRecord) -> None:
         try:
@@ -528,13 +907,13 @@ class PeerServer:
             return
         if is_over:
             with contextlib.suppress(Unfit, CheckpointError):
-                await self.commit(Ended(at=time.time(), why="is_convergent of the app has ended it"))
+                await self._end_training("is_convergent of the app has ended it")
 
     async def _validate(self) -> None:
         assert self._test is not None
         number = self.ledger.start()
         try:
-            weights = self.model.layout.decode(self.sets[number])
+            weights = await asyncio.to_thread(self.wire.decode, self._bytes(number))
             accuracy, loss, samples = await asyncio.to_thread(self._test, weights)
             entry = Validated(at=time.time(), set=number, accuracy=accuracy, loss=loss, samples=samples)
             with contextlib.suppress(Unfit, CheckpointError):
@@ -546,16 +925,30 @@ class PeerServer:
             self._testing = False
 
     async def _end(self, why: str) -> None:
-        final = self.ledger.base
         self._say(f"over      {why}")
+        posts = sum(one.state == "waiting" for one in self.ledger.sets.values())
+        if 0 < posts < self.plan.least_posts:
+            self._say(
+                f"left out  {posts:,} of {self.plan.quorum:,} posts of the last round, whose noise would be too small"
+            )
+        self._over.set()
         for peer, line in list(self._lines.items()):
-            self._begin(self._send_end(peer, line, why, final))
+            self._begin(self._tell_end(peer, line.socket))
         self.done.set()
 
-    async def _send_end(self, peer: int, line: Line, why: str, final: int) -> None:
-        with contextlib.suppress(OSError, Exception):
-            await line.socket.send(frames.pieces(End(why=why, set_number=final, set=self.sets[final])))
-            await line.socket.close(1000, "over")
+    async def _tell_end(self, peer: int, socket: TurnConnection) -> None:
+        """Send the last set to a peer. It has left when its side has closed the connection, which comes after the set."""
+        await self._over.wait()
+        final = self.ledger.base
+        with contextlib.suppress(Exception):
+            end = End(why=self.ledger.ended, set_number=final, set=self.sets[final])
+            await socket.send_alive(frames.pieces(end))
+            self._teller.sent(len(end.set))
+            socket.close_timeout = None  # a slow peer may take long, and a silent one loses its lease
+            await socket.close(1000, "over")
+        if socket.protocol.close_rcvd is not None and self.ledger.members[peer].present:
+            with contextlib.suppress(Unfit, CheckpointError):
+                await self.commit(Left(at=time.time(), peer=peer, why=HAS_END))
 
     # -- HTTP -----------------------------------------------------------------------------------------------------------
 
@@ -565,73 +958,143 @@ class PeerServer:
         try:
             host, origin = headers.get("Host", ""), headers.get("Origin")
             code, cookies = headers.get(sessions.CODE_HEADER, ""), headers.get("Cookie", "")
-            authorization = headers.get("Authorization", "")
+            authorization, wanted = headers.get("Authorization", ""), headers.get("Range", "")
         except LookupError:
             return response(400, "the request has a header twice")
-        if not is_ours(host, origin, self._url or f"http://127.0.0.1:{self.port}"):
-            return response(403, "this server answers to its own name only: use the link as it was printed")
+        address, now = self._address(connection, headers), time.time()
+        is_command = url.path.startswith("/control/")
+        if not is_command and (wait_s := self.quotas.requests.wait_s(address, now)):
+            return too_many("requests from your address", wait_s)
+        if not self._is_ours(host, origin):
+            also = ", or with an address in place of its name" * self._has_tls
+            return response(403, f"this server does not answer to {host[:100]!r}: use the link as it was printed{also}")
         match url.path:
             case "/join":
-                return await self._join(code)
+                return await self._join(code, address)
             case "/live":
                 peer = self._peer_of(sessions.key_in(self.port, cookies, authorization))
                 if not peer:
                     return response(401, "you have no session here: join with a link first")
                 if self._connections >= MOST_CONNECTIONS:
-                    return response(503, f"{MOST_CONNECTIONS} others are connected")
+                    return response(503, f"{MOST_CONNECTIONS} others are connected: try again in a minute")
+                if wait_s := self.quotas.connections.wait_s(peer, now):
+                    return too_many(f"connections of peer {peer}", wait_s)
                 connection.peer = peer  # type: ignore[attr-defined]
                 return None
-            case "/graph":
-                return self._facts(self._peer_of(sessions.key_in(self.port, cookies, authorization)))
+            case "/graph" | "/model":
+                peer = self._peer_of(sessions.key_in(self.port, cookies, authorization))
+                if (refused := await self._may_read(peer, code, address)) is not None:
+                    return refused
+                return self._facts(peer) if url.path == "/graph" else self._offer()
             case path if path.startswith("/control/"):
                 if not hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {self._control}".encode()):
                     return response(401, "this needs the server's own secret")
                 try:
                     return response(200, json.dumps(await self._command(path.removeprefix("/control/"), url.query)))
+                except CheckpointError as error:
+                    return response(507, str(error))
                 except DDLFError as error:
                     return response(409, str(error))
-            case "/shard":
-                return await self._shard(self._peer_of(sessions.key_in(self.port, cookies, authorization)))
+            case path if path.startswith("/shard/"):
+                peer = self._peer_of(sessions.key_in(self.port, cookies, authorization))
+                return self._shard(connection, peer, path.removeprefix("/shard/"), wanted)
             case path if (file := files().get(path.removeprefix("/"))) is not None:
                 return file_response(file)
         return response(404, "there is no such page")
 
-    def _facts(self, peer: int) -> Response:
-        """Answer the page's question about the model."""
-        if not peer:
+    def _is_ours(self, host: str, origin: str | None) -> bool:
+        """Return whether a request is for this server, and comes from its own page or from no page.
+
+        If it has TLS, the server answers to all addresses: the page of another site reaches it under a name only.
+        """
+        url = self._url or f"http://127.0.0.1:{self.port}"
+        if self._has_tls and _is_address(host):
+            url = f"https://{host}"
+        return is_ours(host, origin, url)
+
+    async def _may_read(self, peer: int, code: str, address: str) -> Response | None:
+        """Refuse to describe the model to somebody who has neither a session nor a code that can still be used."""
+        if peer:
+            return None
+        if not code:
             return response(401, "you have no session here: join with a link first")
+        try:
+            self.ledger.admit(Joined(at=time.time(), peer=self._next_peer, code=sessions.hashed(code), key=""))
+        except Unfit as error:
+            return await self._wrong_code(error, address)
+        return None
+
+    def _offer(self) -> Response:
+        """Answer a Python peer that asks what it is to train, so that it can refuse before it uses its code."""
+        facts = {"plan": asdict(self.plan), "model": self.model.text, "layout": self.wire.digest}
+        return response(200, json.dumps(facts, ensure_ascii=False))
+
+    def _facts(self, peer: int) -> Response:
+        """Answer the page's question about the model. A page that has not joined yet is peer 0."""
         browser = self.model.browser
         if browser.refusal:
             return response(409, browser.refusal)
         return response(200, browser.facts(self.plan, self.ledger.run, peer))
 
-    async def _shard(self, peer: int) -> Response:
-        """Answer a peer with the shard that it has."""
+    def _shard(self, connection: ServerConnection, peer: int, number: str, wanted: str) -> Response:
+        """Answer a peer with a piece of the shard that it has. A peer gets one piece at a time."""
         if not peer:
             return response(401, "you have no session here: join with a link first")
-        member = self.ledger.members[peer]
-        if self.model.shards is None or not member.present:
-            return response(409, "you have no shard here: connect first, without own data")
-        content = await asyncio.to_thread(self.model.shards.content, member.shard)
-        return file_response(File("application/octet-stream", content))
+        member, shards = self.ledger.members[peer], self.model.shards
+        if shards is None or not member.present or str(member.shard) != number:
+            return response(409, f"you do not have shard {number[:20]} here: connect first, without own data")
+        asked = re.fullmatch(r"bytes=(\d{1,15})-", wanted or "bytes=0-")
+        begin = int(asked[1]) if asked else -1
+        piece, size = shards.piece(member.shard, begin) if asked else (b"", 0)
+        if not piece:
+            return response(416, "a piece of a shard is asked for with the header Range: bytes=FIRST-")
+        if (earlier := self._lending.get(peer)) is not None:
+            earlier.transport.abort()
+        self._lending[peer] = connection
+        found = file_response(File("application/octet-stream", piece), 206)
+        found.headers["Content-Range"] = f"bytes {begin}-{begin + len(piece) - 1}/{size}"
+        return found
 
-    async def _join(self, code: str) -> Response:
-        key, peer = sessions.new_secret(), self._next_peer
-        entry = Joined(at=time.time(), peer=peer, code=sessions.hashed(code), key=sessions.hashed(key))
+    def _address(self, connection: ServerConnection, headers: Headers) -> str:
+        """Return the address of a request; if a proxy is in front, the one that the proxy names."""
+        named = headers.get_all("X-Forwarded-For") if self._proxied else []
+        address = named[-1].rpartition(",")[2].strip()[:64] if named else str((connection.remote_address or ("",))[0])
+        return counted_as(address)
+
+    def _is_full(self, address: str) -> bool:
+        """Return whether an address has used up its quota of new connections. Otherwise, count one."""
+        if self._proxied or is_loopback(address):
+            return False
+        return self.quotas.arrivals.wait_s(counted_as(address), time.time()) > 0
+
+    async def _join(self, code: str, address: str) -> Response:
+        peer = self._next_peer
+        entry = Joined(at=time.time(), peer=peer, code=sessions.hashed(code), key="")
         try:
             self.ledger.admit(entry)
             self._next_peer += 1
-            await self.commit(entry)
+            key = sessions.new_secret()
+            await self.commit(replace(entry, key=sessions.hashed(key)))
         except Unfit as error:
-            if self._refusing >= MOST_WAITING_FOR_A_NO:
-                return response(429, "too many wrong codes at once: try again later")
-            self._refusing += 1
-            await asyncio.sleep(WRONG_CODE_S)
-            self._refusing -= 1
-            return response(403, str(error))
+            return await self._wrong_code(error, address)
+        except CheckpointError:
+            return response(507, f"{FULL}: try again later")
         found = response(200, json.dumps({"peer": peer, "key": key, "run": self.ledger.run}))
         found.headers["Set-Cookie"] = sessions.cookie(self.port, key, secure=self._secure)
         return found
+
+    async def _wrong_code(self, error: Unfit, address: str) -> Response:
+        """Answer a code that cannot be used, after some time."""
+        now = time.time()
+        if wait_s := self.quotas.refused_joins.wait_s(address, now):
+            self.quotas.arrivals.owe_s(address, now, FLOODS)
+            return too_many("wrong codes from your address", wait_s)
+        if self._refusing >= MOST_WAITING_FOR_A_NO:
+            return too_many("wrong codes at once", 2 * WRONG_CODE_S)
+        self._refusing += 1
+        await asyncio.sleep(WRONG_CODE_S)
+        self._refusing -= 1
+        return response(403, str(error))
 
     def _peer_of(self, key: str) -> int:
         """Return the number of the peer with this key; 0 if nobody has it."""
@@ -641,11 +1104,12 @@ class PeerServer:
         found = [peer for peer, one in self.ledger.members.items() if one.key == digest and not one.removed]
         return found[0] if found else 0
 
-    async def invite(self, count: int = 1) -> list[str]:
-        """Return new codes, each for one peer."""
+    async def invite(self, count: int = 1, peers: int = 1) -> list[str]:
+        """Return new codes, each for a number of peers."""
         codes = [sessions.new_secret() for _ in range(count)]
         now = time.time()
-        entries = [Invited(at=now, code=sessions.hashed(code), until=now + sessions.CODE_S) for code in codes]
+        until = now + sessions.CODE_S
+        entries = [Invited(at=now, code=sessions.hashed(code), until=until, peers=peers) for code in codes]
         await asyncio.gather(*map(self.commit, entries))
         return codes
 
@@ -653,14 +1117,26 @@ class PeerServer:
         asked = {key: values[0] for key, values in parse_qs(query).items()}
         match name:
             case "invite":
-                return {"codes": await self.invite(min(int(asked.get("count", "1")), 100))}
+                count, peers = (min(max(int(asked.get(name, "1")), 1), 1_000) for name in ("count", "peers"))
+                return {"codes": await self.invite(min(count, 100), peers)}
             case "list":
                 return self.overview()
             case "merge":
+                if self._sums is not None:
+                    raise Unfit("in rounds with secure aggregation, the server has no sets to merge")
+                if (
+                    self.plan.least_posts
+                    > len([one for one in self.ledger.sets.values() if one.state == "waiting"])
+                    > 0
+                ):
+                    raise Unfit(
+                        f"the round has fewer posts than its quorum of {self.plan.quorum:,}, so its noise is too small",
+                        hint="wait for more peers",
+                    )
                 await self.commit(MergeAsked(at=time.time()))
                 return {}
             case "stop":
-                await self.commit(Ended(at=time.time(), why="stopped by ddlf peers stop"))
+                await self._end_training("stopped by ddlf peers stop")
                 return {}
             case "kick":
                 peer = int(asked["peer"])
@@ -673,15 +1149,19 @@ class PeerServer:
     def overview(self) -> dict[str, Any]:
         """Return facts about the peers and the sets, for ``ddlf peers list``."""
         ledger, now = self.ledger, time.time()
+        epsilons = {} if self._spending is None else self._spending.epsilons()
         states: dict[str, int] = {}
         for held in ledger.sets.values():
             states[held.state] = states.get(held.state, 0) + 1
         return {
             "run": ledger.run,
             "way": self.plan.way,
+            "codec": self.plan.codec,
+            "set_bytes": self.wire.bytes,
             "over": ledger.ended,
             "shards": self.plan.shards,
             "free_shards": ledger.free_shards,
+            "missing_posts": ledger.missing_posts,
             "counts": ledger.counts,
             "sets": states,
             "accuracy": ledger.validations[-1].accuracy if ledger.validations else None,
@@ -697,7 +1177,10 @@ class PeerServer:
                     "posts": one.number,
                     "trainings": one.trainings,
                     "updates": one.updates,
+                    "strikes": one.strikes,
+                    "out_s": ledger.out_s(peer, now),
                     "posted_s_ago": round(now - one.posted_at, 1) if one.posted_at else None,
+                    "epsilon": epsilons.get(peer),
                 }
                 for peer, one in sorted(ledger.members.items())
                 if one.samples  # a member that has never arrived has used its code only
@@ -719,7 +1202,7 @@ class PeerServer:
             assert isinstance(hello, Hello)
             await self._greet(socket, peer, hello)
         except (ComeBack, CheckpointError) as error:  # a full disk: the peer sends its post again
-            await self._send_away(socket, str(error) if isinstance(error, ComeBack) else "try again later")
+            await self._send_away(socket, str(error) if isinstance(error, ComeBack) else FULL)
         except DDLFError as error:  # some are an OSError, too
             await self._refuse(socket, error.message, error.hint)
         except TimeoutError:
@@ -738,24 +1221,40 @@ class PeerServer:
         keeps = hello.keeps and hello.run == ledger.run
         if hello.run and hello.run != ledger.run:
             raise Unfit("you have taken part in another run", hint="join this one with a new link")
-        if hello.layout and hello.layout != self.model.layout.digest:
+        if hello.layout and hello.layout != self.wire.digest:
             raise Unfit("your model has other weights than the server's", hint="join again with a new link")
         name = "".join(letter for letter in hello.name if letter.isprintable())[: frames.MOST_NAME]
         if (earlier := self._lines.get(peer)) is not None:
             await self._refuse(earlier.socket, "the same peer has connected again", "close other windows and programs")
         self._seen[peer] = time.time()  # before it arrives: its lease begins at once
-        await self._admit(peer, name, hello.samples, keeps=keeps)
-        if len(ledger.present) == 1 and not self._alone_said:
+        waits = keeps and ledger.repeat(peer) is None  # its post is in the open round
+        if (spent := self._spent.get(peer)) and not waits:
+            await self._end_spent(spent)
+        try:
+            await self._admit(peer, name, hello.samples, keeps=keeps)
+        except Unfit:
+            if not ledger.ended:
+                raise
+            line = self._lines[peer] = Line(socket=socket)
+            await self._tell_end(peer, socket)
+            self._end_line(peer, line)
+            return
+        if len(ledger.present) == self.plan.quorum == 1 and not self._alone_said:
             self._alone_said = True
             self._say("alone     one peer trains alone until others join; ddlf peers invite prints links for them")
         member, start = ledger.members[peer], NO_SET if keeps else ledger.start()
+        if start:
+            self.check.arrived(peer, start, member.trainings)
         line = self._lines[peer] = Line(socket=socket)
+        self._returning.discard(peer)
+        if self._sums is not None:
+            self._follow(self._sums.arrived(peer, keeps=keeps))
         welcome = Welcome(
             run=ledger.run,
             peer=peer,
             plan=asdict(self.plan),
             model=self.model.text,
-            layout=self.model.layout.digest,
+            layout=self.wire.digest,
             number=member.number,
             set_number=start,
             trainings=member.trainings,
@@ -765,16 +1264,24 @@ class PeerServer:
         )
         tasks: list[asyncio.Future[None]] = []
         try:
-            await socket.send(frames.pieces(welcome))
+            await line.send(welcome)
+            self._teller.sent(len(welcome.set))
             del welcome  # its set
-            tasks += [asyncio.ensure_future(self._send_answers(line)), asyncio.ensure_future(self._watch(peer, line))]
+            tasks += [
+                asyncio.ensure_future(self._send_answers(peer, line)),
+                asyncio.ensure_future(self._watch(peer, line)),
+            ]
             await self._listen(peer, line)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._lines.get(peer) is line:
-                del self._lines[peer]
+            self._end_line(peer, line)
+
+    def _end_line(self, peer: int, line: Line) -> None:
+        """Forget a connection, unless the peer has a newer one."""
+        if self._lines.get(peer) is line:
+            del self._lines[peer]
 
     async def _admit(self, peer: int, name: str, samples: int, *, keeps: bool) -> None:
         """Let a peer take part, with its own samples or with a shard."""
@@ -788,12 +1295,15 @@ class PeerServer:
                 samples = shards.sizes[shard - 1]
                 await self.commit(Arrived(at=time.time(), samples=samples, shard=shard, **facts))
         of = f" of shard {self.ledger.members[peer].shard}" if shards is not None else ""
-        self._say(f"here      {self._name(peer)} with {samples:,} samples{of}{' again' * keeps}")
+        if not keeps or self._back_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
+            many = "sample" if samples == 1 else "samples"
+            self._say(f"here      {self._name(peer)} with {samples:,} {many}{of}{' again' * keeps}")
 
     async def _listen(self, peer: int, line: Line) -> None:
+        of = (*(SECURE_FROM_PEER if self._sums is not None else (Post, Score)), Broken, Bye)
         while True:
-            message = await self._receive(line.socket, (Post, Score, Broken, Bye))
-            self._seen[peer] = time.time()
+            message = await self._receive(line.socket, of)
+            line.works = True
             try:
                 await self._received(peer, line, message)
             except Unfit:
@@ -802,48 +1312,92 @@ class PeerServer:
                     raise ComeBack("the lease has run out") from None
                 if not self.ledger.ended:  # otherwise the end is on its way to the peer
                     raise
+            finally:
+                line.works, self._seen[peer] = False, time.time()
             self._turns.end(line.socket)
-            if isinstance(message, Bye):
+            size = len(message.set) if isinstance(message, Post | Masked) else 0
+            is_bye = isinstance(message, Bye)
+            del message  # its set is no longer needed while the peer receives its answer, and trains
+            if is_bye:
                 return
-            del message  # its set is no longer needed while the peer trains
+            await self._send_waiting(peer, line)
+            if wait_s := self.quotas.pace_s(peer, time.time(), size):
+                await self._pace(peer, line, wait_s)
+
+    async def _pace(self, peer: int, line: Line, wait_s: float) -> None:
+        """Do not read from a peer that sends more than its quota."""
+        if self._paced_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
+            self._say(f"paced     {self._name(peer)} sends more than its quota, so each message waits {wait_s:.2g} s")
+        line.rests = True
+        line.socket.transport.pause_reading()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await line.socket.wait_closed()
+        finally:
+            line.rests, self._seen[peer] = False, time.time()
+            line.socket.transport.resume_reading()
 
     async def _received(self, peer: int, line: Line, message: Message) -> None:
         match message:
             case Post():
-                await self._posted(peer, line, message)
+                try:
+                    await self._posted(peer, line, message)
+                except Unfit:
+                    # The same post came before by an earlier connection and was being checked. Its answer goes to this one.
+                    if not self.ledger.is_repeated(peer, message.number):
+                        raise
             case Score():
                 await self._was_tested(peer, message)
+            case _ if self._sums is not None and isinstance(message, SECURE_FROM_PEER):
+                self._follow(self._sums.received(peer, message, time.time()))
             case Broken():
                 why = message.why[: frames.MOST_TEXT_BYTES]
-                self._say(f"again     {self._name(peer)} begins again: {why}")
+                if self._rejected_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
+                    self._say(f"again     {self._name(peer)} begins again: {why}")
                 await self.commit(Lost(at=time.time(), peer=peer, why=why))
             case Bye():
                 await self.commit(Left(at=time.time(), peer=peer, why="it said goodbye"))
-                self._say(f"left      {self._name(peer)}")
 
     async def _posted(self, peer: int, line: Line, post: Post) -> None:
         ledger = self.ledger
         if ledger.is_repeated(peer, post.number):
+            if line.answered == post.number:  # its round closed after the peer came back, and before it posted again
+                return
             line.posted = post.number
             if (reply := ledger.repeat(peer)) is not None:
-                line.outbox.put_nowait(reply)
+                self._answer(reply)
             return
         if line.posted:
             raise ProtocolError(f"post {line.posted} is not answered yet")
         line.posted = post.number
-        why = self.model.layout.fault(post.set)
-        if not why:
-            if len(post.set) <= INLINE_BYTES:
-                why = self._not_finite(post.set)
-            else:
-                why = await asyncio.to_thread(self._not_finite, post.set)
-        now = time.time()
-        if why:
-            self._say(f"rejected  post {post.number} of {self._name(peer)}: {why}")
-            await self.commit(Rejected(at=now, peer=peer, number=post.number, contains=post.contains, why=why))
+        if self._spending is not None and self._spending.is_by_post:
+            spent = await self._count(self._spending, peer)  # the server has seen it, whatever becomes of it
+            if spent:
+                self._spent[peer] = spent
+                self._say(f"budget    the open round is the last one: {spent}")
+        if out_s := ledger.out_s(peer, time.time()):
+            await self._reject(peer, post, Finding(why=f"after {STRIKES} strikes, posts count again in {out_s:.0f} s"))
+            return
+        if why := self.wire.fault(post.set):
+            await self._reject(peer, post, Finding(why=why, strike="again"))
+            return
+        inline = len(post.set) <= INLINE_BYTES
+        sketch = self._sketcher.sketch(post.set) if inline else await asyncio.to_thread(self._sketcher.sketch, post.set)
+        found = self.check.judge(peer, sketch, post.updates, post.contains, post.base)
+        if found.why and not is_finite(sketch):
+            why = self.model.layout.not_finite(self.wire.decode(post.set))
+            found = replace(found, why=why or found.why)
+        if self.plan.mechanism is not None and not found.why:
+            why = self._beyond_clip(post) if inline else await asyncio.to_thread(self._beyond_clip, post)
+            found = replace(found, why=why, strike="yes" if why else "no")
+        if self.plan.trial and not found.why:
+            found = replace(found, why=await self._tried(post.set))
+        if found.why:
+            await self._reject(peer, post, found)
             return
         entry = Posted(
-            at=now,
+            at=time.time(),
             peer=peer,
             number=post.number,
             set=self._new_set(),
@@ -852,11 +1406,51 @@ class PeerServer:
             base=post.base,
             accuracy=_from_wire(post.accuracy),
             loss=_from_wire(post.loss),
+            length=found.length,
+            moved=found.moved,
+            share=found.share,
         )
-        await self.commit(entry, post.set)
+        self.check.keep(entry.set, sketch)
+        try:
+            await self.commit(entry, post.set)
+        finally:
+            if entry.set not in self.sets:  # it has no place in the ledger
+                self.check.drop(entry.set)
 
-    def _not_finite(self, data: bytes) -> str:
-        return self.model.layout.not_finite(self.model.layout.decode(data))
+    def _beyond_clip(self, post: Post) -> str:
+        """Return why a set cannot come from a peer that clips its update; empty if it can."""
+        given, mechanism = self.sets.get(post.base), self.plan.mechanism
+        if given is None or mechanism is None:
+            return ""
+        return too_long(mechanism, self.wire.decode(given), self.wire.decode(post.set), self.model.trainable)
+
+    async def _tried(self, data: bytes) -> str:
+        """Test a set on the server's data, and return why it is rejected; empty if it is not."""
+        known = [one.accuracy for one in self.ledger.validations]
+        if self._test is None or not known:
+            return ""
+        weights = await asyncio.to_thread(self.wire.decode, data)
+        accuracy, _, _ = await asyncio.to_thread(self._test, weights)
+        usual = fmean(known)
+        if accuracy >= usual - self.plan.trial:
+            return ""
+        return f"its accuracy on the server's data is {accuracy:.4f}, and that of the last validations {usual:.4f}"
+
+    async def _reject(self, peer: int, post: Post, found: Finding) -> None:
+        """Write that a post is rejected, and why."""
+        if found.strike != "no" or self._rejected_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
+            self._say(f"rejected  post {post.number} of {self._name(peer)}: {found.why}")
+        entry = Rejected(
+            at=time.time(),
+            peer=peer,
+            number=post.number,
+            contains=post.contains,
+            why=found.why,
+            strike=found.strike,
+        )
+        await self.commit(entry)
+        if found.strike != "no" and (out_s := self.ledger.out_s(peer, entry.at)):
+            self._say(f"out       {self._name(peer)}: its posts count again in {out_s:.0f} s")
 
     async def _was_tested(self, peer: int, tested: Score) -> None:
         entry = Validated(
@@ -867,34 +1461,95 @@ class PeerServer:
             samples=tested.samples,
             peer=peer,
         )
+        self.ledger.admit(entry)
+        if self._asked.pop(peer, NO_SET) != entry.set:  # a peer that is not asked could end the training
+            self._say(f"ignored   a validation of {self._name(peer)} that it was not asked for")
+            return
         await self.commit(entry)
 
-    async def _send_answers(self, line: Line) -> None:
-        """Send answers one by one, as fast as the peer reads."""
+    async def _send_answers(self, peer: int, line: Line) -> None:
+        """Send the answers that come while the peer is silent, as at the end of a round."""
         while True:
-            reply = await line.outbox.get()
-            with_set = reply.set != NO_SET and reply.answer != "validate"
-            if with_set and reply.set not in self.sets:  # a merge-all has taken it back meanwhile
-                reply, with_set = replace(reply, answer="continue", set=NO_SET), False
-            held = self.ledger.sets.get(reply.set)
-            answer = Answer(
-                number=reply.number,
-                answer=reply.answer,
-                set_number=reply.set,
-                trainings=held.trainings if held is not None else 0,
-                accuracy=_to_wire(held.accuracy) if held is not None else -1.0,
-                rate=self.ledger.rate,
-                why=reply.why,
-                set=self.sets[reply.set] if with_set else b"",
-            )
-            line.posted = 0
-            await line.socket.send(frames.pieces(answer))
-            del answer  # its set
+            await line.due.wait()
+            line.due.clear()
+            await self._send_waiting(peer, line)
+
+    async def _send_waiting(self, peer: int, line: Line) -> None:
+        """Send answers one by one, as fast as the peer reads. One task at a time does it."""
+        if line.sends:
+            return
+        line.sends = True
+        while line.outbox:
+            waiting = line.outbox.popleft()
+            if isinstance(waiting, Message):
+                await line.socket.send(frames.encode(waiting))
+                continue
+            reply, share, near = waiting
+            async with self._copies.turn(len(near) if share != 1 else 0):
+                with_set = reply.set != NO_SET and reply.answer != "validate"
+                if with_set and reply.set not in self.sets:  # a merge-all or a later round has taken it back meanwhile
+                    if reply.answer == "merge":
+                        reply, with_set = replace(reply, answer="continue", set=NO_SET), False
+                    else:
+                        reply = replace(reply, set=self.ledger.base)
+                held = self.ledger.sets.get(reply.set)
+                answer = Answer(
+                    number=reply.number,
+                    answer=reply.answer,
+                    set_number=reply.set,
+                    trainings=held.trainings if held is not None else 0,
+                    accuracy=_to_wire(held.accuracy) if held is not None else -1.0,
+                    rate=self.ledger.rate,
+                    why=reply.why,
+                    epsilon=-1.0 if self._spending is None else self._spending.epsilon(peer),
+                    set=await self._bounded(near, self.sets[reply.set], share) if with_set else b"",
+                )
+                line.posted = 0
+                await line.send(answer)
+                self._teller.sent(len(answer.set))
+                del answer  # its set
+        line.sends = False
+
+    def _cut_slow_readers(self, now: float) -> None:
+        """End the connections of peers that read their answers too slowly."""
+        for peer, line in self._lines.items():
+            if now > line.read_by:
+                limit_s = reading_s(line.reads)
+                self._say(f"cut       {self._name(peer)}: it has not read {line.reads:,} bytes in {limit_s:.0f} s")
+                line.read_by = inf
+                line.socket.transport.abort()
+
+    async def _bounded(self, near: bytes, data: bytes, share: float) -> bytes:
+        """Return a set as a peer gets it: itself, or a share of the way to it from the set of the peer's post."""
+        if share == 1:
+            return data
+
+        def towards_it() -> bytes:
+            return self.wire.encode(towards(self.wire.decode(near), self.wire.decode(data), share))
+
+        return await asyncio.to_thread(towards_it)
 
     def _heard(self, peer: int, line: Line) -> float:
-        """Return the time of the last sign of life. A byte of a message is one, and so is waiting for a turn to send it."""
-        waits = self._turns.waits(line.socket)
-        return time.time() if waits else max(self._seen.get(peer, 0.0), line.socket.heard_at)
+        """Return the time of the last sign of life. A byte of a message is one. A peer that waits for the server is alive."""
+        if line.works or line.rests or self._turns.waits(line.socket):
+            return time.time()
+        if time.time() - line.socket.heard_at > PING_S:
+            line.socket.note_acknowledged()
+        return max(self._seen.get(peer, 0.0), line.socket.heard_at)
+
+    def _extend_leases(self, late_s: float, now: float) -> None:
+        """Add the time in which the server itself was held up, so that it could hear nobody, to all leases and limits."""
+        for peer, at in self._seen.items():
+            self._seen[peer] = min(at + late_s, now)
+        for line in self._lines.values():
+            line.socket.heard_at = min(line.socket.heard_at + late_s, now)
+            line.read_by += late_s
+
+    def _end_line_of(self, peer: int) -> None:
+        """End the connection of a peer that has lost its lease. A peer that was only held up notices, and comes back."""
+        line = self._lines.get(peer)
+        if line is not None and not self.ledger.members[peer].present:
+            line.socket.transport.abort()
 
     async def _watch(self, peer: int, line: Line) -> None:
         """Ping a peer, and end its connection if it does not answer within its lease."""
@@ -914,7 +1569,7 @@ class PeerServer:
         data = await socket.recv()
         if isinstance(data, str):
             raise ProtocolError("a frame is a binary message, got text")
-        return frames.decode(data, of, self.model.layout.bytes if of != (Hello,) else 0)
+        return frames.decode(data, of, self.wire.bytes if Post in of else 0)
 
     async def _send_away(self, socket: ServerConnection, why: str) -> None:
         """End a connection so that the peer connects again by itself."""
@@ -923,7 +1578,7 @@ class PeerServer:
 
     async def _refuse(self, socket: ServerConnection, why: str, hint: str) -> None:
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(REFUSE_S):
                 await socket.send(frames.encode(End(why=why[:1000], hint=hint, over=False)))
                 await socket.close(1008, "refused")
 
@@ -932,6 +1587,14 @@ def response(status: int, body: str) -> Response:
     """Return an HTTP response. JSON bodies begin with a brace."""
     kind = "application/json" if body.startswith("{") else "text/plain; charset=utf-8"
     return file_response(File(kind, f"{body}\n".encode()), status)
+
+
+def too_many(what: str, wait_s: float) -> Response:
+    """Return the refusal of a request beyond a quota, with the seconds to wait."""
+    seconds = ceil(wait_s)
+    found = response(429, f"too many {what}: try again in {seconds} s")
+    found.headers["Retry-After"] = str(seconds)
+    return found
 
 
 def file_response(file: File, status: int = 200) -> Response:
@@ -948,9 +1611,26 @@ def state_bytes(state: Weights) -> bytes:
     return layout_of({str(number): array for number, array in enumerate(state)}).encode(state) if state else b""
 
 
+def _is_address(host: str) -> bool:
+    """Return whether a Host header has an address, and not a name."""
+    try:
+        ipaddress.ip_address(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+    return True
+
+
 def _set_exception(done: asyncio.Future[None], error: BaseException) -> None:
     if not done.done():
         done.set_exception(error)
+
+
+def _unwritten_end(error: CheckpointError) -> CheckpointError:
+    """Return the error that ends a server whose disk refuses the end of the training."""
+    return CheckpointError(
+        f"the server ends, and its training is not over, because the end cannot be written: {error.message}",
+        hint="free some space, and continue with: ddlf peers serve --resume last",
+    )
 
 
 def _is_closed(error: BaseException) -> bool:

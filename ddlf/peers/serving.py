@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import inspect
+import http
 import json
 import os
 import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from dataclasses import replace as replace_fields
 from pathlib import Path
@@ -33,44 +33,52 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights
 from ddlf.app import IApp
-from ddlf.errors import CheckpointMismatch, ConfigError, ConnectError, ListenError
+from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError, ConnectError, ListenError
 from ddlf.events import ModelSaved
 from ddlf.events.facts import from_data, to_data
 from ddlf.events.record import RoundRecord
 from ddlf.events.sinks import Events
-from ddlf.extras import suffixes
+from ddlf.extras import provided, suffixes
 from ddlf.monitor.dashboard.server import Dashboard
 from ddlf.monitor.runs import folder as runs
 from ddlf.monitor.runs.background import Behind
 from ddlf.peers.classes import classes_of, numbered
-from ddlf.peers.link import PIN, request
+from ddlf.peers.link import request
 from ddlf.peers.model import (
     Trained,
     arrays_of,
+    metrics_of,
     read_text,
     reports_accuracy,
+    samples_of,
     settled_text,
     text_of_model,
     trained_from_text,
+    trained_tensors,
 )
 from ddlf.peers.pages import browser_model
 from ddlf.peers.plan import Plan, check_classes, how_it_ends
+from ddlf.peers.secure_updates import check_layout as check_layout_of_sums
 from ddlf.peers.server import Model, PeerServer
-from ddlf.peers.sessions import Link
-from ddlf.peers.shards import Shards
+from ddlf.peers.sessions import PIN, Link
+from ddlf.peers.shards import Shards, check_count
 from ddlf.peers.signals import Stop
 from ddlf.peers.telling import PeersWriter
+from ddlf.peers.wire import FLOAT32, Wire
+from ddlf.rpc.iworker import awaited
 from ddlf.rpc.tls import Security, is_loopback, make_certificate, worker_tls
 from ddlf.rpc.tokens import state_folder
-from ddlf.training.checkpoints.durable import replace
+from ddlf.training.checkpoints.durable import explained, replace
 
 PORT = 8930
 """The usual port of a server of peers."""
 END_S = 20.0
 """Seconds that the end of a run waits for a slow disk."""
+OF_DATA = ("data", "validation")
+"""Keys of a text about data, which have no effect: peers bring their data, and the server names its data in ``--data``."""
 WEB_MODELS = (".js", ".json")
 """Suffixes of model files of WebNN, which become texts."""
-PLAN, SERVER = "plan.json", "server.json"
+PLAN, SERVER = runs.PEERS, "server.json"
 
 
 class Served:
@@ -82,6 +90,9 @@ class Served:
         keras: Makes the Keras model with given weights, for the file at the end.
         classes: Names of the classes; empty if labels are numbers.
         converged: ``is_convergent`` of the app; None if the app has no own one.
+        left_out: Names of the app's metrics that peers do not report.
+        batch_size: Samples in a batch, as the text or the app says; 0 if it does not.
+        unused: Parts of the text or of the app that have no effect on peers, such as ``train:epochs``.
     """
 
     def __init__(
@@ -91,8 +102,14 @@ class Served:
         keras: Callable[[Weights], Any],
         classes: tuple[str, ...] = (),
         converged: Callable[[RoundRecord], bool] | None = None,
+        left_out: tuple[str, ...] = (),
+        batch_size: int = 0,
+        unused: tuple[str, ...] = (),
     ) -> None:
         self.model = model
+        self.left_out = left_out
+        self.batch_size = batch_size
+        self.unused = unused
         self.classes = classes
         self.converged = converged
         self.keras = keras
@@ -108,16 +125,13 @@ class Served:
         assert self._trained is not None
         shards = Shards(self._trained.data, plan.shards, plan.partition, seed)
         self.model = replace_fields(self.model, shards=shards)
+        self._trained.keep_test_data()  # the shards have copies of the rest
 
     @property
     def other_scale(self) -> str:
         """A line if the test data of a model of pictures have another scale than in browsers; empty otherwise."""
-        if self._trained is None or not _takes_pictures(self._trained.model):
-            return ""
-        low, high = self._trained.reach
-        if low >= 0 and high <= 1:
-            return ""
-        return f"the test data go from {low:g} to {high:g}; browsers make pictures 0 to 1"
+        scale = self._trained.other_scale if self._trained else ""
+        return f"the test data go {scale}" if scale else ""
 
     @property
     def can_test(self) -> bool:
@@ -138,53 +152,54 @@ def read_model(
     seed: int,
     classes: tuple[str, ...] = (),
     *,
-    trains: bool = False,
+    shards: int = 0,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Served:
     """Build the model of a text or of an app, and return what the server needs of it.
 
     Args:
         path: The ``.nnm`` text, a model file of WebNN, or the Python file of an app.
         data: Name or file of the server's data; None without.
-        find_app: Returns the app class in a Python file.
+        find_app: Returns the app class in a Python file, or refuses the file.
         seed: Seed of the first weights.
         classes: Names of the classes; empty to take them from text labels of the data.
-        trains: Whether the data are for training, too; otherwise all of them are test data.
+        shards: Number of shards of the training data; if it is 0, all of the data are test data.
+        say: Prints a line.
 
     Raises:
         ConfigError: The model cannot be served. The error names the reason.
     """
-    import keras
-
-    keras.utils.set_random_seed(seed)
-    arrays = None if data is None else arrays_of(data)
-    if arrays is not None and not trains:
-        arrays = _all_for_tests(arrays)
-    converged = None
     check_classes(classes)
+    arrays = None if data is None else arrays_of(data)
     if arrays is not None:
+        arrays = arrays if shards else _all_for_tests(arrays)
         classes = classes or classes_of(arrays)
         arrays = numbered(arrays, classes, data or "")
-    if path.suffix in (*suffixes("file_types"), *WEB_MODELS):
-        text, first = _of_text(path, arrays, data or "", seed)
-    else:
-        app = _of_app(path, find_app)
-        made, converged = app.model, _converged(app)
-        text = text_of_model(made)
-        text = settled_text(text, str(path), None).text
-        from ddlf.extras import provided
+        check_count(shards, samples_of(arrays))
+    is_text = path.suffix in (*suffixes("file_types"), *WEB_MODELS)
+    text, batch_size, unused = _of_text(path, arrays, data or "", classes) if is_text else ("", 0, ())
+    app_class = None if is_text else find_app(path)
 
+    say(f"model     Keras builds {path}, which takes some seconds")
+    import keras  # everything before does without it
+
+    keras.utils.set_random_seed(seed)
+    first: dict[str, Any] | None = None
+    converged, left_out = None, tuple[str, ...]()
+    if app_class is not None:
+        app = app_class()
+        asyncio.run(_created(app))
+        made, converged = app.model, _converged(app)
+        text = settled_text(text_of_model(made), str(path), None).text
         named = provided("named_weights", "ddlf peers")(made)
         first = {name: np.array(one) for name, one in named.items()}
-    from ddlf.extras import provided
-
+        left_out = tuple(metrics_of(made)[1])
+        says_batch = any("batch_size" in vars(kind) for kind in app_class.__mro__ if kind is not IApp)
+        batch_size = int(app.batch_size) if says_batch else 0
+        unused = (f"{app_class.__name__}.train",) if app_class.train is not IApp.train else ()
     notation = provided("Notation", "ddlf peers")(text, str(path))
     model = notation.compiled()
-    if classes and not _tells_apart(_outputs(model), len(classes)):
-        outputs = " and ".join(str(shape[-1]) for shape in _outputs(model))
-        raise ConfigError(
-            f"there are {len(classes)} names of classes, and the model has {outputs} outputs",
-            hint="name each class once, in the order of the outputs: --classes cat,dog",
-        )
+    _check_outputs(classes, [tuple(one.shape) for one in getattr(model, "inner", model).outputs])
     trained = None
     if arrays is not None:
         trained = trained_from_text(text, arrays, data or "", lambda line: None, seed)
@@ -198,12 +213,11 @@ def read_model(
     from ddlf.peers.sets import layout_of
 
     layout = layout_of({name: np.asarray(one) for name, one in named.items()})
-    learns = {id(one) for one in model.trainable_weights}
     served = Model(
         text=text,
         layout=layout,
         first=layout.encode([np.array(one) for one in named.values()]),
-        trainable=tuple(id(one) in learns for one in named.values()),
+        trainable=trained_tensors(model, named),
         browser=browser_model(getattr(model, "inner", model), named),
     )
 
@@ -212,24 +226,26 @@ def read_model(
             variable.assign(value)
         return model
 
-    return Served(served, trained, with_weights, classes, converged)
+    return Served(served, trained, with_weights, classes, converged, left_out, batch_size, unused)
 
 
-def _takes_pictures(model: Any) -> bool:
-    """Return whether a model takes pictures in grey or in colour, and does not scale bytes itself."""
-    inner = getattr(model, "inner", model)
-    shapes = [tuple(one.shape) for one in inner.inputs]
-    scales = any(type(layer).__name__ == "Rescaling" for layer in inner.layers)
-    return len(shapes) == 1 and len(shapes[0]) == 4 and shapes[0][-1] in (1, 3) and not scales
+def _check_outputs(classes: tuple[str, ...], outputs: Sequence[tuple[int | None, ...]]) -> None:
+    """Refuse names of classes for a model that has not one output, with a unit for each class, or one unit for two classes.
 
+    Args:
+        classes: The names; none are always right.
+        outputs: Shape of each output.
 
-def _tells_apart(outputs: list[tuple[int, ...]], classes: int) -> bool:
-    """Return whether a model has one output, with a unit for each class, or one unit for two classes."""
-    return len(outputs) == 1 and outputs[0][-1] in ((classes, 1) if classes == 2 else (classes,))
-
-
-def _outputs(model: Any) -> list[tuple[int, ...]]:
-    return [tuple(one.shape) for one in getattr(model, "inner", model).outputs]
+    Raises:
+        ConfigError: Names the outputs.
+    """
+    units = [shape[-1] for shape in outputs]
+    count = len(classes)
+    if count and not (len(units) == 1 and units[0] in ((count, 1) if count == 2 else (count,))):
+        raise ConfigError(
+            f"there are {count} names of classes, and the model has {' and '.join(map(str, units))} outputs",
+            hint="name the class of each output, in their order",
+        )
 
 
 def _all_for_tests(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -239,21 +255,31 @@ def _all_for_tests(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**arrays, **{f"{name}_test": array for name, array in arrays.items()}}
 
 
-def _of_text(path: Path, arrays: Any, source: str, seed: int) -> tuple[str, dict[str, Any] | None]:
-    from ddlf.extras import provided
+def _of_text(path: Path, arrays: Any, source: str, classes: tuple[str, ...] = ()) -> tuple[str, int, tuple[str, ...]]:
+    """Return the text in a file with all keys of its training decided, its batch size, and keys without effect.
 
+    This needs no Keras.
+    """
     text = read_text(path)
+    notation = provided("Notation", "ddlf peers")(text, str(path))
+    written = [head.wanted for head in notation.parsed.graph.heads]
+    if all(written):
+        _check_outputs(classes, written)
     fitted = None
     if arrays is not None:
-        notation = provided("Notation", "ddlf peers")(text, str(path))
         fitted, _ = provided("dataset", "ddlf peers")(dict(arrays), source, notation.parsed, notation.loss, 0.0)
-    return settled_text(text, str(path), fitted).text, None
+    settings = notation.train_block.settings
+    given = {key for key, value in settings.items() if value is not None and key != "batch_size"}
+    given |= {key for key in OF_DATA if notation.own(key) is not None}
+    return (
+        settled_text(text, str(path), fitted).text,
+        int(settings.get("batch_size", 0)),
+        tuple(f"train:{key}" for key in sorted(given)),
+    )
 
 
-def _of_app(path: Path, find_app: Callable[[Path], Any]) -> Any:
-    app = find_app(path)()
-    asyncio.run(_create(app))
-    return app
+async def _created(app: Any) -> None:
+    await awaited(app.create_model())
 
 
 def _converged(app: Any) -> Callable[[RoundRecord], bool] | None:
@@ -262,14 +288,9 @@ def _converged(app: Any) -> Callable[[RoundRecord], bool] | None:
         return None
 
     async def ask(record: RoundRecord) -> bool:
-        found = app.is_convergent(record)
-        return bool(await found if inspect.isawaitable(found) else found)
+        return bool(await awaited(app.is_convergent(record)))
 
     return lambda record: asyncio.run(ask(record))
-
-
-async def _create(app: Any) -> None:
-    await app.create_model()
 
 
 def learning_rate(model: Any) -> float:
@@ -278,31 +299,99 @@ def learning_rate(model: Any) -> float:
     return float(given) if isinstance(given, int | float) else 0.0
 
 
-def check_merge(plan: Plan, model: Any) -> None:
-    """Refuse a merge that needs an accuracy if the model reports none.
+def check_tests(plan: Plan) -> None:
+    """Refuse settings that need tests of sets, if nobody tests any.
 
     Raises:
-        ConfigError: The model reports no accuracy.
+        ConfigError: Names the settings.
     """
-    if plan.way == "swap" and plan.merge == "copy" and not reports_accuracy(model):
+    if (needs := _needs_tests(plan)) and not plan.tests_sets:
+        is_off = "--validate-s 0 turns tests off"
         raise ConfigError(
-            "the merge copy compares accuracies, and the model reports none",
-            hint="compile it with metrics=['accuracy'], or write train:metrics accuracy; into its text",
+            f"{needs} has no effect: {'in rounds, peers do not test the model' if plan.validate_s else is_off}",
+            hint="name test data of the server with --data" if plan.validate_s else "leave out --validate-s",
         )
+
+
+def check_accuracy(plan: Plan, model: Any) -> None:
+    """Refuse settings that need an accuracy, or a constant learning rate, if the model has none.
+
+    Raises:
+        ConfigError: Names the settings.
+    """
+    copies = plan.way == "swap" and plan.merge == "copy"
+    needs = "the merge copy" if copies else _needs_tests(plan)
+    if needs and not reports_accuracy(model):
+        raise ConfigError(
+            f"{needs} compares accuracies, and the model reports none",
+            hint="compile it with metrics=['accuracy'], write train:metrics accuracy; into its text, or leave it out",
+        )
+    if plan.decay and not learning_rate(model):
+        raise ConfigError(
+            "--decay lowers a constant learning rate, and the model has a schedule", hint="leave out one of them"
+        )
+
+
+def _needs_tests(plan: Plan) -> str:
+    """Return the first setting that needs tests of sets, as an option; empty without one."""
+    needs = {f"--end {plan.end:g}": 0 < plan.end < 1, f"--trial {plan.trial:g}": plan.trial > 0, "--decay": plan.decay}
+    return next((option for option, is_set in needs.items() if is_set), "")
+
+
+def check_sets(plan: Plan, served: Served) -> None:
+    """Refuse a codec without effect, and one that would make first weights infinite.
+
+    Raises:
+        ConfigError: Names the codec or the weight.
+    """
+    if plan.secure_aggregation:
+        check_layout_of_sums(served.model.layout)
+    wire = Wire(served.model.layout, plan.codec, served.model.trainable)
+    if plan.codec != FLOAT32 and wire.layout is wire.model:
+        raise ConfigError(
+            f"the codec {plan.codec} has no effect: the model trains no float32 weights", hint="leave out --codec"
+        )
+    if why := wire.beyond(wire.model.decode(served.model.first)):
+        raise ConfigError(why, hint="use bfloat16 or float32")
+
+
+def noise_lines(plan: Plan, model: Model) -> list[str]:
+    """Return what the server says about clip and noise: no line without them."""
+    if (mechanism := plan.mechanism) is None:
+        return []
+    who = "each peer clips its update" if mechanism.trust == "nobody" else "the server clips each update"
+    lines = [
+        f"noise     {who} to the norm {mechanism.clip:g}; the sum of a round has noise of {mechanism.std:g}, and is divided by "
+        f"{mechanism.divisor:,}"
+    ]
+    if mechanism.trust == "nobody":
+        share = f"each peer adds noise of {mechanism.std_of_one:g}; the server sees each update with this share only"
+        lines.append(f"shares    {share}; a round needs {mechanism.least:,} post{'s' * (mechanism.least != 1)}")
+    if left_out := [name for name, on in zip(model.layout.names, model.trainable, strict=True) if not on]:
+        names = ", ".join(left_out[:3]) + ", .." * (len(left_out) > 3)
+        lines.append(f"left out  weights that are not trained stay as they are: {names}")
+    test = "" if plan.validated_by == "server" else "; --data lets the server test"
+    lines.append(f"metrics   peers report no loss and no accuracy, because metrics have no noise{test}")
+    return lines
 
 
 # -- the folder of a run ---------------------------------------------------------------------------------------------------
 
 
 def make_folder(out: Path, name: str, plan: Plan, served: Served, seed: int) -> Path:
-    """Make the folder of a new run."""
-    path = runs.make(out, f"peers-{name}")
-    runs.write_text(path / runs.NOTATION, served.model.text)
-    runs.write_json(path / runs.STATE, runs.begun(f"peers of {name}"))
+    """Make the folder of a new run.
+
+    Raises:
+        CheckpointError: It cannot be written, for example because the disk is full.
+    """
     facts = {"plan": asdict(plan), "layout": served.model.layout.digest, "converges": served.converged is not None}
     if served.model.shards is not None:
         facts |= {"shards": served.model.shards.digest, "seed": seed}
-    replace(path / PLAN, json.dumps(to_data(facts)).encode())
+    with explained(out, "begin a run in", need=2 * served.model.layout.bytes):
+        path = runs.make(out, f"peers-{name}")
+        runs.write_text(path / runs.NOTATION, served.model.text)
+        runs.write_json(path / runs.STATE, runs.begun(f"peers of {name}"))
+        replace(path / PLAN, json.dumps(to_data(facts)).encode())
     return path
 
 
@@ -310,11 +399,14 @@ def find_run(out: Path, name: str) -> Path:
     """Return the folder of the run that a name means; for ``"last"`` the newest run with peers.
 
     Raises:
-        ConfigError: No run has this name, or several runs have it.
+        ConfigError: No run with peers has this name, or several runs have it.
     """
-    if name == "last" and (found := [path for path in runs.runs_in(out) if (path / PLAN).exists()]):
-        return found[0]
-    return runs.find(out, name)
+    if name != "last":
+        return runs.find(out, name)
+    found = next((path for path in runs.runs_in(out) if (path / PLAN).exists()), None)
+    if found is None:
+        raise ConfigError(f"no run in {str(out)!r} has peers", hint="start one with: ddlf peers serve MODEL")
+    return found
 
 
 def read_folder(path: Path) -> tuple[Plan, str, str, int]:
@@ -325,7 +417,8 @@ def read_folder(path: Path) -> tuple[Plan, str, str, int]:
     """
     facts = runs.read_json(path / PLAN)
     if "plan" not in facts:
-        raise ConfigError(f"{path} is not the folder of a run with peers", hint="`ddlf peers serve` prints the folder")
+        how = f"continue it with: ddlf run APP --resume {path}" if (path / runs.STATE).exists() else "name another run"
+        raise ConfigError(f"{path} is a run without peers", hint=how)
     port = runs.read_json(path / SERVER).get("port", 0)
     return from_data(Plan, facts["plan"]), read_text(path / runs.NOTATION), str(facts["layout"]), int(port)
 
@@ -385,23 +478,49 @@ def protection(host: str, cert: Path | None, key: Path | None, proxy: str) -> tu
     """Return the TLS context of a server, and the pin for its link.
 
     On loopback, and behind a proxy that ends TLS, there is none. Elsewhere the server shows the given certificate, or its
-    own one, whose SHA-256 is in the link.
+    own one. The pin is the certificate's SHA-256; it is empty if this system trusts the certificate for the name in the
+    link.
 
     Raises:
         ConfigError: A certificate cannot be used, or ``--proxy`` is not a URL with https.
     """
+    if key is not None and cert is None:
+        raise ConfigError("--tls-key has no effect without --tls-cert", hint="name the certificate of this key, too")
+    if proxy and cert is not None:
+        raise ConfigError("--tls-cert has no effect with --proxy, which ends TLS", hint="leave out one of them")
     if proxy:
         if not proxy.startswith("https://"):
             raise ConfigError(f"--proxy {proxy} is not a URL with https", hint="name the URL that browsers open")
         return None, ""
     if cert is None and _is_loopback(host):
         return None, ""
-    own = state_folder() / "peers-certificate.pem"
+    own = own_certificate()
     if cert is None:
         own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_certificate(own)
-    tls = worker_tls(own, Security(tls_cert=cert, tls_key=key))
-    return tls.context, tls.certificate.hex() if cert is None else ""
+    tls = worker_tls(own, Security(tls_cert=cert, tls_key=key or cert))
+    is_trusted = cert is not None and _is_trusted(tls.context, _in_link(host).strip("[]"))
+    return tls.context, "" if is_trusted else tls.certificate.hex()
+
+
+def _is_trusted(server: ssl.SSLContext, name: str) -> bool:
+    """Return whether a program on this system trusts a server under a name. A client and a server talk in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(to_client, to_server, server_hostname=name)
+    answering = server.wrap_bio(to_server, to_client, server_side=True)
+    for end in (client, answering):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    try:
+        client.do_handshake()
+    except ssl.SSLError:
+        return False
+    return True
+
+
+def own_certificate() -> Path:
+    """Return the file of the server's own certificate and key."""
+    return state_folder() / "peers-certificate.pem"
 
 
 def _is_loopback(host: str) -> bool:
@@ -443,7 +562,8 @@ async def serve(
     origin = proxy.rstrip("/") or f"{'https' if context else 'http'}://{_in_link(host)}:{bound}"
     control = secrets.token_urlsafe(32)
     name = runs.read_json(path / runs.STATE).get("app") or "peers"
-    writer = PeersWriter(path, plan, name, continues=has_begun(path))
+    continues = has_begun(path)
+    writer = PeersWriter(path, plan, name, continues=continues)
     behind = Behind(writer.write, f"the run's folder {path}")
     told = Events()
     told.subscribe(behind)
@@ -457,8 +577,14 @@ async def serve(
         converged=served.converged,
         test=served.test if plan.validated_by == "server" else None,
         url=origin,
+        proxied=bool(proxy),
     )
-    await asyncio.to_thread(server.recover)
+    try:
+        await asyncio.to_thread(server.recover)
+    except BaseException as error:
+        sock.close()
+        _write_end(behind, writer, error)
+        raise
     if served.converged is None and runs.read_json(path / PLAN).get("converges"):
         say("converge  is_convergent of the app is not called in a resumed run; end it with: ddlf peers stop")
     page = Dashboard(_no_workers, follow=(told,), title=name) if dashboard else None
@@ -466,12 +592,25 @@ async def serve(
         await page.open()
         say(f"dashboard {page.url}")
     server.tell_begin(name)
-    facts = {"port": bound, "origin": origin, "pin": pin, "control": control, "pid": os.getpid(), "folder": str(path)}
+    facts = {"origin": origin, "pin": pin, "control": control, "pid": os.getpid(), "folder": str(path)}
+    facts |= place_of(sock, (cert or own_certificate()) if context else None)
     say(f"folder    {path}")
+    if served.unused and not continues:  # a resumed run has a text with all decisions
+        names = ", ".join(served.unused)
+        say(f"unused    {names}: peers train the compiled model batch by batch, without epochs, on their own data")
+    if served.left_out:
+        say(f"metrics   peers report loss and accuracy, so {', '.join(served.left_out)} is left out")
     if served.model.browser.refusal:
         say(f"browsers  {served.model.browser.refusal}")
     elif served.other_scale:
         say(f"scale     {served.other_scale}")
+    for line in noise_lines(plan, served.model):
+        say(line)
+    if plan.secure_aggregation:
+        say(
+            f"secure    the server learns sums of the updates of {plan.quorum:,} peers or more; people can compare the codes that "
+            "peers print"
+        )
     say(f"ends      {how_it_ends(plan, by_app=served.converged is not None)}")
 
     async def invite() -> None:
@@ -494,25 +633,44 @@ async def serve(
         with _announced(path, facts):
             await server.serve(sock, ready, context)
             await asyncio.gather(*tasks, return_exceptions=True)
+        server.tell_end()
+        await _save(path, served, server)
+        told.emit(ModelSaved(path=str(path / runs.MODEL)))
     except BaseException as error:
-        behind.close(END_S)
-        writer.end("failed", f"{type(error).__name__}: {error}", behind.lost)
+        _write_end(behind, writer, error)
         raise
     finally:
+        sock.close()  # it is still open if the server has not begun
         if page is not None:
             page.close()
-    server.tell_end()
-    final = await server.last_set()
-    replace(path / "model.safetensors", final)
-    made = served.keras(served.model.layout.decode(final))
-    made.save(path / runs.MODEL)
     say(f"saved     {path / runs.MODEL}")
-    told.emit(ModelSaved(path=str(path / runs.MODEL)))
-    behind.close(END_S)
-    how, why = writer.ended or ("stopped", "")
-    writer.end(how, why, behind.lost)
+    _write_end(behind, writer)
     say(f"report    {path / runs.REPORT}")
     return server.ledger.over
+
+
+def _write_end(behind: Behind, writer: PeersWriter, failure: BaseException | None = None) -> None:
+    """Write the last events and how the run has ended, as far as the disk takes them."""
+    behind.close(END_S)
+    how, why = writer.ended or ("stopped", "")
+    if failure is not None:
+        how, why = "failed", f"{type(failure).__name__}: {failure}"
+    try:
+        writer.end(how, why, behind.lost)
+    except OSError as error:
+        behind.tell(error)
+
+
+async def _save(path: Path, served: Served, server: PeerServer) -> None:
+    """Write the last set into the folder of a run, as a set and as a Keras model.
+
+    Raises:
+        CheckpointError: They cannot be written. A later server of the run tries it again.
+    """
+    final = await server.last_set()
+    with explained(path, "write the last set in", need=2 * len(final)):
+        replace(path / "model.safetensors", final)
+        served.keras(served.model.layout.decode(final)).save(path / runs.MODEL)
 
 
 async def _no_workers() -> list[dict[str, Any]]:
@@ -531,15 +689,24 @@ def _in_link(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def place_of(sock: socket.socket, certificate: Path | None) -> dict[str, Any]:
+    """Return where commands of this machine reach a server: address, port, and the file of its certificate if it has TLS."""
+    address, port = sock.getsockname()[:2]
+    near = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address) or _in_link(address)
+    return {"address": near, "port": port, "certificate": str(certificate.absolute()) if certificate else ""}
+
+
 @contextlib.contextmanager
 def _announced(path: Path, facts: dict[str, Any]) -> Iterator[None]:
     """Write address and secret of the server, so that other commands of its owner find it. The port stays after the end,
     for a resumed run.
     """
     place = state_folder() / "peer-servers" / f"{os.getpid()}.json"
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    replace(place, json.dumps(facts).encode())
-    replace(path / SERVER, json.dumps(facts).encode())
+    content = json.dumps(facts).encode()
+    for file in (place, path / SERVER):
+        with explained(file.parent, "write the address of the server in", need=len(content)):
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace(file, content)
     try:
         yield
     finally:
@@ -566,16 +733,21 @@ def ask(facts: dict[str, Any], command: str) -> dict[str, Any]:
     Raises:
         ConnectError: It does not answer.
         ConfigError: It refuses.
+        CheckpointError: Its disk refuses.
     """
-    scheme, secure = facts["origin"].partition(":")[0], bool(facts["pin"])
-    link = Link("https" if secure else "http", "127.0.0.1", facts["port"], "")
+    link = Link("https" if facts["certificate"] else "http", facts["address"], facts["port"], "")
     tls = None
-    if scheme == "https" and secure:
+    if facts["certificate"]:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         tls.check_hostname = False
-        tls.load_verify_locations(state_folder() / "peers-certificate.pem")
-    headers = {"Authorization": f"Bearer {facts['control']}"}
+        # The certificate itself is known, so it need not be signed by itself.
+        tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        tls.load_verify_locations(facts["certificate"])
+    # Behind a proxy, the server accepts names of loopback and the proxy's name only.
+    headers = {"Authorization": f"Bearer {facts['control']}", "Host": "127.0.0.1"}
     status, body = request(link, f"/control/{command}", headers, tls)
-    if status != 200:
+    if status == http.HTTPStatus.INSUFFICIENT_STORAGE:
+        raise CheckpointError(body)
+    if status != http.HTTPStatus.OK:
         raise (ConfigError if status == 409 else ConnectError)(f"the server refuses: {body}")
     return dict(json.loads(body))

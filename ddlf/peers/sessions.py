@@ -17,6 +17,8 @@ COOKIE = "ddlf-peer"
 """Name of the cookie with a browser's key. ``cookie_name`` adds the port, since cookies do not tell ports apart."""
 CODE_HEADER = "X-DDLF-Code"
 """Header with the code in the request that uses it."""
+PIN, PIN_LETTERS = ".", 64
+"""The sign in a link between the code and the SHA-256 of the server's certificate, and the length of this SHA-256."""
 CODE_S = 24 * 3600.0
 """Seconds until a code expires."""
 
@@ -78,6 +80,8 @@ def read_link(text: str) -> Link:
         ConfigError: It is not a link.
     """
     hint = "copy the whole line that `ddlf peers serve` or `ddlf peers invite` has printed"
+    if not isinstance(text, str):
+        raise ConfigError(f"a link is a text, got {type(text).__name__}", hint=hint)
     parts = urlsplit(text.strip())
     try:
         port = parts.port

@@ -17,12 +17,15 @@ from ddlf.algorithms.partition import equal_sizes, partition, shuffled
 from ddlf.algorithms.partitioners import PARTITION, labels_of
 from ddlf.errors import ConfigError
 
+PIECE_BYTES = 2**20
+"""Most bytes of a shard in one answer, so that memory does not depend on the size of a shard, and slow lines have time."""
+
 
 class Shards:
     """The training data of a server, divided once for the whole run.
 
     Args:
-        data: The data, as the model takes them: ``x_train`` and ``y_train``.
+        data: The data, as the model takes them: ``x_train`` and ``y_train``. The shards are copies of them.
         count: Number of shards.
         rule: The partition rule, such as ``dirichlet:0.5``. The rule ``equal`` draws equal parts at random.
         seed: Seed of the division.
@@ -37,6 +40,7 @@ class Shards:
 
     def __init__(self, data: Mapping[str, Any], count: int, rule: str, seed: int) -> None:
         x, y = data["x_train"], data["y_train"]
+        check_count(count, len(next(iter(x.values())) if isinstance(x, dict) else x))
         if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
             raise ConfigError(
                 "shards need a model with one input and one output",
@@ -47,19 +51,39 @@ class Shards:
         owners = chosen.owners(len(x), count, seed, labels)
         if owners is None:
             rows = partition(shuffled(len(x), seed, 0), equal_sizes(len(x), count))
-            self._rows: list[np.ndarray[Any, Any]] = [np.sort(one) for one in rows]
+            divided: list[np.ndarray[Any, Any]] = [np.sort(one) for one in rows]
         else:
-            self._rows = [np.flatnonzero(owners == slot) for slot in range(count)]
-        self._x, self._y = x, y
-        self.sizes = tuple(len(rows) for rows in self._rows)
+            divided = [np.flatnonzero(owners == slot) for slot in range(count)]
+        self.sizes = tuple(len(rows) for rows in divided)
         found = hashlib.sha256()
-        for array in (x, y, *(rows.astype("<i8") for rows in self._rows)):
+        for array in (x, y, *(rows.astype("<i8") for rows in divided)):
             found.update(f"{array.dtype.str} {array.shape} ".encode())
             found.update(np.ascontiguousarray(array).view(np.uint8).data)
         self.digest = found.hexdigest()
+        self._files = [_npz(x_train=x[rows], y_train=y[rows]) for rows in divided]
 
     def content(self, shard: int) -> bytes:
         """Return a shard as an ``.npz`` file with ``x_train`` and ``y_train``. Shards are numbered from 1."""
-        rows = self._rows[shard - 1]
-        np.savez(target := BytesIO(), x_train=self._x[rows], y_train=self._y[rows])
-        return target.getvalue()
+        return self._files[shard - 1]
+
+    def piece(self, shard: int, begin: int) -> tuple[bytes, int]:
+        """Return the bytes of the file from ``begin`` on, at most ``PIECE_BYTES``, and the length of the file."""
+        content = self.content(shard)
+        return content[begin : begin + PIECE_BYTES], len(content)
+
+
+def check_count(shards: int, samples: int) -> None:
+    """Refuse more shards than samples.
+
+    Raises:
+        ConfigError: Names both numbers.
+    """
+    if shards > samples:
+        raise ConfigError(
+            f"{samples:,} training samples cannot be divided into {shards:,} shards", hint=f"--shards {samples} at most"
+        )
+
+
+def _npz(**arrays: np.ndarray[Any, Any]) -> bytes:
+    np.savez(target := BytesIO(), **arrays)  # type: ignore[arg-type]
+    return target.getvalue()

@@ -41,9 +41,13 @@ class SwapLedger(WeightLedger):
         self.owed: list[int] = []
 
     def start(self) -> int:
-        """Return the set that an arriving peer begins with: a copy of the newest waiting set, else the base."""
-        waiting = self._in("waiting")
-        return waiting[-1] if waiting else self.base
+        """Return the set that an arriving peer begins with, and that the server tests.
+
+        It is the newest waiting set. While the server merges all of them, none waits: it is the newest of these then,
+        because the base can be untrained. It is the base if there are no other sets.
+        """
+        found = self._in("waiting") or self._in("merging") or self._in("outstanding")
+        return found[-1] if found else self.base
 
     def all_sets(self) -> list[int]:
         found = sorted([*self._in("waiting"), *self._in("outstanding"), *self._in("merging")])
@@ -52,7 +56,8 @@ class SwapLedger(WeightLedger):
         return found
 
     def _posted(self, entry: Posted, member: Member) -> list[Instruction]:
-        peer, made = entry.peer, list[Instruction]()
+        peer = entry.peer
+        made: list[Instruction] = []
         given = member.handed
         if given != NO_SET and entry.contains == given:
             if member.how == "merge":
@@ -73,11 +78,13 @@ class SwapLedger(WeightLedger):
             accuracy=entry.accuracy,
             samples=member.samples,
             base=member.base,
+            length=entry.length,
+            share=entry.share,
         )
         self._take(entry.set, mine)
         if given != NO_SET:
             if member.how != "merge":  # the peer will replace its weights, so they will not contain this set
-                mine.peer = 0
+                mine.peer, mine.base = 0, NO_SET
             return [*made, self._reply(peer, "merge" if member.how == "merge" else "replace", given)]
         if peer in self.owed:
             self.owed.remove(peer)
@@ -96,11 +103,14 @@ class SwapLedger(WeightLedger):
         member = self.members[peer]
         if member.handed != NO_SET and member.how == "merge":
             self._move(member.handed, "waiting", 0)
+        elif member.handed == self.base:  # its weights lack the base, until it comes back for the answer
+            return []
         member.handed = NO_SET
         return []
 
     def _lost(self, peer: int) -> list[Instruction]:
         self._left(peer)
+        self.members[peer].handed = NO_SET
         for held in self.sets.values():
             if held.peer == peer:
                 held.peer = 0
@@ -133,11 +143,11 @@ class SwapLedger(WeightLedger):
         return [Mean(of=tuple(of), base=self._base_of_mean)]
 
     def _merged(self, entry: Merged) -> list[Instruction]:
-        parts = [self.sets[number] for number in entry.of]
+        parts = [self.sets[number] for number in entry.of if number not in entry.left_out]
         trainings = max(part.trainings for part in parts)
         base = entry.set if self.merging_all else max(part.base for part in parts)
         self._take(entry.set, Held(state="base" if self.merging_all else "waiting", trainings=trainings, base=base))
-        made: list[Instruction] = [self._end_of(number, "merged", entry.set) for number in entry.of]
+        made = self._ends_of(entry)
         if self.merging_all:
             self.merging_all = False
             if self.base in self.sets:

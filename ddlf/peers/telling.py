@@ -15,9 +15,10 @@ from ddlf import events as e
 from ddlf.events.record import RoundRecord
 from ddlf.monitor.runs import folder, summary
 from ddlf.monitor.runs.recording import FolderWriter
-from ddlf.peers.entries import Arrived, Entry, Left, Posted, Validated
+from ddlf.peers.entries import Arrived, Entry, Left, Posted, Summed, Validated
 from ddlf.peers.ledger import WeightLedger
 from ddlf.peers.plan import LAST, Plan
+from ddlf.peers.wire import FLOAT32
 
 SAID_SHARE, SAID_S = 0.1, 60.0
 """The terminal shows a validation again after this share of the time so far, and at the latest after these seconds."""
@@ -39,24 +40,31 @@ class Teller:
     Args:
         ledger: The ledger, which has applied the entries.
         tell: Gets each event.
-        set_bytes: Length of a set.
+        set_bytes: Length of a set, as it travels.
+
+    Attributes:
+        epsilons: Returns the epsilon of each peer; without noise, there is none.
     """
 
     def __init__(self, ledger: WeightLedger, tell: Callable[[e.Event], object], set_bytes: int) -> None:
+        self.epsilons: Callable[[], dict[int, float]] = dict
         self._ledger = ledger
         self._tell = tell
         self._set_bytes = set_bytes
         self._posts: dict[int, Posts] = {}
+        self._sent_bytes = 0
         self._ticked_at = 0.0
         self._validated = 0
 
     def begin(self, name: str, seed: int, now: float) -> None:
         """Tell that the run begins, or continues."""
         ledger, plan = self._ledger, self._ledger.plan
-        mode = f"peers in {'swaps' if plan.way == 'swap' else 'rounds'}"
+        rounded = "" if plan.codec == FLOAT32 else f", sets as {plan.codec}"
+        mode = f"peers in {'swaps' if plan.way == 'swap' else 'rounds'}{rounded}"
         facts: dict[str, Any] = {"run": ledger.run, "mode": mode, "batch_size": plan.batch_size, "seed": seed}
         self._tell(e.RunBegan(app=name, epochs=0, worker_epochs=1, in_rounds=False, **facts))
         version = ledger.counts.get("posts", 0)
+        ends_after_s = plan.end if plan.end >= 1 else 0.0
         self._tell(
             e.TrainingBegan(
                 mode=mode,
@@ -66,6 +74,8 @@ class Teller:
                 workers=len(ledger.present),
                 version=version,
                 in_rounds=False,
+                ends_after_s=ends_after_s,
+                passed_s=now - ledger.first_at if ends_after_s and ledger.first_at else 0.0,
             )
         )
         self._ticked_at = now
@@ -83,11 +93,24 @@ class Teller:
                 posts.new += 1
                 posts.batches += entry.updates
                 posts.accuracy, posts.loss = entry.accuracy, entry.loss
+            case Summed():  # peers report no loss and no accuracy: these would tell about one peer's data
+                for peer, updates in zip(entry.peers, entry.updates, strict=True):
+                    posts = self._posts.setdefault(peer, Posts())
+                    posts.new += 1
+                    posts.batches += updates
             case Validated():
                 facts: dict[str, Any] = {
                     name: getattr(entry, name) for name in ("set", "peer", "accuracy", "loss", "samples")
                 }
                 self._tell(e.SetValidated(**facts))
+
+    def told(self, what: str, why: str) -> None:
+        """Tell something that the terminal has shown, too."""
+        self._tell(e.PeersTold(what=what, why=why))
+
+    def sent(self, bytes: int) -> None:
+        """Take the length of a set that was sent to a peer."""
+        self._sent_bytes += bytes
 
     def tick(self, now: float) -> RoundRecord | None:
         """Tell the posts since the last tick, and the means of the last validations. Return the record; None without
@@ -120,6 +143,8 @@ class Teller:
             test = _known({name: fmean(getattr(one, name) for one in last) for name in ("accuracy", "loss")})
         metrics = {name: [getattr(one, name) for one in posts.values()] for name in ("accuracy", "loss")}
         new = sum(one.new for one in posts.values())
+        epsilons = self.epsilons()
+        largest = {"epsilon": max(epsilons.values())} if epsilons else {}
         record = RoundRecord(
             round=max(ledger.members[peer].number for peer in posts),
             rounds=0,
@@ -131,14 +156,17 @@ class Teller:
             compute_s=0.0,
             transfer_s=0.0,
             merge_s=0.0,
-            bytes_out=0,
+            bytes_out=self._sent_bytes,
             bytes_back=new * self._set_bytes,
             slots=len(ledger.present),
             metrics=_known(
                 {name: fmean(known) for name, one in metrics.items() if (known := [v for v in one if v == v])}
-            ),
+            )
+            | largest,
+            epsilons={str(peer): epsilon for peer, epsilon in epsilons.items()},
             test=test,
         )
+        self._sent_bytes = 0
         self._tell(e.Committed(record=record))
         return record
 

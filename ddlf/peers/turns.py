@@ -8,11 +8,16 @@ message still arrives, but its turn is free for the next peer.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from websockets.asyncio.server import ServerConnection
+from websockets.frames import Frame
 
 LARGE_BYTES = 32 * 2**10
 """A message of more bytes needs a turn."""
@@ -23,17 +28,21 @@ SLOW_S = 1.0
 """A message that still arrives after these seconds gives its turn to the next peer."""
 
 
+ACKNOWLEDGED = struct.Struct("=120xQ")
+"""The bytes that the other side has acknowledged (``tcpi_bytes_acked``), in Linux's ``struct tcp_info``."""
+
+
 class TurnConnection(ServerConnection):
     """A connection that takes a turn for each large message.
 
     Attributes:
-        heard_at: Time of the last byte, in seconds since 1970.
+        heard_at: Time of the last sign of life, in seconds since 1970: a byte, or a part of a set that has reached the peer.
     """
 
     def __init__(self, turns: Turns, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self.heard_at = time.time()
-        self._turns, self._arrived = turns, 0
+        self._turns, self._arrived, self._acknowledged = turns, 0, 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -43,6 +52,31 @@ class TurnConnection(ServerConnection):
         """Set how many bytes one read takes, if the transport has this number."""
         if hasattr(self.transport, "max_size"):
             self.transport.max_size = READ_BYTES[much]
+
+    def note_acknowledged(self) -> None:
+        """Take bytes that have reached the peer since the last call for a sign of life: on a slow line, a fragment of a set
+        needs longer than a lease. Only Linux counts them.
+        """
+        sock = self.transport.get_extra_info("socket")
+        if not hasattr(socket, "TCP_INFO") or sock is None or self.transport.is_closing():
+            return
+        facts = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ACKNOWLEDGED.size)
+        if len(facts) < ACKNOWLEDGED.size:  # an older kernel
+            return
+        [acknowledged] = ACKNOWLEDGED.unpack(facts)
+        if acknowledged > self._acknowledged > 0:
+            self.heard_at = time.time()
+        self._acknowledged = acknowledged
+
+    async def send_alive(self, pieces: bytes | Iterator[bytes | memoryview]) -> None:
+        """Send a frame or its fragments. The next fragment is sent when the peer reads, which shows that it is alive."""
+
+        def noted(fragments: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+            for fragment in fragments:
+                self.heard_at = time.time()
+                yield fragment
+
+        await self.send(pieces if isinstance(pieces, bytes) else noted(pieces))
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = time.time()
@@ -55,6 +89,9 @@ class TurnConnection(ServerConnection):
         if self._arrived > LARGE_BYTES:
             self._turns.arrived(self)
         self._arrived = 0
+        if isinstance(event, Frame) and len(event.data) > LARGE_BYTES:
+            parsed, event = event, replace(event)
+            parsed.data = b""  # the parser of websockets keeps its last frame until the next one comes
         super().process_event(event)
 
 
@@ -99,6 +136,8 @@ class Turns:
 
     def end(self, connection: TurnConnection) -> None:
         """End the turn of a connection, if it has one, and read from the next one."""
+        if connection not in self._having and connection not in self._slow and connection not in self._waiting:
+            return  # its message was small
         self._slow.discard(connection)
         self._waiting.pop(connection, None)
         if (timer := self._having.pop(connection, None)) is not None:
@@ -118,3 +157,34 @@ class Turns:
         del self._having[connection]
         self._slow.add(connection)
         self._next()
+
+
+class Copies:
+    """Large sets that are made for one peer each. Few exist at a time, unless peers read them slowly.
+
+    Args:
+        most: Number of sets.
+    """
+
+    def __init__(self, most: int = MOST_TURNS) -> None:
+        self._free = asyncio.Semaphore(most)
+
+    def turn(self, size: int) -> AbstractAsyncContextManager[None]:
+        """Wait until another set of this number of bytes may exist. After ``SLOW_S`` it no longer holds up others."""
+        return self._turn() if size > LARGE_BYTES else nullcontext()
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        await self._free.acquire()
+        held = [self._free]
+
+        def end() -> None:
+            if held:
+                held.pop().release()
+
+        timer = asyncio.get_running_loop().call_later(SLOW_S, end)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            end()

@@ -24,16 +24,15 @@ def opened(data):
 
 
 async def get(port, path, headers=None):
-    """Send a GET request, and return status, headers and body."""
+    """Send a GET request, and return status, headers and body: bytes if they are a file, else text."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     rows = {"Host": f"127.0.0.1:{port}"} | (headers or {})
     lines = "".join(f"{name}: {value}\r\n" for name, value in rows.items())
     writer.write(f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode())
-    answer = (await reader.read()).decode()
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
-    head, _, body = answer.partition("\r\n\r\n")
-    rows = dict(line.split(": ", 1) for line in head.split("\r\n")[1:])
-    return int(head.split()[1]), rows, body
+    rows = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:])
+    return int(head.split()[1]), rows, body if rows.get("Content-Type") == "application/octet-stream" else body.decode()
 
 
 class Light:

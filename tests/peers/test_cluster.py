@@ -12,14 +12,16 @@ from ddlf.algorithms.weights import digest
 from ddlf.errors import ConfigError
 from ddlf.events import PeersTold, SetPosted, SetTaken
 from ddlf.extras import provided
-from ddlf.peers.cluster import ClusterPeer
+from ddlf.peers import ledger
+from ddlf.peers.cluster import ClusterPeer, Posting
 from ddlf.peers.plan import Plan
 from ddlf.peers.server import Model, PeerServer
 from ddlf.peers.sets import layout_of
 from ddlf.testing import in_process_cluster
 from ddlf.training.context import travels
+from tests.patience import PATIENCE_S
 from tests.peers.test_server import Running
-from tests.training.models import Blobs
+from tests.training.models import Blobs, Quick
 
 
 def named_model():
@@ -50,6 +52,7 @@ class Serving(Running):
         plan = Plan(**({"validate_s": 0.0, "merge": "average", "updates": 2} | plan))
         self.server = PeerServer(folder, model, plan, say=self.lines.append, control="secret")
         self.server.recover()
+        self.wire = self.server.wire
 
     async def __aexit__(self, *exc):
         members = self.server.ledger.members.values()
@@ -62,7 +65,7 @@ class Serving(Running):
         return f"http://127.0.0.1:{self.port}/#{code}"
 
 
-class App(Blobs):
+class App(Quick):
     """Its model begins with the first weights of a server."""
 
     slots, worker_steps = 2, 2
@@ -72,6 +75,12 @@ class App(Blobs):
         self.model = named_model()
         if self.first is not None:
             self.model.set_weights(self.first)
+
+
+class Compiled(App):
+    """Keras computes its gradients."""
+
+    train = Blobs.train
 
 
 @pytest.fixture
@@ -85,8 +94,25 @@ def state(tmp_path, monkeypatch):
     monkeypatch.setenv("DDLF_STATE_DIR", str(tmp_path / "state"))
 
 
+@pytest.fixture(autouse=True)
+def leases_outlast_a_busy_machine(monkeypatch):
+    """Master, workers, server and peers share one process, which may stand still. ``test_coming_back.py`` has the leases."""
+    monkeypatch.setattr(ledger, "LEASE_S", float(PATIENCE_S))
+
+
+@pytest.fixture(autouse=True)
+def answers_come_before_the_next_round(monkeypatch):
+    """As where rounds take longer than the network: here ``Quick`` trains one in a millisecond."""
+    take = Posting._take
+
+    def patient(self, timeout_s):
+        take(self, PATIENCE_S if self._connection.waits else timeout_s)
+
+    monkeypatch.setattr(Posting, "_take", patient)
+
+
 async def trained(cluster, first, **settings):
-    app = App(cluster)
+    app = (Compiled if settings.get("exchange") == "gradient" else App)(cluster)
     app.told = []
     app.subscribe(app.told.append)
     vars(app).update(first=first, **settings)
@@ -102,7 +128,9 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+@pytest.mark.parametrize(
+    "way", [*WAYS[:3], pytest.param(WAYS[3], marks=pytest.mark.slow)], ids=lambda way: "-".join(map(str, way.values()))
+)
 async def test_peer_that_is_alone_has_the_bits_of_a_run_without_peers(way, cluster, tmp_path):
     async with Serving(tmp_path) as serving:
         alone = await trained(cluster, serving.first, **way)
@@ -113,11 +141,15 @@ async def test_peer_that_is_alone_has_the_bits_of_a_run_without_peers(way, clust
         assert len(peer.history) == len(alone.history)
 
 
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[2]], ids=lambda way: "-".join(map(str, way.values())))
-async def test_set_of_another_peer_is_merged_by_the_formula(way, cluster, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("way", "codec"),
+    [(WAYS[0], "float16"), (WAYS[1], "float32"), (WAYS[2], "bfloat16")],
+    ids=["sync-float16", "sharded-float32", "async-bfloat16"],
+)
+async def test_set_of_another_peer_is_merged_by_the_formula(way, codec, cluster, tmp_path, monkeypatch):
     # in asynchronous training it is open how many posts either peer has made before
     merge, share = ("average", 1 / 2) if way["mode"] == "async" else ("weighted", 4 / 5)
-    async with Serving(tmp_path, merge=merge, updates=3) as serving:
+    async with Serving(tmp_path, merge=merge, updates=3, codec=codec) as serving:
         other, known = await serving.peer(), [np.full_like(one, 0.25) for one in serving.first]
         seen, exchanged = [], ClusterPeer.exchanged
 
@@ -133,7 +165,7 @@ async def test_set_of_another_peer_is_merged_by_the_formula(way, cluster, tmp_pa
         async def keep(record):
             if record.version == 1:
                 for _ in range(4):
-                    await other.post(serving.layout.encode(known))
+                    await other.post(serving.wire.encode(known))
             if seen and record.version == seen[0][0]:
                 after["weights"] = app.model.get_weights()
 
@@ -150,6 +182,9 @@ async def test_set_of_another_peer_is_merged_by_the_formula(way, cluster, tmp_pa
         for w, p, found, told in zip(mine, known, merged, after["weights"], strict=True):
             np.testing.assert_allclose(found, share * p + (1 - share) * w, rtol=0, atol=1e-6)
             np.testing.assert_array_equal(found, told)
+        posts, takes = (sum(isinstance(event, kind) for event in app.told) for kind in (SetPosted, SetTaken))
+        [left] = [event.why for event in app.told if isinstance(event, PeersTold) and event.what == "left"]
+        assert f"after {posts} posts: {takes} set{'s' * (takes != 1)} of others merged" in left
         counts = serving.server.ledger.counts
         assert counts["contained"] >= 1
         assert counts.get("rejected", 0) == 0
@@ -172,6 +207,14 @@ async def test_end_of_the_training_ends_the_run_with_the_last_set(cluster, tmp_p
         assert len(app.history) < 40
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_run_with_fewer_commits_than_a_post_needs_says_so(mode, cluster, tmp_path):
+    async with Serving(tmp_path, updates=1000) as serving:
+        app = await trained(cluster, serving.first, peer=await serving.link(), mode=mode, master_epochs=1)
+        [rarely] = [event for event in app.told if isinstance(event, PeersTold) and event.what == "rarely"]
+        assert f"posts after 1,000 commits, and this run has {len(app.history)}:" in rarely.why
+
+
 async def test_rounds_of_peers_continue_from_the_base_of_the_server(cluster, tmp_path):
     async with Serving(tmp_path / "peers", way="rounds", merge="mean", updates=2) as serving:
         alone = await trained(cluster, serving.first)
@@ -183,8 +226,11 @@ async def test_rounds_of_peers_continue_from_the_base_of_the_server(cluster, tmp
 
 
 async def test_resumed_run_is_the_same_peer_and_has_the_same_bits(cluster, tmp_path):
-    async with Serving(tmp_path / "peers") as serving:
-        alone = await trained(cluster, serving.first)
+    """Sets travel as bfloat16, and the weights of the run stay exact after the first set."""
+    async with Serving(tmp_path / "peers", codec="bfloat16") as serving:
+        first = serving.wire.decode(serving.wire.encode(serving.first))
+        assert digest(first) != digest(serving.first)
+        alone = await trained(cluster, first)
         link = await serving.link()
 
         def stop(record):
@@ -202,6 +248,27 @@ async def test_resumed_run_is_the_same_peer_and_has_the_same_bits(cluster, tmp_p
         assert list(serving.server.ledger.members) == [1]
         assert serving.server.ledger.members[1].number > posts
         assert digest(again.model.get_weights()) == digest(alone.model.get_weights())
+
+
+async def test_run_that_is_resumed_in_rounds_begins_with_the_base_of_its_last_post(cluster, tmp_path):
+    """It has left before its last round closed, and a post that begins with an older base counts in no round."""
+    async with Serving(tmp_path / "peers", way="rounds", merge="mean", updates=2) as serving:
+        alone = await trained(cluster, serving.first)
+        how = {"peer": await serving.link(), "checkpoint": str(tmp_path / "kept")}
+
+        def stop(record):
+            if record.round == 5:
+                first.stop_training()
+
+        first = App(cluster)
+        vars(first).update(first=serving.first, on_round=stop, **how)
+        await first.train_model()
+        again = await trained(cluster, None, resume="auto", master_epochs=2, **how)
+        assert len(first.history) == 5
+        assert len(again.history) == len(alone.history)
+        assert "late" not in serving.server.ledger.counts
+        for one, other in zip(again.model.get_weights(), alone.model.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
 async def test_run_from_an_older_checkpoint_than_its_last_post_merges_the_set_of_the_server(cluster, tmp_path):
@@ -277,3 +344,4 @@ async def test_other_models_are_refused(cluster, tmp_path):
         app.peer = await serving.link()
         with pytest.raises(ConfigError, match="your model has other weights than the server's"):
             await app.train_model()
+        assert serving.server.ledger.invitations  # the link is unused

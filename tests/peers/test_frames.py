@@ -15,6 +15,7 @@ from ddlf.errors import ProtocolError
 from ddlf.peers import frames
 from ddlf.peers.frames import PREFIX, Answer, Bye, End, Hello, Post, Score, Welcome
 from ddlf.peers.sets import layout_of
+from ddlf.peers.wire import Wire
 
 MESSAGES = [
     Hello(name="Ann", samples=100, keeps=True, run="r", updates=3),
@@ -78,6 +79,7 @@ POST = {"number": 1, "contains": 0, "updates": 1}
         (framed(3, {**POST, "number": 1e12}, b"12345678"), "number of Post"),
         (framed(3, {**POST, "number": True}, b"12345678"), "number of Post"),
         (framed(3, b'{"number": 1, "contains": 0, "updates": 1, "loss": NaN}', b"12345678"), "loss of Post"),
+        (framed(3, {**POST, "loss": 10**400}, b"12345678"), "loss of Post"),
         (framed(3, {"number": 1}, b"12345678"), "incomplete"),
         (framed(3, {**POST, "number": 2**53}, b"12345678"), "must be from 0"),
     ],
@@ -114,6 +116,7 @@ def test_the_page_of_the_protocol_has_the_bytes_of_a_set():
     kernel, bias = np.array([[1, 2]], np.float32), np.array([3, 4], np.float32)
     layout = layout_of({"dense/kernel": kernel, "dense/bias": bias})
     assert on_the_page("set") == layout.encode([kernel, bias])
+    assert on_the_page("coded") == Wire(layout, "bfloat16", (True, True)).encode([kernel, bias])
 
 
 def test_the_page_of_the_protocol_lists_each_message_and_each_limit():
@@ -122,5 +125,5 @@ def test_the_page_of_the_protocol_lists_each_message_and_each_limit():
         [row] = re.findall(rf"^\| {number} \| (?:peer|server) \| {kind.__name__.lower()} \|.*$", text, re.MULTILINE)
         names = {field.name for field in fields(kind)} - {"set"}
         assert {name for name in names if f"`{name}`" not in row} == set()
-    for name, value in re.findall(r"^\| `peers\.(\S+)` \| ([\d.,]+) \|", text, re.MULTILINE):
-        assert resolve_name(f"ddlf.peers.{name}") == float(value.replace(",", "")), name
+    for name, value in re.findall(r"^\| `((?:peers|privacy)\.\S+)` \| ([\d.,]+) \|", text, re.MULTILINE):
+        assert resolve_name(f"ddlf.{name}") == float(value.replace(",", "")), name

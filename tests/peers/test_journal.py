@@ -121,19 +121,36 @@ def test_a_full_disk_acknowledges_nothing(tmp_path, monkeypatch):
     journal = begun(tmp_path / "a")
     journal.append(ENTRIES[:1])
     size = os.path.getsize(tmp_path / "a" / "journal-000001")
-    write, calls = os.write, []
+    write = os.pwritev
 
-    def full(descriptor, data):
-        calls.append(len(data))
-        if len(calls) == 1:
-            return write(descriptor, data[:10])
+    def little(descriptor, parts, at):
+        return write(descriptor, [parts[0][:10]], at)
+
+    def full(descriptor, data, at):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
+        patch.setattr(os, "pwritev", little)
+        patch.setattr(os, "pwrite", full)
         with pytest.raises(CheckpointError, match="no space"):
             journal.append(ENTRIES[2:])
     assert os.path.getsize(tmp_path / "a" / "journal-000001") == size
     journal.append(ENTRIES[2:])
     journal.close()
     assert len(open_journal(tmp_path / "a")[1].entries) == 3
+
+
+def test_a_disk_that_takes_few_bytes_at_once_gets_all_of_them(tmp_path, monkeypatch):
+    journal = begun(tmp_path / "a")
+    write = os.pwrite
+
+    def few(descriptor, data, at):
+        return write(descriptor, data[:7], at)
+
+    monkeypatch.setattr(module, "MOST_PARTS", 3)
+    monkeypatch.setattr(os, "pwritev", lambda descriptor, parts, at: few(descriptor, b"".join(parts), at))
+    monkeypatch.setattr(os, "pwrite", few)
+    journal.append(ENTRIES)
+    journal.close()
+    _, found = open_journal(tmp_path / "a")
+    assert repr(found.entries) == repr([entry for entry, _ in ENTRIES])

@@ -150,6 +150,19 @@ def test_posts_continue_while_the_server_computes():
     assert answer(2, 2, "replace", 5) in table.post(2)
 
 
+def test_while_sets_merge_the_newest_of_them_stands_for_the_training():
+    table = Table(2)
+    table.post(1)
+    table.post(2)
+    assert table.ledger.start() == 3
+    table.ledger.apply(Left(at=table.now, peer=2, why="bye"))  # sets 2 and 3 merge now, and none waits
+    assert table.ledger.start() == 3  # it is validated, and given to peers that arrive; the first set is untrained
+    table.arrive(2)
+    assert table.ledger.members[2].trainings == table.ledger.sets[3].trainings == 1
+    table.merged(2, 3)
+    assert table.ledger.start() == 4
+
+
 def test_what_is_not_finite_begins_again_from_the_last_validated_set():
     table = Table(2)
     table.post(1)
@@ -265,3 +278,26 @@ def test_a_peer_that_begins_again_in_a_round_counts_once():
     table.arrive(1, keeps=False)
     assert table.post(1, base=1) == [Fate(set=2, state="rejected", into=3)]
     assert table.post(2, base=1) == [Mean(of=(3, 4), base=1)]
+
+
+def test_a_peer_that_was_gone_before_it_got_the_base_of_a_merge_all_gets_it_when_it_posts_again():
+    """Its set would else count as one that contains the base, and the next merge-all would leave the base out."""
+    table = Table(2)
+    table.post(1)
+    table.post(2)
+    table.ledger.apply(MergeAsked(at=table.now))
+    table.merged(2, 3)
+    assert table.post(1) == [answer(1, 2, "replace", 4)]
+    table.ledger.apply(Left(at=table.now, peer=1, why="no sign of life"))
+    table.arrive(1, keeps=True)
+    assert table.ledger.repeat(1) == answer(1, 2, "replace", 4)
+
+
+def test_a_set_that_lacks_the_base_never_stands_for_it():
+    table = Table(1)
+    table.post(1)
+    table.ledger.apply(MergeAsked(at=table.now))
+    table.merged(2)
+    assert table.post(1)[0] == answer(1, 2, "replace", 3)
+    table.post(1)  # a run that was resumed has not got this answer
+    assert table.ledger.all_sets()[0] == table.ledger.base

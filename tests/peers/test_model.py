@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddlf.errors import ConfigError, DDLFError
+from ddlf.errors import ConfigError, DatasetError, DDLFError
 
 keras = None
 RANDOM = np.random.default_rng(0)
@@ -43,12 +43,18 @@ def peer_of(made):
 @pytest.mark.parametrize(
     ("optimizer", "loss", "last"),
     [
-        (lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True), "sparse_categorical_crossentropy", "softmax"),
+        pytest.param(
+            lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+            "sparse_categorical_crossentropy",
+            "softmax",
+            marks=pytest.mark.slow,
+        ),
         (lambda: keras.optimizers.Adam(0.01, beta_1=0.8, clipnorm=1.0), "categorical_crossentropy", "softmax"),
-        (
+        pytest.param(
             lambda: keras.optimizers.AdamW(0.01),
             lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             "linear",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -106,16 +112,87 @@ def test_what_a_text_cannot_say_is_refused_by_name():
     assert "schedule of the learning rate" in refused(made)
     made.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
     assert "from_logits=True, and the last activation is softmax" in refused(made)
-    made = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: x), keras.layers.Dense(2)])
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: x, name="lambda"), keras.layers.Dense(2)])
     made.compile("sgd", "mean_squared_error")
-    assert "Lambda" in refused(made)
+    assert "cannot train the layer 'lambda' (Lambda), whose code is in the app; use layers of Keras" in refused(made)
+
+
+def test_layers_losses_and_optimizers_of_the_app_itself_are_refused_by_name():
+    class Twice(keras.layers.Layer):
+        def call(self, x):
+            return 2 * x
+
+    class MeanSquaredError(keras.losses.Loss):
+        def call(self, y, p):
+            return keras.ops.mean(p)
+
+    class SGD(keras.optimizers.SGD):
+        pass
+
+    def mean_squared_error(y, p):
+        return keras.ops.mean(p)
+
+    inner = keras.Sequential([keras.Input((4,)), Twice(name="inside")])
+    made = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(2)])
+    made.compile("sgd", "mse")
+    assert "cannot train the layer 'inside' (Twice), whose code is in the app" in refused(made)
+    made = model()
+    for loss in (mean_squared_error, MeanSquaredError()):
+        made.compile("sgd", loss)
+        assert "cannot train with the loss 'mean_squared_error' of the app" in refused(made)
+    made.compile(SGD(), "mse")
+    assert "cannot train with the optimizer SGD" in refused(made)
+
+
+def test_metrics_that_peers_do_not_report_are_told_from_accuracies():
+    from ddlf.peers.model import metrics_of, text_of_model
+
+    def own_accuracy(y, p):
+        return keras.ops.mean(p)
+
+    made = model()
+    made.compile("sgd", "sparse_categorical_crossentropy", metrics=[own_accuracy, keras.metrics.AUC(name="auc"), "mae"])
+    assert metrics_of(made) == ([], ["own_accuracy", "auc", "mae"])
+    assert "train:metrics" not in text_of_model(made)
+    for metric in ("acc", "sparse_categorical_accuracy", keras.metrics.SparseCategoricalAccuracy("right")):
+        made.compile("sgd", "sparse_categorical_crossentropy", metrics=[metric])
+        assert metrics_of(made)[1] == ([] if isinstance(metric, str) else ["right"])
+
+
+def test_a_peer_says_that_it_gives_samples_another_shape():
+    from ddlf.peers.model import settled_text, trained_from_text
+
+    text = "a:input shape=[64];\na:output shape=[10];\na:layers Dense(units=10, activation=softmax);\na:loss SCE;\n"
+    text = settled_text(text, "a.nnm", None).text
+    for shape, said in (((4, 16), ["data      samples of the shape [4, 16] become [64]"]), ((64, 1), [])):
+        lines = []
+        data = {"x_train": X.reshape(-1, *shape), "y_train": Y}
+        trained_from_text(text, data, "mine.npz", lines.append, 0)
+        assert lines == said
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_data_that_are_not_finite_are_refused(wrong):
+    from ddlf.peers.model import settled_text, text_of_model, trained_from_text
+
+    made = model()
+    made.compile("sgd", "sparse_categorical_crossentropy")
+    text = settled_text(text_of_model(made), "app.py", None).text
+    x = X.copy()
+    x[7, 0, 0, 0] = wrong
+    for part, data in (
+        ("train", {"x_train": x, "y_train": Y}),
+        ("test", {"x_train": X, "y_train": Y, "x_test": x, "y_test": Y}),
+    ):
+        with pytest.raises(DatasetError, match=f"mine.npz has values in x_{part} that are not finite; replace NaN"):
+            trained_from_text(text, data, "mine.npz", lambda line: None, 0)
 
 
 def test_a_text_without_a_loss_needs_data_to_choose_one_by():
     from ddlf.peers.model import settled_text
 
     text = "a:input shape=[64];\na:output shape=[10];\na:layers Dense(units=10, activation=softmax);\n"
-    with pytest.raises(DDLFError, match="write loss, such as a:loss SCE;"):
+    with pytest.raises(DDLFError, match="no loss for its output 'a'; write one into it, such as a:loss SCE;"):
         settled_text(text, "a.nnm", None)
     data = {"x_train": np.zeros((20, 64), np.float32), "y_train": np.arange(20) % 10}
     assert "a:loss SCE" in settled_text(text, "a.nnm", data).text
@@ -132,6 +209,18 @@ def test_a_file_without_parts_is_test_data_as_a_whole_on_the_server(tmp_path):
     assert served.test(served.model.layout.decode(served.model.first))[2] == 20
 
 
+def test_statistics_of_batchnorm_travel_exactly():
+    from ddlf.peers.wire import Wire
+
+    made = model()
+    made.compile("sgd", "categorical_crossentropy")
+    peer = peer_of(made)
+    found = {name: kind for name, _, kind in Wire(peer.layout, "bfloat16", peer.trainable).layout.tensors}
+    exact = sorted(name.partition("/")[2] for name, kind in found.items() if kind == "float32")
+    assert exact == ["moving_mean", "moving_variance"]
+    assert len(found) == 8
+
+
 def test_data_that_does_not_exist_is_named():
     from ddlf.peers.model import arrays_of
 
@@ -146,13 +235,52 @@ def test_a_link_with_an_impossible_port_is_refused():
         read_link("http://127.0.0.1:89301/#code")
 
 
-def test_a_server_refuses_copy_for_a_model_without_an_accuracy():
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"merge": "copy"},
+        {"end": 0.97},
+        {"decay": True},
+        {"trial": 0.2, "validated_by": "server"},
+    ],
+)
+def test_a_server_refuses_what_needs_an_accuracy_for_a_model_without_one(values):
     from ddlf.peers.plan import Plan
-    from ddlf.peers.serving import check_merge
+    from ddlf.peers.serving import check_accuracy
 
     made = model()
     made.compile("sgd", "sparse_categorical_crossentropy")
     with pytest.raises(ConfigError, match="the model reports none"):
-        check_merge(Plan(merge="copy"), made)
+        check_accuracy(Plan(**values), made)
+    check_accuracy(Plan(end=600), made)
     made.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    check_merge(Plan(merge="copy"), made)
+    check_accuracy(Plan(**values), made)
+
+
+def test_a_server_refuses_decay_of_a_schedule():
+    import keras
+
+    from ddlf.peers.plan import Plan
+    from ddlf.peers.serving import check_accuracy
+
+    made = model()
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 100, 0.9)
+    made.compile(keras.optimizers.SGD(schedule), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    with pytest.raises(ConfigError, match="has a schedule"):
+        check_accuracy(Plan(decay=True), made)
+
+
+@pytest.mark.parametrize("values", [{"end": 0.97}, {"decay": True}, {"trial": 0.2}])
+def test_a_server_refuses_what_needs_tests_if_nobody_tests(values):
+    from ddlf.peers.plan import Plan
+    from ddlf.peers.serving import check_tests
+
+    served = values | {"validated_by": "server"}
+    if "trial" not in values:
+        with pytest.raises(ConfigError, match="in rounds, peers do not test the model"):
+            check_tests(Plan(way="rounds", merge="mean", **values))
+        check_tests(Plan(**values))
+    with pytest.raises(ConfigError, match="--validate-s 0 turns tests off"):
+        check_tests(Plan(validate_s=0.0, **served))
+    check_tests(Plan(way="rounds", merge="mean", **served))
+    check_tests(Plan(way="rounds", merge="mean", end=600))

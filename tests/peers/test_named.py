@@ -1,13 +1,16 @@
 """Trainings with a name: their commands in an empty folder, and the logs of a journal."""
 
+import fcntl
 import json
+import os
 
 import pytest
 
 from ddlf.cli.main import main
+from ddlf.errors import ConfigError
 from ddlf.peers.entries import Arrived, Began, Left, Posted, Validated
 from ddlf.peers.journal import open_journal
-from ddlf.peers.named import logs
+from ddlf.peers.named import logs, settings_of
 
 
 def ddlf(*words):
@@ -43,10 +46,83 @@ def test_new_copy_save_and_reset_work_in_an_empty_folder(tmp_path, monkeypatch, 
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["digits", "first", "other"]
     (tmp_path / "digits/settings.json").write_text(json.dumps({"batch": 3}))
     assert ddlf("train", "digits")
-    assert "settings.json cannot be used" in capsys.readouterr().err
+    assert "settings.json cannot be used: batch is none of way, merge," in capsys.readouterr().err
+    (tmp_path / "digits/settings.json").write_text(json.dumps({"way": "rounds"}))
+    assert settings_of(tmp_path / "digits") == {"way": "rounds", "merge": "mean"}
+    (tmp_path / "digits/settings.json").write_text("[]")
+    assert ddlf("train", "digits")
+    assert "it is not a JSON object" in capsys.readouterr().err
     (tmp_path / "digits/settings.json").write_text(json.dumps({"rate": 0.5, "validated_by": "server"}))
     assert ddlf("train", "digits")
     assert "cannot set rate and validated_by" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"merge": 3}, "merge must be a text, got 3"),
+        ({"decay": "no"}, 'decay must be true or false, got "no"'),
+        ({"quorum": True}, "quorum must be a whole number, got true"),
+        ({"quorum": None}, "quorum must be a whole number, got null"),
+        ({"delta": "x"}, 'delta must be a number, got "x"'),
+        ({"classes": "cat,dog"}, 'classes must be a list of texts, got "cat,dog"'),
+        ({"way": ["swap"]}, 'way must be a text, got ["swap"]'),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_by_name(settings, sentence, tmp_path):
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError) as error:
+        settings_of(tmp_path)
+    assert sentence in error.value.message
+
+
+def test_settings_of_secure_sums_and_of_trials_are_those_of_the_command(tmp_path):
+    (tmp_path / "settings.json").write_text(json.dumps({"way": "rounds", "secure_aggregation": True}))
+    assert settings_of(tmp_path)["quorum"] == 3
+    settings = {"trial": 0.2, "clip": None, "end": 600, "classes": ["cat", "dog"]}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    assert settings_of(tmp_path) == settings | {"merge": "weighted"}
+
+
+def test_another_command_is_refused_from_the_start_of_a_training_on(tmp_path, monkeypatch, capsys):
+    """The first seconds count, too, in which Keras starts and no server can be found yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert not ddlf("new", "digits")
+    run = tmp_path / "digits/runs/20260101-000000-peers-model"
+    run.mkdir(parents=True)
+    for name in ("state.json", "journal-000001"):
+        (run / name).write_text("{}")
+    for folder, commands in (
+        (
+            tmp_path / "digits",
+            (("train", "digits"), ("retrain", "digits"), ("reset", "digits"), ("save", "digits", "new")),
+        ),
+        (run, (("serve", "--resume", str(run)),)),
+    ):
+        other = os.open(folder, os.O_RDONLY)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        for words in commands:
+            assert ddlf(*words)
+            assert "is being trained; stop it first: ddlf peers stop" in capsys.readouterr().err, words
+        os.close(other)
+    assert not (tmp_path / "new").exists()
+    assert not ddlf("reset", "digits")
+
+
+def test_what_is_no_model_or_has_no_settings_is_refused_by_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app.py").write_text("import ddlf\n")
+    assert ddlf("new", "one", "--model", "app.py")
+    assert "app.py is the code of an app, and a training with a name needs a text" in capsys.readouterr().err
+    (tmp_path / "notes.txt").write_text("buy milk")
+    assert ddlf("new", "one", "--model", "notes.txt")
+    assert not (tmp_path / "one").exists()
+    assert not ddlf("new", "one")
+    (tmp_path / "one/settings.json").unlink()
+    capsys.readouterr()
+    assert ddlf("train", "one")
+    assert "the training 'one' has no settings.json" in capsys.readouterr().err
 
 
 def test_logs_say_who_did_what_and_when():

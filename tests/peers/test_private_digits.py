@@ -7,7 +7,10 @@ import numpy as np
 
 import ddlf
 from ddlf.cli.target import find_target
-from ddlf.peers.model import arrays_of
+from ddlf.peers.joining import peer_of_app, peer_of_data
+from ddlf.peers.link import Offer
+from ddlf.peers.model import arrays_of, settled_text
+from ddlf.peers.plan import Plan
 from ddlf.peers.serving import read_model
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +21,19 @@ def test_the_app_of_private_digits_can_be_served():
     served = read_model(APP, "digits", find_target, 0)
     assert sum(weight.size for weight in served.model.layout.decode(served.model.first)) == 2410
     assert served.can_test
+    assert served.unused == ()
+    assert served.batch_size == find_target(APP).batch_size == 16
     assert not served.other_scale
+
+
+def test_a_training_step_of_the_app_is_named_since_peers_do_not_run_it():
+    """This app has a plain ``create_model``, too."""
+    assert read_model(ROOT / "apps/custom_loop.py", None, find_target, 0).unused == ("CustomLoop.train",)
+
+
+def test_a_peer_of_an_app_with_plain_methods_loads_its_data():
+    peer = peer_of_app("http://127.0.0.1:1/#code", find_target(ROOT / "apps/custom_loop.py"))
+    assert peer._samples == 1437
 
 
 def test_test_pictures_of_another_scale_than_those_of_browsers_are_named(tmp_path):
@@ -26,6 +41,20 @@ def test_test_pictures_of_another_scale_than_those_of_browsers_are_named(tmp_pat
     np.savez(tmp_path / "test.npz", x=x, y=y.argmax(1))
     served = read_model(ROOT / "apps/models/private_digits.nnm", str(tmp_path / "test.npz"), find_target, 0)
     assert served.other_scale == "the test data go from -0.5 to 0.5; browsers make pictures 0 to 1"
+
+
+def test_a_peer_whose_pictures_have_another_scale_is_told():
+    text = settled_text((ROOT / "apps/models/private_digits.nnm").read_text(), "digits.nnm", None).text
+    offer = Offer(plan=Plan(), model=text, layout="")
+    (x, y), _ = ddlf.load_digits()
+    for factor, scale in (
+        (1, []),
+        (255, ["your data go from 0 to 255; browsers make pictures 0 to 1, and all peers should agree"]),
+    ):
+        lines = []
+        data = {"x": (x + 0.5) * factor, "y": y}
+        peer_of_data("http://127.0.0.1:1/#code", data, say=lines.append)._make(offer)
+        assert [line.removeprefix("scale     ") for line in lines if line.startswith("scale")] == scale
 
 
 async def test_the_app_and_built_in_pictures_have_values_from_0_to_1_as_pictures_in_a_browser():
@@ -41,4 +70,6 @@ def test_the_text_that_the_docs_begin_with_needs_no_data_and_trains_in_browsers(
     for path in (tmp_path / "digits.nnm", ROOT / "apps/models/private_digits.nnm"):
         served = read_model(path, None, find_target, 0)
         assert served.model.browser.refusal == ""
+        ships = path.parent != tmp_path
+        assert (served.batch_size, served.unused) == ((16, ("train:data", "train:master_epochs")) if ships else (0, ()))
         assert sum(weight.size for weight in served.model.layout.decode(served.model.first)) == 2410

@@ -6,15 +6,18 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ddlf.peers.entries import Posted
+from ddlf.peers.entries import Posted, Rejected
 from ddlf.peers.journal import history
+from ddlf.peers.serving import read_model
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
+LIAR = Path(__file__).with_name("lying.py")
 MODEL = """
 digits:input shape=[64];
 digits:output shape=[10];
@@ -26,11 +29,15 @@ train:metrics accuracy;
 
 
 class Command:
-    """A command of ``ddlf peers``, or of another ``part``, in a process of its own, and the lines that it prints."""
+    """A command of ``ddlf peers``, or of another ``part``, in a process of its own, and the lines that it prints.
 
-    def __init__(self, folder, *words, part="peers"):
+    With ``script``, it is this file of Python instead.
+    """
+
+    def __init__(self, folder, *words, part="peers", script=None):
+        program = ["-m", "ddlf.cli.main", part] if script is None else [str(script)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ddlf.cli.main", part, *map(str, words)],
+            [sys.executable, *program, *map(str, words)],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -46,6 +53,11 @@ class Command:
             if match := re.search(pattern, line):
                 return match
         raise AssertionError(f"no line with {pattern}: {''.join(self.lines)}")
+
+    def until_post(self, number):
+        """Read lines until the peer has made this number of posts. It prints some of them only."""
+        while int(self.until(r"posted +set (\d+) ")[1]) < number:
+            pass
 
     def end(self):
         """Read all lines, and return the exit code."""
@@ -86,15 +98,15 @@ def test_two_peers_with_half_of_the_classes_each_learn_all_of_them(digits):
             Command(digits, "join", links[0], "--data", "low.npz") as low,
             Command(digits, "join", links[1], "--data", "high.npz") as high,
         ):
-            low.until("posted    set 10 ")
-            high.until("posted    set 10 ")
+            low.until_post(10)
+            high.until_post(10)
             server.process.send_signal(signal.SIGKILL)
             server.end()
             low.until("lost ")
             with Command(digits, "serve", "--resume", "last", "--data", "digits", "--port", port) as again:
                 again.until(r"resumed   (\d+) posts")
                 low.until("back ")
-                high.until("posted    set 60 ")
+                high.until_post(60)
                 stopped = subprocess.run(
                     [sys.executable, "-m", "ddlf.cli.main", "peers", "stop", "--port", port],
                     capture_output=True,
@@ -115,11 +127,78 @@ def test_two_peers_with_half_of_the_classes_each_learn_all_of_them(digits):
         )
 
 
+def test_rounds_of_peers_that_trust_nobody_release_noised_sums(digits):
+    """Two rounds of two peers: the last set differs from the first one by two releases."""
+    noise = ("--clip", "0.001", "--noise", "1000", "--trust", "nobody", "--quorum", "2", "--updates", "2")
+    with Command(digits, "serve", "digits.nnm", "--way", "rounds", *noise, "--invite", "2", "--port", "0") as server:
+        server.until(r"noise     each peer clips its update to the norm 0.001; the sum of a round has noise of 1, and")
+        links = [server.until(r"link +(\S+)")[1] for _ in range(2)]
+        port = re.search(r":(\d+)/", links[0])[1]
+        join = ("--most-updates", "4")
+        with (
+            Command(digits, "join", links[0], "--data", "low.npz", *join) as low,
+            Command(digits, "join", links[1], "--data", "high.npz", *join) as high,
+        ):
+            assert (low.end(), high.end()) == (0, 0)
+        stopped = subprocess.run([sys.executable, "-m", "ddlf.cli.main", "peers", "stop", "--port", port])
+        assert (stopped.returncode, server.end()) == (0, 0)
+    [folder] = (digits / "runs").glob("*-peers-digits")
+    first = read_model(digits / "digits.nnm", None, None, 0).model
+    last = (folder / "model.safetensors").read_bytes()
+    steps = zip(first.layout.decode(last), first.layout.decode(first.first), strict=True)
+    step = np.concatenate([(after - before).ravel() for after, before in steps])
+    assert step.std() == pytest.approx(
+        np.sqrt(2) * 0.001 * 1000 / 2, rel=0.08
+    )  # each sum has std 1, and is divided by 2
+    posts = [entry for entry in history(folder) if isinstance(entry, Posted)]
+    assert len(posts) == 4
+    assert all(np.isnan([post.loss, post.accuracy]).all() for post in posts)
+
+
+def test_a_peer_that_lies_harms_nobody_and_the_record_says_why_it_is_out(digits):
+    """It trains on its data as ever, and posts its training times -10, and later times 1000."""
+    parts = np.load(digits / "low.npz"), np.load(digits / "high.npz")
+    np.savez(digits / "all.npz", **{name: np.concatenate([one[name] for one in parts]) for name in parts[0]})
+    join = ("--data", "all.npz")
+    with Command(digits, "serve", "digits.nnm", "--data", "digits", "--invite", "4", "--port", "0") as server:
+        links = [server.until(r"link +(\S+)")[1] for _ in range(4)]
+        port = re.search(r":(\d+)/", links[0])[1]
+        with (
+            Command(digits, "join", links[0], *join) as one,
+            Command(digits, "join", links[1], *join) as two,
+            Command(digits, "join", links[2], *join) as three,
+        ):
+            honest = (one, two, three)
+            for peer in honest:
+                peer.until_post(10)
+            with Command(digits, links[3], "all.npz", script=LIAR) as liar:
+                server.until(r"rejected  post \d+ of peer 4: its training is .* times as long as is usual, and")
+                server.until(r"rejected  post \d+ of peer 4: its training is .* times as long as is usual$")
+                server.until(r"out       peer 4: its posts count again in 60 s")
+                lists = [sys.executable, "-m", "ddlf.cli.main", "peers", "list", "--port", port]
+                listed = subprocess.run(lists, capture_output=True, text=True).stdout
+                assert re.findall(r"peer (\d+)  .*, out for \d+ s, 2 strikes", listed) == ["4"], listed
+                stop = [sys.executable, "-m", "ddlf.cli.main", "peers", "stop", "--port", port]
+                assert subprocess.run(stop).returncode == 0
+                assert [peer.end() for peer in (*honest, liar, server)] == 5 * [0]
+    [folder] = (digits / "runs").glob("*-peers-digits")
+    importlib.import_module("ddlf.extras.text.conversion.operator")  # the layers of the text
+    model = importlib.import_module("keras").saving.load_model(folder / "model.keras", compile=False)
+    for part in parts:
+        found = np.argmax(model.predict(part["x_test"].reshape(-1, 64), verbose=0), axis=1)
+        assert np.mean(found == part["y_test"]) >= 0.9
+    rejected = [entry for entry in history(folder) if isinstance(entry, Rejected)]
+    assert {entry.peer for entry in rejected if entry.strike == "yes"} == {4}
+    strikes = [entry.why for entry in rejected if entry.strike == "yes"]
+    assert len(strikes) == 3
+    assert all("times as long as is usual" in why for why in strikes)
+
+
 def test_ctrl_c_ends_a_peer_and_sigterm_ends_the_server_without_losing_a_set(digits):
     with Command(digits, "serve", "digits.nnm", "--invite", "1", "--port", "0") as server:
         link = server.until(r"link +(\S+)")[1]
         with Command(digits, "join", link, "--data", "low.npz") as low:
-            low.until("posted    set 3 ")
+            low.until_post(3)
             low.process.send_signal(signal.SIGINT)
             low.until("stopping ")
             assert low.end() == 128 + signal.SIGINT, "".join(low.lines)

@@ -9,13 +9,15 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from ddlf.errors import AuthError, ConnectError
+from ddlf.errors import AuthError, ConfigError, ConnectError
 from ddlf.peers import server
 from ddlf.peers.peer import Peer
-from ddlf.peers.serving import link_of, protection
+from ddlf.peers.serving import ask, link_of, place_of, protection
+from ddlf.rpc.tls import make_certificate
 from tests.patience import PATIENCE_S
 from tests.peers.light import get
 from tests.peers.test_server import Added, Running
+from tests.tls import Authority
 
 
 @pytest.fixture(autouse=True)
@@ -62,24 +64,22 @@ async def test_no_log_and_no_file_of_the_run_has_a_code_or_a_key(tmp_path, caplo
         written = "".join(path.read_bytes().decode(errors="replace") for path in tmp_path.iterdir() if path.is_file())
         assert lines
         for text in (caplog.text, "".join(lines), "".join(running.lines), written):
-            assert not any(secret in text for secret in (code, one._connection._key))
+            assert not any(secret in text for secret in (code, one._connection._own.key))
 
 
-async def over_tls(tmp_path, use):
-    """Run a server with its own certificate, and use its link in a thread."""
-    context, pin = protection("0.0.0.0", None, None, "")
-    async with Running(tmp_path) as plain:
-        [code] = await plain.server.invite()
-        ready = asyncio.Event()
-        sock = socket.create_server(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-        task = asyncio.ensure_future(plain.server.serve(sock, ready.set, context))
-        await asyncio.wait_for(ready.wait(), PATIENCE_S)
-        try:
-            return await use(port, code, pin, plain)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+async def over_tls(tmp_path, use, protected=None):
+    """Run a server with its own certificate, or as ``protected``, and use its link in a thread."""
+    context, pin = protected or protection("0.0.0.0", None, None, "")
+    running = Running(tmp_path)
+    ready, sock = asyncio.Event(), socket.create_server(("127.0.0.1", 0))
+    task = asyncio.ensure_future(running.server.serve(sock, ready.set, context))
+    await asyncio.wait_for(ready.wait(), PATIENCE_S)
+    try:
+        [code] = await running.server.invite()
+        return await use(running.server.port, code, pin, running)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_link_beyond_loopback_pins_the_certificate(tmp_path):
@@ -87,13 +87,79 @@ async def test_a_link_beyond_loopback_pins_the_certificate(tmp_path):
         origin = f"https://127.0.0.1:{port}"
         with pytest.raises(AuthError, match="another certificate"):
             await asyncio.to_thread(peer(link_of(origin, code, "0" * 64)).run, most_updates=1)
-        with pytest.raises((ConnectError, ssl.SSLError)):  # without a pin, the system must trust it
+        with pytest.raises(ConfigError, match=r"the link is not whole: 64 letters .*, and there are 9; copy the whole"):
+            await asyncio.to_thread(peer(link_of(origin, code, pin[:9])).run, most_updates=1)
+        with pytest.raises(ConnectError, match=r"is not trusted here, and the link does not name it.*SSL_CERT_FILE"):
             await asyncio.to_thread(peer(link_of(origin, code, "")).run, most_updates=1)
-        with pytest.raises(ConnectError, match="cannot be reached"):  # plain HTTP to the port with TLS
+        with pytest.raises(ConnectError, match=r"it has ended the connection; .* may begin with https://"):
             await asyncio.to_thread(peer(f"http://127.0.0.1:{port}/#{code}").run, most_updates=1)
         assert not running.server.ledger.members  # none of them has used the code
         await asyncio.to_thread(peer(link_of(origin, code, pin)).run, most_updates=25)
         assert running.server.ledger.members[1].updates == 25
+
+    await over_tls(tmp_path, use)
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+async def test_commands_reach_a_server_on_one_address_also_with_a_given_certificate(tmp_path, with_tls):
+    given = tmp_path / "given.pem" if with_tls else None
+    if given is not None:
+        make_certificate(given)
+    context, pin = protection("127.0.0.2", given, given, "")
+    assert bool(pin) == with_tls
+    server = Running(tmp_path).server
+    ready, sock = asyncio.Event(), socket.create_server(("127.0.0.2", 0))  # nobody listens on 127.0.0.1
+    facts = place_of(sock, given) | {"control": "secret"}
+    task = asyncio.ensure_future(server.serve(sock, ready.set, context))
+    await asyncio.wait_for(ready.wait(), PATIENCE_S)
+    try:
+        assert (await asyncio.to_thread(ask, facts, "list"))["peers"] == []
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+async def test_a_link_pins_a_given_certificate_unless_this_system_trusts_it(tmp_path, monkeypatch, trusted):
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("server")
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+
+    async def use(port, code, pin, running):
+        assert bool(pin) == (not trusted)
+        await asyncio.to_thread(peer(link_of(f"https://127.0.0.1:{port}", code, pin)).run, most_updates=25)
+        assert running.server.ledger.members[1].updates == 25
+
+    await over_tls(tmp_path, use, protection("127.0.0.1", cert, key, ""))
+    assert protection("127.0.0.2", cert, key, "")[1]  # it is for another host
+
+
+async def answered(port, host, origin, code):
+    """Return the status of a request with a code, by a program that trusts any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    headers = f"Host: {host}\r\nOrigin: {origin}\r\nX-DDLF-Code: {code}"
+    writer.write(f"GET /join HTTP/1.1\r\n{headers}\r\n\r\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    return int(answer.split()[1]), answer
+
+
+async def test_a_link_works_with_an_address_of_the_server_in_place_of_its_name(tmp_path):
+    async def use(port, code, pin, running):
+        running.server._url = f"https://vm:{port}"
+        for host, origin in (
+            (f"evil.example:{port}", f"https://evil.example:{port}"),
+            (f"10.0.0.11:{port}", f"https://evil.example:{port}"),
+            (f"10.0.0.11.evil.example:{port}", f"https://10.0.0.11.evil.example:{port}"),
+        ):
+            status, answer = await answered(port, host, origin, code)
+            assert (status, "or with an address in place of its name" in answer) == (403, True)
+        for host in (f"10.0.0.11:{port}", f"[fd00::11]:{port}", f"vm:{port}"):
+            [code] = await running.server.invite()
+            assert (await answered(port, host, f"https://{host}", code))[0] == 200
 
     await over_tls(tmp_path, use)
 

@@ -13,7 +13,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ddlf.errors import AuthError, CheckpointError
 from ddlf.peers import ledger, server, serving, sessions
-from ddlf.peers.entries import Ended, Invited, Left, Merged
+from ddlf.peers import peer as peer_of
+from ddlf.peers.entries import Arrived, Ended, Invited, Left, Merged, Rejected, Validated
 from ddlf.peers.frames import Broken
 from ddlf.peers.journal import Journal, history
 from ddlf.peers.peer import Peer
@@ -38,15 +39,18 @@ def value(data):
 class Running:
     """A server that runs, and the lines that it has printed."""
 
-    def __init__(self, folder, *, converged=None, model=None, **plan):
-        self.folder, self.lines, self.peers = folder, [], []
+    port = 0
+
+    def __init__(self, folder, *, converged=None, model=None, tell=lambda event: None, port=0, test=None, **plan):
+        self.folder, self.lines, self.peers, self.port = folder, [], [], port
         model = model or Model(text="a model", layout=LAYOUT, first=a_set(0.0), trainable=(True, True))
         plan = Plan(**({"validate_s": 0.0, "merge": "average"} | plan))
-        self.server = PeerServer(folder, model, plan, say=self.lines.append, control="secret", converged=converged)
+        how = {"say": self.lines.append, "tell": tell, "control": "secret", "converged": converged, "test": test}
+        self.server = PeerServer(folder, model, plan, **how)
         self.server.recover()
 
     async def __aenter__(self):
-        sock = socket.create_server(("127.0.0.1", 0))
+        sock = socket.create_server(("127.0.0.1", self.port))
         self.port = sock.getsockname()[1]
         ready = asyncio.Event()
         self.task = asyncio.ensure_future(self.server.serve(sock, ready.set))
@@ -66,6 +70,10 @@ class Running:
         [code] = await self.server.invite()
         await peer.join(code)
         return peer
+
+    async def validated(self, number, accuracy):
+        entry = Validated(at=time.time(), set=number, accuracy=accuracy, loss=1 - accuracy, samples=64, peer=1)
+        await self.server.commit(entry)
 
     async def until(self, holds):
         async with asyncio.timeout(PATIENCE_S):
@@ -129,12 +137,57 @@ async def test_a_set_that_is_not_finite_is_rejected_and_the_run_continues(runnin
     assert (await other.post(a_set(2.0)))["answer"] == "merge"
 
 
+async def test_a_set_that_is_far_too_long_reaches_nobody_and_three_strikes_put_its_peer_out(running):
+    one, two, bad = [await running.peer() for _ in range(3)]
+    for peer in (one, two, bad):
+        await peer.post(a_set(1.0))
+    for _ in range(3):
+        answer = await bad.post(a_set(1e6))
+        assert (answer["answer"], value(bad.set)) == ("rejected", 0.0)
+    assert answer["why"].endswith("times as long as is usual")
+    answer = await bad.post(a_set(1.0))
+    assert (answer["answer"], answer["why"][:36]) == ("rejected", "after 3 strikes, posts count again i")
+    assert any(line == "out       peer 3 (light): its posts count again in 60 s" for line in running.lines)
+    for peer in (one, two):
+        await peer.post(a_set(2.0))
+        assert value(peer.set) in (0.0, 1.0, 2.0)
+    [listed] = [peer for peer in running.server.overview()["peers"] if peer["peer"] == 3]
+    assert listed["out_s"] > 0
+    rejected = [entry for entry in history(running.folder) if isinstance(entry, Rejected)]
+    assert [entry.strike for entry in rejected] == ["yes", "yes", "yes", "no"]
+
+
+async def test_a_peer_goes_only_a_part_of_the_way_to_a_set_that_is_far_away(tmp_path):
+    async with Running(tmp_path, longest=2.0) as running:
+        one, two, far = [await running.peer() for _ in range(3)]
+        for peer in (one, two, far):
+            await peer.post(a_set(1.0), contains=0)
+        for place in (2.5, 4.0, 5.5, 7.0, 8.5, 10.0, 11.5):
+            await far.post(a_set(place), contains=0)
+        await one.post(a_set(1.5), contains=0)
+        await one.post(a_set(2.0), contains=one.given)
+        await two.post(a_set(1.5), contains=two.given)
+        steps = [peer.set for peer in (one, two)]
+        assert any(2.0 < value(data) < 11.5 for data in steps), [value(data) for data in steps]
+
+
+async def test_a_trial_rejects_a_set_whose_accuracy_is_lower(tmp_path):
+    plan = {"validated_by": "server", "trial": 0.2, "validate_s": 1.0}
+    async with Running(
+        tmp_path, test=lambda weights: (0.9 if weights[0][0, 0] < 5 else 0.5, 0.1, 100), **plan
+    ) as running:
+        one = await running.peer()
+        await running.until(lambda: running.server.ledger.validations)
+        assert (await one.post(a_set(1.0)))["answer"] == "continue"
+        answer = await one.post(a_set(9.0))
+        assert answer["answer"] == "rejected"
+        assert answer["why"] == "its accuracy on the server's data is 0.5000, and that of the last validations 0.9000"
+
+
 async def test_a_peer_whose_merge_broke_begins_again_from_the_validated_set(running):
     one, other = await running.peer(), await running.peer()
     await one.post(a_set(1.0))
-    tested = {"set_number": 2, "accuracy": 0.5, "loss": 1.0, "samples": 64}
-    await one.socket.send(frame(SCORE, tested))
-    await running.until(lambda: running.server.ledger.validated == 2)
+    await running.validated(2, 0.5)
     assert (await other.post(a_set(5.0)))["answer"] == "merge"
     await other.socket.send(frame(BROKEN, {"why": "NaN after a merge"}))
     assert ((await other.answer())["answer"], value(other.set)) == ("replace", 1.0)
@@ -273,11 +326,11 @@ async def test_a_full_disk_refuses_a_merge_until_there_is_space(tmp_path, monkey
         peer = await running.peer()
         append, refused = running.server._journal.append, []
 
-        def full(entries):
+        def full(entries, heads):
             if any(isinstance(entry, Merged) for entry, _ in entries) and len(refused) < 3:
                 refused.append(entries)
                 raise CheckpointError("the disk is full")
-            append(entries)
+            append(entries, heads)
 
         running.server._journal.append = full
         assert (await peer.post(a_set(1.0), base=1))["answer"] == "replace"
@@ -304,12 +357,10 @@ async def test_five_accuracies_above_the_target_end_the_training(tmp_path):
     async with Running(tmp_path, end=0.98) as running:
         peer = await running.peer()
         await peer.post(a_set(1.0))
-        tested = {"set_number": 2, "accuracy": 0.99, "loss": 0.1, "samples": 64}
         for _ in range(4):
-            await peer.socket.send(frame(SCORE, tested))
-        await running.until(lambda: running.server.ledger.validation_count == 4)
+            await running.validated(2, 0.99)
         assert not list(running.server.ledger.due(time.time(), {1: time.time()}))
-        await peer.socket.send(frame(SCORE, tested))
+        await running.validated(2, 0.99)
         assert (await peer.answer())["end"]["why"] == "the mean of the last 5 accuracies is 0.9900"
 
 
@@ -317,8 +368,12 @@ async def test_seconds_end_the_training_after_the_first_peer(tmp_path):
     async with Running(tmp_path, end=1.0) as running:
         began = time.time()
         peer = await running.peer()
-        assert (await peer.answer())["end"]["why"] == "1 s since the first peer have passed"
+        assert (await peer.answer())["end"]["why"] == "the first peer came 1 s ago"
         assert time.time() - began >= 1.0
+    entries = list(history(tmp_path))
+    first = next(entry.at for entry in entries if isinstance(entry, Arrived))
+    [ended] = [entry.at for entry in entries if isinstance(entry, Ended)]
+    assert 1.0 <= ended - first < PATIENCE_S
 
 
 async def test_a_peer_that_leaves_before_its_validation_passes_the_turn_on(tmp_path):
@@ -437,6 +492,7 @@ class Added:
     """A training that adds 1 to each weight in a batch."""
 
     layout = LAYOUT
+    trainable = (True, True)
 
     def __init__(self):
         self.live = LAYOUT.decode(a_set(0.0))
@@ -469,6 +525,28 @@ async def test_a_peer_posts_its_last_batches_before_it_leaves(running):
     await asyncio.to_thread(peer.run, most_updates=running.server.plan.updates + 3)
     await running.until(lambda: not running.server.ledger.present)
     assert running.server.ledger.members[1].updates == running.server.plan.updates + 3
+
+
+async def test_a_peer_prints_its_first_and_its_last_post_and_few_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(peer_of, "SHOWN_S", PATIENCE_S)
+    async with Running(tmp_path, updates=1) as running:
+        [code] = await running.server.invite()
+        lines = []
+        peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), samples=10, say=lines.append)
+
+        def train():
+            peer.join()
+            for _ in range(5):
+                peer._step(trains=True)
+                while peer._connection.waits:
+                    peer._take(PATIENCE_S)
+            peer.close()
+
+        await asyncio.to_thread(train)
+    assert [line.partition(" batches")[0] for line in lines if line.startswith("posted")] == [
+        "posted    set 1 after 1",
+        "posted    set 5 after 5",
+    ]
 
 
 async def test_a_second_window_takes_the_place_of_the_first(running):
@@ -506,7 +584,7 @@ async def test_a_full_disk_acknowledges_nothing_and_the_peer_posts_again(running
     journal = running.server._journal
     append = journal.append
 
-    def full(entries):
+    def full(entries, heads):
         raise CheckpointError("no space: need 1 kB in the folder")
 
     monkeypatch.setattr(journal, "append", full)
@@ -521,17 +599,64 @@ async def test_a_full_disk_acknowledges_nothing_and_the_peer_posts_again(running
     assert any("no space" in line for line in running.lines)
 
 
+def _refuses(entries):
+    raise CheckpointError("no space: need 1 kB, free 0 B in the folder")
+
+
+@pytest.mark.parametrize("how", ["seconds", "stop", "last set"])
+async def test_a_full_disk_ends_the_server_at_the_end_of_the_training_and_a_later_one_reaches_it(
+    tmp_path, monkeypatch, how
+):
+    async with Running(tmp_path, end=1.0 if how == "seconds" else 0.0) as running:
+        journal, append = running.server._journal, running.server._journal.append
+        peer = await running.peer()
+        await peer.post(a_set(1.0))
+
+        def no_room(entries, heads):
+            if how != "last set" or isinstance(entries[0][0], Merged):
+                _refuses(entries)
+            append(entries, heads)
+
+        journal.append = no_room
+        if how != "seconds":
+            status, _, body = await get(running.port, "/control/stop", {"Authorization": "Bearer secret"})
+            said = "the server ends, and its training is not over" if how == "stop" else "{}"
+            assert (status, body.strip().partition(", because")[0]) == (507 if how == "stop" else 200, said)
+        with pytest.raises(
+            CheckpointError, match=r"^the server ends, .* cannot be written: no space: .*--resume last$"
+        ):
+            await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_S)
+        assert running.lines.count("error     no space: need 1 kB, free 0 B in the folder") == 1
+        running.task = asyncio.ensure_future(asyncio.sleep(0))  # its error is known
+    async with Running(tmp_path, end=1.0 if how == "seconds" else 0.0) as again:
+        if how == "seconds":  # the end waits for the peer, which has not come back yet
+            due, looks = again.server.ledger.due, []
+            again.server.ledger.due = lambda now, seen: looks.append(now) or due(now, seen)
+            await again.until(lambda: len(looks) == 2)
+            peer.port = again.port
+            again.peers = [peer]
+            assert (await peer.connect(keeps=True))["peer"] == 1
+            assert (await peer.answer())["end"]["over"]
+        else:
+            monkeypatch.setattr(ledger, "LEASE_S", 0.1)  # the peer does not come back
+        if how == "stop":
+            assert (await get(again.port, "/control/stop", {"Authorization": "Bearer secret"}))[0] == 200
+        await asyncio.wait_for(asyncio.shield(again.task), PATIENCE_S)
+        assert again.server.ledger.over
+        assert value(await again.server.last_set()) == 1.0
+
+
 async def test_posts_that_come_together_share_a_sync(running):
     peers = [await running.peer() for _ in range(8)]
     journal, begun, going = running.server._journal, asyncio.Event(), asyncio.Event()
     append, loop, sizes = journal.append, asyncio.get_running_loop(), []
 
-    def slow(entries):
+    def slow(entries, heads):
         sizes.append(len(entries))
         if len(sizes) == 1:
             loop.call_soon_threadsafe(begun.set)
             asyncio.run_coroutine_threadsafe(going.wait(), loop).result()
-        append(entries)
+        append(entries, heads)
 
     journal.append = slow
     await peers[0].send_post(a_set(1.0))
@@ -602,10 +727,10 @@ async def test_a_server_that_ends_writes_the_entries_that_wait_for_the_disk(tmp_
     began, may_go_on = threading.Event(), threading.Event()
     append = Journal.append
 
-    def slowly(self, entries):
+    def slowly(self, entries, heads=()):
         began.set()
         assert may_go_on.wait(PATIENCE_S)
-        append(self, entries)
+        append(self, entries, heads)
 
     running = Running(tmp_path)
     async with asyncio.timeout(PATIENCE_S):

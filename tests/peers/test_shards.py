@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlf.errors import AuthError, CheckpointMismatch, ConfigError
+from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.peers import serving
+from ddlf.peers import shards as shards_module
 from ddlf.peers.entries import Arrived, Began, Invited, Joined, Left
 from ddlf.peers.joining import peer_of_data, peer_of_shard
 from ddlf.peers.ledger import Unfit
@@ -116,22 +117,23 @@ def test_a_shard_that_another_peer_has_is_refused():
             ledger.admit(Arrived(peer=2, shard=shard, **facts))
 
 
-def lending(folder, count=2):
-    shards = Shards(DATA, count, "equal", 0)
+def lending(folder, count=2, data=DATA):
+    shards = Shards(data, count, "equal", 0)
     model = Model(text="m", layout=LAYOUT, first=a_set(0.0), trainable=(True, True), shards=shards)
     return Running(folder, model=model, shards=count)
 
 
-async def shard_of(running, peer, key=None):
-    status, _, body = await get(running.port, "/shard", {"Authorization": f"Bearer {peer.key if key is None else key}"})
-    return status, body
+async def shard_of(running, peer, number, key=None, range_="bytes=0-"):
+    headers = {"Authorization": f"Bearer {peer.key if key is None else key}", "Range": range_}
+    return await get(running.port, f"/shard/{number}", headers)
 
 
 async def test_a_server_lends_shards_with_leases_and_a_later_server_knows_them(tmp_path):
     async with lending(tmp_path) as running:
         one, other = await running.peer(samples=0), await running.peer(samples=0)
         assert [running.server.ledger.members[peer].shard for peer in (1, 2)] == [1, 2]
-        assert (await shard_of(running, one, "wrong"))[0] == 401
+        assert (await shard_of(running, one, 1, "wrong"))[0] == 401
+        assert [(await shard_of(running, one, number))[0] for number in (2, 3, "")] == [409] * 3
         late = await running.peer(samples=0)
         assert "each of the 2 shards is with a peer" in (await late.connect())["end"]["why"]
         await other.socket.send(b"")  # ends its connection, and not its lease
@@ -139,7 +141,7 @@ async def test_a_server_lends_shards_with_leases_and_a_later_server_knows_them(t
         await other.connect()
         assert running.server.ledger.members[2].shard == 2
         await running.server.commit(Left(at=1.0, peer=2, why="its lease"))
-        assert (await shard_of(running, other))[0] == 409
+        assert (await shard_of(running, other, 2))[0] == 409
         assert (await late.connect())["shard"] == 2
         own = await running.peer(samples=5)
         assert "a part of its data" in (await own.connect())["end"]["why"]
@@ -149,13 +151,53 @@ async def test_a_server_lends_shards_with_leases_and_a_later_server_knows_them(t
         assert "each of the 2" in (await other.connect())["end"]["why"]
 
 
+async def test_a_peer_gets_its_shard_in_pieces_one_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards_module, "PIECE_BYTES", 100)
+    async with lending(tmp_path) as running:
+        peer = await running.peer(samples=0)
+        content, found = running.server.model.shards.content(1), b""
+        while len(found) < len(content):
+            status, facts, body = await shard_of(running, peer, 1, range_=f"bytes={len(found)}-")
+            assert status == 206
+            assert facts["Content-Range"] == f"bytes {len(found)}-{len(found) + len(body) - 1}/{len(content)}"
+            assert len(body) <= 100
+            found += body
+        assert found == content
+        bad = (f"bytes={len(content)}-", "bytes=-5", "bytes=0-9", "bytes=0-,9-", "lines=0-", "bytes=" + "9" * 400 + "-")
+        assert [(await shard_of(running, peer, 1, range_=range_))[0] for range_ in bad] == [416] * len(bad)
+
+
+async def test_a_peer_that_reads_no_piece_takes_the_memory_of_one(tmp_path, monkeypatch):
+    size = 2**24  # more than all buffers of a socket
+    monkeypatch.setattr(shards_module, "PIECE_BYTES", size)
+    data = {"x_train": np.zeros((2, size), np.uint8), "y_train": np.zeros(2)}
+    async with lending(tmp_path, data=data) as running:
+        peer = await running.peer(samples=0)
+        question = (
+            f"GET /shard/1 HTTP/1.1\r\nHost: 127.0.0.1:{running.port}\r\nAuthorization: Bearer {peer.key}\r\n\r\n"
+        )
+        first, *later = [await asyncio.open_connection("127.0.0.1", running.port, limit=1000) for _ in range(3)]
+        for reader, writer in (first, *later):
+            writer.write(question.encode())
+            assert await reader.readexactly(12) == b"HTTP/1.1 206"
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await asyncio.wait_for(first[0].readexactly(size), PATIENCE_S)
+        last = await asyncio.wait_for(later[-1][0].readexactly(size), PATIENCE_S)
+        assert len(last) == size
+        for _, writer in (first, *later):
+            writer.close()
+
+
 @pytest.fixture
 async def served(tmp_path, monkeypatch):
     """Digits in two shards, and a state folder of its own for the keys of Python peers."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(shards_module, "PIECE_BYTES", 50_000)
     (tmp_path / "d.nnm").write_text(TEXT)
-    found = await asyncio.to_thread(serving.read_model, tmp_path / "d.nnm", "digits", None, 0, trains=True)
+    found = await asyncio.to_thread(serving.read_model, tmp_path / "d.nnm", "digits", None, 0, shards=1)
     found.give_out(Plan(shards=2), 0)
+    assert not {"x_train", "y_train"} & found._trained.data.keys()  # the shards have them
+    assert found.can_test
     return found
 
 
@@ -179,21 +221,21 @@ async def test_python_peers_train_on_shards_and_the_next_one_gets_the_free_one(s
         assert running.server.ledger.members[3].shard == waits
         [code] = await running.server.invite()
         own = peer_of_data(f"http://127.0.0.1:{running.port}/#{code}", {"x": np.zeros((9, 64)), "y": np.zeros(9)})
-        with pytest.raises(AuthError, match="a part of its data"):
+        with pytest.raises(ConfigError, match="a part of its data"):
             await asyncio.to_thread(own.run)
     assert any("samples of the server, shard" in line for line in lines)
 
 
 def test_a_resumed_run_needs_the_same_data(tmp_path):
     (tmp_path / "d.nnm").write_text(TEXT)
-    served = serving.read_model(tmp_path / "d.nnm", "digits", None, 0, trains=True)
+    served = serving.read_model(tmp_path / "d.nnm", "digits", None, 0, shards=1)
     plan = Plan(shards=2)
     served.give_out(plan, 7)
     path = serving.make_folder(tmp_path, "d", plan, served, 7)
-    serving.give_out_again(path, plan, served, "digits")
+    serving.give_out_again(path, plan, serving.read_model(tmp_path / "d.nnm", "digits", None, 0, shards=1), "digits")
     (x, y), _ = importlib.import_module("ddlf.data.datasets").with_classes("digits")
     np.savez(tmp_path / "less.npz", x=x[:500], y=y[:500])
-    other = serving.read_model(tmp_path / "d.nnm", str(tmp_path / "less.npz"), None, 0, trains=True)
+    other = serving.read_model(tmp_path / "d.nnm", str(tmp_path / "less.npz"), None, 0, shards=1)
     with pytest.raises(CheckpointMismatch, match="other training data"):
         serving.give_out_again(path, plan, other, "less.npz")
 

@@ -13,7 +13,7 @@ from ddlf.peers.plan import Plan
 from ddlf.peers.swap import SwapLedger
 from ddlf.peers.telling import PeersWriter, Rarely, Teller
 
-PLAN = Plan(batch_size=10)
+PLAN = Plan(batch_size=10, codec="bfloat16")
 
 
 class Told:
@@ -47,9 +47,26 @@ def told():
     found.post(1, 1.0)
     found.post(2, 3.0)
     found.take(Validated(at=1.0, set=2, accuracy=0.75, loss=0.5, samples=64, peer=1))
+    for _ in range(2):
+        found.teller.sent(1000)
     found.teller.tick(2.0)
     found.take(Left(at=2.0, peer=2, why="it said goodbye"))
     return found
+
+
+def test_the_board_shows_how_much_of_an_end_in_seconds_has_passed():
+    for end, has_end, done, left_s in ((100.0, True, 0.4, 60.0), (0.9, False, 0.0, None)):
+        for passed_s in (0.0, 30.0):  # a new run, and one that continues
+            board, ledger = Board(), SwapLedger(Plan(end=end))
+            ledger.first_at = 1000.0 - passed_s if passed_s else 0.0
+            now = 1000.0
+            teller = Teller(ledger, lambda event: board.tell(event, now), 1000)  # noqa: B023
+            teller.begin("peers of digits", 0, now)
+            board.tell(e.PeerArrived(peer=1, name="", samples=10), now)
+            now += 40.0 - passed_s
+            board.tell(e.PeerLeft(peer=1, name="", why="it said goodbye"), now)
+            run = board.since(Seen(), now)["run"]
+            assert (run["has_end"], run["done"], run["left_s"]) == (has_end, done, left_s)
 
 
 def test_posts_between_two_ticks_become_one_record_and_an_event_of_each_peer(told):
@@ -60,6 +77,7 @@ def test_posts_between_two_ticks_become_one_record_and_an_event_of_each_peer(tol
     ]
     [record] = [event.record for event in told.events if isinstance(event, e.Committed)]
     assert (record.version, record.samples, record.bytes_back, record.seconds) == (3, 600, 3000, 2.0)
+    assert record.bytes_out == 2000
     assert (record.metrics, record.test) == ({"accuracy": 0.5, "loss": 2.0}, {"accuracy": 0.75, "loss": 0.5})
     told.events.clear()
     told.teller.tick(3.0)
@@ -72,6 +90,7 @@ def test_the_board_shows_peers_with_their_rates_and_the_averages(told):
         board.tell(event, 1.0)
     message = board.since(Seen(), 2.0)
     shown = {lane["name"]: (lane["state"], lane["rate"], lane["updates"], lane["is_peer"]) for lane in message["lanes"]}
+    assert message["run"]["mode"] == "peers in swaps, sets as bfloat16"
     assert shown == {"clinic": ("busy", 200.0, 2, True), "peer 2": ("lost", 100.0, 1, True)}
     assert message["run"]["metrics"]["test_accuracy"] == 0.75
     assert message["series"]["columns"]["#batches"] == [60]

@@ -76,11 +76,12 @@ async def test_a_slow_sender_goes_on_but_gives_its_turn_away(senders, monkeypatc
 
 async def test_a_message_that_has_arrived_keeps_its_turn_until_it_is_on_the_disk(senders, monkeypatch):
     monkeypatch.setattr(module, "SLOW_S", 0.0)
-    turns = Turns(1)
+    turns, passed = Turns(1), asyncio.Event()
     turns.begin(senders[0])
     turns.arrived(senders[0])
     turns.begin(senders[1])
-    await asyncio.sleep(0.01)  # a timer of 0 s would have ended meanwhile
+    asyncio.get_running_loop().call_later(0.0, passed.set)  # the timer of the turn would have ended before this one
+    await asyncio.wait_for(passed.wait(), PATIENCE_S)
     assert not senders[1].transport.reads
     turns.end(senders[0])
     assert senders[1].transport.reads

@@ -14,7 +14,7 @@ function report() {
   const accuracy = Object.entries(means).find(([name]) => name.endsWith("accuracy"))?.[1] ?? -1;
   tell("progress", {
     batches: trainer.batches, batchesPerSecond: trainer.batches / seconds, loss: means.loss, accuracy, bytesUp: posts * layout.bytes,
-    bytesDown: posts * layout.bytes, posts, merges: Math.max(posts - 1, 0), samples, seconds,
+    bytesDown: posts * layout.bytes, posts, merges: Math.max(posts - 1, 0), samples, seconds, epsilon: 1.25,
   });
 }
 

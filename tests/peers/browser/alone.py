@@ -47,12 +47,15 @@ class Alone:
     def __init__(self, model: Any, classes: tuple[str, ...] = ()) -> None:
         from ddlf.extras import provided
         from ddlf.peers.browser.graph import layer_graph
+        from ddlf.peers.pages import seen_by
+        from ddlf.peers.plan import Plan
         from ddlf.peers.sets import layout_of
 
         named = provided("named_weights", "tests")(model)
         layout = layout_of({name: np.asarray(one) for name, one in named.items()})
         self.set = bytes(layout.encode([np.array(one) for one in named.values()]))
         self.graph = {"graph": layer_graph(model, named), "plan": {}, "name": model.name, "classes": list(classes)}
+        self.graph["visible"] = seen_by(Plan())
         self.codes = {CODE}
         self.answers: dict[str, tuple[int, bytes]] = {}
 
@@ -65,7 +68,9 @@ class Alone:
             self.codes.discard(code)
             return (200, b"{}", "application/json") if known else (403, b"unknown code", "text/plain")
         if path == "/graph":
-            known = "key=" in cookie
+            known = "key=" in cookie or code in self.codes
+            if code and not known:
+                return 403, b"unknown code", "text/plain"
             return (200 if known else 401), json.dumps(self.graph if known else {}).encode(), "application/json"
         if path == "/set":
             return 200, self.set, "application/octet-stream"

@@ -1,9 +1,9 @@
-// Reads files and fits them to models in Node: node data.js PAGE < cases > results, one JSON document on each line.
+// Reads files and fits them to models in Node: node data.js BROWSER < cases > results, one JSON document on each line.
 
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 
-const [fit, npz, pictures, trial] = await Promise.all(["fit", "npz", "pictures", "trial"].map((name) => import(`${process.argv[2]}/${name}.js`)));
+const [shard, fit, npz, pictures, trial] = await Promise.all(["engine/shard", "engine/data/fit", "engine/data/npz", "page/pictures", "page/trial"].map((name) => import(`${process.argv[2]}/${name}.js`)));
 const plain = (array) => (array && { shape: array.shape, data: Array.from(array.data, Number), type: array.data.constructor.name });
 const both = (part) => part && { x: plain(part.inputs[0]), y: plain(part.labels[0]) };
 
@@ -16,6 +16,16 @@ const acts = {
   arrays: async ({ path }) => {
     const { buffer, byteOffset, byteLength } = readFileSync(path), found = await npz.readNpz(buffer.slice(byteOffset, byteOffset + byteLength), "a.npz");
     return Object.fromEntries(Object.entries(found).map(([name, { data, shape }]) => [name, { shape, data: Array.from(data, (value) => (typeof value === "string" || Number.isFinite(value) ? value : `${value}`)) }]));
+  },
+  // A server that sends a file in pieces of some bytes.
+  async lent({ path, bytes, served }) {
+    const content = readFileSync(path), asked = [];
+    globalThis.fetch = async (url, { headers: { Range: range } }) => {
+      asked.push([url, range]);
+      const begin = Number(/^bytes=(\d+)-$/.exec(range)[1]), piece = content.subarray(begin, begin + bytes);
+      return new Response(piece, { status: 206, headers: { "Content-Range": `bytes ${begin}-${begin + piece.length - 1}/${content.length}` } });
+    };
+    return { ...both(await shard.lent(3, served)), asked };
   },
   needs: ({ graph }) => fit.needsOf(graph),
   picture: ({ needs }) => pictures.pictureShape(needs),

@@ -16,6 +16,9 @@ def test_every_import_of_page_and_engine_is_a_file_that_the_server_sends():
             assert name.startswith("."), f"{path} imports {name}, which no browser finds"
             found = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
             assert found in sent, f"{path} imports {name}"
+            assert not (path.startswith("engine/") and found.startswith("page/")), (
+                f"{path} of the engine knows the page"
+            )
 
 
 def test_no_file_makes_code_from_texts_or_names_another_host():

@@ -15,7 +15,7 @@ from ddlf.extras.text.training.notation import Notation
 from ddlf.peers.classes import numbered
 from tests.patience import PATIENCE_S
 
-PAGE = Path(__file__).parents[3] / "ddlf/peers/browser/page"
+BROWSER = Path(__file__).parents[3] / "ddlf/peers/browser"
 RANDOM = np.random.default_rng(0)
 TEXT = "a:input shape=[{}];\na:output shape=[{}];\na:layers {}Dense(units={}{});\na:loss {};\n"
 KERAS = {"SCE": "sparse_categorical_crossentropy", "CCE": "categorical_crossentropy", "MSE": "mean_squared_error"}
@@ -24,7 +24,7 @@ KERAS = {"SCE": "sparse_categorical_crossentropy", "CCE": "categorical_crossentr
 def asked(*cases):
     """Run cases in Node, and return their results."""
     done = subprocess.run(
-        ["node", str(Path(__file__).with_name("data.js")), str(PAGE)],
+        ["node", str(Path(__file__).with_name("data.js")), str(BROWSER)],
         input="\n".join(json.dumps(case) for case in cases),
         capture_output=True,
         text=True,
@@ -109,6 +109,18 @@ def test_the_page_and_a_python_peer_fit_arrays_alike(tmp_path):
                 ours, theirs = found[part][letter], data[f"{letter}_{part}"]
                 assert ours["shape"] == list(theirs.shape), (name, part, letter)
                 np.testing.assert_array_equal(np.array(ours["data"], np.float32), theirs.ravel().astype(np.float32))
+
+
+def test_a_shard_that_arrives_in_pieces_is_read_whole(tmp_path):
+    x, y = RANDOM.random((50, 6), np.float32), np.arange(50) % 3
+    np.savez(tmp_path / "shard.npz", x_train=x, y_train=y)
+    graph = {"inputs": [{"shape": [6]}], "losses": [{"kind": KERAS["SCE"]}], "output_shapes": [[3]]}
+    case = {"act": "lent", "path": str(tmp_path / "shard.npz"), "bytes": 700, "served": {"graph": graph}}
+    (found,) = (answer["result"] for answer in asked(case))
+    np.testing.assert_array_equal(np.array(found["x"]["data"], np.float32), x.ravel())
+    assert found["y"]["data"] == y.tolist()
+    size = (tmp_path / "shard.npz").stat().st_size
+    assert found["asked"] == [["/shard/3", f"bytes={begin}-"] for begin in range(0, size, 700)]
 
 
 def archive(**files):

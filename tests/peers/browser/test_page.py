@@ -1,12 +1,17 @@
 """The page of a peer as people use it, in Chromium: join, choose data, look, train, pause, try the model, stop."""
 
+import asyncio
 import importlib
+from dataclasses import asdict
 from io import BytesIO
 
 import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from ddlf.peers.pages import seen_by
+from ddlf.peers.plan import Plan
+from ddlf.privacy import visible
 from tests.patience import PATIENCE_S
 from tests.peers.browser.alone import CODE, Alone, digits_model, joined
 
@@ -162,8 +167,20 @@ async def test_pictures_in_folders_are_read_drawn_and_counted_and_bad_ones_named
         assert not await page.locator("#seen").is_visible()
         only = {"name": "one.png", "mimeType": "image/png", "buffer": picture((9, 9), 0)}
         await page.locator("#files").set_input_files(files=[{**only, "name": f"{n}.png"} for n in range(5)])
+        await page.locator("#which").wait_for()
+        assert "These 5 pictures are in no folder" in await page.locator("#which").inner_text()
+        await page.locator("#which button[value=take]").click()  # no class is chosen, so the page still asks
+        assert await page.locator("#which").is_visible()
+        await page.keyboard.press("Escape")
+        await page.locator("#notes").get_by_text("5 pictures left out: you chose no class").wait_for()
+        assert not await page.locator("#seen").is_visible()
+        await page.locator("#files").set_input_files(files=[{**only, "name": f"{n}.png"} for n in range(5)])
+        await page.locator("#label").select_option("dog")
+        await is_sound(page)
+        await page.locator("#which button[value=take]").click()
         await page.locator("#seen").wait_for()
-        assert "All samples have the label cat" in await page.locator("#notes").inner_text()
+        assert await page.locator("#classes li").all_inner_texts() == ["cat0", "dog4"]
+        assert "All samples have the label dog" in await page.locator("#notes").inner_text()
         await page.locator("#npz").set_input_files(files=[{**digits(), "buffer": b"PK"}])
         await page.locator("#problem").wait_for()
         assert "digits.npz cannot be read" in await page.locator("#why").inner_text()
@@ -203,16 +220,24 @@ async def test_a_person_who_cannot_join_reads_one_sentence_and_what_to_do(answer
         assert [line for line in page.wrong if "the server responded with a status" not in line] == []
 
 
-async def test_a_reload_keeps_session_and_data_and_a_closed_tab_is_warned_of():
-    async with joined(Alone(digits_model())) as page:
+async def test_a_reload_continues_the_training_and_other_tabs_are_warned():
+    alone = Alone(digits_model())
+    async with joined(alone) as page:
         page.set_default_timeout(PATIENCE_S * 1000)
+        await page.locator("#npz").set_input_files(files=[{**digits(), "buffer": b"PK"}])
+        await page.locator("#problem").wait_for()
+        assert "#" not in page.url
+        await page.reload()  # before the link is used
         await page.locator("#npz").set_input_files(files=[digits()])
+        await page.locator("#name").fill("clinic 7")
+        assert alone.codes == {CODE}
         await page.locator("#start button").click()
         await page.locator("#state[data-state=training]").wait_for()
+        assert alone.codes == set()
         other = await page.context.new_page()
         await other.goto(page.url)
         await other.get_by_text("Another tab of this browser trains already").wait_for()
-        await other.close()
+        assert await other.locator("#state").inner_text() == "ready"
         asked = []
 
         async def answer(dialog):
@@ -220,18 +245,187 @@ async def test_a_reload_keeps_session_and_data_and_a_closed_tab_is_warned_of():
             await dialog.accept()
 
         page.on("dialog", answer)
-        await page.reload()
-        assert asked == ["beforeunload"]
-        await page.locator("#again").click()
-        await page.locator("#seen").wait_for()
-        assert "160 samples for training" in await page.locator("#counts").inner_text()
-        assert not await page.get_by_text("Another tab").count()
-        await page.locator("#forget").click()
-        await page.locator("#folder:focus").wait_for(state="attached")  # the copy is gone
-        await page.reload()
+        await page.locator("#share").fill("50")
+        await page.reload()  # while it trains
+        await page.locator("#state[data-state=training]").wait_for()
+        await page.get_by_text("Your 200 samples and their labels").wait_for()
+        assert await page.locator("#share-value").inner_text() == "50 %"
+        assert await page.locator("#name").input_value() == "clinic 7"
+        await page.locator("#pause").click()
+        await page.locator("#state[data-state=paused]").wait_for()
+        await page.reload()  # while it is paused
+        await page.locator("#state[data-state=paused]").wait_for()
+        assert asked == ["beforeunload"] * 2
+
+        await other.reload()  # another tab begins only when it is told to, with the kept data
+        await other.locator("#again").click()
+        await other.locator("#seen").wait_for()
+        assert "160 samples for training" in await other.locator("#counts").inner_text()
+        await page.locator("#stop").click()
+        await page.locator("#leave button[value=leave]").click()
+        await page.locator("#state[data-state=ended]").wait_for()
+        for one in (page, other):  # the copy is gone
+            await one.reload()
+            await one.locator("#choose").wait_for()
+            assert not await one.locator("#again").is_visible()
+            assert await one.locator("#state").inner_text() == "ready"
+            assert page.wrong == []
+
+
+NAME = """() => {
+  const node = document.activeElement;
+  return node.getAttribute("aria-label") ?? node.labels?.[0]?.textContent.trim() ?? node.textContent.trim();
+}"""
+"""The name of the element that has the focus."""
+
+
+async def reached(page, name):
+    """Press Tab until something with this name has the focus."""
+    seen = []
+    for _ in range(40):
+        await page.keyboard.press("Tab")
+        seen.append(await page.evaluate(NAME))
+        if seen[-1].startswith(name):
+            box = await page.evaluate("document.activeElement.getBoundingClientRect().toJSON()")
+            assert box["width"] > 0, name
+            return
+    raise AssertionError(f"Tab does not reach {name!r}, only {seen}")
+
+
+async def heard(page):
+    """Return role and name of each element that a screen reader meets, from Chromium's own tree."""
+    devtools = await page.context.new_cdp_session(page)
+    nodes = (await devtools.send("Accessibility.getFullAXTree"))["nodes"]
+    found = []
+    for node in nodes:
+        if node.get("ignored"):
+            continue
+        facts = {one["name"]: one["value"].get("value") for one in node.get("properties", [])}
+        name = node.get("name", {}).get("value", "")
+        found.append((node["role"]["value"], name))
+        assert name or not facts.get("focusable") or node["role"]["value"] in ("main", "RootWebArea"), node
+    return set(found)
+
+
+async def chosen(choosers):
+    return await asyncio.wait_for(choosers.get(), PATIENCE_S)
+
+
+async def test_a_person_without_a_mouse_or_a_screen_comes_from_the_link_to_the_trained_model():
+    async with joined(Alone(digits_model())) as page:
+        page.set_default_timeout(PATIENCE_S * 1000)
+        choosers = asyncio.Queue()
+        page.on("filechooser", choosers.put_nowait)  # for good: Playwright does not wait until a new listener is known
         await page.locator("#choose").wait_for()
-        assert not await page.locator("#again").is_visible()
-        assert page.wrong == []
+        assert {("heading", "Train digits together"), ("status", "ready"), ("button", ".npz file"), ("main", "")} <= {
+            (role, "ready" if role == "status" else name) for role, name in await heard(page)
+        }
+        await reached(page, "Pictures of one class")
+        await page.keyboard.press("Space")
+        files = [{"name": f"{n}.png", "mimeType": "image/png", "buffer": picture((9, 9), n)} for n in range(3)]
+        await (await chosen(choosers)).set_files(files)
+        await page.locator("#which").wait_for()
+        assert {("dialog", "Which class?")} <= await heard(page)
+        await page.keyboard.type("7")  # the list has the focus
+        await reached(page, "Take this class")
+        await page.keyboard.press("Enter")
+        await page.locator("#seen").wait_for()
+        await reached(page, ".npz file")
+        await page.keyboard.press("Space")
+        await (await chosen(choosers)).set_files([digits()])
+        await page.get_by_text("160 samples for training").wait_for()
+        assert {("list", "Samples of each class"), ("image", "A picture with the label 3")} <= await heard(page)
+        await reached(page, "Start training")
+        await page.keyboard.press("Enter")
+        await page.locator("#state[data-state=training]").wait_for()
+        await page.locator("#train .chart .curve").nth(1).wait_for()
+        await reached(page, "Share of time")
+        await page.keyboard.press("ArrowLeft")
+        assert await page.locator("#share-value").inner_text() == "90 %"
+        tree = await heard(page)
+        assert {("slider", "Share of time"), ("button", "Pause"), ("heading", "What leaves this browser")} <= tree
+        assert any(role == "image" and name.startswith("Loss: ") and name.endswith(" batches") for role, name in tree)
+        await reached(page, "A sample of yours")
+        await page.keyboard.press("Enter")
+        await page.locator("#guesses li").first.wait_for()
+        assert any(role == "StaticText" and "The model says" in name for role, name in await heard(page))
+        await reached(page, "A picture")
+        await page.keyboard.press("Space")
+        await (await chosen(choosers)).set_files(files[:1])
+        await page.get_by_text("The model takes this picture for").wait_for()
+        await is_sound(page)
+
+
+NOISE = {"way": "rounds", "merge": "mean", "clip": 1.0, "noise": 1.0, "quorum": 3}
+
+
+async def test_the_screen_says_who_sees_updates_and_samples():
+    """Before and during the training, on a phone, in each way of working together."""
+    alone = Alone(digits_model())
+    plans = [
+        Plan(),
+        Plan(way="rounds", merge="mean"),
+        Plan(**NOISE),
+        Plan(way="rounds", merge="mean", secure_aggregation=True, quorum=3),
+        Plan(**NOISE, trust="nobody"),
+    ]
+    async with joined(alone, width=320, height=640) as page:
+        page.set_default_timeout(PATIENCE_S * 1000)
+        for plan in plans:
+            alone.graph |= {"plan": asdict(plan), "visible": seen_by(plan)}
+            await page.reload()
+            await page.locator("#who").wait_for()
+            rows = [await row.locator("th, td").all_inner_texts() for row in await page.locator("#who-rows tr").all()]
+            column = visible.of(plan.choice)
+            assert rows == [[row.party, row.updates, row.samples] for row in column.rows()]
+            assert column.remains[-1] in await page.locator("#who-more").inner_text()
+            await is_sound(page)
+        await page.locator("#npz").set_input_files(files=[digits()])
+        await page.get_by_role("button", name="Start training").click()
+        await page.locator("#state[data-state=training]").wait_for()
+        await page.locator("#leaves li").first.wait_for()
+        await page.locator("#tiles").get_by_text("1.250").wait_for()
+        assert "at delta 1e-5; lower protects more" in await page.locator("#tiles").inner_text()
+        sent = await page.locator("#leaves").inner_text()
+        assert visible.NOBODY.before in sent
+        assert "how many samples you have (160)" in sent
+        assert "the loss and the accuracy" not in sent
+        assert await page.locator("#who-rows tr").count() == len(rows)
+        assert await page.locator("#who").is_visible()
+        await is_sound(page)
+
+
+async def test_no_text_of_a_curve_is_cut():
+    async with joined(Alone(digits_model()), width=320, height=640) as page:
+        page.set_default_timeout(PATIENCE_S * 1000)
+        await page.locator("#choose").wait_for()
+        cut = await page.evaluate(
+            """async () => {
+              const { Chart } = await import("/page/chart.js"), figure = document.querySelector("#train .chart"), svg = figure.querySelector("svg");
+              document.getElementById("train").hidden = false;
+              const cut = [];
+              for (const most of [2, 400, 1000, 9999, 10000, 1e6]) {
+                const chart = new Chart(figure, { name: "Loss", show: String });
+                for (let n = 0; n <= 10; n++) chart.add((n * most) / 10, 1e4 * n);
+                for (const text of svg.querySelectorAll("text")) {
+                  const { x, width } = text.getBBox();
+                  if (x < 0 || x + width > svg.clientWidth) cut.push([most, text.textContent, x, width]);
+                }
+                if (![...svg.querySelectorAll("text")].some((text) => text.getAttribute("text-anchor") === "middle")) cut.push(most);
+              }
+              return cut;
+            }"""
+        )
+        assert cut == []
+        lines = """() => {
+          const title = document.getElementById("title");
+          title.textContent = "Train private_digits together";
+          const range = document.createRange(), node = title.firstChild, at = node.data.indexOf("private"), end = node.data.indexOf(" together");
+          range.setStart(node, at);
+          range.setEnd(node, end);
+          return range.getClientRects().length;
+        }"""
+        assert await page.evaluate(lines) == 1  # the name of the app stands on one line
 
 
 async def test_a_camera_takes_labelled_pictures_and_a_refused_one_gets_a_sentence():

@@ -1,21 +1,32 @@
 """Peers in Chromium and in Python train one model, with a server in a process of its own."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 
 import numpy as np
+import psutil
 import pytest
 import safetensors.numpy
+from websockets.exceptions import ConnectionClosed
 
-from ddlf.peers.entries import Posted
+from ddlf.peers import serving
+from ddlf.peers.entries import Left, Posted, Rejected
 from ddlf.peers.journal import history
+from ddlf.peers.ledger import Fate, Unfit
+from ddlf.peers.rounds import RoundLedger
+from ddlf.peers.swap import SwapLedger
 from tests.monitor.dashboard.browser import chromium, opened
 from tests.patience import PATIENCE_S
 from tests.peers.browser.joining import DOCUMENT, MODEL, BrowserPeer
+from tests.peers.light import Light
 from tests.peers.test_processes import Command
+from tests.peers.test_server import Running
 
 pytestmark = pytest.mark.slow
 
@@ -57,8 +68,12 @@ def unexpected(page):
 
 
 async def test_two_browsers_with_half_of_the_classes_each_and_a_python_peer_train_one_model(halves):
-    """One page is blocked meanwhile, one is loaded again, one browser is killed, and the server is killed and resumed."""
-    with Command(halves.folder, "serve", "digits.nnm", "--data", "digits", "--invite", "4", "--port", "0") as server:
+    """One page is blocked meanwhile, one is loaded again, one browser is killed, and the server is killed and resumed.
+
+    Sets travel as bfloat16.
+    """
+    serve = ("serve", "digits.nnm", "--data", "digits", "--codec", "bfloat16", "--invite", "4", "--port", "0")
+    with Command(halves.folder, *serve) as server:
         links = [await asyncio.to_thread(lambda: server.until(r"link +(\S+)")[1]) for _ in range(4)]
         origin, port = links[0].partition("/#")[0], links[0].rpartition(":")[2].partition("/")[0]
         url = origin + DOCUMENT
@@ -76,13 +91,19 @@ async def test_two_browsers_with_half_of_the_classes_each_and_a_python_peer_trai
                 assert (joined["device"], joined["parameters"]) == ("wasm", 64 * 32 + 32 + 32 * 10 + 10)
                 assert joined["speeds"]["wasm"] > 0
             with Command(halves.folder, "join", links[3], "--data", "all.npz") as python:
-                await asyncio.to_thread(python.until, "posted    set 3 ")
+                await asyncio.to_thread(python.until_post, 3)
                 for one in (low, high, gone):
                     await one.until("progress", lambda told: told["posts"] >= 5 and told["merges"] >= 1)
+                told = await high.told("progress")
+                before = told[-1]
+                kept = [one for one in told if one["posts"] < before["posts"]][-1]  # before the post that it keeps
                 await high.page.reload()
                 again = await high.join(*halves.train["high"], name="high")
                 assert again["peer"] == 2
                 assert any("has kept" in line["text"] for line in await high.told("line"))
+                later = await high.until("progress", lambda told, posts=before["posts"]: told["posts"] > posts)
+                for total in ("batches", "samples", "bytesUp"):
+                    assert later[total] > kept[total], total
 
                 before, after = await low.page.evaluate(
                     """async () => {
@@ -118,11 +139,17 @@ async def test_two_browsers_with_half_of_the_classes_each_and_a_python_peer_trai
                     assert np.mean(found == y) >= 0.8, half
                 models.append(await one.predict(halves.test["low"][0]))
             np.testing.assert_array_equal(*models)  # both hold the last set
+            last = (await low.told("progress"))[-1]
+            parameters = 64 * 32 + 32 + 32 * 10 + 10
+            assert last["posts"] > 40
+            assert last["bytesUp"] < (last["posts"] + 1) * (2 * parameters + 2000)
             for one in (page, other):
                 assert one.hosts == {origin.partition("//")[2]}
                 assert unexpected(one) == []
     [folder] = (halves.folder / "runs").glob("*-peers-digits")
-    posts = [entry for entry in history(folder) if isinstance(entry, Posted)]
+    entries = list(history(folder))
+    assert not [entry for entry in entries if isinstance(entry, Rejected) and entry.strike != "no"]
+    posts = [entry for entry in entries if isinstance(entry, Posted)]
     for peer in (1, 2, 3, 4):  # every post once and in order, across the reload and both kills
         assert [entry.number for entry in posts if entry.peer == peer] == list(
             range(1, 1 + sum(entry.peer == peer for entry in posts))
@@ -182,7 +209,7 @@ async def test_bad_pages_and_bad_numbers_harm_only_themselves(halves):
 
 async def test_a_page_and_a_python_peer_train_shards_of_the_server(halves):
     words = ("--data", "digits", "--shards", "2", "--partition", "dirichlet:0.5", "--invite", "2", "--port", "0")
-    with Command(halves.folder, "serve", "digits.nnm", *words) as server:
+    with Command(halves.folder, "serve", "digits.nnm", "--codec", "float16", *words) as server:
         links = [await asyncio.to_thread(lambda: server.until(r"link +(\S+)")[1]) for _ in range(2)]
         await asyncio.to_thread(server.until, "ddlf peers join LINK$")  # without --data
         async with chromium() as browser, opened(browser, links[0]) as page:
@@ -194,15 +221,100 @@ async def test_a_page_and_a_python_peer_train_shards_of_the_server(halves):
             await page.locator("#start button").click()
             await page.locator("#stays li").first.wait_for()
             assert "part 1 of 2" in await page.locator("#stays").inner_text()
-            assert "how many samples you have" not in await page.locator("#leaves").inner_text()
+            leaves = await page.locator("#leaves").inner_text()
+            assert "how many samples you have" not in leaves
+            assert "rounded to float16 (2 bytes each)" in leaves
             with Command(halves.folder, "join", links[1]) as python:
                 await asyncio.to_thread(python.until, r"joined .* shard 2 of 2")
-                await asyncio.to_thread(python.until, "posted    set 3 ")
+                await asyncio.to_thread(python.until_post, 3)
             async with asyncio.timeout(PATIENCE_S):
                 while int(await page.evaluate("document.querySelectorAll('#tiles dd')[4].firstChild.data")) < 1:
                     await page.wait_for_timeout(50)
             await page.locator("#sample").click()
             await page.locator("#guesses li").first.wait_for()
+            page.on("dialog", lambda dialog: dialog.accept())
+            await page.reload()  # the same peer, with its shard and its kept weights, and without a click
+            await page.locator("#state[data-state=training]").wait_for()
+            await page.get_by_text("part 1 of 2").wait_for()
+            assert "with the weights that this browser has kept" in await page.locator("#log").text_content()
             assert unexpected(page) == []
         server.process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(server.end)
+
+
+async def trains(peer, way, posts=2**30):
+    """Post the last set of a light peer again and again, until the training is over."""
+    with contextlib.suppress(ConnectionClosed):  # its last message may be the end
+        for _ in range(posts):
+            base = (peer.given or peer.base) if way == "rounds" else 0
+            if "end" in await peer.post(peer.set, base=base, accuracy=0.5, loss=1.0):
+                return
+
+
+@pytest.mark.parametrize("way", ["rounds", "swap"])
+async def test_a_killed_browser_is_noticed_and_neither_its_sets_nor_its_shard_are_lost(halves, way):
+    words = ("--data", "digits", "--shards", "2", "--way", way, "--invite", "3", "--port", "0")
+    with Command(halves.folder, "serve", "digits.nnm", *words) as server:
+        links = [await asyncio.to_thread(lambda: server.until(r"link +(\S+)")[1]) for _ in range(3)]
+        port = links[0].rpartition(":")[2].partition("/")[0]
+        async with chromium() as browser:
+            page = await browser.new_page()
+            await page.goto(links[0])
+            await page.locator("#start button").click(timeout=PATIENCE_S * 1000)
+            await page.locator("#state[data-state=training]").wait_for(timeout=PATIENCE_S * 1000)
+            first, later = Light(int(port), samples=0), Light(int(port), samples=0)
+            assert (await first.join(links[1].partition("#")[2]))["shard"] == 2
+            await trains(first, way, 3)
+            training = asyncio.ensure_future(trains(first, way))
+            processes = [(one.pid, " ".join(one.cmdline())) for one in psutil.Process().children(recursive=True)]
+            [pid] = [pid for pid, line in processes if "--headless" in line and "--type=" not in line]
+            killed_at = time.time()
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.to_thread(server.until, "left      peer 1")
+            assert (await later.join(links[2].partition("#")[2]))["shard"] == 1
+            await trains(later, way, 3)
+            await asyncio.to_thread(peers_command, "stop", "--port", port)
+            await asyncio.gather(training, trains(later, way))  # until the end
+            for peer in (first, later):
+                await peer.abort()
+            assert await asyncio.to_thread(server.end) == 0
+    [folder] = (halves.folder / "runs").glob("*-peers-digits")
+    plan, *_ = serving.read_folder(folder)
+    ledger, fates, acknowledged = (RoundLedger if way == "rounds" else SwapLedger)(plan), Counter(), set()
+    for entry in history(folder):
+        if isinstance(entry, Left) and entry.peer == 1:
+            left, lease_s = entry, ledger.members[1].lease_s
+        with contextlib.suppress(Unfit):
+            made = ledger.apply(entry)
+            fates.update(one.set for one in made if isinstance(one, Fate))
+            acknowledged |= {entry.set} if isinstance(entry, Posted) else set()
+        if isinstance(entry, Posted):
+            last = entry
+    assert left.at <= killed_at + lease_s + 5
+    assert last.at > left.at
+    assert ledger.members[1].number >= 1
+    assert {fates[one] + (one in ledger.sets) for one in acknowledged} == {1}  # each set is there, or has one fate
+
+
+async def test_a_page_whose_connection_breaks_at_the_end_comes_back_for_the_last_set(halves):
+    served = await asyncio.to_thread(serving.read_model, halves.folder / "digits.nnm", None, None, 0)
+    async with Running(halves.folder, model=served.model, updates=5) as running:
+
+        async def cut(why):
+            running.server._lines[1].socket.transport.abort()
+            running.server._over.set()
+            running.server.done.set()
+
+        running.server._end = cut
+        url = f"http://127.0.0.1:{running.port}"
+        async with chromium() as browser, opened(browser, f"{url}{DOCUMENT}") as page:
+            one = BrowserPeer(page)
+            [code] = await running.server.invite()
+            await one.session(f"{url}/#{code}")
+            await one.join(*halves.train["low"])
+            await running.until(lambda: running.server.ledger.counts.get("posts", 0) > 0)
+            await running.server._command("stop", "")
+            over = await one.until("state", lambda told: told["state"] == "over")
+            assert over["why"] == "stopped by ddlf peers stop"
+            await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_S)
+            assert await one.set() == await running.server.last_set()

@@ -14,7 +14,11 @@ from ddlf.algorithms.set_merge import SET_MERGE, WeightSet
 from ddlf.peers import frames
 from ddlf.peers.browser.assets import ENGINE
 from ddlf.peers.frames import Answer, Broken, Bye, End, Hello, Post, Score, Welcome
+from ddlf.peers.sets import layout_of
+from ddlf.peers.wire import Wire
+from ddlf.training.checkpoints.tensors import read
 from tests.patience import PATIENCE_S
+from tests.peers.test_wire import SPECIAL
 
 HERE = Path(__file__).parent
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "peers_protocol.md"
@@ -119,6 +123,44 @@ def test_engine_refuses_frames_that_are_not_the_servers(good):
     found = in_node(*({"do": "decode", "frame": b64(data), "setBytes": 24} for data in bad.values()))
     for sentence, row in zip(bad, found, strict=True):
         assert sentence in row.get("error", "accepted")
+
+
+def as_text(weights):
+    return {name: b64(array.tobytes()) for name, array in weights.items()}
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "float16"])
+def test_engine_makes_the_bytes_of_pythons_sets(codec):
+    chance = np.random.default_rng(5)
+    scaled = chance.normal(size=3000) * 2.0 ** chance.integers(-30, 17, 3000)
+    weights = {"special": SPECIAL, "any": scaled.astype(np.float32).reshape(60, 50), "norm/mean": SPECIAL[:5]}
+    wire = Wire(layout_of(weights), codec, (True, True, False))
+    wanted = wire.encode(list(weights.values()))
+    [row] = in_node({"do": "set", "like": b64(wanted), "weights": as_text(weights)})
+    assert base64.b64decode(row["result"]["set"]) == wanted
+    for name, array in zip(weights, wire.decode(wanted), strict=True):
+        found = base64.b64decode(row["result"]["decoded"][name])
+        np.testing.assert_array_equal(np.frombuffer(found, "<f4"), array.reshape(-1))
+    file = read(base64.b64decode(row["result"]["file"]), Path("a file"))
+    assert {name: array.tobytes() for name, array in file.items()} == {
+        name: array.tobytes() for name, array in weights.items()
+    }
+
+
+def test_engine_names_values_that_a_codec_makes_infinite():
+    weights = {"small": np.array([65519.9, np.inf], np.float32), "large": np.array([0, -65520], np.float32)}
+    found = in_node(
+        *(
+            {"do": "set", "like": b64(Wire(layout_of(weights), codec, (True, True)).encode(list(weights.values())))}
+            | {"weights": as_text(weights)}
+            for codec in ("float16", "bfloat16", "float32")
+        )
+    )
+    assert [row["result"]["beyond"] for row in found] == [
+        "large has values of 65520 or more, which float16 makes infinite",
+        "",
+        "",
+    ]
 
 
 def a_set(weights, trainings, accuracy=None):

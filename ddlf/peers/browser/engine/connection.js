@@ -2,18 +2,12 @@
 // answer yet. The browser itself answers the pings of the server.
 
 import { decode, encode } from "./frames.js";
+import { Refused } from "./refused.js";
 
-const FIRST_WAIT_MS = 100, LONGEST_WAIT_MS = 5000, GIVE_UP_MS = 600000, WELCOME_MS = 20000;
-
-export class Refusal extends Error {
-  constructor(why, hint = "") {
-    super(why);
-    this.hint = hint;
-  }
-}
+const FIRST_WAIT_MS = 100, LONGEST_WAIT_MS = 5000, GIVE_UP_MS = 600000, WELCOME_MS = 600000; // a set may be large, and the line slow
 
 export class Connection {
-  #socket = null; #isClosed = false;
+  #socket = null; #isClosed = false; #waitMs = FIRST_WAIT_MS;
 
   // `hello` makes the first message of each connection, `take` gets each message, and `tell` gets "lost" and "back".
   constructor({ url, hello, take, tell, fail }) {
@@ -24,7 +18,7 @@ export class Connection {
     return this.openPost !== null;
   }
 
-  // Return the first welcome.
+  // Return the first welcome, or the end if the training is over.
   async start() {
     const welcome = await this.#connect();
     this.#resend(welcome);
@@ -33,7 +27,7 @@ export class Connection {
 
   // Send a message. A post that is lost with its connection is sent again.
   send(message) {
-    if (message.is === "post") this.openPost = message;
+    if (message.is === "post" || message.is === "masked") this.openPost = message;
     if (this.#socket?.readyState !== WebSocket.OPEN) return;
     const frame = encode(message);
     this.bytesUp += frame.byteLength;
@@ -42,6 +36,12 @@ export class Connection {
 
   close() {
     this.#isClosed = true;
+    this.#socket?.close();
+  }
+
+  // Connect again after some time, for another welcome.
+  again(afterMs) {
+    this.#waitMs = afterMs;
     this.#socket?.close();
   }
 
@@ -79,9 +79,11 @@ export class Connection {
           this.bytesDown += data.byteLength;
           if (!isWelcome) {
             clearTimeout(late);
-            if (message.is === "end") throw new Refusal(message.why, message.hint);
-            if (message.is !== "welcome") throw new Refusal("the server did not begin with a welcome", "reload the page");
+            const isOver = message.is === "end" && message.over;
+            if (message.is === "end" && !isOver) throw new Refused(message.why, message.hint);
+            if (message.is !== "welcome" && !isOver) throw new Refused("the server did not begin with a welcome", "reload the page");
             isWelcome = true;
+            this.#isClosed ||= isOver;
             this.#socket = socket;
             return resolve(message);
           }
@@ -105,20 +107,21 @@ export class Connection {
 
   async #comeBack() {
     this.tell("lost");
-    for (let wait = FIRST_WAIT_MS, waited = 0; !this.#isClosed; wait = Math.min(2 * wait, LONGEST_WAIT_MS)) {
+    for (let wait = this.#waitMs, waited = 0; !this.#isClosed; wait = Math.min(2 * wait, LONGEST_WAIT_MS)) {
       await new Promise((resolve) => setTimeout(resolve, wait));
       waited += wait;
       if (this.#isClosed) return;
       try {
         const welcome = await this.#connect();
+        this.#waitMs = FIRST_WAIT_MS;
         this.tell("back");
         this.take(welcome);
         this.#resend(welcome);
         return;
       } catch (error) {
-        if (error instanceof Refusal) return this.fail(error);
-        if (await this.#isRefused()) return this.fail(new Refusal("the server does not know this browser any more", "ask for a new link"));
-        if (waited >= GIVE_UP_MS) return this.fail(new Refusal("the server cannot be reached", "check that it runs, then reload the page"));
+        if (error instanceof Refused) return this.fail(error);
+        if (await this.#isRefused()) return this.fail(new Refused("the server does not know this browser any more", "ask for a new link"));
+        if (waited >= GIVE_UP_MS) return this.fail(new Refused("the server cannot be reached", "check that it runs, then reload the page"));
       }
     }
   }

@@ -10,22 +10,31 @@ export const KINDS = {
   2: { name: "welcome", fields: { run: text, peer: whole, plan: table, model: text, layout: text, number: whole, set_number: whole, trainings: whole, rate: number, shard: whole }, usual: { shard: 0 }, hasSet: null },
   3: { name: "post", fields: { number: whole, contains: whole, updates: whole, base: whole, accuracy: number, loss: number }, usual: { base: 0, accuracy: -1, loss: -1 }, hasSet: true },
   4: {
-    name: "answer", fields: { number: whole, answer: text, set_number: whole, trainings: whole, accuracy: number, rate: number, why: text },
-    usual: { set_number: 0, trainings: 0, accuracy: -1, rate: 0, why: "" }, hasSet: null,
+    name: "answer", fields: { number: whole, answer: text, set_number: whole, trainings: whole, accuracy: number, rate: number, why: text, epsilon: number },
+    usual: { set_number: 0, trainings: 0, accuracy: -1, rate: 0, why: "", epsilon: -1 }, hasSet: null,
   },
   5: { name: "score", fields: { set_number: whole, accuracy: number, loss: number, samples: whole }, usual: {}, hasSet: false },
   6: { name: "broken", fields: { why: text }, usual: {}, hasSet: false },
   7: { name: "bye", fields: {}, usual: {}, hasSet: false },
   8: { name: "end", fields: { why: text, hint: text, over: yes, set_number: whole }, usual: { hint: "", over: true, set_number: 0 }, hasSet: null },
+  16: { name: "attempt", fields: { attempt: text, base: whole }, usual: {}, hasSet: false },
+  17: { name: "offered", fields: { attempt: text, base: whole, identity: text, key: text, signature: text }, usual: {}, hasSet: false },
+  18: { name: "members", fields: { attempt: text, samples: whole, offers: table }, usual: {}, hasSet: false },
+  19: { name: "masked", fields: { number: whole, attempt: text, base: whole, updates: whole }, usual: {}, hasSet: true },
+  20: { name: "survivors", fields: { attempt: text, members: text }, usual: {}, hasSet: false },
+  21: { name: "signed", fields: { attempt: text, signature: text }, usual: {}, hasSet: false },
+  22: { name: "signatures", fields: { attempt: text, signatures: table }, usual: {}, hasSet: false },
+  23: { name: "unmask", fields: { attempt: text, seed: text, secrets: text }, usual: {}, hasSet: false },
 };
 const NUMBERS = Object.fromEntries(Object.entries(KINDS).map(([kind, { name }]) => [name, Number(kind)]));
-export const FROM_SERVER = ["welcome", "answer", "end"];
+export const OF_SUMS = ["attempt", "members", "survivors", "signatures"]; // of the server, about secure sums
+export const FROM_SERVER = ["welcome", "answer", "end", ...OF_SUMS];
 
 // Return a message {is, ..., set} as an ArrayBuffer.
 export function encode({ is, set = null, ...given }) {
   const { fields, usual } = KINDS[NUMBERS[is]], values = { ...usual, ...given };
-  const pairs = Object.keys(fields).map((name) => `${JSON.stringify(name)}: ${JSON.stringify(values[name])}`);
-  const content = new TextEncoder().encode(`{${pairs.join(", ")}}`), length = Math.ceil(content.length / 8) * 8;
+  const text = JSON.stringify(values, Object.keys(fields)); // only these fields, in this order
+  const content = new TextEncoder().encode(text), length = Math.ceil(content.length / 8) * 8;
   const frame = new Uint8Array(PREFIX + length + (set?.byteLength ?? 0)).fill(0x20, PREFIX, PREFIX + length), view = new DataView(frame.buffer);
   view.setUint32(0, MAGIC);
   view.setUint8(4, VERSION);

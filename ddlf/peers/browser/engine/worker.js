@@ -13,7 +13,8 @@
 //
 // Without being asked it tells
 // {told: "state", state: "connecting" "measuring" "training" "waiting" "paused" "lost" "over" "ended", why}
-// {told: "progress", batches, batchesPerSecond, loss, accuracy, bytesUp, bytesDown, posts, merges, samples, seconds}
+// {told: "progress", batches, batchesPerSecond, loss, accuracy, bytesUp, bytesDown, posts, merges, samples, seconds,
+//  code: what people compare in a training with secure aggregation, epsilon: of the releases so far, -1 before the first answer}
 // {told: "line", text} and {told: "failed", why, hint}
 
 import { choose } from "./device.js";
@@ -48,7 +49,7 @@ const acts = {
       const chosen = await choose(device, graph, data ?? madeUp(graph, plan.batch_size), plan.batch_size);
       const found = await load(run), record = found?.peer === number ? found : null;
       const model = new Model(graph, { seed }), url = `${location.origin.replace("http", "ws")}/live`;
-      const lends = isLent ? () => lent({ graph, classes }) : null;
+      const lends = isLent ? (shard) => lent(shard, { graph, classes }) : null;
       const made = new Peer({ url, run, plan, model, data, test, name, share, seed, mostUpdates, tell, lent: lends, record, kept: (what) => keep(run, what) });
       await made.start();
       peer = made;

@@ -14,7 +14,7 @@ export class Camera {
   constructor({ count, nameOf, take, fail }) {
     Object.assign(this, { take, fail, video: byId("video") });
     byId("camera").onclick = () => this.on();
-    byId("camera-off").onclick = () => this.off();
+    byId("camera-off").onclick = () => { this.off(); byId("camera").focus(); };
     byId("shots").replaceChildren(...[...Array(count).keys()].map((number) => {
       const button = Object.assign(document.createElement("button"), { type: "button", className: "button", textContent: nameOf(number), disabled: true });
       button.setAttribute("aria-label", `Take a picture of class ${nameOf(number)}`);

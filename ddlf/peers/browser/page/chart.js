@@ -1,6 +1,6 @@
 // A curve that grows while the model trains, as SVG. A screen reader hears its last value.
 
-const NAMESPACE = "http://www.w3.org/2000/svg", MOST = 400, HEIGHT = 170, LEFT = 54, BOTTOM = 22, TOP = 8, RIGHT = 22;
+const NAMESPACE = "http://www.w3.org/2000/svg", MOST = 400, HEIGHT = 170, LEFT = 54, BOTTOM = 22, TOP = 8, RIGHT = 22, HALF_LETTER = 4.5;
 
 function element(kind, attributes, text = "") {
   const made = document.createElementNS(NAMESPACE, kind);
@@ -18,6 +18,9 @@ function steps(low, high, most) {
 
 const short = (value) => Number(value.toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 4, notation: Math.abs(value) >= 1e4 ? "compact" : "standard" });
 
+// Each two neighbours become their mean, so that one batch of chance does not stay a peak.
+const halved = (points) => points.flatMap(([x, y], n) => (n % 2 ? [[x, (points[n - 1][1] + y) / 2]] : []));
+
 export class Chart {
   #points = [];
 
@@ -30,7 +33,7 @@ export class Chart {
   add(x, y) {
     if (!Number.isFinite(y) || x <= (this.#points.at(-1)?.[0] ?? -1)) return;
     this.#points.push([x, y]);
-    if (this.#points.length > 2 * MOST) this.#points = this.#points.filter((_, n) => n % 2 === 1);
+    if (this.#points.length === 2 * MOST) this.#points = halved(this.#points);
     this.draw();
   }
 
@@ -44,7 +47,10 @@ export class Chart {
       element("text", { class: "tick", x: LEFT - 6, y: down(y) + 4, "text-anchor": "end" }, this.tick(y)),
     ]);
     if (points.length > 1) {
-      for (const x of steps(from, to, width / 110)) parts.push(element("text", { class: "tick", x: left(x), y: HEIGHT - 5, "text-anchor": "middle" }, short(x)));
+      for (const x of steps(from, to, width / 110)) {
+        const text = short(x), most = width - HALF_LETTER * text.length; // the last number is inside of the picture, too
+        parts.push(element("text", { class: "tick", x: Math.min(left(x), most), y: HEIGHT - 5, "text-anchor": "middle" }, text));
+      }
       const line = points.map(([x, y]) => `${left(x).toFixed(1)},${down(y).toFixed(1)}`);
       parts.push(element("polygon", { class: "area", points: [`${left(from)},${down(0)}`, ...line, `${left(to)},${down(0)}`].join(" ") }));
       parts.push(element("polyline", { class: "curve", points: line.join(" ") }));

@@ -2,14 +2,14 @@
 
 import { Camera } from "./camera.js";
 import { Chart } from "./chart.js";
-import { classCount, classOf, counted, fitArrays, needsOf } from "./fit.js";
+import { classCount, classOf, counted, fitArrays, needsOf } from "../engine/data/fit.js";
 import { bytes, decimal, percent, plural, rate, time, whole } from "./format.js";
-import { readNpz } from "./npz.js";
+import { readNpz } from "../engine/data/npz.js";
 import { Peer } from "./peer.js";
 import { dropped, gathered, MOST_FILE_BYTES, MOST_PIXELS, paint, Pictures, pictureShape, whiteOf } from "./pictures.js";
-import { named, Refused } from "./refused.js";
-import { join, readGraph } from "./session.js";
-import { forget, keep, kept } from "./store.js";
+import { named, Refused } from "../engine/refused.js";
+import { join, readGraph, takeCode } from "./session.js";
+import { forget, keep, kept, mark, marked } from "./store.js";
 import { Trial } from "./trial.js";
 
 const byId = (id) => document.getElementById(id), MOST_SHOWN = 24, MOST_LINES = 500;
@@ -83,7 +83,7 @@ function described() {
   byId("needs").textContent = `The model learns from ${what}.${classes}`;
   document.body.classList.toggle("no-pictures", !shape || !count);
   if (!shape) byId("drop-text").replaceChildren(Object.assign(document.createElement("b"), { textContent: "Drop a .npz file with x and y here" }));
-  byId("label").replaceChildren(...[...Array(count).keys()].map((number) => new Option(nameOf(number), nameOf(number))));
+  byId("label").replaceChildren(new Option("choose a class", ""), ...[...Array(count).keys()].map((number) => new Option(nameOf(number), nameOf(number))));
   if (shape && count) {
     pictures = new Pictures(needs, white);
     new Camera({ count, nameOf, fail, take: safely((source, number) => {
@@ -96,7 +96,17 @@ function described() {
 
 // -- data ---------------------------------------------------------------------------------------------------------------
 
-async function readFiles(files, label = null) {
+// Ask for the class of pictures that are in no folder. Return an empty text if they are left out.
+function askedClass(count) {
+  const dialog = byId("which"), select = byId("label");
+  byId("which-text").textContent = count === 1 ? "This picture is in no folder, so its class is unknown." : `These ${whole(count)} pictures are in no folder, so their class is unknown.`;
+  select.value = dialog.returnValue = "";
+  dialog.showModal();
+  select.focus();
+  return new Promise((resolve) => { dialog.onclose = () => resolve(dialog.returnValue === "take" ? select.value : ""); });
+}
+
+async function readFiles(files) {
   byId("notes").replaceChildren();
   if (!files.length) return;
   const { found, others } = gathered(files), archives = others.filter(({ path }) => path.endsWith(".npz"));
@@ -107,14 +117,17 @@ async function readFiles(files, label = null) {
   }
   if (!found.length) throw new Refused(`there are no pictures among ${plural(others.length, "file")}`, "choose PNG, JPEG, GIF, WebP or BMP files, or one .npz file");
   if (!pictures) throw new Refused("this model does not learn from pictures", "choose a .npz file with x and y");
-  const withLabels = label === null ? found : found.map((one) => ({ ...one, label }));
+  const single = found.filter(({ label }) => label === null), label = single.length ? await askedClass(single.length) : "";
+  const withLabels = found.map((one) => ({ ...one, label: one.label ?? label })).filter((one) => one.label);
+  if (single.length && !label) note(`${plural(single.length, "picture")} left out: you chose no class.`);
+  if (!withLabels.length) return;
   const { unreadable, large, unknown } = await pictures.read(withLabels, (done, all) => { byId("reading").textContent = `Reading picture ${whole(done + 1)} of ${whole(all)}`; });
   byId("reading").textContent = "";
   const those = (paths) => named(paths.map((path) => path.split("/").at(-1)));
   if (large.length) note(`${whole(large.length)} of ${plural(found.length, "picture")} have more than ${MOST_PIXELS / 1e6} million points or ${bytes(MOST_FILE_BYTES)}: ${those(large)}. Make them smaller.`, true);
   if (unreadable.length) note(`${whole(unreadable.length)} of ${plural(found.length, "picture")} could not be read: ${those(unreadable)}.`, true);
   if (unknown.length) {
-    const labels = [...new Set(unknown.map((one) => one.label ?? "no folder"))];
+    const labels = [...new Set(unknown.map((one) => one.label))];
     const known = needs.classes.length ? `the classes are ${named(needs.classes, 10)}` : `the server has agreed on no names, so a folder's name is a number from 0 to ${classCount(needs) - 1}`;
     note(`${whole(unknown.length)} of ${plural(found.length, "picture")} have a label that this model does not know (${named(labels)}): ${known}.`, true);
   }
@@ -182,9 +195,13 @@ function show(fitted) {
 
 const TRAINS = "ddlf-peer-trains";
 
-async function warnOfOtherTab() {
+async function otherTrains() {
   const { held = [] } = (await navigator.locks?.query()) ?? {};
-  if (held.some(({ name }) => name === TRAINS)) note("Another tab of this browser trains already. It ends if you start here: both are the same peer.", true);
+  return held.some(({ name }) => name === TRAINS);
+}
+
+async function warnOfOtherTab() {
+  if (!peer && await otherTrains()) note("Another tab of this browser trains already. It ends if you start here: both are the same peer.", true);
 }
 
 let release = () => {};
@@ -195,8 +212,10 @@ const tellOtherTabs = () => navigator.locks?.request(TRAINS, { mode: "shared" },
 const listeners = {
   state: ({ state: next, why }) => {
     setState(next, why);
+    if (marked()) remember();
     if (ENDED.includes(next)) {
       forget();
+      mark(null);
       release();
     }
   },
@@ -207,6 +226,7 @@ const listeners = {
     if (log.children.length > MOST_LINES) log.firstChild.remove();
   },
   failed({ why, hint }) {
+    mark(null);
     release();
     setState("failed");
     fail(why, hint);
@@ -221,12 +241,29 @@ function tile(name, value, more = "") {
 }
 
 let joined = null;
+const USUAL_DELTA = 1e-5; // of a plan that names none
 
-function leaves(bytesUp, posts) {
-  const weights = `${whole(joined.parameters || parameterCount())} numbers, the weights of the model, were sent ${plural(posts, "time")}: ${bytes(bytesUp)} in all.`;
-  const name = "The name that you typed, if you typed one.";
-  if (isLent()) return [weights, "With them: the loss and the accuracy.", name];
-  return [weights, `With them: how many samples you have (${whole(chosen.data.inputs[0].shape[0])}), the loss and the accuracy.`, name];
+function leaves(bytesUp, posts, code) {
+  const codec = model.plan.codec ?? "float32", rounded = codec === "float32" ? "" : `, rounded to ${codec} (2 bytes each)`;
+  const what = model.plan.secure_aggregation ? "what the model has learned here, under random masks" : `the weights of the model${rounded}`;
+  const weights = `${whole(joined.parameters || parameterCount())} numbers, ${what}, were sent ${plural(posts, "time")}: ${bytes(bytesUp)} in all.`;
+  const name = "The name that you typed, if you typed one.", metrics = model.visible.metrics ? "the loss and the accuracy" : "";
+  const before = `${model.visible.before}${code ? ` If another peer sees the same code, nobody stands between you: ${code}.` : ""}`;
+  const count = isLent() ? "" : `how many samples you have (${whole(chosen.data.inputs[0].shape[0])})`, also = [count, metrics].filter(Boolean).join(", ");
+  return [weights, ...(before ? [before] : []), ...(also ? [`With them: ${also}.`] : []), name];
+}
+
+// Show who sees the updates and samples of this browser. The server's table has the words.
+function showVisible({ update, rows, remains }) {
+  const cell = (kind, textContent) => Object.assign(document.createElement(kind), { textContent });
+  byId("who-rows").replaceChildren(...rows.map(([party, ...sights]) => {
+    const row = document.createElement("tr"), head = cell("th", party);
+    head.scope = "row";
+    row.append(head, ...sights.map((sight) => cell("td", sight)));
+    return row;
+  }));
+  byId("who-more").textContent = `${update} ${remains}`;
+  byId("who").hidden = false;
 }
 
 function stays(wanted) {
@@ -239,15 +276,16 @@ function stays(wanted) {
 }
 
 function progress(told) {
-  const { batches, batchesPerSecond, loss, accuracy, bytesUp, bytesDown, posts, merges, samples, seconds } = told;
+  const { batches, batchesPerSecond, loss, accuracy, bytesUp, bytesDown, posts, merges, samples, seconds, code, epsilon } = told;
   charts.loss.add(batches, loss);
   charts.accuracy.add(batches, accuracy);
   byId("tiles").replaceChildren(
     tile("Batches/s", rate(batchesPerSecond), `on the ${device()}`), tile("Batches", whole(batches), time(seconds)),
     tile("Samples seen", whole(samples)), tile("Posts", whole(posts), "sets sent"),
     tile("Merges", whole(merges), "sets taken in"), tile("Sent", bytes(bytesUp)), tile("Received", bytes(bytesDown)),
+    ...(model.plan.noise ? [tile("Epsilon", decimal(epsilon), `at delta ${(model.plan.delta ?? USUAL_DELTA).toExponential()}; lower protects more`)] : []),
   );
-  items("leaves", leaves(bytesUp, posts));
+  items("leaves", leaves(bytesUp, posts, code));
 }
 
 const device = () => (joined?.device === "webgpu" ? "graphics card" : "processor");
@@ -265,6 +303,7 @@ async function begin() {
   button.disabled = true;
   setState("connecting");
   try {
+    await join();
     peer = new Peer((message) => listeners[message.told]?.(message));
     charts = {
       loss: new Chart(document.querySelectorAll("#train .chart")[0], { name: "Loss", show: decimal }),
@@ -274,8 +313,9 @@ async function begin() {
     byId("choose").hidden = true;
     byId("train").hidden = false;
     byId("main").focus();
-    progress({ batches: 0, batchesPerSecond: 0, loss: NaN, accuracy: NaN, bytesUp: 0, bytesDown: 0, posts: 0, merges: 0, samples: 0, seconds: 0 });
+    progress({ batches: 0, batchesPerSecond: 0, loss: NaN, accuracy: NaN, bytesUp: 0, bytesDown: 0, posts: 0, merges: 0, samples: 0, seconds: 0, epsilon: -1 });
     tellOtherTabs();
+    remember();
     if (!isLent()) await keep({ run: runOf(model), input: needs.input, chosen });
     joined = await peer.ask("join", { data: chosen?.data ?? null, test: chosen?.test ?? null, name: byId("name").value.trim(), device: wanted, share: Number(byId("share").value) / 100, seed: crypto.getRandomValues(new Uint32Array(1))[0] });
     if (isLent()) chosen = { data: joined.data, test: null };
@@ -285,6 +325,7 @@ async function begin() {
     peer?.end();
     peer = null;
     if (isLent()) chosen = null;
+    mark(null);
     release();
     byId("choose").hidden = false;
     byId("train").hidden = true;
@@ -293,6 +334,29 @@ async function begin() {
   } finally {
     button.disabled = false;
   }
+}
+
+const remember = () => mark({ run: runOf(model), name: byId("name").value, device: byId("device").value, share: byId("share").value, isPaused: state === "paused" });
+
+// Continue after a reload: with the data that this browser keeps, unless another tab trains.
+async function goOn(last) {
+  const doing = marked();
+  if (doing?.run !== runOf(model) || !(isLent() || last) || await otherTrains()) return;
+  for (const id of ["name", "device", "share"]) byId(id).value = doing[id];
+  sayShare();
+  if (last) show(last.chosen);
+  await begin();
+  if (doing.isPaused) await pause();
+}
+
+function sayShare() {
+  const text = `${byId("share").value} %`;
+  byId("share-value").textContent = text;
+  byId("share").setAttribute("aria-valuetext", text);
+}
+
+async function pause() {
+  await peer.ask(state === "paused" ? "resume" : "pause");
 }
 
 const parameterCount = () => model.graph.weights.reduce((sum, { shape }) => sum + shape.reduce((all, n) => all * n, 1), 0);
@@ -313,6 +377,7 @@ function stop() {
     await forget();
     release();
     if (!ENDED.includes(state)) setState("ended");
+    byId("main").focus(); // the button that had the focus does nothing now
   });
   dialog.showModal();
 }
@@ -330,14 +395,14 @@ function theme() {
 }
 
 function choosing() {
-  const taken = (input, label = () => null) => safely(async () => {
+  const taken = (input) => safely(async () => {
     const files = [...input.files].map((file) => [file, file.webkitRelativePath || file.name]);
     input.value = "";
-    await readFiles(files, label());
+    await readFiles(files);
   });
   byId("folder").onchange = taken(byId("folder"));
   byId("npz").onchange = taken(byId("npz"));
-  byId("files").onchange = taken(byId("files"), () => byId("label").value);
+  byId("files").onchange = taken(byId("files"));
   const drop = byId("drop");
   for (const kind of ["dragenter", "dragover"]) drop.addEventListener(kind, (event) => { event.preventDefault(); drop.classList.add("over"); });
   drop.addEventListener("dragleave", () => drop.classList.remove("over"));
@@ -365,25 +430,27 @@ function offerShard() {
   byId("lent").textContent = `This training is a study: the server lends each browser one of ${plural(model.plan.shards, "part")} of its own data. They come to this browser when you start, and go to another one when you have left. None of your files are read.`;
   for (const id of ["lent", "seen"]) byId(id).hidden = false;
   for (const id of ["look", "counts", "classes", "samples"]) byId(id).hidden = true;
+  byId("who-samples").textContent = "The server's samples";
   byId("tried").textContent = "A sample is one of the server's.";
   byId("sample").textContent = "A sample";
 }
 
 async function offerLast() {
   const last = await kept();
-  if (last?.run !== runOf(model) || `${last.input}` !== `${needs.input}`) return;
+  if (last?.run !== runOf(model) || `${last.input}` !== `${needs.input}`) return null;
   byId("again").hidden = false;
   byId("again").onclick = safely(() => {
     byId("notes").replaceChildren();
     show(last.chosen);
   });
+  return last;
 }
 
-byId("pause").onclick = safely(async () => { await peer.ask(state === "paused" ? "resume" : "pause"); });
+byId("pause").onclick = safely(pause);
 byId("stop").onclick = stop;
 byId("save").onclick = safely(saveModel);
-byId("share").oninput = ({ target }) => { byId("share-value").textContent = `${target.value} %`; };
-byId("share").onchange = safely(({ target }) => peer.ask("share", { share: Number(target.value) / 100 }));
+byId("share").oninput = sayShare;
+byId("share").onchange = safely(({ target }) => { remember(); return peer.ask("share", { share: Number(target.value) / 100 }); });
 addEventListener("beforeunload", (event) => { if (peer && !ENDED.includes(state)) event.preventDefault(); });
 addEventListener("dragover", (event) => event.preventDefault());
 addEventListener("drop", (event) => event.preventDefault()); // beside the field: a browser would leave the page
@@ -391,7 +458,7 @@ addEventListener("drop", (event) => event.preventDefault()); // beside the field
 theme();
 await safely(async () => {
   if (typeof WebAssembly === "undefined") throw new Refused("This browser cannot train: it has no WebAssembly.", "Use a current version of Firefox, Chrome, Edge or Safari.");
-  await join();
+  takeCode();
   model = await readGraph();
   needs = needsOf(model);
   white = whiteOf(model.graph);
@@ -399,10 +466,11 @@ await safely(async () => {
   document.title = byId("title").textContent;
   described();
   choosing();
-  if (isLent()) offerShard();
-  else await offerLast();
+  const last = isLent() ? offerShard() : await offerLast();
+  showVisible(model.visible);
   byId("choose").hidden = false;
   setState("ready");
   await warnOfOtherTab();
+  await goOn(last);
 })();
 if (!needs) setState("failed");

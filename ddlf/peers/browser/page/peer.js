@@ -1,6 +1,6 @@
 // The worker that trains and talks to the server, as an object: questions have answers, and other messages are events.
 
-import { Refused } from "./refused.js";
+import { Refused } from "../engine/refused.js";
 
 export class Peer {
   #worker; #waiting = new Map(); #count = 0;

@@ -1,7 +1,7 @@
 // Pictures and their labels: the name of its folder is the class of a picture. Pictures are read in this browser only.
 
-import { asLabels, classCount, heldOut } from "./fit.js";
-import { Refused } from "./refused.js";
+import { asLabels, classCount, heldOut } from "../engine/data/fit.js";
+import { Refused } from "../engine/refused.js";
 
 export const MOST_PIXELS = 64e6, MOST_FILE_BYTES = 64 * 2 ** 20, MOST_VALUES = 2 ** 27;
 const ENDINGS = /\.(png|jpe?g|gif|webp|bmp|avif)$/i;

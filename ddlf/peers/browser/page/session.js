@@ -1,6 +1,7 @@
-// Joins the training of a link, and reads what the server says of its model.
+// Reads what the server says of its model, and joins the training of a link when the person starts.
 
-import { Refused } from "./refused.js";
+import { Refused } from "../engine/refused.js";
+import { keepCode, keptCode } from "./store.js";
 
 export const FORMAT = 1; // of layer graphs that this build of the page understands
 const GONE = ["The server does not answer.", "Check that `ddlf peers serve` still runs and that you are online, then reload this page."];
@@ -13,22 +14,41 @@ async function asked(path, options) {
   }
 }
 
-// Use the code behind the # of the address, if there is one, and remove it from there.
-export async function join() {
+const withCode = (code) => (code ? { headers: { "X-DDLF-Code": code } } : {});
+
+// Take the code behind the # of the address, if there is one, and remove it from there. This tab keeps it until it is used.
+export function takeCode() {
   const [code] = location.hash.slice(1).split(".");
   if (!code) return;
   history.replaceState(null, "", location.pathname);
-  const answer = await asked("/join", { headers: { "X-DDLF-Code": code } });
-  if (answer.status === 403) {
-    if ((await asked("/graph")).status !== 401) return; // this browser has used the link itself
-    throw new Refused("This link was used already, or it has expired.", "Each link is for one person, once. Ask for a new one: `ddlf peers invite`.");
-  }
-  if (!answer.ok) throw new Refused(`The server refuses this link: ${(await answer.text()).slice(0, 200)}`, "Ask for a new one: `ddlf peers invite`.");
+  keepCode(code);
 }
 
-// Return {graph, plan, name, classes}.
+// Return why a code is refused.
+async function refusal(answer) {
+  const why = (await answer.text()).trim().slice(0, 200);
+  if (why.startsWith("the training is over")) return new Refused(why, "Ask for another training.");
+  if (answer.status === 403) return new Refused("This link was used already, or it has expired.", "Each link is for one person, once. Ask for a new one: `ddlf peers invite`.");
+  return new Refused(`The server refuses this link: ${why}`, "Ask for a new one: `ddlf peers invite`.");
+}
+
+// Use the code of the link, if this tab has one.
+export async function join() {
+  const code = keptCode();
+  if (!code) return;
+  const answer = await asked("/join", withCode(code));
+  keepCode("");
+  if (answer.ok || (answer.status === 403 && (await asked("/graph")).status !== 401)) return; // or this browser has used it before
+  throw await refusal(answer);
+}
+
+// Return {graph, plan, name, classes}. The code of the link stays unused.
 export async function readGraph() {
-  const answer = await asked("/graph");
+  const code = keptCode(), answer = await asked("/graph", withCode(code));
+  if (answer.status === 403 && code) {
+    keepCode("");
+    throw await refusal(answer);
+  }
   if (answer.status === 401 || answer.status === 403) {
     throw new Refused("This browser has no place in this training.", "Open the whole link, with the part behind #. A link of another run is void here: ask for a new one.");
   }

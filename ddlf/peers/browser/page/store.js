@@ -1,6 +1,7 @@
-// Keeps the data of a training in this browser's own storage, so that a reload needs no new choice. Nothing of it travels.
+// Keeps the data of a training in this browser's own storage, so that a reload needs no new choice, and remembers in this
+// tab that it trains. Nothing of it travels.
 
-const NAME = "ddlf-page", TABLE = "data", KEY = "last";
+const NAME = "ddlf-page", TABLE = "data", KEY = "last", MARK = "ddlf-trains", CODE = "ddlf-code";
 
 function opened() {
   return new Promise((resolve, reject) => {
@@ -32,3 +33,38 @@ async function within(mode, act) {
 export const keep = (value) => within("readwrite", (table) => table.put(value, KEY));
 export const kept = () => within("readonly", (table) => table.get(KEY));
 export const forget = () => within("readwrite", (table) => table.delete(KEY));
+
+// What this tab does: {run, name, device, share, isPaused} while it trains, or null. A reload keeps it, another tab has its own.
+export function mark(doing) {
+  try {
+    if (doing) sessionStorage.setItem(MARK, JSON.stringify(doing));
+    else sessionStorage.removeItem(MARK);
+  } catch { /* a browser without storage begins anew after a reload */ }
+}
+
+// The code of the link that this tab was opened with; empty without one, or when it is used.
+let code = "";
+
+export function keepCode(next) {
+  code = next;
+  try {
+    if (next) sessionStorage.setItem(CODE, next);
+    else sessionStorage.removeItem(CODE);
+  } catch { /* a browser without storage needs the link again after a reload */ }
+}
+
+export function keptCode() {
+  try {
+    return code || sessionStorage.getItem(CODE) || "";
+  } catch {
+    return code;
+  }
+}
+
+export function marked() {
+  try {
+    return JSON.parse(sessionStorage.getItem(MARK));
+  } catch {
+    return null;
+  }
+}

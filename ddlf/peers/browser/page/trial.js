@@ -1,6 +1,6 @@
 // Try the model: a drawing, a picture or a held-out sample, and the classes with their probabilities.
 
-import { classOf } from "./fit.js";
+import { classOf } from "../engine/data/fit.js";
 import { percent } from "./format.js";
 import { paint } from "./pictures.js";
 

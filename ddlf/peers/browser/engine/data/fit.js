@@ -1,6 +1,6 @@
 // Fits arrays of a file to a model, as Python peers do (ddlf/extras/text/training/data.py): shapes, labels, held-out samples.
 
-import { named, Refused } from "./refused.js";
+import { named, Refused } from "../refused.js";
 
 export const TEST_EVERY = 5; // every fifth sample is for the test, beginning with the first
 const product = (shape) => shape.reduce((all, n) => all * n, 1);

@@ -1,6 +1,6 @@
 // Reads files that numpy.savez and numpy.savez_compressed write: a zip of arrays. Executes nothing of a file.
 
-import { Refused } from "./refused.js";
+import { Refused } from "../refused.js";
 
 export const MOST_BYTES = 2 ** 30; // of all arrays together
 const AGAIN = "write it again with numpy.savez";

@@ -1,0 +1,25 @@
+"""A peer in a browser whose leased shard cannot be fetched, in Node beside a scripted server."""
+
+import json
+import subprocess
+from itertools import groupby
+from pathlib import Path
+
+from ddlf.peers.browser.assets import ENGINE
+from tests.patience import PATIENCE_S
+
+
+def test_a_peer_that_loses_the_server_before_its_new_shard_waits_and_asks_again():
+    """The server is lost twice between a welcome and its shard; once the connection itself stays."""
+    program = Path(__file__).with_name("borrowed.js")
+    done = subprocess.run(
+        ["node", program, ENGINE.as_uri()], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    found = json.loads(done.stdout)
+    assert [shard for shard, _ in groupby(found["trained"])] == [1, 2]
+    lines = [one["text"] for one in found["told"] if one["told"] == "line"]
+    assert sum(line.startswith("waits ") for line in lines) == 2
+    assert sum(line.startswith("back ") for line in lines) == 4
+    states = [one["state"] for one in found["told"] if one["told"] == "state"]
+    assert states == ["connecting", "training", "lost", "training", "lost"]
+    assert found["told"][-1] == {"told": "failed", "why": "the shard cannot be read", "hint": "tell its owner"}

@@ -1,0 +1,70 @@
+"""Clip and noise of the browser's peer, in Node, beside those of Python."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddlf.peers.browser.assets import ENGINE
+from ddlf.privacy import release
+from ddlf.privacy.release import Mechanism, gaussian
+from tests.patience import PATIENCE_S
+from tests.privacy.test_release import is_normal
+
+
+def test_a_browser_clips_and_adds_noise_as_python_does(monkeypatch):
+    chance = np.random.default_rng(1)
+    given = {"w": chance.normal(size=(2, 40)), "kept": chance.normal(size=3), "b": chance.normal(size=5)}
+    given = {name: one.astype(np.float32) for name, one in given.items()}
+    weights = {name: (one + chance.normal(size=one.shape)).astype(np.float32) for name, one in given.items()}
+    trained, data = (True, False, True), chance.bytes(1600)
+    plan = {"clip": 0.7, "noise": 1.5, "quorum": 3}
+    case = {"bytes": list(data), "count": 77, "std": 2.0, "trained": ["w", "b"], "plan": plan, "many": 200_001}
+    case |= {"given": {name: one.ravel().tolist() for name, one in given.items()}}
+    case |= {"weights": {name: one.ravel().tolist() for name, one in weights.items()}}
+    program = Path(__file__).with_name("noise.js")
+    done = subprocess.run(
+        ["node", program, ENGINE.as_uri()],
+        input=json.dumps(case),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+
+    def fixed(count):
+        return (data * (1 + count // len(data)))[:count]
+
+    np.testing.assert_allclose(found["fixed"], gaussian(77, 2.0, fixed), rtol=1e-9, atol=1e-12)
+    monkeypatch.setattr(release, "gaussian_like", lambda one, std: gaussian(one.size, std, fixed).reshape(one.shape))
+    mechanism = Mechanism(clip=0.7, noise=1.5, divisor=3, least=3, trust="nobody")
+    update = mechanism.protected([given[name] - weights[name] for name in given], trained)
+    for (name, before), step in zip(given.items(), update, strict=True):
+        wanted = (before - step).ravel()
+        np.testing.assert_allclose(found["hidden"][name], wanted, atol=3e-7, err_msg=name)
+    np.testing.assert_array_equal(np.float32(found["hidden"]["kept"]), given["kept"])
+    first, second = np.array(found["many"])
+    assert first.std() == pytest.approx(2.0, rel=0.01)
+    assert is_normal(first / 2.0, second / 2.0)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.02  # 8 standard deviations
+
+
+def test_a_peer_in_a_browser_that_trusts_nobody_posts_only_hidden_updates():
+    """Its server says "validate" and "replace" after each of two posts."""
+    program = Path(__file__).with_name("hidden.js")
+    done = subprocess.run(
+        ["node", program, ENGINE.as_uri()], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    found = json.loads(done.stdout)
+    assert found["sent"] == ["hello", "post", "post", "bye"]  # no score: a metric has no noise
+    step = 2.0 / np.sqrt(20_000)  # training subtracts 1 from each weight, and the clip makes this the norm 2
+    for post, base, kept in zip(found["posts"], (0.0, 0.5), (0.0, 7.0), strict=True):
+        assert post["std"] == pytest.approx(3.0 * 2.0 / 2, rel=0.03)  # a share of noise with a quorum of 4
+        assert abs(post["mean"] - (base - step)) < 6 * 3.0 / np.sqrt(20_000)
+        assert (post["kept"], post["accuracy"], post["loss"]) == ([kept, kept], -1, -1)
+    assert 1 in found["epsilons"]  # of the answer to the first post
+    # the first answer replaces all weights: neither the rest of the update nor the noise stays
+    assert found["loaded"][:2] == [[0.0, 0.0, 0.0], [0.5, 0.5, 7.0]]

@@ -1,0 +1,331 @@
+"""Checks of posted sets: lengths in sketches, verdicts, bounded steps, and strikes in the ledger."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.set_merge import SET_MERGE, WeightSet
+from ddlf.peers import sketches
+from ddlf.peers.checks import LEAST_USUAL, Last, SetCheck
+from ddlf.peers.entries import Arrived, Began, Invited, Joined, Posted, Rejected
+from ddlf.peers.ledger import GOOD_POSTS, LONGEST_OUT_S, OUT_S, STRIKES, Held
+from ddlf.peers.plan import Plan
+from ddlf.peers.rounds import RoundLedger
+from ddlf.peers.sets import layout_of
+from ddlf.peers.sketches import WIDTH, Sketcher
+from ddlf.peers.swap import SwapLedger
+from ddlf.peers.wire import Wire
+
+MODELS = {
+    "one type": {"a": ((40, 30), "float32"), "b": ((30,), "float32")},
+    "three types": {"a": ((40, 30), "float32"), "b": ((30,), "float64"), "n": ((3,), "int64"), "s": ((30,), "float32")},
+}
+
+
+def drawn(model, random, scale=1.0):
+    return [np.asarray(scale * random.normal(size=shape), kind) for shape, kind in MODELS[model].values()]
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("chunk", [2**18, 512])
+def test_a_sketch_keeps_lengths_and_is_linear(monkeypatch, model, codec, chunk):
+    monkeypatch.setattr(sketches, "CHUNK", chunk)
+    random = np.random.default_rng(0)
+    layout = layout_of(dict(zip(MODELS[model], drawn(model, random), strict=True)))
+    trainable = [name != "s" for name in layout.names]
+    wire = Wire(layout, codec, trainable)
+    errors = []
+    for seed in range(20):
+        sketcher = Sketcher(wire, trainable, seed)
+        one, other = drawn(model, random, 10.0), drawn(model, random, 10.0)
+        one_bytes, other_bytes = wire.encode(one), wire.encode(other)
+        far = sketcher.sketch(one_bytes)[0] - sketcher.sketch(other_bytes)[0]
+        moved = [
+            a.astype(float) - b.astype(float)
+            for a, b, name in zip(wire.decode(one_bytes), wire.decode(other_bytes), layout.names, strict=True)
+            if name in "ab"
+        ]
+        errors.append(sketches.length(far) / np.sqrt(sum(np.sum(np.square(m)) for m in moved)) - 1)
+    assert abs(np.mean(errors)) < 0.05
+    assert np.std(errors) < 0.1
+    average = SET_MERGE.read("average")
+    merged = average.merge(WeightSet(weights=one, trainings=1), WeightSet(weights=other, trainings=1))
+    sketcher = Sketcher(Wire(layout, "float32", trainable), trainable, 1)
+    mean = sum(sketcher.sketch(layout.encode(weights))[0] for weights in (one, other)) / 2
+    np.testing.assert_allclose(sketcher.sketch(layout.encode(merged.weights))[0], mean, atol=1e-2)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_set_with_one_value_that_is_no_use_has_a_sketch_that_is_not_finite(model, value):
+    weights = drawn(model, np.random.default_rng(0))
+    layout = layout_of(dict(zip(MODELS[model], weights, strict=True)))
+    trainable = [True] * len(weights)
+    sketcher = Sketcher(Wire(layout, "float32", trainable), trainable, 0)
+    assert sketches.is_finite(sketcher.sketch(layout.encode(weights)))
+    weights[-1][3 % len(weights[-1])] = value
+    assert not sketches.is_finite(sketcher.sketch(layout.encode(weights)))
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------------
+
+
+def at(value, moved=0.0, axis=0):
+    """Return the sketch of a set at a place of a line."""
+    vector = np.zeros(WIDTH)
+    vector[axis] = value
+    return vector, np.array([moved])
+
+
+HELD = Held(state="outstanding", trainings=1)
+
+
+class Checked:
+    """A check, and peers that stand on a line."""
+
+    def __init__(self, peers=3, **plan):
+        self.check = SetCheck(Plan(**({"merge": "average"} | plan)))
+        self.check.keep(1, at(10.0))
+        self.set = 1
+        for peer in range(1, peers + 1):
+            self.check.arrived(peer, 1, 0)
+
+    def judge(self, peer, sketch, updates=20, contains=0):
+        return self.check.judge(peer, sketch, updates, contains, base=1)
+
+    def post(self, peer, sketch, updates=20, contains=0):
+        found = self.judge(peer, sketch, updates, contains)
+        assert not found.why
+        self.set += 1
+        self.check.keep(self.set, sketch)
+        entry = Posted(
+            at=0.0, peer=peer, number=1, set=self.set, contains=contains, updates=updates, base=1,
+            length=found.length, moved=found.moved,
+        )  # fmt: skip
+        self.check.accepted(entry, 1)
+        return found
+
+
+def test_the_length_of_a_training_is_known_from_what_its_peer_was_given():
+    checked = Checked()
+    checked.post(1, at(11.0))
+    assert checked.judge(2, at(13.0)).length == 3.0
+    checked.post(2, at(13.0))
+    assert checked.check.step(1, 3, HELD, validated=False) == 1.0  # a step from 11 to 12
+    assert checked.judge(1, at(12.5), contains=3).length == 0.5
+    assert checked.judge(1, at(12.5), contains=0).length == 1.5  # it has missed the set
+    checked.check.replaced(1, 1)
+    assert checked.judge(1, at(12.5), contains=1).length == 2.5
+
+
+@pytest.mark.parametrize("way", ["swap", "rounds"])
+def test_a_training_that_is_far_too_long_is_a_strike_and_a_long_one_does_not_count_in_full(way):
+    checked = Checked(way=way, merge="mean" if way == "rounds" else "average", longest=6.0)
+    checked.post(1, at(11.0))
+    assert not checked.judge(3, at(90.0)).why  # with one other peer, nobody knows which is wrong
+    assert checked.judge(3, at(1000.0)).why == "its training is 99 times as long as the weights themselves"
+    checked.post(2, at(11.0))
+    found = checked.judge(3, at(150.0))
+    assert (found.why, found.strike) == ("its training is 140 times as long as is usual", "yes")
+    found = checked.judge(3, at(17.0))
+    assert (found.why, found.strike, found.share) == ("", "no", 0.5 / 7)
+    found = checked.judge(3, at(17.0))
+    why = "its training is 7.0 times as long as is usual, and the one before was long, too" if way == "swap" else ""
+    assert (found.why, found.strike, found.share) == (why, "no", 1.0 if way == "swap" else 0.5 / 7)
+    for place, share in ((15.0, 1.0), (17.0, 0.5 / 7)):
+        found = checked.judge(3, at(place))
+        assert (found.why, found.share) == ("", share)
+
+
+def test_a_training_against_all_others_may_be_half_as_long():
+    checked = Checked(longest=6.0)
+    for place in range(11, 30):
+        checked.post(1, at(place))
+        checked.post(2, at(place))
+    assert checked.judge(3, at(6.0)).share == 0.5 / 4
+    found = checked.judge(3, at(6.0))
+    why = (
+        "its training is 4.0 times as long as is usual, and the one before was long, too (cosine with the others -1.00)"
+    )
+    assert (found.why, found.strike) == (why, "no")
+    assert not checked.judge(3, at(8.0)).why
+    assert not checked.judge(3, at(14.0)).why
+
+
+def test_statistics_that_moved_far_are_a_strike():
+    checked = Checked()
+    checked.post(1, at(11.0, moved=1.0))
+    checked.post(2, at(11.0, moved=1.0))
+    assert not checked.judge(3, at(11.0, moved=-50.0)).why
+    assert checked.judge(3, at(11.0, moved=-500.0)).why == "its statistics moved 500 times as far as is usual"
+
+
+def test_an_old_set_again_is_rejected_without_a_strike():
+    checked = Checked()
+    for peer in (1, 2, 3):
+        checked.post(peer, at(11.0))
+    found = checked.judge(3, at(11.0))
+    assert (found.why, found.strike) == ("it has trained nothing: these are the weights that it had before", "no")
+
+
+@pytest.mark.parametrize("way", ["swap", "rounds"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_peers_that_have_converged_do_not_shut_out_another_one(way, restarted):
+    """Their trainings are a thousandth of the first ones by now, and that of the third peer is as long as the first ones."""
+    checked = Checked(way=way, merge="mean" if way == "rounds" else "average", longest=6.0)
+    for length in (1.0, 0.1, 0.001):
+        for peer in (1, 2):
+            checked.check.replaced(peer, 1)
+            checked.post(peer, at(10.0 + length), contains=1)
+    if restarted:
+        again = Checked(0, way=way, merge="mean" if way == "rounds" else "average", longest=6.0)
+        again.check.recall({peer: Last(length=0.001, updates=20, moved=0.0, longest=1.0) for peer in (1, 2)})
+        again.check.arrived(3, 1, 0)
+        checked = again
+    found = checked.judge(3, at(11.0))
+    assert (found.why, found.share) == ("", 1.0)
+    assert checked.judge(3, at(10.0 + 7 * LEAST_USUAL)).share < 1  # still 7 times as long as is usual at least
+    assert checked.judge(3, at(10.0 + 101 * LEAST_USUAL)).strike == "yes"
+
+
+def test_a_peer_that_converges_before_others_has_trained_something():
+    checked = Checked()
+    for peer in (2, 3):
+        checked.post(peer, at(11.0))
+    place = 10.0
+    for length in (1.0, 0.1, 0.01, 0.001):
+        place += length
+        checked.post(1, at(place))
+    assert checked.judge(1, at(place)).why.startswith("it has trained nothing")
+
+
+def test_more_batches_excuse_a_longer_training_only_as_far_as_the_plan_goes():
+    checked = Checked(updates=100, seconds=1.0, longest=6.0)
+    checked.post(1, at(11.0), updates=10)
+    checked.post(2, at(11.0), updates=10)
+    assert not checked.judge(3, at(60.0), updates=100).why
+    assert checked.judge(3, at(60.0), updates=10).share < 1
+    assert checked.judge(3, at(80.0), updates=10**9).why
+
+
+def test_a_minority_cannot_move_what_is_usual():
+    checked = Checked(5)
+    for peer in (1, 2, 3):
+        checked.post(peer, at(11.0))
+    place = 10.0
+    for _ in range(50):
+        place += 5.9
+        checked.post(4, at(place))
+    assert checked.judge(5, at(17.0)).share < 1
+
+
+def test_no_check_at_all_if_the_owner_says_so():
+    checked = Checked(longest=0.0)
+    for peer in (1, 2):
+        checked.post(peer, at(11.0))
+    assert not checked.judge(3, at(1e9)).why
+    assert checked.judge(3, at(np.nan)).why
+
+
+def test_a_step_is_bounded_towards_a_set_that_no_validation_has_seen():
+    checked = Checked(longest=6.0)
+    for peer in (1, 2, 3):
+        checked.post(peer, at(11.0))
+    checked.check.keep(99, at(111.0))
+    assert checked.check.step(1, 99, HELD, validated=True) == 1.0
+    assert checked.check.step(1, 99, HELD, validated=False) == pytest.approx(6 / 50)  # half of the way would be 50
+    assert checked.judge(1, at(18.0), contains=99).length == pytest.approx(1.0)  # it went to 17, and trained 1
+    assert checked.check.step(1, 99, replace(HELD, share=0.1), validated=False) == pytest.approx(0.5 / 50)
+
+
+# -- strikes ----------------------------------------------------------------------------------------------------------------
+
+
+class Struck:
+    """A ledger with peers whose posts are rejected or accepted."""
+
+    def __init__(self, ledger, **plan):
+        self.ledger = ledger(Plan(validate_s=0.0, **plan))
+        self.ledger.apply(Began(at=0.0, set=1, run="run"))
+        for peer in (1, 2, 3):
+            self.ledger.apply(Invited(at=0.0, code=str(peer), until=1e9))
+            self.ledger.apply(Joined(at=0.0, peer=peer, code=str(peer), key=str(peer)))
+            self.ledger.apply(Arrived(at=0.0, peer=peer, name="", samples=10, keeps=False))
+        self.now, self.sets = 1.0, 1
+
+    def reject(self, peer, strike):
+        number = self.ledger.members[peer].number + 1
+        entry = Rejected(at=self.now, peer=peer, number=number, contains=0, why="a reason", strike=strike)
+        return self.ledger.apply(entry)
+
+    def post(self, peer, length=1.0):
+        self.sets += 1
+        number, base = self.ledger.members[peer].number + 1, self.ledger.base
+        entry = Posted(
+            at=self.now, peer=peer, number=number, set=self.sets, contains=0, updates=1, base=base, length=length
+        )
+        return self.ledger.apply(entry)
+
+
+def test_one_post_that_is_no_use_is_no_strike_and_two_in_a_row_are_one():
+    struck = Struck(SwapLedger)
+    struck.reject(1, "again")
+    struck.post(1)
+    struck.reject(1, "again")
+    assert struck.ledger.members[1].strikes == 0
+    struck.reject(1, "again")
+    assert struck.ledger.members[1].strikes == 1
+    struck.reject(1, "no")
+    assert struck.ledger.members[1].strikes == 1
+
+
+def test_three_strikes_put_a_peer_out_for_a_minute_and_it_comes_back():
+    struck = Struck(SwapLedger)
+    for _ in range(STRIKES):
+        assert struck.ledger.out_s(1, struck.now) == 0
+        struck.reject(1, "yes")
+    assert struck.ledger.out_s(1, struck.now) == OUT_S
+    for _ in range(5):
+        struck.reject(1, "yes")  # while it is out, nothing counts
+    struck.now += OUT_S
+    assert struck.ledger.out_s(1, struck.now) == 0
+    struck.reject(1, "yes")
+    assert struck.ledger.out_s(1, struck.now) == 2 * OUT_S
+    struck.now += 2 * OUT_S
+    for _ in range(GOOD_POSTS * (STRIKES - 1)):
+        assert struck.ledger.members[1].strikes
+        struck.post(1)
+    assert (struck.ledger.members[1].strikes, struck.ledger.members[1].outs) == (0, 0)
+    for _ in range(20 * STRIKES):
+        struck.now += struck.ledger.out_s(1, struck.now)
+        struck.reject(1, "yes")
+    assert struck.ledger.out_s(1, struck.now) == LONGEST_OUT_S
+
+
+def test_the_longest_training_of_a_peer_survives_a_restart():
+    struck = Struck(SwapLedger)
+    for length in (1.0, 3.0, 2.0):
+        struck.post(1, length)
+    again = SwapLedger(struck.ledger.plan)
+    again.restore(struck.ledger.state())
+    assert (again.members[1].length, again.members[1].longest) == (2.0, 3.0)
+
+
+def test_strikes_survive_a_restart():
+    struck = Struck(SwapLedger)
+    for _ in range(STRIKES):
+        struck.reject(1, "yes")
+    again = SwapLedger(struck.ledger.plan)
+    again.restore(struck.ledger.state())
+    assert again.state() == struck.ledger.state()
+    assert again.out_s(1, struck.now) == OUT_S
+
+
+def test_a_round_does_not_wait_for_a_peer_whose_post_was_rejected():
+    struck = Struck(RoundLedger, way="rounds", merge="mean")
+    struck.post(1)
+    struck.reject(2, "again")
+    made = struck.post(3)
+    assert [one.of for one in made] == [(2, 3)]

@@ -1,0 +1,118 @@
+"""Python peers whose steps hide single samples: epsilon by hand, what leaves, the budget, and what is refused."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ddlf
+from ddlf.cli.target import find_target
+from ddlf.errors import BudgetSpent, CheckpointMismatch, ConfigError
+from ddlf.peers.entries import Posted
+from ddlf.peers.joining import peer_of_data
+from ddlf.peers.journal import history
+from ddlf.peers.sample_peer import ME, SampleNoise
+from ddlf.peers.serving import read_model
+from ddlf.privacy.accountant import Noise, epsilon
+from tests.peers.test_server import Running
+
+TEXT = Path(__file__).parents[2] / "apps/models/private_digits.nnm"
+SAMPLES, BATCH = 300, 30
+TRAINED = 240
+"""Samples in batches: without test data, every fifth sample is held out."""
+HOW = {"clip": 1.0, "noise": 1.1}
+
+
+def after(steps):
+    """Epsilon of a sample after some steps."""
+    return pytest.approx(epsilon({Noise(multiplier=1.1, sampled=BATCH / TRAINED): steps}, 1e-5), abs=1e-9)
+
+
+@pytest.fixture
+def running(tmp_path, monkeypatch):
+    monkeypatch.setenv("DDLF_STATE_DIR", str(tmp_path / "state"))
+
+    def run(**plan):
+        served = read_model(TEXT, None, find_target, 0)
+        return Running(tmp_path / "run", model=served.model, batch_size=BATCH, **({"updates": 4} | plan))
+
+    (tmp_path / "run").mkdir()
+    return run
+
+
+async def link_of(running):
+    [code] = await running.server.invite()
+    return f"http://127.0.0.1:{running.port}/#{code}"
+
+
+def peer_of(link, lines=None, **how):
+    (x, y), _ = ddlf.load_digits()
+    data = {"x": x[:SAMPLES], "y": y[:SAMPLES].argmax(1)}
+    return peer_of_data(
+        link, data, say=(lambda line: None) if lines is None else lines.append, sample_noise=SampleNoise(**(HOW | how))
+    )
+
+
+async def test_steps_of_a_peer_count_before_they_leave_and_with_them_no_metric(running, tmp_path):
+    async with running(way="rounds", merge="mean", validate_s=0.01) as server:
+        link = await link_of(server)
+        lines = []
+        peer = peer_of(link, lines)
+        await asyncio.to_thread(peer.run, most_updates=10)
+        assert peer.account.accountant.epsilon(ME) == after(10)
+        assert peer.posts == 3
+
+        again = peer_of(link)  # with the key of the first one
+        await asyncio.to_thread(again.run, most_updates=4)
+        assert again.account.accountant.epsilon(ME) == after(14)
+
+        with pytest.raises(CheckpointMismatch, match=r"clip = 2.0, and its earlier releases had 1.0"):
+            await asyncio.to_thread(peer_of(link, clip=2.0).run, most_updates=4)
+    posts = [entry for entry in history(tmp_path / "run") if isinstance(entry, Posted)]
+    assert len(posts) == 4
+    assert np.isnan([(post.accuracy, post.loss) for post in posts]).all()
+    assert f"{peer.account.accountant.epsilon(ME):.4g} at delta 1e-05, of a single sample" in lines[-1]
+
+
+async def test_a_peer_leaves_before_a_step_would_exceed_its_budget(running):
+    budget = epsilon({Noise(multiplier=1.1, sampled=BATCH / TRAINED): 7}, 1e-5) + 1e-6
+    async with running() as server:
+        link, lines = await link_of(server), []
+        peer = peer_of(link, lines, budget=budget)
+        await asyncio.to_thread(peer.run)
+        assert (peer.updates, peer.account.accountant.epsilon(ME)) == (7, after(7))
+        assert any(f"would make epsilon more than {budget:g}; the peer leaves" in line for line in lines)
+        with pytest.raises(BudgetSpent):
+            await asyncio.to_thread(peer_of(link, budget=budget).run)
+
+
+async def test_noised_steps_go_with_secure_aggregation(running):
+    async with running(way="rounds", merge="mean", quorum=3, secure_aggregation=True) as server:
+        peers = [peer_of(await link_of(server)) for _ in range(3)]
+        await asyncio.gather(*(asyncio.to_thread(peer.run, most_updates=8) for peer in peers))
+        assert server.server.ledger.round == 3
+    assert [peer.account.accountant.epsilon(ME) for peer in peers] == [after(8)] * 3
+
+
+async def test_noise_of_a_peer_contradicts_noise_of_the_server(running):
+    async with running(way="rounds", merge="mean", clip=1.0, noise=1.0, divisor=1) as server:
+        with pytest.raises(ConfigError, match="the server's plan already has noise"):
+            await asyncio.to_thread(peer_of(await link_of(server)).run, most_updates=1)
+
+
+def test_a_delta_that_protects_nobody_is_refused():
+    with pytest.raises(ConfigError, match=r"delta = 0.01 would let a run publish the data of one of 300"):
+        peer_of("http://127.0.0.1:1/#code", delta=0.01)
+
+
+async def test_two_programs_at_once_do_not_share_an_account(running):
+    async with running(way="rounds", merge="mean") as server:
+        [code] = await server.server.invite(peers=2)
+        link = f"http://127.0.0.1:{server.port}/#{code}"
+        first = peer_of(link)
+        await asyncio.to_thread(first.join)
+        with pytest.raises(ConfigError, match="another program here trains with this link"):
+            await asyncio.to_thread(peer_of(link).run, most_updates=4)
+        first.close()
+        await asyncio.to_thread(peer_of(link).run, most_updates=4)
