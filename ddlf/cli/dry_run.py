@@ -6,7 +6,7 @@ import argparse
 import ast
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,10 @@ from ddlf.cluster.config.cluster_file import load_config
 from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.sources import find, script_folder
 from ddlf.errors import LeaseError, VersionError
+from ddlf.extras import hooks
+from ddlf.privacy import visible
 from ddlf.rpc.code import own_modules
+from ddlf.training.refusals import noise_choice
 from ddlf.training.registry import spec_of
 from ddlf.training.strategy import parts_of
 from ddlf.worker.machine import about
@@ -61,8 +64,9 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     named = "the text" if text else f"class {type(app).__name__}" if app else f"function {target.__name__}"
     print(f"loads     {named} of {_short(file)}")
     if app:
+        where = ", which only workers load," if app.private else ""
         print(
-            f"          Keras with {this_machine['keras_backend']}, what load_dataset loads and create_model builds, on every node"
+            f"          Keras with {this_machine['keras_backend']}, what load_dataset loads{where} and create_model builds, on every node"
         )
         if folder := os.environ.get("DDLF_DATA"):
             print(f"          data sets from DDLF_DATA={folder} on this machine, and from that of each worker")
@@ -72,8 +76,14 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
             )
         _print_settings(app, options)
         spec = spec_of(app)
+        _print_visible(visible.of(noise_choice(spec)))
+        if spec.peer is not None:
+            print("          The run posts its weights as a peer, too: its link opens a page that says who sees those.")
         if preview := await parts_of(spec)[1].preview(app, spec):
             print(f"exchange  {spec.exchange.name}: {preview}")
+        for preview_plan in hooks("preview_plan"):
+            if preview := preview_plan(app, _facts(cluster, this_machine, answers, options)):
+                print(f"plan      {preview}")
     _print_files()
     findings = [
         *of_machine(this_machine, HERE),
@@ -99,6 +109,17 @@ def _of_file(cluster: Cluster, options: argparse.Namespace) -> tuple[bool, float
     return config.launcher is not None, config.run.connect_timeout_s, config.run.min_workers or cluster.N
 
 
+def _facts(
+    cluster: Cluster, this_machine: dict[str, Any], answers: Sequence[Answer], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Return facts about the machine of each worker, as its executor would report them; empty facts if they are unknown."""
+    machines = [answer.machine for answer in answers]
+    if not machines:
+        machines = [this_machine if new_workers(options) else {}] * cluster.N
+    # An executor reports the cards that it has got.
+    return [{} if not one or one["gpus"]["cards"] else {**one, "gpus": []} for one in machines]
+
+
 def _line(this_machine: dict[str, Any], answer: Answer) -> str:
     if answer.error is not None:
         return "no answer, see below"
@@ -116,6 +137,17 @@ def _print_settings(app: IApp, options: argparse.Namespace) -> None:
     print(
         f"{'' if changed else 'settings':<9} {len(rows) - len(changed)} others have their defaults; see: ddlf config show"
     )
+
+
+def _print_visible(column: visible.Column) -> None:
+    """Print the updates and samples that each party sees."""
+    rows = [visible.Row(party="party", updates="updates", samples="samples"), *column.rows()]
+    names, updates = (max(len(getattr(row, name)) for row in rows) for name in ("party", "updates"))
+    for number, row in enumerate(rows):
+        print(f"{'' if number else 'sees':<9} {row.party:<{names}}  {row.updates:<{updates}}  {row.samples}")
+    print(f"          the master also learns {column.also}")
+    for sentence in column.remains:
+        print(f"          {sentence}")
 
 
 def _print_files() -> None:

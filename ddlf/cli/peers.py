@@ -5,13 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import fcntl
+import os
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.parsing import Command, Parser, action
+from ddlf.cli.audit import AUDIT
+from ddlf.cli.parsing import Command, Parser, action, number
 from ddlf.errors import ConfigError, ConnectError
+
+if TYPE_CHECKING:
+    from ddlf.peers.sample_peer import SampleNoise
 
 A_LINK = "the link that the server has printed"
 
@@ -19,60 +27,78 @@ A_LINK = "the link that the server has printed"
 def serve(options: argparse.Namespace) -> int:
     """Run ``ddlf peers serve``."""
     from ddlf.cli.output import native_output_to_log
-    from ddlf.cli.target import find_target
+
+    with native_output_to_log(), contextlib.ExitStack() as held:
+        return _serve(options, held)
+
+
+def _serve(options: argparse.Namespace, held: contextlib.ExitStack) -> int:
+    from ddlf.cli.target import find_app
     from ddlf.monitor.runs import folder
     from ddlf.peers import serving
-    from ddlf.peers.plan import Plan
+    from ddlf.peers.plan import Plan, usual_merge
     from ddlf.peers.qr import check_qr
     from ddlf.peers.signals import Stop
+    from ddlf.privacy.secure_sum import LEAST
 
     if options.qr:
         check_qr()
-    if (options.model is None) == (options.resume is None):
+    if options.model is None and options.resume is None:
         raise ConfigError(
             "name a model, or a run with --resume", hint="ddlf peers serve apps/models/private_digits.nnm"
         )
+    if options.model is not None and options.resume is not None:
+        raise ConfigError(
+            f"{options.model} and --resume {options.resume} cannot be served together",
+            hint=f"leave {options.model} out: a resumed run has its own model",
+        )
     _refuse_other_way(options, options.way or "swap")
     _check_shards(options)
+    _check_limit(options)
     port = options.port
     if options.resume is not None:
         if given := _given(options):
             raise ConfigError(f"{', '.join(given)} cannot change in a run that is resumed", hint="leave it out")
         path = serving.find_run(Path(options.out or folder.usual_out()), str(options.resume))
+        held.enter_context(_alone(path))
         plan, _, digest, last = serving.read_folder(path)
+        if plan.validated_by == "server" and options.data is None:
+            raise ConfigError("the server validates in this run", hint="name its test data again with --data")
         port = last if port is None else port
         source, classes = path / folder.NOTATION, plan.classes
     else:
         source, classes = options.model, tuple(options.classes or ())
         way: Any = options.way or "swap"
-        usual = {"merge": "weighted" if way == "swap" else "mean"}
+        usual: dict[str, Any] = {"merge": usual_merge(way)}
+        if options.secure_aggregation:
+            usual["quorum"] = LEAST
         values = usual | {name: value for name in OF_PLAN if (value := getattr(options, name)) is not None}
         plan = Plan(**values, way=way, validated_by="server" if options.data is not None else "peers")
+        serving.check_tests(plan)
         if not source.is_file():
             raise ConfigError(f"there is no file {source}", hint="name a model text (.nnm), or the .py file of an app")
     serving.protection(options.host, options.tls_cert, options.tls_key, options.proxy or "")
     serving.listen(options.host, serving.PORT if port is None else port).close()  # it takes seconds to import Keras
-    with native_output_to_log():
-        served = serving.read_model(
-            source, options.data, find_target, options.seed or 0, classes, trains=plan.shards > 0
-        )
+    served = serving.read_model(source, options.data, find_app, options.seed or 0, classes, shards=plan.shards, say=say)
     if options.resume is not None:
         serving.check_layout(path, digest, served)
-        if plan.validated_by == "server" and not served.can_test:
-            raise ConfigError("the server validates in this run", hint="name its test data again with --data")
         if plan.shards:
             serving.give_out_again(path, plan, served, options.data)
     else:
         made = served.keras(served.model.layout.decode(served.model.first))
         plan = replace(plan, rate=serving.learning_rate(made), classes=served.classes)
-        serving.check_merge(plan, made)
+        if options.batch_size is None and served.batch_size:
+            plan = replace(plan, batch_size=served.batch_size)
+        serving.check_accuracy(plan, made)
+        serving.check_sets(plan, served)
         if plan.shards:
             served.give_out(plan, options.seed or 0)
         path = serving.make_folder(
             Path(options.out or folder.usual_out()), source.stem, plan, served, options.seed or 0
         )
-    if options.data is None and plan.validated_by == "peers":
-        say("validate  peers validate in turn on their own data; --data FILE.npz lets the server do it")
+    if plan.validated_by == "peers" and plan.validate_s and plan.noise is None:
+        who = "peers validate in turn on their own data" if plan.tests_sets else "nobody does, in rounds without --data"
+        say(f"validate  {who}; --data FILE.npz lets the server do it")
     stop = Stop("the server writes the mean of all sets", say)
     with stop.on_signals():
         is_over = asyncio.run(
@@ -112,6 +138,17 @@ OF_PLAN = (
     "decay",
     "shards",
     "partition",
+    "longest",
+    "trial",
+    "codec",
+    "clip",
+    "noise",
+    "trust",
+    "divisor",
+    "delta",
+    "privacy_budget",
+    "secure_aggregation",
+    "update_limit",
 )
 """Options that are fields of the plan."""
 OF_ROUNDS = ("outer", "update_policy", "quorum", "deadline_s")
@@ -131,13 +168,16 @@ def _refuse_other_way(options: argparse.Namespace, way: str) -> None:
         raise ConfigError(f"{names} has no effect in swaps", hint="add --way rounds, or leave it out")
 
 
+def _check_limit(options: argparse.Namespace) -> None:
+    if options.update_limit is not None and options.secure_aggregation is None:
+        raise ConfigError(
+            "--update-limit has no effect without secure aggregation", hint="add --secure-aggregation, or leave it out"
+        )
+
+
 def _check_shards(options: argparse.Namespace) -> None:
     if options.shards is not None and options.data is None:
         raise ConfigError("--shards gives out the server's own data, and there are none", hint="--data digits")
-    if options.shards is not None and options.shards < 1:
-        raise ConfigError(
-            f"--shards needs 1 shard or more, got {options.shards}", hint="leave it out for peers with data"
-        )
     if options.partition is not None and options.shards is None:
         raise ConfigError("--partition has no effect without shards", hint="add --shards 4, or leave it out")
 
@@ -145,18 +185,29 @@ def _check_shards(options: argparse.Namespace) -> None:
 def join(options: argparse.Namespace) -> int:
     """Run ``ddlf peers join``."""
     from ddlf.cli.output import native_output_to_log
-    from ddlf.cli.target import find_target
+
+    with native_output_to_log():
+        return _join(options)
+
+
+def _join(options: argparse.Namespace) -> int:
+    from ddlf.cli.target import find_app
     from ddlf.peers.joining import peer_of_app, peer_of_data, peer_of_shard
     from ddlf.peers.signals import Stop
 
     if options.data is not None and options.app is not None:
         raise ConfigError("--data and --app both say what to train on", hint="leave out one of them")
-    how: dict[str, Any] = {"name": options.name or "", "seed": options.seed, "say": say}
+    own: dict[str, Any] = {
+        "secure_aggregation": options.secure_aggregation,
+        "sample_noise": _sample_noise(options),
+    }
+    if options.secure_aggregation and options.data is None and options.app is None:
+        raise ConfigError("--secure-aggregation protects your data, and a shard is the server's", hint="add --data")
+    how: dict[str, Any] = {"name": options.name or "", "seed": options.seed or 0, "say": say}
     if options.app is not None:
-        with native_output_to_log():
-            peer = peer_of_app(options.link, find_target(options.app), **how)
+        peer = peer_of_app(options.link, find_app(options.app), **how, **own)
     elif options.data is not None:
-        peer = peer_of_data(options.link, options.data, **how)
+        peer = peer_of_data(options.link, options.data, **how, **own)
     else:
         peer = peer_of_shard(options.link, **how)
     stop = Stop("the peer posts its last batches and says goodbye", say)
@@ -169,6 +220,35 @@ def join(options: argparse.Namespace) -> int:
     return stop.exit_code
 
 
+OF_SAMPLES = ("clip", "noise", "delta", "privacy_budget")
+"""Options of a peer that hides single samples."""
+
+
+def _sample_noise(options: argparse.Namespace) -> SampleNoise | None:
+    """Return how the peer hides single samples; None if it does not."""
+    given = [f"--{name.replace('_', '-')}" for name in OF_SAMPLES if getattr(options, name) is not None]
+    if options.privacy_unit is None:
+        if given:
+            raise ConfigError(
+                f"{', '.join(given)} of a peer needs --privacy-unit sample",
+                hint="add it; noise that hides all samples of a peer is an option of ddlf peers serve",
+            )
+        return None
+    if options.clip is None or options.noise is None:
+        raise ConfigError("--privacy-unit sample needs --clip and --noise", hint="add --clip 1 --noise 1")
+    if options.data is None and options.app is None:
+        raise ConfigError("--privacy-unit sample hides your samples, and a shard is the server's", hint="add --data")
+    if options.seed is not None:
+        raise ConfigError(
+            "--seed has no effect with --privacy-unit sample: batches come from the system's random source",
+            hint="leave it out",
+        )
+    from ddlf.peers.sample_peer import SampleNoise
+
+    kept = {"delta": options.delta} if options.delta is not None else {}
+    return SampleNoise(clip=options.clip, noise=options.noise, budget=options.privacy_budget, **kept)
+
+
 def invite(options: argparse.Namespace) -> int:
     """Run ``ddlf peers invite``: print new links."""
     from ddlf.peers.qr import check_qr
@@ -177,7 +257,7 @@ def invite(options: argparse.Namespace) -> int:
     if options.qr:
         check_qr()
     facts = _server(options)
-    for code in ask(facts, f"invite?count={options.count}")["codes"]:
+    for code in ask(facts, f"invite?count={options.count}&peers={options.peers}")["codes"]:
         link = link_of(facts["origin"], code, facts["pin"])
         print(link)
         if options.qr:
@@ -193,6 +273,7 @@ def _show_qr(link: str) -> None:
 
 def list_peers(options: argparse.Namespace) -> int:
     """Run ``ddlf peers list``: print the peers and the sets of a server."""
+    from ddlf.events.record import size
     from ddlf.peers import named
     from ddlf.peers.serving import ask, running
 
@@ -207,16 +288,22 @@ def list_peers(options: argparse.Namespace) -> int:
     accuracy = "none yet" if found["accuracy"] is None else f"{found['accuracy']:.4f}"
     sets = ", ".join(f"{count} {state}" for state, count in found["sets"].items())
     print(f"{facts['origin']}  {found['way']}, accuracy {accuracy}, sets: {sets}")
+    print(f"each set  {size(found['set_bytes'])} as {found['codec']}")
+    if missing := found["missing_posts"]:
+        print(f"the round needs {missing:,} more post{'s' * (missing > 1)}, and all peers that are here have posted")
     if found["shards"]:
         free = ", ".join(map(str, found["free_shards"])) or "none"
         print(f"shards {found['shards']}, without a peer: {free}")
     for one in found["peers"]:
         state = "removed" if one["removed"] else "here" if one["connected"] else "away" if one["present"] else "gone"
+        state += f", out for {one['out_s']:.0f} s" * (one["out_s"] > 0)
+        state += f", {one['strikes']} strike{'s' * (one['strikes'] != 1)}" * (one["strikes"] > 0)
         shard = f" of shard {one['shard']}" if one["shard"] else ""
         ago = "" if one["posted_s_ago"] is None else f", last {one['posted_s_ago']:.0f} s ago"
-        print(
-            f"peer {one['peer']}  {one['name']}  {state}, {one['samples']:,} samples{shard}, {one['posts']:,} posts{ago}"
-        )
+        name, samples, posts = (f"  {one['name']}" * bool(one["name"]), one["samples"], one["posts"])
+        many = f"{samples:,} sample{'s' * (samples != 1)}{shard}, {posts:,} post{'s' * (posts != 1)}"
+        epsilon = f", epsilon {one['epsilon']:.4g}" if one.get("epsilon") else ""
+        print(f"peer {one['peer']}{name}  {state}, {many}{ago}{epsilon}")
     return 0
 
 
@@ -250,9 +337,8 @@ def stop(options: argparse.Namespace) -> int:
 def new(options: argparse.Namespace) -> int:
     """Run ``ddlf peers new``: make the folder of a training."""
     from ddlf.peers import named
-    from ddlf.peers.model import read_text
 
-    text = read_text(options.model, named.WEBNN_RATE) if options.model is not None else named.WEBNN
+    text = named.text_of(options.model) if options.model is not None else named.WEBNN
     path = named.make(options.name, text, {"batch_size": 64, "end": 0.97})
     say(f"made      {path}: change model.nnm and settings.json, then: ddlf peers train {path}")
     return 0
@@ -270,8 +356,9 @@ def save(options: argparse.Namespace) -> int:
     """Run ``ddlf peers save``: copy a training with its logs and weights."""
     from ddlf.peers import named
 
-    _refuse_while_served(options.name)
-    say(f"saved     {options.name} as {named.save(options.name, options.new)}, with logs and weights")
+    with _alone(named.find(options.name)):
+        path = named.save(options.name, options.new)
+    say(f"saved     {options.name} as {path}, with logs and weights")
     return 0
 
 
@@ -279,8 +366,8 @@ def reset(options: argparse.Namespace) -> int:
     """Run ``ddlf peers reset``: delete the logs and the weights of a training."""
     from ddlf.peers import named
 
-    _refuse_while_served(options.name)
-    named.reset(options.name)
+    with _alone(named.find(options.name)):
+        named.reset(options.name)
     say(f"reset     {options.name}: its logs and weights are deleted")
     return 0
 
@@ -289,17 +376,16 @@ def train(options: argparse.Namespace) -> int:
     """Run ``ddlf peers train``: serve a training, from its beginning or from where it stopped."""
     from ddlf.peers import named
 
-    path = named.find(options.name)
-    _refuse_while_served(options.name)
-    settings, run = named.settings_of(path), named.run_of(path)
-    for name in (*OF_PLAN, "way", "seed", "classes"):
-        setattr(options, name, settings.get(name) if run is None else None)
-    options.model = path / "model.nnm" if run is None else None
-    options.resume, options.out = run and f"./{run}", path / named.RUNS
-    try:
-        return serve(options)
-    finally:
-        named.write_logs(path)
+    with _alone(path := named.find(options.name)):
+        settings, run = named.settings_of(path), named.run_of(path)
+        for name in (*OF_PLAN, "way", "seed", "classes"):
+            setattr(options, name, settings.get(name) if run is None else None)
+        options.model = path / "model.nnm" if run is None else None
+        options.resume, options.out = run and f"./{run}", path / named.RUNS
+        try:
+            return serve(options)
+        finally:
+            named.write_logs(path)
 
 
 def retrain(options: argparse.Namespace) -> int:
@@ -308,12 +394,28 @@ def retrain(options: argparse.Namespace) -> int:
     return train(options)
 
 
-def _refuse_while_served(name: str) -> None:
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other servers and commands from a training or a run, also before its server can be found.
+
+    Raises:
+        ConfigError: It is being trained.
+    """
     from ddlf.peers.serving import running
 
-    for facts in running():
-        if Path(name).resolve() in Path(facts["folder"]).resolve().parents:
-            raise ConfigError(f"{name} is being trained", hint="stop it first: ddlf peers stop")
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        served = [Path(facts["folder"]).resolve() for facts in running()]
+        is_free = not any(path.resolve() in (one, *one.parents) for one in served)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_free = False
+        if not is_free:
+            raise ConfigError(f"{path} is being trained", hint="stop it first: ddlf peers stop")
+        yield
+    finally:
+        os.close(folder)
 
 
 def _server(options: argparse.Namespace) -> dict[str, Any]:
@@ -349,15 +451,49 @@ def _end(text: str) -> float:
     raise argparse.ArgumentTypeError(f"an accuracy below 1, such as 0.97 or 97%, or seconds, such as 600; got {text!r}")
 
 
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if isfinite(value := float(text)) and value >= 0:
+            return value
+    raise argparse.ArgumentTypeError(f"seconds, such as 1.5; got {text!r}")
+
+
+def _positive(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if isfinite(value := float(text)) and value > 0:
+            return value
+    raise argparse.ArgumentTypeError(f"a finite number above 0, such as 1.5; got {text!r}")
+
+
+def _times(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if isfinite(value := float(text)) and value >= 0:
+            return value
+    raise argparse.ArgumentTypeError(f"a number from 0 on, such as 6 or 0.2; got {text!r}")
+
+
+def _peer(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"the number of a peer, as `ddlf peers list` shows it; got {text!r}")
+
+
+ONLY_PYTHON = {
+    "--privacy-unit": "a browser cannot hide single samples, and a Python peer does it by itself: ddlf peers join LINK "
+    "--data FILE --privacy-unit sample --clip 1 --noise 1"
+}
+
+
 def _serve_options(parser: Parser) -> None:
+    parser.INSTEAD = {**parser.INSTEAD, **ONLY_PYTHON}
     parser.add("model", nargs="?", type=Path, help="a model as text (.nnm), or the .py file of an app")
     parser.add("--way", choices=("swap", "rounds"), help="peers swap sets when they like (default), or work in rounds")
     parser.add(
         "--merge", metavar="RULE", help="average, weighted (default), mimic, copy or elastic; in rounds a merge rule"
     )
-    parser.add("--updates", type=int, metavar="N", help="batches between two posts of a peer (default: 20)")
-    parser.add("--seconds", type=float, metavar="S", help="post after this time at the latest (default: no limit)")
-    parser.add("--batch-size", type=int, metavar="N", help="samples in a batch (default: 32)")
+    parser.add("--updates", type=number(1), metavar="N", help="batches between two posts of a peer (default: 20)")
+    parser.add("--seconds", type=_seconds, metavar="S", help="post after this time at the latest (default: no limit)")
+    parser.add("--batch-size", type=number(1), metavar="N", help="samples in a batch (default: of the model, else 32)")
     parser.add(
         "--end",
         type=_end,
@@ -372,18 +508,47 @@ def _serve_options(parser: Parser) -> None:
     )
     parser.add(
         "--shards",
-        type=int,
+        type=number(1),
         metavar="N",
         help="for studies: divide the training data of --data into N parts, and lend one to each peer",
+    )
+    parser.add(
+        "--codec",
+        metavar="NAME",
+        help="bfloat16 or float16: sets travel with half of the bytes (default: float32)",
     )
     parser.add("--resume", metavar="RUN", help="continue a run: its folder, name or 'last'")
     _address_options(parser)
     more: dict[str, Any] = {"common": False, "group": "more"}
     parser.add("--outer", metavar="RULE", help="outer optimizer of rounds", **more)
     parser.add("--update-policy", metavar="NAME", help="stop, reject or clip suspicious updates of rounds", **more)
-    parser.add("--quorum", type=int, metavar="N", help="posts that a round needs", **more)
-    parser.add("--deadline-s", type=float, metavar="S", help="seconds until a round closes", **more)
-    parser.add("--validate-s", type=float, metavar="S", help="seconds between validations (default: 1)", **more)
+    parser.add(
+        "--quorum", type=number(1), metavar="N", help="posts that a round needs (default: 1, in secure sums 3)", **more
+    )
+    parser.add(
+        "--deadline-s",
+        type=_seconds,
+        metavar="S",
+        help="seconds after its first post until a round closes (default: 30)",
+        **more,
+    )
+    parser.add(
+        "--longest",
+        type=_times,
+        metavar="X",
+        help="a training X times as long as usual counts less, and the next one is rejected; 0: no check (default: 6)",
+        **more,
+    )
+    parser.add(
+        "--trial",
+        type=_times,
+        metavar="X",
+        help="test each set on --data first, and reject it if its accuracy is lower than usual by X (default: no test)",
+        **more,
+    )
+    parser.add(
+        "--validate-s", type=_seconds, metavar="S", help="seconds between validations; 0: none (default: 1)", **more
+    )
     parser.add("--decay", action="store_true", default=None, help="validations lower the learning rate", **more)
     parser.add(
         "--partition",
@@ -391,15 +556,66 @@ def _serve_options(parser: Parser) -> None:
         help="how shards differ: equal (default), dirichlet:0.5, classes:2, power:1",
         **more,
     )
-    parser.add("--seed", type=int, help="seed of the first weights and of the shards (default: 0)", **more)
+    parser.add("--seed", type=number(0), help="seed of the first weights and of the shards (default: 0)", **more)
     parser.add("--out", type=Path, metavar="DIR", help="folder for the run (default: runs)", **more)
+
+    privacy: dict[str, Any] = {"common": False, "group": "privacy"}
+    parser.add(
+        "--clip",
+        type=_positive,
+        metavar="C",
+        help="rounds: shorten each update to the norm C before it counts; needs --noise",
+        **privacy,
+    )
+    parser.add(
+        "--noise",
+        type=_positive,
+        metavar="Z",
+        help="rounds: noise on the sum of the updates, with the standard deviation Z times C; needs --clip",
+        **privacy,
+    )
+    parser.add(
+        "--trust",
+        choices=("server", "nobody"),
+        help="who may see updates without noise: the server adds it (default), or each peer adds a share (nobody)",
+        **privacy,
+    )
+    parser.add(
+        "--privacy-budget",
+        type=_positive,
+        metavar="E",
+        help="rounds: end before a release would make epsilon of a peer larger; needs --noise",
+        **privacy,
+    )
+    parser.add(
+        "--divisor",
+        type=number(1),
+        metavar="N",
+        help="divides the noised sum of a round (default: the quorum)",
+        **privacy,
+    )
+    parser.add("--delta", type=_positive, metavar="D", help="delta of the stated epsilon (default: 1e-5)", **privacy)
+    parser.add(
+        "--secure-aggregation",
+        action="store_true",
+        default=None,
+        help="rounds: peers mask their updates, so that the server learns sums of three or more only",
+        **privacy,
+    )
+    parser.add(
+        "--update-limit",
+        type=_positive,
+        metavar="X",
+        help="largest value of an update in a secure sum (default: 8); larger ones are refused",
+        **privacy,
+    )
 
 
 def _address_options(parser: Parser) -> None:
     parser.add("--data", metavar="FILE", help="the server's own data: a .npz file, or digits, mnist, cifar10, iris")
-    parser.add("--invite", type=int, default=1, metavar="N", help="number of links to print (default: 1)")
+    parser.add("--invite", type=number(0, 100), default=1, metavar="N", help="number of links to print (default: 1)")
     _qr_option(parser)
-    parser.add("--port", type=int, help="port (default: 8930)")
+    parser.add("--port", type=number(0, 65535), help="port; 0 for any free one (default: 8930)")
     parser.add("--dashboard", action="store_true", help="serve a page for you: peers, rates and curves")
     more: dict[str, Any] = {"common": False, "group": "more"}
     parser.add("--host", default="127.0.0.1", help="address to listen on; TLS beyond loopback", **more)
@@ -427,6 +643,9 @@ def _copy_options(parser: Parser) -> None:
 def _train_options(parser: Parser) -> None:
     _name_option(parser)
     _address_options(parser)
+    elsewhere = "it is a setting of the training: write {} into settings.json in its folder"
+    names = {f"--{name.replace('_', '-')}": elsewhere.format(name) for name in (*OF_PLAN, "way", "seed", "classes")}
+    parser.INSTEAD = {**parser.INSTEAD, **names, **ONLY_PYTHON}
 
 
 def _join_options(parser: Parser) -> None:
@@ -434,9 +653,21 @@ def _join_options(parser: Parser) -> None:
     parser.add("--data", metavar="FILE", help="your data, which stay here: a .npz file with x and y (default: a shard)")
     parser.add("--app", type=Path, metavar="FILE.py", help="your own code: an app with load_dataset and create_model")
     parser.add("--name", help="a name that the server shows")
-    parser.add("--most-updates", type=int, metavar="N", help="leave after this number of batches")
-    parser.add("--seed", type=int, default=0, help="seed of the order of samples (default: 0)")
+    parser.add("--secure-aggregation", action="store_true", help="refuse a server that sees your single updates")
+    parser.add("--most-updates", type=number(1), metavar="N", help="leave after this number of batches")
+    parser.add("--seed", type=number(0), help="seed of the order of samples (default: 0)")
     parser.add("--save", type=Path, metavar="PATH", help="write the model here at the end (.keras)")
+    parser.add(
+        "--privacy-unit", choices=("sample",), help="hide each of your samples: noise in each step, before it leaves"
+    )
+    parser.add("--clip", type=_positive, metavar="C", help="sample: most norm of the gradient of a sample")
+    parser.add(
+        "--noise", type=_positive, metavar="Z", help="sample: noise of a step, with the standard deviation Z times C"
+    )
+    parser.add("--delta", type=_positive, metavar="D", help="sample: delta of the stated epsilon (default: 1e-5)")
+    parser.add(
+        "--privacy-budget", type=_positive, metavar="E", help="sample: leave before a step would make epsilon larger"
+    )
 
 
 def _qr_option(parser: Parser) -> None:
@@ -444,17 +675,18 @@ def _qr_option(parser: Parser) -> None:
 
 
 def _port_option(parser: Parser) -> None:
-    parser.add("--port", type=int, help="port of the server, if several run here")
+    parser.add("--port", type=number(1, 65535), help="port of the server, if several run here")
 
 
 def _invite_options(parser: Parser) -> None:
-    parser.add("--count", type=int, default=1, metavar="N", help="number of links (default: 1)")
+    parser.add("--count", type=number(1, 100), default=1, metavar="N", help="number of links (default: 1)")
+    parser.add("--peers", type=number(1, 1000), default=1, metavar="N", help="peers that each link is for (default: 1)")
     _qr_option(parser)
     _port_option(parser)
 
 
 def _kick_options(parser: Parser) -> None:
-    parser.add("peer", type=int, help="number of the peer, as `ddlf peers list` shows it")
+    parser.add("peer", type=_peer, help="number of the peer, as `ddlf peers list` shows it")
     _port_option(parser)
 
 
@@ -467,7 +699,8 @@ PEERS = Command(
     actions={
         "serve": action(
             "serve a model, and print a link",
-            "Serve a model to peers, and print a link for the first one. The server trains nothing.",
+            "Serve a model to peers, and print a link for the first one: it opens in a browser, or `ddlf peers join` takes it. "
+            "The server trains nothing.",
             _serve_options,
             serve,
             *("ddlf peers serve apps/models/private_digits.nnm --end 0.97", "ddlf peers serve --resume last"),
@@ -492,6 +725,23 @@ PEERS = Command(
             _port_option,
             list_peers,
             "ddlf peers list",
+        ),
+        "kick": action(
+            "remove a peer for good", "Remove a peer: its link becomes void.", _kick_options, kick, "ddlf peers kick 3"
+        ),
+        "merge": action(
+            "merge all sets into one",
+            "Merge all sets by their trainings. Each peer gets the result as the answer to its next post.",
+            _port_option,
+            merge,
+            "ddlf peers merge",
+        ),
+        "stop": action(
+            "end a training",
+            "Merge all sets, send the result to all peers, write it into the folder of the run, and end the server.",
+            _port_option,
+            stop,
+            "ddlf peers stop",
         ),
         "new": action(
             "make a training with a name",
@@ -535,22 +785,6 @@ PEERS = Command(
             retrain,
             "ddlf peers retrain digits",
         ),
-        "kick": action(
-            "remove a peer for good", "Remove a peer: its link becomes void.", _kick_options, kick, "ddlf peers kick 3"
-        ),
-        "merge": action(
-            "merge all sets into one",
-            "Merge all sets by their trainings. Each peer gets the result as the answer to its next post.",
-            _port_option,
-            merge,
-            "ddlf peers merge",
-        ),
-        "stop": action(
-            "end a training",
-            "Merge all sets, send the result to all peers, write it into the folder of the run, and end the server.",
-            _port_option,
-            stop,
-            "ddlf peers stop",
-        ),
+        "audit": AUDIT,
     },
 )

@@ -125,7 +125,9 @@ def execute(find: Callable[[], Any], options: argparse.Namespace, then: Then | N
                 return 130
             # Other errors come from the user's own code on the master, so their traceback helps.
             show_error(error, whole=options.debug)
-            return error.exit_code if isinstance(error, DDLFError) else 1
+            code = error.exit_code if isinstance(error, DDLFError) else 1
+            leave_an_import(code)
+            return code
 
 
 def asked_ui(options: argparse.Namespace) -> str:
@@ -211,11 +213,17 @@ async def _run_app(
 ) -> int:
     """Train an app, and record the run in a new folder, unless the user wants none. Return the exit code."""
     from ddlf.cli.config import check_values
+    from ddlf.training.start import choose_settings
 
     options.resume = resumed_from(options)
     app = prepare_app(target, cluster, options)
     check_values(app, options)
     check_app_options(options, app)
+    if app.checkpoint is not None and (Path(app.checkpoint) / folder.PEERS).exists():
+        raise ConfigError(
+            f"{app.checkpoint} is the folder of a training by peers, and has no checkpoints",
+            hint=f"name another folder for checkpoints; this training continues with: ddlf peers serve --resume {app.checkpoint}",
+        )
     if options.save:
         from ddlf.training.evaluation.master import check_path
 
@@ -239,6 +247,7 @@ async def _run_app(
                 await check_needs(cluster, target, display.say, here=new_workers(options))
                 if described := cards_of(cluster):
                     display.say(f"cards     {described}")
+                await choose_settings(app)
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
                 spec = spec_of(app)
                 steps, apart = spec.local.steps, spec.train.extra_workers
@@ -505,6 +514,8 @@ def in_folder(
     finally:
         if path is not None and (path / folder.REPORT).exists():
             say(f"report    {path / folder.REPORT}" + ("" if app.history else " (no round was completed)"))
+        elif path is not None and not path.exists():
+            say("folder    removed, because the run was refused before training began")
 
 
 def resumed_from(options: argparse.Namespace) -> str | None:
@@ -529,6 +540,10 @@ def resumed_from(options: argparse.Namespace) -> str | None:
         run = Path(name) if Path(name).exists() else folder.find(runs, name)
     except ConfigError:
         return name  # not a run: a missing folder is refused later
+    if (run / folder.PEERS).exists():
+        raise ConfigError(
+            f"the run {run.name} is a training by peers", hint=f"continue it with: ddlf peers serve --resume {name}"
+        )
     if (newest := _checkpoints(run)) is None:
         raise ConfigError(f"the run {run.name} has no checkpoints", hint=hint)
     return str(newest)

@@ -92,13 +92,16 @@ async def nothing_left() -> None:
     """Do nothing. This is the target to run if the user's script has already done all its work during its import."""
 
 
-def find_target(path: Path, name: str | None = None, options: argparse.Namespace | None = None) -> Any:
+def find_target(
+    path: Path, name: str | None = None, options: argparse.Namespace | None = None, *, has_option: bool = True
+) -> Any:
     """Load a file and find what to run in it: its one ``IApp`` subclass, or its async function ``main``.
 
     Args:
         path: The file.
         name: Name of the class or function; None if the file has only one.
         options: The parsed options. If the script runs by itself, options that it cannot see are refused.
+        has_option: Whether the command has the option ``--target``.
 
     Raises:
         ConfigError: The file does not exist, or is not a Python file.
@@ -129,7 +132,23 @@ def find_target(path: Path, name: str | None = None, options: argparse.Namespace
         return nothing_left
     if importing.named is not None and name is None:
         return importing.named
-    return _choose(path, module, name)
+    return _choose(path, module, name, has_option=has_option)
+
+
+def find_app(path: Path) -> type[IApp]:
+    """Load a file and find its app, for a command that cannot use a function.
+
+    Raises:
+        ConfigError: The file does not exist, or is not a Python file.
+        AppError: The file has no app, or several.
+    """
+    from ddlf.app import IApp
+
+    target = find_target(path, has_option=False)
+    if inspect.isclass(target) and issubclass(target, IApp):
+        return target
+    what = "runs by itself when it is imported" if target is nothing_left else f"has {target.__name__}(), and no app"
+    raise AppError(f"{path} {what}", hint=f"name a file with {AN_APP}, or a model as text (.nnm)")
 
 
 def _all_given(options: argparse.Namespace) -> list[str]:
@@ -156,7 +175,7 @@ def _check_file(path: Path) -> None:
         raise ConfigError(f"{str(path)!r} is not a Python file{text}", hint=f"give the .py file of an app{hint}")
 
 
-def _choose(path: Path, module: types.ModuleType, name: str | None) -> Any:
+def _choose(path: Path, module: types.ModuleType, name: str | None, *, has_option: bool) -> Any:
     from ddlf.app import IApp
 
     apps = [
@@ -171,12 +190,13 @@ def _choose(path: Path, module: types.ModuleType, name: str | None) -> Any:
     if name is not None:
         return _named(path, module, name, [*apps, *mains])
     if len(meant) > 1:
-        raise AppError(
-            f"{path} has several apps: {', '.join(app.__name__ for app in meant)}",
-            hint=f"say which with --target, as in --target {meant[0].__name__}",
-        )
+        first = meant[0].__name__
+        hint = f"say which with --target, as in --target {first}"
+        if not has_option:
+            hint = f"end the file with ddlf.main({first}), or name a file with one app"
+        raise AppError(f"{path} has several apps: {', '.join(app.__name__ for app in meant)}", hint=hint)
     if meant:
-        if mains and mains[0].__module__ == module.__name__ and takes_a_cluster(mains[0]):
+        if has_option and mains and mains[0].__module__ == module.__name__ and takes_a_cluster(mains[0]):
             print(f"target    {meant[0].__name__}; for main(cluster), which is there too: --target main", flush=True)
         return meant[0]
     if not mains and inspect.isfunction(main):

@@ -152,6 +152,7 @@ class State:
         parts: The parts of a model that spans workers; empty for a whole model.
         micro_batches: Number of micro-batches of a batch of such a model.
         passed: The last pass of L-BFGS; None without one.
+        ends_after_s: A training by peers ends this number of seconds after its first peer; 0 without such an end.
     """
 
     app: str = ""
@@ -170,6 +171,9 @@ class State:
     parts: list[PartLane] = field(default_factory=list)
     micro_batches: int = 0
     passed: e.PassEnded | None = None
+    ends_after_s: float = 0.0
+    _first_peer: float | None = None  # these seconds began at this time
+    _told_at: float = 0.0
     _base: float = 0.0  # rounds that each slot had completed when training began
     _reached: dict[int, float] = field(
         default_factory=dict
@@ -183,10 +187,17 @@ class State:
     @property
     def done(self) -> float:
         """The finished share of the whole run, 0 to 1, including the rounds before a resumed checkpoint."""
+        if self.ends_after_s:
+            return 0.0 if self._first_peer is None else min(1.0, (self._told_at - self._first_peer) / self.ends_after_s)
         if not self.rounds or not self.slots:
             return 0.0
         reached = sum(self._reached.values()) + self._base * max(0, self.slots - len(self._reached))
         return min(1.0, reached / max(self.slots, len(self._reached)) / self.rounds)
+
+    @property
+    def has_end(self) -> bool:
+        """Whether it is known when the run ends, so that its finished share means something."""
+        return bool(self.rounds or self.ends_after_s)
 
     @property
     def round(self) -> int:
@@ -204,6 +215,8 @@ class State:
 
     def left_s(self, now: float) -> float | None:
         """Return the seconds until the run is over at the current speed; None if that is not known yet."""
+        if self.ends_after_s:
+            return None if self._first_peer is None else max(0.0, self._first_peer + self.ends_after_s - now)
         if not self._marks:
             return None
         then, before = self._marks[0]
@@ -214,6 +227,7 @@ class State:
 
     def tell(self, event: e.Event, now: float) -> None:
         """Update the state of the run by an event that happens now."""
+        self._told_at = now
         match event:
             case e.PhaseEvent():
                 self._phase(event, now)
@@ -233,6 +247,8 @@ class State:
                 self._begin(event, now)
             case e.TrainingBegan():
                 self.is_training, self.slots = True, event.slots
+                self.ends_after_s = event.ends_after_s
+                self._first_peer = now - event.passed_s if event.passed_s else None
                 self._base = event.version if self.in_rounds else event.version / max(event.slots, 1)
                 self.rounds = event.rounds or self.rounds + (0 if event.source else round(self._base))
                 self._marks.append((now, self.done))
@@ -391,6 +407,7 @@ class State:
         lane.name, lane.heard, lane.is_peer = event.name, now, True
         match event:
             case e.PeerArrived():
+                self._first_peer = self._first_peer or now
                 lane.became(now)
                 lane.slot = event.peer
             case e.PeerPosted():

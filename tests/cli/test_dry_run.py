@@ -1,6 +1,8 @@
 """``ddlf run --dry-run``: the plan of a run, of which nothing is done."""
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,9 @@ from ddlf.cli.run import run_target
 from ddlf.cli.stopping import StopRequest
 from ddlf.cli.target import check_needs, find_target, needs_in
 from ddlf.cluster.cluster import Cluster
-from ddlf.errors import VersionError
+from ddlf.errors import ConfigError, VersionError
+from ddlf.privacy import visible
+from ddlf.rpc.code import own_modules
 from tests.cli.facts import machine
 from tests.daemons import TOKEN, DaemonWithoutProcesses, connected
 from tests.processes import command
@@ -47,6 +51,11 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.delenv("DDLF_CONFIG", raising=False)
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    # Those of the tests are hundreds, and not installed either: each plan would read all of them.
+    monkeypatch.setattr(
+        "ddlf.cli.dry_run.own_modules",
+        lambda: [module for module in own_modules() if Path(module.__file__).is_relative_to(tmp_path)],
+    )
     monkeypatch.setattr("ddlf.cli.dry_run.about", lambda folders=(), needs=(): machine())
     monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine())
     yield tmp_path
@@ -71,11 +80,58 @@ async def test_dry_run_prints_loaded_files_shipped_files_and_settings(folder, ca
     rows = [line[10:].split(maxsplit=2) for line in lines if line[:10].strip() in ("", "settings")]
     assert ["batch_size", "64", "class App"] in rows
     assert ["seed", "5", "--seed"] in rows
-    assert " app.py  0.3 kB\n" in text  # the tests' own modules are no installed ones either
+    assert " app.py  0.3 kB\n" in text
     assert " beside.py  0.0 kB\n" in text
     assert "          deeper/later.py  0.0 kB, when a function imports it" in text
     assert "unused.py" not in text
     assert lines[-1] == "done      --dry-run: nothing was started or trained"
+
+
+async def test_dry_run_leads_to_the_plan_and_is_refused_without_one(folder, capsys, monkeypatch):
+    monkeypatch.setattr("ddlf.extras.planner.kept.state_folder", lambda: folder)
+    assert await planned() == 0
+    assert (
+        "plan      none yet, which would say whether these workers pay; make one: ddlf plan " in capsys.readouterr().out
+    )
+    with pytest.raises(ConfigError, match="there is no plan of App with sync, float32 and batch size 64"):
+        await planned("--planned")
+    assert await planned("--planned", "--listen", "127.0.0.1:9100", "--workers", "2") == 0
+    assert "plan      unknown, because it belongs to the workers" in capsys.readouterr().out
+
+
+async def test_dry_run_says_who_sees_private_data(folder, capsys):
+    (folder / "app.py").write_text(APP.replace("batch_size = 64", "private = True"))
+    assert await planned("--peer", "http://127.0.0.1:8930/#code") == 0
+    text = capsys.readouterr().out
+    assert "what load_dataset loads, which only workers load, and create_model builds" in text
+    rows = [re.split(r"  +", line[10:]) for line in text.partition("\nsees ")[2].splitlines()[1:6]]
+    assert ["the master", "each single update, without noise", "none"] in rows
+    assert ["another worker", "only the merged weights", "none"] in rows
+    assert "          The master's code runs on the workers, so this protects from mistakes" in text
+    assert "          The run posts its weights as a peer, too" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "column"),
+    [
+        ("batch_size = 64", visible.PLAIN),
+        ("private = True; update_clip = 1.0; noise_multiplier = 1.0", visible.PRIVATE_NOISED),
+        (
+            "private = True; update_clip = 1.0; noise_multiplier = 1.0; privacy_unit = 'sample'",
+            visible.PRIVATE_SAMPLES,
+        ),
+    ],
+)
+async def test_dry_run_prints_the_column_of_its_settings(folder, capsys, settings, column):
+    (folder / "app.py").write_text(APP.replace("batch_size = 64", settings))
+    assert await planned() == 0
+    text = capsys.readouterr().out
+    rows = [tuple(re.split(r"  +", line[10:])) for line in text.partition("\nsees ")[2].splitlines()[1:6]]
+    assert rows == [(row.party, row.updates, row.samples) for row in column.rows()]
+    assert column.also in text
+    assert all(sentence in text for sentence in column.remains)
+    assert "as a peer" not in text
 
 
 @pytest.mark.slow

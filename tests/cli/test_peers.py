@@ -1,10 +1,21 @@
 """``ddlf peers``: what is refused before anything starts."""
 
 import socket
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddlf.cli.main import main
+from ddlf.cli.options import add_options
+from ddlf.cli.parsing import Parser
+from ddlf.cli.run import resumed_from
+from ddlf.errors import ConfigError
+from ddlf.peers import serving
+
+A_LINK = "http://127.0.0.1:1/#code"
+SAMPLE = ("--privacy-unit", "sample")
 
 
 def refused(capsys, *words):
@@ -23,10 +34,10 @@ def test_commands_without_a_server_say_how_to_start_one(capsys):
     ("words", "sentence"),
     [
         (("serve",), "name a model"),
-        (("serve", "a.nnm", "--resume", "last"), "name a model"),
+        (("serve", "a.nnm", "--resume", "last"), "a.nnm and --resume last cannot be served together"),
         (("serve", "--resume", "last", "--merge", "average"), "--merge cannot change"),
         (("serve", "a.nnm", "--shards", 3), "the server's own data, and there are none"),
-        (("serve", "a.nnm", "--data", "digits", "--shards", 0), "1 shard or more"),
+        (("serve", "a.nnm", "--data", "digits", "--shards", 0), "--shards: must be 1 or more, got 0"),
         (("serve", "a.nnm", "--data", "digits", "--partition", "power:1"), "--partition has no effect"),
         (("serve", "--resume", "last", "--data", "digits", "--shards", 3), "--shards cannot change"),
         (
@@ -38,9 +49,34 @@ def test_commands_without_a_server_say_how_to_start_one(capsys):
             "an accuracy below 1, such as 0.97 or 97%, or seconds, such as 600; got '1.5x'",
         ),
         (("serve", "a.nnm", "--end", "97%"), "there is no file a.nnm"),
+        (("serve", "a.nnm", "--updates", "ten"), "--updates: not a whole number: 'ten'"),
+        (("serve", "a.nnm", "--seconds", "-1"), "--seconds: seconds, such as 1.5; got '-1'"),
+        (("serve", "a.nnm", "--port", "99999"), "--port: must be 0-65535, got 99999"),
+        (("serve", "a.nnm", "--invite", "-1"), "--invite: must be 0-100, got -1"),
+        (("kick", "bob"), "the number of a peer, as `ddlf peers list` shows it; got 'bob'"),
+        (
+            ("serve", "a.nnm", "--way", "rounds", "--merge", "krum:bad=1"),
+            "the merge krum:bad=1 needs 5 posts in a round, and a round closes with 1; add --quorum 5",
+        ),
+        (("serve", "a.nnm", "--merge", "trimmed:0.2"), "the merge trimmed works with --way rounds"),
+        (("serve", "a.nnm", "--way", "rounds", "--merge", "elastic"), "the merge elastic works with --way swap"),
+        (("serve", "a.nnm", "--noise", "0"), "--noise: a finite number above 0, such as 1.5; got '0'"),
+        (("serve", "a.nnm", "--noise", "-1"), "--noise: a finite number above 0"),
+        (("serve", "a.nnm", "--clip", "nan"), "--clip: a finite number above 0"),
+        (("serve", "a.nnm", "--clip", "1"), "a clip without noise cannot work: a clipped update tells"),
+        (("serve", "a.nnm", "--clip", "1", "--noise", "1"), "noise in swaps cannot work: a peer gets the set of one"),
         (("join", "http://127.0.0.1:1/#code", "--data", "a.npz", "--app", "a.py"), "--data"),
+        (("join", "http://127.0.0.1:1/#code.c0ffee", "--data", "digits"), "the link is not whole: 64 letters"),
         (("join", "http://127.0.0.1:1/#code", "--data", "digits"), "if its training is over, it has ended"),
         (("join", "nonsense", "--data", "digits"), "is not a link"),
+        (("join", A_LINK, "--data", "digits", "--clip", "1"), "--clip of a peer needs --privacy-unit sample"),
+        (("join", A_LINK, "--data", "digits", *SAMPLE), "--privacy-unit sample needs --clip and --noise"),
+        (("join", A_LINK, *SAMPLE, "--clip", "1", "--noise", "1"), "hides your samples, and a shard is the server's"),
+        (
+            ("join", A_LINK, "--data", "digits", *SAMPLE, "--clip", "1", "--noise", "1", "--seed", "1"),
+            "--seed has no effect with --privacy-unit sample",
+        ),
+        (("serve", "digits.nnm", *SAMPLE), "a browser cannot hide single samples, and a Python peer does it by itself"),
         (("join", "http://127.0.0.1:1/", "--data", "digits"), "no code behind its #"),
         (("join", "ftp://127.0.0.1:1/#code", "--data", "digits"), "is not a link"),
         (("join", "http://127.0.0.1:1/#code", "--data", "no.npz"), "neither a file nor a data set"),
@@ -48,6 +84,126 @@ def test_commands_without_a_server_say_how_to_start_one(capsys):
 )
 def test_what_cannot_work_is_refused_in_one_sentence(capsys, words, sentence):
     assert sentence in refused(capsys, *words)
+
+
+NAMED = "a:input shape=[4];\na:output shape=[2];\na:layers {};\na:loss {};\n"
+TEXTS = {
+    "no loss": (NAMED.format("Dense(units=2)", "MSE").rpartition("a:loss")[0], "has no loss for its output 'a'; write"),
+    "Lambda": (NAMED.format("Lambda(function=2), Dense(units=2)", "MSE"), "a.nnm:3:10: Lambda is not allowed"),
+    "own layer": (NAMED.format("Twice(), Dense(units=2)", "MSE"), "a.nnm:3:10: Keras has no layer 'Twice'"),
+    "own loss": (NAMED.format("Dense(units=2)", "my_loss"), "a.nnm:4:8: there is no loss 'my_loss'"),
+    "patience": (
+        NAMED.format("Dense(units=2)", "MSE") + "train:patience 3;\n",
+        "has no effect without validation data",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), TEXTS.values(), ids=TEXTS)
+def test_a_text_that_peers_cannot_train_is_refused_before_keras_is_imported(
+    capsys, tmp_path, monkeypatch, text, sentence
+):
+    monkeypatch.setitem(sys.modules, "keras", None)  # so an import fails
+    monkeypatch.chdir(tmp_path)
+    Path("a.nnm").write_text(text)
+    found = refused(capsys, "serve", "a.nnm", "--port", 0)
+    assert sentence in found
+    assert found.startswith("error  ")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--shards", 3000), "1,437 training samples cannot be divided into 3,000 shards; --shards 1437 at most"),
+        (("--classes", "cat,dog"), "there are 2 names of classes, and the model has 10 outputs"),
+    ],
+)
+def test_shards_and_classes_that_do_not_fit_are_refused_before_keras_is_imported(
+    capsys, tmp_path, monkeypatch, words, sentence
+):
+    monkeypatch.setitem(sys.modules, "keras", None)
+    text = "a:input shape=[64];\na:output shape=[10];\na:layers Dense(units=10);\na:loss SCE;\n"
+    (tmp_path / "a.nnm").write_text(text)
+    assert sentence in refused(capsys, "serve", tmp_path / "a.nnm", "--data", "digits", "--port", 0, *words)
+
+
+def test_options_of_a_training_with_a_name_are_in_its_settings(capsys):
+    for option, name in (("--end", "end"), ("--batch-size", "batch_size")):
+        said = refused(capsys, "train", "digits", option, 30)
+        assert f"unknown option {option}: it is a setting of the training: write {name} into settings.json" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("async def main(cluster): ...", "has main(), and no app; name a file with a subclass of ddlf.IApp"),
+        ("import asyncio\nasync def work(): ...\nasyncio.run(work())", "runs by itself when it is imported"),
+        ("x = 1", "has nothing to run"),
+        (
+            "import ddlf\nclass A(ddlf.IApp): ...\nclass B(ddlf.IApp): ...",
+            "has several apps: A, B; end the file with ddlf.main(A), or name a file with one app",
+        ),
+    ],
+)
+@pytest.mark.parametrize("words", [("serve",), ("join", "http://127.0.0.1:1/#code", "--app")], ids=" ".join)
+def test_a_file_without_an_app_is_refused_before_keras_is_imported(
+    capsys, tmp_path, monkeypatch, words, code, sentence
+):
+    monkeypatch.setitem(sys.modules, "keras", None)
+    (tmp_path / "plain.py").write_text(code)
+    assert sentence in refused(capsys, *words, tmp_path / "plain.py")
+
+
+@pytest.mark.parametrize("more", [("--data", "digits"), ()], ids=["data", "shard"])
+def test_a_bad_link_is_refused_before_keras_is_imported(capsys, monkeypatch, more):
+    monkeypatch.setitem(sys.modules, "keras", None)
+    for link, sentence in (("nonsense", "is not a link"), ("http://127.0.0.1:1/", "no code behind its #")):
+        assert sentence in refused(capsys, "join", link, *more)
+
+
+def test_one_sample_is_refused_before_the_link_is_used(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras", None)
+    np.savez(tmp_path / "one.npz", x=np.zeros((1, 64)), y=np.zeros(1))
+    assert "has one sample" in refused(capsys, "join", "http://127.0.0.1:1/#code", "--data", tmp_path / "one.npz")
+
+
+def test_the_list_has_no_gap_for_a_peer_without_a_name(capsys, monkeypatch):
+    facts = {"name": "", "removed": False, "connected": True, "present": True, "shard": 0, "posted_s_ago": None}
+    facts |= {"strikes": 0, "out_s": 0.0}
+    peers = [facts | {"peer": 1, "samples": 1, "posts": 2}, facts | {"peer": 2, "name": "b", "samples": 9, "posts": 1}]
+    peers[1] |= {"strikes": 2, "out_s": 43.2}
+    found = {"way": "swap", "codec": "float32", "set_bytes": 1, "accuracy": None, "sets": {}, "shards": 0}
+    found["missing_posts"] = 2
+    monkeypatch.setattr(serving, "running", lambda: [{"origin": "http://127.0.0.1:1", "port": 1}])
+    monkeypatch.setattr(serving, "ask", lambda *_: found | {"peers": peers})
+    with pytest.raises(SystemExit) as ended:
+        main(["peers", "list"])
+    assert not ended.value.code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3:] == [
+        "the round needs 2 more posts, and all peers that are here have posted",
+        "peer 1  here, 1 sample, 2 posts",
+        "peer 2  b  here, out for 43 s, 2 strikes, 9 samples, 1 post",
+    ]
+
+
+def test_a_run_of_the_other_kind_is_refused_with_the_command_that_continues_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DDLF_RUN_DIR", "runs")
+    for name, file in (("20260101-000000-peers-a", "plan.json"), ("20260102-000000-App", "summary.json")):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        for each in ("state.json", file):
+            (folder / each).write_text("{}")
+    found = refused(capsys, "serve", "--resume", "App")
+    assert "runs/20260102-000000-App is a run without peers; continue it with: ddlf run APP --resume runs/" in found
+    add_options(parser := Parser())
+    for name in ("peers-a", "runs/20260101-000000-peers-a"):
+        with pytest.raises(ConfigError, match=f"by peers; continue it with: ddlf peers serve --resume {name}"):
+            resumed_from(parser.parse_args(["--resume", name]))
+    (tmp_path / "runs/20260101-000000-peers-a/plan.json").unlink()
+    assert "no run in 'runs' has peers; start one with" in refused(capsys, "serve", "--resume", "last")
 
 
 def test_options_of_rounds_are_refused_in_swaps(capsys, tmp_path):
@@ -61,7 +217,7 @@ def test_options_of_rounds_are_refused_in_swaps(capsys, tmp_path):
     ("words", "sentence"),
     [
         (("--merge", "nonsense"), "nonsense"),
-        (("--updates", 0), "updates must be"),
+        (("--updates", 0), "--updates: must be 1 or more, got 0"),
         (("--proxy", "http://peers.example"), "is not a URL with https"),
         (("--host", "203.0.113.7"), "cannot be used"),
     ],

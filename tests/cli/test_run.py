@@ -800,12 +800,20 @@ def test_settings_are_options_and_cluster_file_keys(tmp_path):
             "KERAS_BACKEND must be one of tensorflow, jax, torch, got 'jx', did you mean",
         ),
         ("", ["--checkpoint", "there"], {}, "there has checkpoints already, the newest of round 3"),
+        (
+            "",
+            ["--checkpoint", "peers", "--resume", "auto"],
+            {},
+            "peers is the folder of a training by peers, and has no checkpoints; name another folder for checkpoints",
+        ),
     ],
 )
 def test_wrong_values_are_refused_before_anything_is_connected(
     app, refused, tmp_path, monkeypatch, source, arguments, environment, sentence
 ):
     (tmp_path / "there" / "round-000003").mkdir(parents=True)
+    (tmp_path / "peers").mkdir()
+    (tmp_path / "peers" / "plan.json").write_text("{}")
     app.write(
         f"import ddlf\nclass A(ddlf.IApp):\n    {source or 'pass'}\n"
         "    async def load_dataset(self): pass\n    async def create_model(self): pass\n"

@@ -9,90 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddlf import events as e
 from ddlf.events import ends_rounds_together
 from ddlf.events.record import RoundRecord
+from ddlf.monitor.dashboard.peer_curves import PeerCurves
+from ddlf.monitor.dashboard.series import MOST_POINTS, Series
 from ddlf.monitor.state import State, Sums, WorkerLane
 from ddlf.monitor.terminal.echo import harmless
 from ddlf.monitor.terminal.lines import line
 from ddlf.monitor.terminal.phrases import doing
-
-MOST_POINTS = 1000
-"""Maximum number of points of a curve, about twice what a wide screen shows. More points are merged in pairs."""
-
-Column = list[float | None]
-
-
-class Series:
-    """Curves over a common x. Each point except the last is the mean of equally many values.
-
-    Attributes:
-        thinned: How often points were merged in pairs. A viewer with an older number has to fetch all points again.
-    """
-
-    def __init__(self, most: int = MOST_POINTS) -> None:
-        self._most = most
-        self._x: list[float] = []
-        self._columns: dict[str, Column] = {}
-        self._stride = 1
-        self._open: list[tuple[float, Mapping[str, float]]] = []
-        self.thinned = 0
-
-    def __len__(self) -> int:
-        """Return the number of finished points, which stay the same until they are thinned."""
-        return len(self._x)
-
-    def add(self, x: float, values: Mapping[str, float]) -> None:
-        """Add values at an ``x`` above the previous ones. Leave out NaN and infinity."""
-        self._open.append((x, {name: value for name, value in values.items() if math.isfinite(value)}))
-        if len(self._open) < self._stride:
-            return
-        last, means = self._newest()
-        self._open.clear()
-        for name in means:
-            self._columns.setdefault(name, [None] * len(self._x))
-        self._x.append(last)
-        for name, column in self._columns.items():
-            column.append(means.get(name))
-        if len(self._x) == self._most:
-            self._thin()
-
-    def since(self, known: int) -> tuple[list[float], dict[str, Column]]:
-        """Return the points of the curves after the first ``known`` ones: the values of x, and for each curve equally
-        many values, None where it has no value.
-        """
-        x, columns = self._x[known:], {name: column[known:] for name, column in self._columns.items()}
-        if self._open:
-            last, means = self._newest()
-            for name in {*columns, *means}:
-                columns.setdefault(name, [None] * len(x)).append(means.get(name))
-            x.append(last)
-        return x, columns
-
-    def _newest(self) -> tuple[float, dict[str, float]]:
-        """Return x and the means of the newest point, which does not have all its values yet."""
-        names = dict.fromkeys(name for _, values in self._open for name in values)
-        return self._open[-1][0], {name: mean([values.get(name) for _, values in self._open]) or 0.0 for name in names}
-
-    def _thin(self) -> None:
-        self._x = self._x[1::2]
-        self._columns = {
-            name: [mean(column[at : at + 2]) for at in range(0, len(column), 2)]
-            for name, column in self._columns.items()
-        }
-        self._stride *= 2
-        self.thinned += 1
-
-
-def mean(values: Column) -> float | None:
-    """Return the mean of the values that are not None; None if there are no such values."""
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
-
 
 MOST_SPANS = 800
 """Maximum number of updates in the timeline."""
@@ -150,6 +78,8 @@ class Seen:
     workers: int = -1
     thinned: int = 0
     points: int = 0
+    peers_thinned: int = 0
+    peers_points: int = 0
     spans: int = 0
     lines: int = 0
 
@@ -189,6 +119,7 @@ class Board:
         sums: Sums over each worker's updates in this run, by number.
         total: Sums over all updates.
         batches: Batches that peers with private data have trained.
+        peers: Curves of each peer.
         workers: The workers' last answers, a dict for each.
     """
 
@@ -202,6 +133,7 @@ class Board:
         self.batches = 0
         self.workers: list[dict[str, Any]] = []
         self.series = Series(most_points)
+        self.peers = PeerCurves()
         self.spans = Tail(MOST_SPANS)
         self.log = Tail(MOST_LINES)
         self._runs = 0
@@ -258,12 +190,15 @@ class Board:
         self.header = Header(**facts, in_rounds=ends_rounds_together(event))
         self.total, self.sums, self.batches = Sums(), {}, 0
         self.series, self.spans = Series(self._most_points), Tail(MOST_SPANS)
+        self.peers = PeerCurves()
         self._pace.clear()
         self._newest_rate = 0.0
         self._runs += 1
 
     def _note(self, event: e.Event, at: float) -> None:
         header = self.header
+        if isinstance(event, e.PeerEvent):
+            self.peers.tell(event)
         match event:
             case e.ModelBuilt():
                 header.model, header.parameters, header.keras = event.name, event.parameters, event.keras
@@ -313,6 +248,7 @@ class Board:
         elif record.slot is not None:
             values["#staleness"] = record.staleness
         self.series.add(record.version, values)
+        self.peers.add(at - self.state.began)
 
     def _rate(self, record: RoundRecord, at: float) -> float:
         """Return the recent samples per second, of the last round or of the last update of each slot."""
@@ -335,6 +271,7 @@ class Board:
             message["about"] = self.about
         if seen.began != self._runs:
             seen.began, seen.thinned, seen.points, seen.spans = self._runs, self.series.thinned, 0, 0
+            seen.peers_thinned, seen.peers_points = self.peers.series.thinned, 0
         if seen.run != self._changes:
             seen.run = self._changes
             if seen.thinned != self.series.thinned:
@@ -343,6 +280,7 @@ class Board:
             message["run"] = self._run(now)
             message["lanes"] = [self._lane(lane) for _, lane in sorted(self.state.lanes.items())]
             message["series"] = {"from": seen.points, "x": x, "columns": columns}
+            message["peers"] = self._peers(seen)
             message["spans"] = {"more": seen.spans > 0, "new": self.spans.since(seen.spans)}
             seen.points, seen.spans = len(self.series), self.spans.count
         if seen.workers != self._answers:
@@ -352,6 +290,17 @@ class Board:
             message["log"] = {"more": seen.lines > 0, "new": self.log.since(seen.lines)}
             seen.lines = self.log.count
         return message
+
+    def _peers(self, seen: Seen) -> dict[str, Any] | None:
+        """Return the new points of the curves of peers; None if the run has no peers."""
+        peers = self.peers
+        if not peers.names:
+            return None
+        if seen.peers_thinned != peers.series.thinned:
+            seen.peers_thinned, seen.peers_points = peers.series.thinned, 0
+        begin, (x, columns) = seen.peers_points, peers.series.since(seen.peers_points)
+        seen.peers_points = len(peers.series)
+        return {"from": begin, "x": x, "columns": columns, "names": peers.names, "count": peers.count}
 
     def _run(self, now: float) -> dict[str, Any] | None:
         state = self.state
@@ -370,6 +319,7 @@ class Board:
             "rounds": state.rounds,
             "slots": state.slots,
             "done": round(state.done, 5),
+            "has_end": state.has_end,
             "left_s": None if state.how else state.left_s(now),
             "rate": (self._newest_rate or state.rate) if state.is_training else 0.0,
             "metrics": finite(state.metrics),

@@ -106,7 +106,8 @@ class Past:
         shares: Work of each worker, by number.
         stays: The times that workers were connected, with their places, in the order of their numbers and of coming.
         faults: Unusual events, in order.
-        facts: The last event of some kinds, by name: ``RunBegan``, ``ModelBuilt``, ``DataLoaded``, ``TrainingBegan``.
+        facts: The last event of some kinds, by name: ``RunBegan``, ``ModelBuilt``, ``DataLoaded``, ``TrainingBegan``,
+            ``RoundsMeasured``.
         test: Newest metrics of the test data.
         ended: Time of the last event, in seconds since 1970.
         board: The state that the dashboard would show.
@@ -246,7 +247,7 @@ def _take(past: Past, data: dict[str, Any]) -> None:
                 del past.records[-1], past.times[-1]
             past.records.append(event.record)
             past.times.append(now)
-        case e.RunBegan() | e.ModelBuilt() | e.DataLoaded() | e.TrainingBegan():
+        case e.RunBegan() | e.ModelBuilt() | e.DataLoaded() | e.TrainingBegan() | e.RoundsMeasured():
             past.facts[kind] = event
         case e.Evaluated():
             past.test = event.metrics

@@ -10,6 +10,7 @@ import contextlib
 import csv
 import io
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -56,6 +57,7 @@ class FolderWriter:
     Attributes:
         ended: How and why training ended, as the run reported it; None before the end.
         is_over: Whether the run is over. Later events are written with a new summary and report.
+        has_begun: Whether training has begun, now or in an earlier start of the command.
 
     Raises:
         OSError: The folder cannot be written to.
@@ -89,6 +91,7 @@ class FolderWriter:
             self._state = replace(self._state, job=job, checkpoint=_checkpoint_of(app))
         if job or continues:
             self._continue()
+        self.has_begun = self._state.restarts > 0
         self._write_state()
 
     def _continue(self) -> None:
@@ -121,6 +124,7 @@ class FolderWriter:
         ]:
             self._write_metrics(without_replaced(rows))
         if any(isinstance(event, e.RunBegan | e.TrainingBegan) for _, event in batch):
+            self.has_begun = True
             self._write_summary()
             model = None if self._app is None else vars(self._app).get("model")
             if (notation := getattr(model, "notation", None)) is not None:
@@ -317,6 +321,8 @@ class Recording:
     def close(self, error: BaseException | None = None) -> None:
         """Write the remaining events and how the run ended. Later tests and model files are written at once.
 
+        The folder of a run whose settings were refused before training began is removed.
+
         Args:
             error: The error that ended the run, if known.
         """
@@ -326,7 +332,10 @@ class Recording:
         if error is not None:
             how = "failed" if isinstance(error, Exception) else "stopped"
             why = f"{type(error).__name__}: {error}" if str(error) else ""
-        if is_written:
+        if is_written and isinstance(error, ConfigError) and not self._writer.has_begun:
+            self.leave()
+            shutil.rmtree(self.path, ignore_errors=True)
+        elif is_written:
             try:
                 self._writer.end(how, why, self._folder.lost)
             except Exception as failed:

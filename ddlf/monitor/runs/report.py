@@ -18,9 +18,11 @@ from typing import Any
 from ddlf import events as e
 from ddlf.events.facts import to_data
 from ddlf.monitor.card_use import as_text
-from ddlf.monitor.dashboard.board import Column, Seen
+from ddlf.monitor.dashboard.board import Seen
+from ddlf.monitor.dashboard.series import Column
 from ddlf.monitor.runs import folder, table
 from ddlf.monitor.runs.past import Past, read
+from ddlf.monitor.terminal.lines import compared
 
 PAGE = Path(__file__).parents[1] / "dashboard" / "page"
 SCRIPTS = ("format.js", "charts.js", "timeline.js", "record.js", "page.js")
@@ -260,7 +262,25 @@ def _environment(past: Past) -> list[list[str]]:
             text = f"samples were trained on {ledger['least']:,} to {ledger['most']:,} times, {ledger['mean']:.4g} on average"
         if "skipped" in ledger:
             text += f"; damaged partition files were left out: {', '.join(map(str, ledger['skipped']))}"
+        for number, slot in enumerate(ledger.get("slots", ()), 1):
+            text += f"; slot {number} has {slot['samples']:,} samples of its worker"
+            if slot["left_out"]:
+                text += f", and {len(slot['left_out']):,} rounds were merged without it"
         rows.append(["ledger", f"{text}; SHA-256 of the counts {ledger['sha256'][:16]}"])
+    if plan := _plan(past):
+        rows.append(["plan", plan])
     if lost := summary.get("events_lost"):
         rows.append(["events that could not be written", f"{lost:,}"])
     return rows
+
+
+def _plan(past: Past) -> str:
+    """Return the rounds of a run beside their prediction, or how to get one; empty if such runs have no prediction."""
+    if (measured := past.facts.get("RoundsMeasured")) is not None:
+        return f"rounds take {compared(measured)}"
+    source = past.summary.get("source")
+    if not source or past.setting("mode") not in ("sync", "async") or past.setting("private"):
+        return ""
+    return (
+        f"none; ddlf plan {Path(source).name} predicts the time of other settings, and says whether several workers pay"
+    )

@@ -18,6 +18,7 @@ KINDS: dict[type[e.Event], Any] = {
     e.SlotStarted: "start",
     e.SlotFinished: "finish",
     e.SlotBackedUp: "backup",
+    e.SlotMissed: "missed",
     e.SlotsChanged: "slots",
     e.WorkerLost: "lost",
     e.WorkerLeaving: "leaving",
@@ -60,7 +61,8 @@ def line(event: e.Event) -> str:
     Text from an error may have several lines; those after the first are not indented.
     """
     if kind := KINDS.get(type(event)):
-        return "" if kind in ("start", "finish") else f"{kind:<9} {_sentence(event)}"
+        sentence = "" if kind in ("start", "finish") else _sentence(event)
+        return sentence and f"{kind:<9} {sentence}"
     return str(event.record) if isinstance(event, e.Committed) else _line(event)
 
 
@@ -75,16 +77,25 @@ def _sentence(event: e.Event) -> str:
     match event:
         case e.SlotBackedUp():
             return f"slot {event.slot} is late; worker {event.worker} computes it as well"
+        case e.SlotMissed(why=""):
+            return ""  # the line of the round names the slot
+        case e.SlotMissed():
+            return f"without slot {event.slot} and its {event.samples:,} samples: {event.why}"
         case e.SlotsChanged():
             return f"{event.slots} from round {event.round} on: one per worker"
         case e.WorkerLost(slot=None):
             return f"{event.why}; it rejoins when it is back"
+        case e.WorkerLost(carries="own slot"):
+            return f"{event.why}; slot {event.slot} waits for it, because nobody else has its data"
         case e.WorkerLost():
             return f"{event.why}; {event.carries} {event.slot} moves to another worker, or back to this one when it returns"
         case e.WorkerLeaving(slot=None):
             return (
                 f"worker {event.worker} ends within {event.seconds:.0f} s ({event.why}); it gets no new {event.carries}"
             )
+        case e.WorkerLeaving(carries="own slot"):
+            ends = f"worker {event.worker} ends within {event.seconds:.0f} s ({event.why})"
+            return f"{ends}; it may finish slot {event.slot}, which nobody else can train"
         case e.WorkerLeaving():
             return f"worker {event.worker} ends within {event.seconds:.0f} s ({event.why}); {event.carries} {event.slot} moves to another worker"
         case e.WorkerLeft():
@@ -148,7 +159,8 @@ def _line(event: e.Event) -> str:
                 if event.loaded
                 else f"already on {f'all {event.workers} workers' if event.workers > 1 else 'the worker'}, not loaded again"
             )
-            return f"data      {event.samples:,} samples of shape {event.shape}, content {event.content}: {how}"
+            content = f"content {event.content}" if event.content else "private: each worker has its own"
+            return f"data      {event.samples:,} samples of shape {event.shape}, {content}: {how}"
         case e.Warned():
             return f"{event.about:<9} WARNING {event.why}"
         case e.PeersTold():
@@ -167,6 +179,8 @@ def _line(event: e.Event) -> str:
             return f"files     {event.files:,} of version {event.version} from round {event.round} on, with the same samples"
         case e.ExchangeChosen():
             return f"exchange  {event.exchange}: {event.why}"
+        case e.RoundsMeasured():
+            return f"rounds    {compared(event)}"
         case e.NothingToTrain(converged=True):
             return f"nothing   to train: it converged after round {event.round}; to continue, set more than {event.epochs} epochs"
         case e.NothingToTrain():
@@ -192,6 +206,17 @@ def _line(event: e.Event) -> str:
         case e.PeerLeft():
             return f"left      {event.name}: {event.why}"
     return ""
+
+
+def compared(event: e.RoundsMeasured) -> str:
+    """Return measured rounds beside their prediction, for people."""
+    predicted = f"predicted {event.predicted:.3g} s ({event.low:.3g}-{event.high:.3g})"
+    if not event.rounds:
+        return f"{predicted}; the run was too short to measure one"
+    more = "; faster" * (event.seconds < event.low) + "; the reason: ddlf plan --check last" * (
+        event.seconds > event.high
+    )
+    return f"{event.seconds:.3g} s each, {predicted}{more}"
 
 
 def _parts(event: e.DataPartitioned) -> list[str]:
@@ -223,6 +248,8 @@ def _slots(event: e.TrainingBegan) -> str:
     apart = event.shard_workers
     idle = event.workers - apart - event.slots
     if not event.fixed or not (idle or apart):
+        return ""
+    if event.facts.get("private") == "true":  # a slot trains on its own worker only: other lines name who is away
         return ""
     found = [
         f"slots     {event.slots} on {event.workers - apart} {'worker' if event.workers - apart == 1 else 'workers'}"
@@ -265,7 +292,7 @@ class Lines(Display):
         line yet.
         """
         super().tell(event)
-        if isinstance(event, e.RunEnded | e.Converged) and self._held is not None:
+        if isinstance(event, e.RunEnded | e.Converged | e.RoundsMeasured) and self._held is not None:
             put(str(self._held))
             self._held = None
         if isinstance(event, e.RunBegan) or (line(event) and not isinstance(event, e.Committed)):

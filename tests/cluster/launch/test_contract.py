@@ -76,7 +76,7 @@ def herd(tmp_path, monkeypatch):
     sys.modules.pop("some_herd", None)
 
 
-@pytest.fixture(params=["command", "herd"])
+@pytest.fixture(params=["command", pytest.param("herd", marks=pytest.mark.slow)])
 def keys(request, herd, tmp_path):
     """The name of a launcher, and the keys that it needs."""
     shared = tmp_path / "shared"

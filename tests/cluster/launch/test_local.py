@@ -261,7 +261,9 @@ async def start(script):
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGINT))]
+)
 async def test_local_workers_end_with_their_master_however_it_ends(number, leftovers):
     master = await start(MASTER)
     facts = json.loads(await asyncio.wait_for(master.stdout.readline(), PATIENCE_S))

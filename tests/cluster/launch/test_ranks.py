@@ -126,8 +126,11 @@ def tasks(folder, count, *words, app=APP, **environment):
 
 @pytest.mark.parametrize(
     "words",
-    [(*BY_DDLF, *LAUNCHER), ("app.py", *LAUNCHER), BY_DDLF],
-    ids=["ddlf run", "a script", "a cluster file"],
+    [
+        pytest.param((*BY_DDLF, *LAUNCHER), id="ddlf run"),
+        pytest.param(("app.py", *LAUNCHER), id="a script", marks=pytest.mark.slow),
+        pytest.param(BY_DDLF, id="a cluster file", marks=pytest.mark.slow),
+    ],
 )
 def test_all_tasks_run_one_program_and_leave_nothing(words, tmp_path):
     if words == BY_DDLF:

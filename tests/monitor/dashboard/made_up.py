@@ -173,3 +173,52 @@ def in_portions(*, at: float = 0.0, workers: int = 3, rounds: int = 4) -> Iterat
         made = record(number, rounds, workers, [(0.8, 0.1)] * workers, 2.0 / number, 1.0, test=False)
         shown = {"loss": 2.0 / number, "gradient": 0.1 / number, "step": 0.5, "passes": 2, "left_out": 0}
         yield begin + 1, e.Committed(record=replace(made, metrics=shown))
+
+
+def with_peers(count: int, seconds: int, *, at: float = 0.0) -> Iterator[tuple[float, e.Event]]:
+    """A training by peers, who arrive one after another and post each second. Peer 2 is away in the second third of the
+    time, and peer 3 leaves in the middle.
+    """
+    mode = "peers in swaps"
+    yield (
+        at,
+        e.RunBegan(
+            run="r1",
+            app="peers of digits",
+            mode=mode,
+            epochs=0,
+            worker_epochs=1,
+            batch_size=64,
+            seed=0,
+            in_rounds=False,
+        ),
+    )
+    began = e.TrainingBegan(mode=mode, samples=0, slots=0, fixed=False, workers=0, in_rounds=False)
+    yield at, began
+    posts, gone, back = 0, {2: seconds // 3, 3: seconds // 2}, 2 * seconds // 3
+    for second in range(1, seconds + 1):
+        now, metrics = at + second, []
+        for peer in range(1, count + 1):
+            of, begins = {"peer": peer, "name": f"clinic {peer}"}, 1 + peer * seconds // (4 * count)
+            if second in (begins, back if peer == 2 else 0):
+                yield now, e.PeerArrived(**of, samples=400)
+            if second == gone.get(peer):
+                yield now, e.PeerLeft(**of, why="its lease has run out")
+            is_away = second < begins or (second >= gone.get(peer, seconds + 1) and not (peer == 2 and second >= back))
+            if is_away:
+                continue
+            chance = random.Random(1000 * peer + second)
+            pace, known = int((5 + 20 * (peer * 7 % 10) / 10) * chance.uniform(0.8, 1.2)), second - begins + 1
+            accuracy = 0.97 - 0.9 * math.exp(-known / (8 + peer % 5)) + chance.gauss(0, 0.01)
+            did = dict(posts=known, new=1, batches=pace, samples=64 * pace, seconds=1.0, bytes_back=10_000)
+            yield now, e.PeerPosted(**of, **did, accuracy=accuracy, loss=1.1 - accuracy)
+            posts += 1
+            metrics.append(accuracy)
+        if metrics:
+            mean = sum(metrics) / len(metrics)
+            numbers = {"loss": 1.1 - mean, "accuracy": mean}
+            yield now, e.Committed(record=RoundRecord(
+                round=second, rounds=0, slot=1, version=posts, epochs=1, samples=64, seconds=1.0, compute_s=0.0,
+                transfer_s=0.0, merge_s=0.0, bytes_out=0, bytes_back=10_000 * len(metrics), slots=count, metrics=numbers,
+                test={},
+            ))  # fmt: skip

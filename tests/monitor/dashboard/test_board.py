@@ -5,8 +5,9 @@ import json
 import pytest
 
 from ddlf import events as e
-from ddlf.monitor.dashboard.board import MOST_LINES, MOST_POINTS, MOST_SPANS, Board, Seen, Series
-from tests.monitor.dashboard.made_up import beginning, in_parts, in_portions, one_round
+from ddlf.monitor.dashboard.board import MOST_LINES, MOST_SPANS, Board, Seen
+from ddlf.monitor.dashboard.series import MOST_POINTS, Series
+from tests.monitor.dashboard.made_up import beginning, in_parts, in_portions, one_round, with_peers
 
 
 def trained(rounds, *, workers=4, **how):
@@ -206,3 +207,63 @@ def test_portions_are_counted_over_all_passes_of_a_run():
 def test_the_next_run_has_no_parts_and_no_portions_of_the_one_before():
     run, lanes, _ = shown([*in_parts(), *in_portions(at=20.0), *beginning(at=40.0)])
     assert (run["parts"], run["pass"], lanes[1]["portions"]["done"]) == ([], None, 0)
+
+
+def curves_of(board, seen=None):
+    return json.loads(json.dumps(board.since(seen or Seen(), 100.0), allow_nan=False))["peers"]
+
+
+def test_each_peer_has_curves_with_gaps_while_it_is_away():
+    board = Board()
+    for at, event in with_peers(3, 30, at=100.0):
+        board.tell(event, at)
+    curves = curves_of(board)
+    x, columns = curves["x"], curves["columns"]
+    assert (curves["names"], curves["count"]) == ({"1": "clinic 1", "2": "clinic 2", "3": "clinic 3"}, 3)
+    assert x == list(range(3, 31))
+    away = {
+        peer: [second for second, one in zip(x, columns[f"batches {peer}"], strict=True) if one is None]
+        for peer in (1, 2, 3)
+    }
+    assert away == {1: [], 2: [3, 4, 5, *range(10, 20)], 3: [*range(3, 8), *range(15, 31)]}
+    before, after = (columns["batches 2"][x.index(second)] for second in (9, 20))
+    assert before < after <= before + 30
+    assert (
+        sum(columns[f"batches {peer}"][-1] or 0 for peer in (1, 2)) + columns["batches 3"][x.index(14)] == board.batches
+    )
+    assert columns["accuracy 1"][-1] > 0.9
+
+
+def test_curves_of_many_peers_for_a_day_are_bounded_and_complete_for_each_viewer():
+    board, seen, x, columns = Board(), Seen(), [], {}
+    for at, event in with_peers(220, 280):
+        board.tell(event, at)
+        if isinstance(event, e.Committed) and event.record.round % 37 == 0:
+            new = board.since(seen, at)["peers"]
+            begin = new["from"]
+            x = [*x[:begin], *new["x"]]
+            columns = {
+                name: [*columns.get(name, [None] * begin)[:begin], *values] for name, values in new["columns"].items()
+            }
+    new = board.since(seen, at)["peers"]
+    curves = curves_of(board)
+    assert [*x[: new["from"]], *new["x"]] == curves["x"]
+    assert {
+        name: [*columns.get(name, [None] * new["from"])[: new["from"]], *values]
+        for name, values in new["columns"].items()
+    } == curves["columns"]
+    assert (len(curves["names"]), curves["count"]) == (200, 220)
+    assert "3" not in curves["names"]  # it has left, so a later peer has its place
+    assert 120 <= len(curves["x"]) <= 240
+    assert {len(column) for column in curves["columns"].values()} == {len(curves["x"])}
+    assert len(json.dumps(curves)) < 1_000_000
+
+
+def test_a_run_without_peers_has_no_curves_of_peers_and_the_next_run_begins_with_none():
+    board, seen = Board(), Seen()
+    for at, event in with_peers(2, 20):
+        board.tell(event, at)
+    assert curves_of(board, seen)
+    for at, event in beginning(at=100.0):
+        board.tell(event, at)
+    assert curves_of(board, seen) is None

@@ -8,7 +8,7 @@ import pytest
 from ddlf import events as e
 from ddlf.monitor.dashboard.server import Dashboard
 from tests.monitor.dashboard.browser import chromium, opened
-from tests.monitor.dashboard.made_up import answers, beginning, in_parts, in_portions, one_round, record
+from tests.monitor.dashboard.made_up import answers, beginning, in_parts, in_portions, one_round, record, with_peers
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -208,4 +208,32 @@ async def test_parts_places_and_portions_are_shown(browser):
             )
             assert "6 dropped" in await page.inner_text(".worker >> nth=2")
             assert "last pass: step 0.5000" in await page.inner_text("#doing")
+            assert page.wrong == []
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "theme"), [(1, 320, "light"), (3, 1280, "dark"), (8, 320, "dark"), (200, 1280, "light")]
+)
+async def test_each_peer_has_a_curve_and_of_many_the_median_is_named(browser, count, width, theme):
+    async with Dashboard(look, port=0) as dashboard:
+        tell(dashboard, with_peers(count, 60, at=time.time() - 60))
+        async with opened(browser, dashboard.url, width=width, color_scheme=theme) as page:
+            chart = page.locator(".chart", has_text="Batches of each peer")
+            await chart.locator("canvas").wait_for(timeout=PATIENCE_MS)
+            keys = await chart.locator(".key").all_inner_texts()
+            if count <= 8:
+                assert [key.split("\n")[0] for key in keys] == [f"clinic {peer}" for peer in range(1, count + 1)]
+            else:
+                assert [key.split("\n")[0] for key in keys] == ["each of 200 peers", "median"]
+                low, high = (int(part.replace(",", "")) for part in keys[0].split("\n")[1].split(" to "))
+                assert low < int(keys[1].split("\n")[1].replace(",", "")) < high
+            assert await page.locator(".chart", has_text="Accuracy of each peer").count() == 1
+            assert await page.locator(".chart", has_text="Seconds in each").count() == 0
+            await chart.locator("input").first.click()
+            dashboard.tell(e.PeerArrived(peer=count + 1, name="clinic 1", samples=9))
+            if count < 8:  # two peers with one name are told apart
+                for peer in (1, count + 1):
+                    await chart.get_by_text(f"clinic 1, peer {peer}").wait_for(timeout=PATIENCE_MS)
+            sizes = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+            assert sizes[0] <= sizes[1], "it is wider than the screen"
             assert page.wrong == []

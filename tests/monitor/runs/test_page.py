@@ -8,6 +8,7 @@ import pytest
 from ddlf import events as e
 from ddlf.monitor.runs import folder
 from tests.monitor.dashboard.browser import chromium, opened
+from tests.monitor.dashboard.made_up import with_peers
 from tests.monitor.runs.made import BEGAN, events_of, record, run
 
 pytestmark = pytest.mark.slow
@@ -27,6 +28,7 @@ async def test_every_report_opens_without_an_error_and_asks_nobody(tmp_path):
         "asynchronous": (events_of(20) + stale, 6),
         "failed": (events_of(0), 0),
         "long": (events_of(10_000, test={"loss": 0.5}), 5),
+        "peers": ([*with_peers(12, 60, at=BEGAN)], 7),
     }
     async with chromium() as browser:
         for name, (told, charts) in made.items():

@@ -29,11 +29,19 @@ from ddlf.testing import FakeRun, in_process_cluster
 from tests.patience import PATIENCE_S
 
 
-async def trained(app, error=None):
+async def trained(app):
     """Train an app in a folder; returns that."""
     with recorded(app) as path:
         await app.train_model()
     return path
+
+
+async def refused(app, *, later=False):
+    """End a run by the error of a setting, before or after training."""
+    with recorded(app):
+        if later:
+            await app.train_model()
+        raise ConfigError("no plan")
 
 
 def fake(out, **settings):
@@ -194,6 +202,18 @@ async def test_how_a_run_has_ended_is_in_its_folder(tmp_path, how):
     assert state.state == ("failed" if how == "failed" else "stopped")
     assert state.why == ("ZeroDivisionError: in on_round" if how == "failed" else "")
     assert (path / folder.REPORT).exists()
+
+
+async def test_a_run_that_is_refused_before_training_leaves_no_folder(tmp_path):
+    app = fake(tmp_path)
+    with pytest.raises(ConfigError):
+        await refused(app)
+    app.run_context.emit(ModelSaved(path="later"))  # nobody writes it
+    assert folder.runs_in(tmp_path) == []
+    with pytest.raises(ConfigError):
+        await refused(app, later=True)
+    (path,) = folder.runs_in(tmp_path)
+    assert folder.read_state(path).state == "failed"
 
 
 async def test_two_runs_at_once_have_their_own_folders(tmp_path):

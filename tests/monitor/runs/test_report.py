@@ -85,3 +85,11 @@ def test_thinned_curve_keeps_ends_peaks_and_order():
     assert (x[0], x[-1], columns["loss"][x.index(2500)]) == (0, 4999, 7.0)
     assert x == sorted(set(x))
     assert columns["#rate"] == columns["loss"]
+
+
+def test_the_report_has_the_prediction_or_the_way_to_one(tmp_path):
+    compared = e.RoundsMeasured(rounds=9, seconds=0.53, predicted=0.512, low=0.45, high=0.58)
+    paths = run(tmp_path, "a", [*events_of(1), (BEGAN + 9, compared)]), run(tmp_path, "b", events_of(1))
+    found = [dict(state_in(path)["record"]["environment"]).get("plan", "") for path in paths]
+    assert found[0] == "rounds take 0.53 s each, predicted 0.512 s (0.45-0.58)"
+    assert found[1].startswith("none; ddlf plan app.py predicts")

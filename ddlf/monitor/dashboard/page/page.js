@@ -31,7 +31,7 @@ const timeline = new Timeline($("timeline"), (text) => { $("at-cursor").textCont
 let known, ahead = 0, socket = null, pause = 1, answered = false;
 
 function forget() {
-  known = { about: {}, run: null, lanes: [], workers: [], series: { x: [], columns: {} }, spans: [], log: [], newLines: 0, held: 0, over: false };
+  known = { about: {}, run: null, lanes: [], workers: [], series: { x: [], columns: {} }, peers: null, spans: [], log: [], newLines: 0, held: 0, over: false };
 }
 forget();
 globalThis.ddlf = { known: () => known, reach: () => charts.reach() }; // for the console, and tests
@@ -44,7 +44,9 @@ function take(message) {
   if ("run" in message) known.run = message.run;
   if (message.lanes) known.lanes = message.lanes;
   if (message.workers) known.workers = message.workers;
-  if (message.series) takeSeries(message.series);
+  if (message.series) takeSeries(known.series, message.series);
+  if (message.peers) takeSeries((known.peers ??= { x: [], columns: {} }), message.peers);
+  else if (message.series) known.peers = null;
   if (message.spans) known.spans = [...(message.spans.more ? known.spans : []), ...message.spans.new].slice(-MOST_SPANS);
   if (message.log) {
     known.log = [...(message.log.more ? known.log : []), ...message.log.new].slice(-MOST_LINES);
@@ -53,8 +55,8 @@ function take(message) {
   redraw();
 }
 
-function takeSeries({ from, x, columns }) {
-  const series = known.series;
+function takeSeries(series, { from, x, columns, ...more }) {
+  Object.assign(series, more);
   series.x.length = from;
   series.x.push(...x);
   for (const name of Object.keys(series.columns)) if (from === 0 && !(name in columns)) delete series.columns[name];
@@ -131,7 +133,7 @@ function draw() {
   const facts = run ? [run.mode, run.model && `${run.model}, ${whole(run.parameters)} parameters`, run.keras && `Keras ${run.keras}`,
     run.samples && `${whole(run.samples)} samples`, `batch ${run.batch_size}`, `seed ${run.seed}`] : [about.host && `master on ${about.host}`];
   set("subtitle", [...(record?.about ?? []), ...facts].filter(Boolean).join(" · ") || "a cluster without a run");
-  document.title = record ? record.name : run ? `${Math.floor(run.done * 100)} % ${run.app}` : "DDLF";
+  document.title = record ? record.name : run ? `${share(run)}${run.app}` : "DDLF";
   const why = record?.why || run?.why || "";
   $("why").hidden = !(record ? why : why.includes("\n"));
   set("why", why);
@@ -144,6 +146,9 @@ function draw() {
   set("foot", about.version ? `DDLF ${about.version}, process ${about.pid} on ${about.host}` : "");
 }
 
+// The finished share of a run, and what follows it; nothing if nobody knows when the run ends.
+const share = (run, then = " ") => (run.has_end ? `${Math.floor(run.done * 100)} %${then}` : "");
+
 function drawRun(run, now) {
   const ended = run.ended !== null, training = run.phase === "training";
   $("stop").hidden = ended || !about("can_stop") || !socket;
@@ -151,7 +156,7 @@ function drawRun(run, now) {
   set("where", training || ended ? (!run.rounds ? `Update ${run.version}` : run.in_rounds ? `Round ${run.round} of ${run.rounds}` : `Update ${run.version}, round ${run.round} of ${run.rounds}`) : "Getting ready");
   set("doing", run.why.split("\n")[0] || (run.waiting_until ? `no workers left: the run ends in ${duration(run.waiting_until - now)} unless one returns` : [...run.doing, training && run.pass && `last pass: step ${metric(run.pass.step)}, loss ${metric(run.pass.loss)}`].filter(Boolean).join(", ")));
   const left = run.left_s === null ? "" : `, ${duration(run.left_s)} left`;
-  set("times", `${Math.floor(run.done * 100)} %, ${duration((run.ended ?? now) - run.began)} ${ended ? "in all" : "so far"}${left}`);
+  set("times", `${share(run, ", ")}${duration((run.ended ?? now) - run.began)} ${ended ? "in all" : "so far"}${left}`);
   $("done").style.width = `${run.done * 100}%`;
   const tiles = [];
   for (const name of Object.keys(run.metrics).filter((n) => !/^(val|test)_/.test(n)).sort((a, b) => (b === "loss") - (a === "loss")).slice(0, 3)) {
@@ -181,7 +186,7 @@ function drawRun(run, now) {
   drawParts(run);
   const some = known.series.x.length > 0;
   $("charts").hidden = !some;
-  if (some) charts.show(known.series, run.in_rounds, run.metrics, record?.marks);
+  if (some) charts.show(known.series, run.in_rounds, run.metrics, record?.marks, known.peers);
   $("timeline-card").hidden = !known.lanes.length || !(training || known.spans.length);
   if (!$("timeline-card").hidden) timeline.show(known.spans, known.lanes, now, training);
 }
