@@ -14,7 +14,7 @@ class MLP(ddlf.IApp):
 
     master_epochs = 10
     batch_size = 100
-    learning_rate = 0.5
+    learning_rate = 0.1
 
     async def load_dataset(self):
         (self.x_train, self.y_train), (self.x_test, self.y_test) = ddlf.load_mnist()

@@ -568,8 +568,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             kind = KINDS[model]
             facts: dict[str, Any] = {
                 "model": model,
-                "samples": 64 if options.quick else options.samples or kind.samples,
-                "batch": 16 if options.quick else kind.batch_size,
+                "samples": 16 if options.quick else options.samples or kind.samples,
+                "batch": 8 if options.quick else kind.batch_size,
                 "seconds": 0.0 if options.quick else options.seconds,
                 "rounds": options.rounds,
                 "settings": settings,

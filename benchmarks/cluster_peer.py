@@ -87,9 +87,9 @@ class Server:
 
     def stop(self) -> Path:
         """End the training, and return the file of the last model."""
-        _ddlf(self.folder, "peers", "stop", "--port", self.port).wait()
+        _ddlf(self.folder, "peers", "stop", "--port", self.port).communicate()
         found = Path(self._until(r"saved +(\S+)"))
-        self._process.wait()
+        self._process.communicate()
         return found
 
 

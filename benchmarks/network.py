@@ -96,6 +96,12 @@ class Network:
             shape = ("root", "tbf", "rate", self._rate, "burst", BURST, "latency", LATENCY)
             run("tc", "-n", there, "qdisc", "add", "dev", device, *shape)
 
+    def limit(self, machine: int, rate: str) -> None:
+        """Give the link of a machine, counted from 0, another rate in both directions."""
+        for there, device in ((self._names[machine], "cable"), (self._switch, f"port{machine}")):
+            shape = ("root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY)
+            run("tc", "-n", there, "qdisc", "change", "dev", device, *shape)
+
     def on(self, machine: int, *command: str) -> list[str]:
         """The words that run a command on a machine, counted from 0."""
         return ["ip", "netns", "exec", self._names[machine], *command]

@@ -26,6 +26,7 @@ import heapq
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -202,7 +203,7 @@ def train(
 
     def part(number: int) -> Part:
         held = ledger.sets[number]
-        return Part(weights=sets[number], trainings=held.trainings, samples=held.samples)
+        return Part(read=partial(sets.__getitem__, number), trainings=held.trainings, samples=held.samples)
 
     def take(entry: Entry, now: float) -> None:
         for made in ledger.apply(entry):
@@ -215,7 +216,9 @@ def train(
                     if made.base == NO_SET:
                         sets[number] = mean_of_swaps(parts)
                     else:
-                        sets[number] = next_base(plan, sets[made.base], dict(enumerate(parts)), [], [True] * 4)[0]
+                        sets[number] = next_base(
+                            plan, sets[made.base], sets[made.base], dict(enumerate(parts)), [], [True] * 4
+                        )[0]
                     take(Merged(at=now, set=number, of=made.of), now)
 
     for number, learner in peers.items():

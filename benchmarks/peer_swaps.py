@@ -1,11 +1,13 @@
 """Swaps of light peers: the server of ``ddlf peers`` beside a bare server with the same library.
 
-``python -m benchmarks.peer_swaps [--peers 200] [--bytes 24000] [--seconds 4] [--repeats 5] [--rate 0]``
+``python -m benchmarks.peer_swaps [--peers 200] [--bytes 24000] [--seconds 4] [--repeats 5] [--rate 0] [--codec float32]``
 
 The bare server receives a message, writes it to a file, syncs, and answers with the message of another peer. Messages
 that come together share a sync, like in the server of peers. Both are one process, and another process has all peers.
+The peers post different sets in turn, so that the server's checks see trainings of usual length.
 Repeats of both take turns. With ``--rate`` the peers together post this number of sets per second, and the latency
-counts; otherwise each posts as soon as it is answered.
+counts; otherwise each posts as soon as it is answered. ``--bytes`` is the size of float32 weights: with another codec half
+of these bytes travel, to the bare server, too.
 """
 
 from __future__ import annotations
@@ -21,10 +23,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import psutil
 from websockets.asyncio.client import ClientConnection, connect
+
+from ddlf.peers.sets import layout_of
+from ddlf.peers.wire import CODECS, FLOAT32, Wire
+
+VARIANTS = 8
+"""Number of different sets that the peers post."""
 
 BARE = """
 import asyncio, os, socket, sys
@@ -65,10 +75,11 @@ import numpy as np
 from ddlf.peers.plan import Plan
 from ddlf.peers.server import Model, PeerServer
 from ddlf.peers.sets import layout_of
-weights = {"dense/kernel": np.zeros((int(sys.argv[3]) // 4,), np.float32)}
+weights = {"dense/kernel": np.ones((int(sys.argv[3]) // 4,), np.float32)}
 layout = layout_of(weights)
 model = Model(text="m", layout=layout, first=layout.encode(list(weights.values())), trainable=(True,))
-server = PeerServer(Path(sys.argv[1]), model, Plan(validate_s=0.0), say=lambda line: None, control="secret")
+plan = Plan(validate_s=0.0, codec=sys.argv[4])
+server = PeerServer(Path(sys.argv[1]), model, plan, say=lambda line: None, control="secret")
 server.recover()
 sock = socket.create_server(("127.0.0.1", int(sys.argv[2])), backlog=1024)
 asyncio.run(server.serve(sock, lambda: print("ready", flush=True)))
@@ -96,8 +107,8 @@ async def get(port: int, path: str, headers: dict[str, str]) -> dict[str, object
 class Bare:
     """A peer of the bare server."""
 
-    def __init__(self, port: int, size: int) -> None:
-        self.port, self.data = port, b"x" * size
+    def __init__(self, port: int, sets: Sequence[bytes]) -> None:
+        self.port, self.sets, self.number = port, sets, 0
         self.socket: ClientConnection
 
     async def open(self, code: str) -> None:
@@ -108,7 +119,8 @@ class Bare:
 
     async def swap(self) -> None:
         """Post, and wait for the answer."""
-        await self.socket.send(self.data)
+        self.number += 1
+        await self.socket.send(self.sets[self.number % len(self.sets)])
         await self.socket.recv()
 
 
@@ -128,17 +140,28 @@ class Ours(Bare):
         await self.socket.send(frame(1, {"name": "", "samples": 100}))
         welcome = await self.socket.recv()
         assert isinstance(welcome, bytes)
-        [length] = struct.unpack_from("<I", welcome, 8)
-        self.data, self.number, self.given = welcome[16 + length :], 0, 0
+        self.given = 0
 
     async def swap(self) -> None:
         self.number += 1
-        await self.socket.send(frame(3, {"number": self.number, "contains": self.given, "updates": 1}, self.data))
+        data = self.sets[self.number % len(self.sets)]
+        await self.socket.send(frame(3, {"number": self.number, "contains": self.given, "updates": 1}, data))
         answer = await self.socket.recv()
         assert isinstance(answer, bytes)
         assert answer[5] == 4, answer[:300]
         [length] = struct.unpack_from("<I", answer, 8)
-        self.given = json.loads(answer[16 : 16 + length])["set_number"] or self.given
+        content = json.loads(answer[16 : 16 + length])
+        assert content["answer"] != "rejected", content
+        self.given = content["set_number"] or self.given
+
+
+def sets_of(size: int, codec: str) -> list[bytes]:
+    """Return sets whose weights differ by a hundredth, each for float32 weights of this size."""
+    random = np.random.default_rng(0)
+    layout = layout_of({"dense/kernel": np.ones((size // 4,), np.float32)})
+    wire = Wire(layout, codec, (True,))
+    drawn = (random.normal(1.0, 0.01, size // 4) for _ in range(VARIANTS))
+    return [wire.encode([weights.astype(np.float32)]) for weights in drawn]
 
 
 async def measure(kind: type[Bare], options: argparse.Namespace) -> dict[str, float]:
@@ -147,12 +170,13 @@ async def measure(kind: type[Bare], options: argparse.Namespace) -> dict[str, fl
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         program = OURS if kind is Ours else BARE
-        words = [sys.executable, "-c", program, folder, str(port), str(options.bytes)]
+        words = [sys.executable, "-c", program, folder, str(port), str(options.bytes), options.codec]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220  once in a repeat
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            peers = [kind(port, options.bytes) for _ in range(options.peers)]
+            sets = sets_of(options.bytes, options.codec)
+            peers = [kind(port, sets) for _ in range(options.peers)]
             codes: list[str] = [""] * options.peers
             if kind is Ours:
                 asked = [
@@ -221,5 +245,6 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rate", type=float, default=0.0)
+    parser.add_argument("--codec", choices=CODECS, default=FLOAT32)
     parser.add_argument("--folder", type=Path, default=None)
     asyncio.run(main(parser.parse_args()))

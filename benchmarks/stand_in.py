@@ -23,6 +23,7 @@ from ddlf.training.evaluation.metrics import NOTHING_COUNTED
 from ddlf.training.exchanges.sharded.replica import ShardedReplica
 from ddlf.training.roles import REPLICA
 from ddlf.training.run import hooked
+from ddlf.training.samples.policy import CommonData
 from ddlf.training.slot.parts import read_weights, send_update
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.strategies.downpour.client import record, replicas_of
@@ -182,6 +183,8 @@ async def _crew_of(app: StandInRun, seed: int, *, run: str, **how: Any) -> Async
         await worker.call((run, REPLICA), "open", kind, run, *told)
 
     app.run_context.name, app.run_context.content = run, "made up"
+    app.run_context.data = data = CommonData()
+    data.samples, data.content = app.samples, "made up"
     app.run_context.optimizer = {"optimizer": "SGD", "optimizer learning_rate": 0.1}
     async with (
         Crew(app.cluster, open_worker, app.run_context.emit, backups=False) as crew,

@@ -47,7 +47,7 @@ Run = dict[str, Any]
 def be_a_peer(pace: float, samples: int | None) -> None:
     """Take part in one run for each line of the input. Prints ``ready``, then a line for each run."""
     from ddlf.data.datasets import load_mnist
-    from ddlf.peers.frames import Welcome
+    from ddlf.peers.link import Offer
     from ddlf.peers.model import Trained, trained_from_text
     from ddlf.peers.named import WEBNN
     from ddlf.peers.peer import Peer
@@ -72,9 +72,9 @@ def be_a_peer(pace: float, samples: int | None) -> None:
     for line in sys.stdin:
         asked = json.loads(line)
 
-        def make(welcome: Welcome, seed: int = asked["seed"]) -> Trained:
+        def make(offer: Offer, seed: int = asked["seed"]) -> Trained:
             made = Paced(first.model, first._data, seed)
-            made.set_rate(welcome.rate)
+            made.set_rate(offer.plan.rate)
             return made
 
         peer = Peer(asked["link"], make, samples=first.samples, say=lambda line: None)

@@ -1,0 +1,204 @@
+"""Compare the learning rates of ``ddlf scout`` with the best of a grid of full runs.
+
+    python -m benchmarks.scout [--long] [--models digits] [--optimizers sgd,momentum,adam] [--splits 2] [--kept FILE]
+
+A case is a model, an optimizer and a split of the data. The truth is the test accuracy of full runs: the mean of two
+seeds, at each rate of a grid and at each rate that a method chooses. Beside the scout are two rules of a range test, in
+which the rate rises from step to step: its steepest point, and a tenth of its minimum. The bar: within 1 point of the best
+rate of the grid in 22 of 24 cases, and never more than 3 points below. The short form has the digits only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apps.digits_cnn import DigitsCNN
+from apps.lstm import LSTM
+from apps.mlp import MLP
+from apps.mnist_cnn import MNISTCNN
+from benchmarks.measure import some_of, table
+from ddlf import Cluster
+from ddlf.extras.scout.scouting import scout
+
+RATES = [float(f"{10 ** (power / 2):.2g}") for power in range(-10, 2)]
+"""The grid: 12 rates from 1e-5 to 3.2."""
+SEEDS = (0, 1)
+SAMPLES = 12_000
+"""Training samples of MNIST."""
+WITHIN, NEVER_BELOW = 0.01, 0.03
+OPTIMIZERS = ("sgd", "momentum", "adam")
+SWEEP, SWEEP_STEPS, SMOOTH = (1e-6, 10.0), 100, 0.9
+"""The range test: its rates, its steps, and the share of the earlier loss in the smoothed one."""
+SKIPPED = (10, 5)
+"""Steps at both ends of a range test that have no slope, as in fastai."""
+
+
+def optimizer(kind: str, rate: float) -> Any:
+    """Return an optimizer of Keras."""
+    import keras
+
+    match kind:
+        case "sgd":
+            return keras.optimizers.SGD(rate)
+        case "momentum":
+            return keras.optimizers.SGD(rate, momentum=0.9)
+        case _:
+            return keras.optimizers.Adam(rate)
+
+
+def case(base: type, epochs: int, batch: int) -> type:
+    """Return an app with a split of its data and an optimizer by name."""
+
+    class Case(base):  # type: ignore[misc]
+        verbose = False
+        master_epochs, worker_epochs, batch_size = epochs, 1, batch
+        kind, number, learning_rate = "sgd", 0, 0.01
+
+        async def load_dataset(self) -> None:
+            await super().load_dataset()
+            x, y = (np.concatenate([getattr(self, f"{one}_train"), getattr(self, f"{one}_test")]) for one in "xy")
+            order = np.random.default_rng(self.number).permutation(len(x))
+            train, test = (SAMPLES, 5_000) if len(x) > 2 * SAMPLES else (len(x) * 4 // 5, len(x) // 5)
+            for name, rows in (("train", order[:train]), ("test", order[train : train + test])):
+                setattr(self, f"x_{name}", x[rows])
+                setattr(self, f"y_{name}", y[rows])
+
+        async def create_model(self) -> None:
+            await super().create_model()
+            self.model.compile(optimizer(self.kind, self.learning_rate), self.model.loss, metrics=["accuracy"])
+
+    return Case
+
+
+MODELS = {
+    "digits": case(DigitsCNN, 12, 16),
+    "mlp": case(MLP, 5, 64),
+    "lstm": case(LSTM, 5, 64),
+    "cnn": case(MNISTCNN, 5, 64),
+}
+
+
+async def _made(name: str, kind: str, split: int, rate: float, seed: int) -> Any:
+    import keras
+
+    app = MODELS[name](None)
+    app.kind, app.number, app.learning_rate = kind, split, rate
+    await app.load_dataset()
+    keras.utils.set_random_seed(seed)
+    await app.create_model()
+    return app
+
+
+async def trained(name: str, kind: str, split: int, rate: float, seed: int) -> float:
+    """Return the test accuracy of a full run of plain Keras."""
+    app = await _made(name, kind, split, rate, seed)
+    app.model.fit(app.x_train, app.y_train, app.batch_size, app.master_epochs, verbose=0)
+    return float(app.model.evaluate(app.x_test, app.y_test, 512, verbose=0, return_dict=True)["accuracy"])
+
+
+async def swept(name: str, kind: str, split: int) -> tuple[float, float]:
+    """Return the rates of two rules for a range test: the steepest point, and a tenth of the minimum."""
+    app = await _made(name, kind, split, SWEEP[0], 0)
+    order = np.random.default_rng(0).permutation(len(app.x_train))
+    rates = np.geomspace(*SWEEP, SWEEP_STEPS)
+    losses, mean = [], 0.0
+    for step, rate in enumerate(rates):
+        rows = order[np.arange(step * app.batch_size, (step + 1) * app.batch_size) % len(order)]
+        app.model.optimizer.learning_rate = rate
+        app.model.reset_metrics()
+        loss = float(app.model.train_on_batch(app.x_train[rows], app.y_train[rows], return_dict=True)["loss"])
+        mean = SMOOTH * mean + (1 - SMOOTH) * loss
+        losses.append(mean / (1 - SMOOTH ** (step + 1)))
+        if not math.isfinite(loss) or losses[-1] > 4 * min(losses):
+            break
+    losses = [loss for loss in losses if math.isfinite(loss)]
+    first, last = SKIPPED
+    slopes = np.gradient(losses)[first : len(losses) - last]
+    return float(rates[first + int(np.argmin(slopes))]), float(rates[int(np.argmin(losses))]) / 10
+
+
+async def measure(name: str, kind: str, split: int, workers: int, known: dict[str, float]) -> dict[str, Any]:
+    """Return the rates of all methods for a case, and the accuracies of full runs by rate. Known ones are not measured."""
+    async with Cluster.local(workers) as cluster:
+        app = MODELS[name](cluster)
+        app.kind, app.number = kind, split
+        found = await scout(app, say=lambda text: None)
+        steepest, tenth = (await cluster.map(swept, [name], [kind], [split]))[0]
+        chosen = {
+            "scout": found.verdict.rate,
+            "smallest loss": found.verdict.best,
+            "steepest": steepest,
+            "minimum / 10": tenth,
+        }
+        rates = [rate for rate in sorted({*RATES, *chosen.values()}) if str(rate) not in known]
+        given = [(name, kind, split, rate, seed) for rate in rates for seed in SEEDS]
+        scores = await cluster.starmap(trained, given) if given else []
+    means = [float(np.mean(scores[place * len(SEEDS) : (place + 1) * len(SEEDS)])) for place in range(len(rates))]
+    return {
+        "case": [name, kind, split],
+        "chosen": chosen,
+        "accuracy": known | dict(zip(map(str, rates), means, strict=True)),
+        "scouted": found.to_data(),
+    }
+
+
+def rows_of(found: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Return the table of all cases, with the points that each method loses."""
+    methods = list(found[0]["chosen"])
+    rows = [["model", "optimizer", "split", "best rate", "accuracy", *methods, "seconds"]]
+    for one in found:
+        best = max(RATES, key=lambda rate: one["accuracy"][str(rate)])
+        top = one["accuracy"][str(best)]
+        cells = [*map(str, one["case"]), f"{best:g}", f"{top:.1%}"]
+        for method in methods:
+            rate = one["chosen"][method]
+            cells.append(f"{rate:.2g} ({100 * (one['accuracy'][str(rate)] - top):+.1f})")
+        rows.append([*cells, f"{one['scouted']['seconds']:.0f}"])
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--long", action="store_true", help="also the models on MNIST, for hours")
+    parser.add_argument("--models", type=some_of(MODELS), default=None)
+    parser.add_argument("--optimizers", type=some_of({name: name for name in OPTIMIZERS}), default=list(OPTIMIZERS))
+    parser.add_argument("--splits", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--kept", type=Path, help="JSON file with all losses and accuracies; accuracies in it are not measured again"
+    )
+    options = parser.parse_args(argv)
+    earlier = json.loads(options.kept.read_text()) if options.kept and options.kept.exists() else []
+    known = {tuple(one["case"]): one["accuracy"] for one in earlier}
+    found = []
+    for name in options.models or (list(MODELS) if options.long else ["digits"]):
+        for kind in options.optimizers:
+            for split in range(options.splits):
+                case_known = known.get((name, kind, split), {})
+                found.append(asyncio.run(measure(name, kind, split, options.workers, case_known)))
+                print(table(rows_of(found[-1:])), file=sys.stderr, flush=True)
+                if options.kept:
+                    done = [one["case"] for one in found]
+                    options.kept.write_text(json.dumps([*found, *(one for one in earlier if one["case"] not in done)]))
+    print(table(rows_of(found)))
+    for method in found[0]["chosen"]:
+        lost = [
+            max(one["accuracy"][str(rate)] for rate in RATES) - one["accuracy"][str(one["chosen"][method])]
+            for one in found
+        ]
+        near = sum(points <= WITHIN for points in lost)
+        print(f"{method}: {near} of {len(lost)} within 1 point, at most {100 * max(lost):.1f} below")
+
+
+if __name__ == "__main__":
+    main()
