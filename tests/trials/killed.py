@@ -46,7 +46,7 @@ async def master(facts: dict[str, Any]) -> None:
     async with cluster:
         app = resolve_name(facts["app"])(cluster)
         app.master_epochs, app.takeover = facts["iterations"], True
-        if "split" not in vars(type(app)):
+        if "split" not in vars(type(app)) and not app.private:
             app.slots = len(hosts)
         app.checkpoint, app.resume = facts["folder"], "auto" if facts["folder"] else None
 

@@ -1,6 +1,7 @@
-"""Sends broken input to a server of peers: ``python -m tests.trials.peers_fuzzed [INPUTS] [CODES]``.
+"""Sends broken input to a server of peers: ``python -m tests.trials.peers_fuzzed [INPUTS] [CODES] [CODEC]``.
 
-INPUTS frames of a WebSocket and as many HTTP requests (200,000 each), then CODES wrong codes (10,000). Each input is
+INPUTS frames of a WebSocket and as many HTTP requests (200,000 each), then CODES wrong codes (10,000). Sets travel with
+CODEC (float32). Each input is
 broken in a way that no peer may send. An honest peer posts meanwhile. Nothing may be accepted, the server must print no
 error and give a reason for each connection that it ends, the honest peer must be answered on its one connection, and the
 memory must stay flat. ``test_peers_fuzzed.py`` is the short form.
@@ -32,11 +33,16 @@ REASONS = {"a reason", "rejected", "code 1002", "code 1007", "code 1009", "cut o
 FULL = {"number": 1, "contains": 0, "updates": 1, "base": 0, "accuracy": 0.5, "loss": 1.0}
 
 
-def start(folder: Path) -> tuple[subprocess.Popen[str], int]:
+def start(folder: Path, codec: str) -> tuple[subprocess.Popen[str], int]:
     """Start a server that prints its port and its errors."""
     program = PROGRAM.replace("lambda line: None", "lambda line: line.startswith('error') and print(line, flush=True)")
     program = program.replace('print("ready"', "print(sock.getsockname()[1]")
-    words = [sys.executable, "-c", program, str(folder), "0", str(SET_BYTES)]
+    program = program.replace(
+        "import numpy as np\n", "import numpy as np\nfrom ddlf.peers.quotas import Quota, Quotas\n"
+    )
+    wide = "Quotas(requests=Quota(1e9, 1e9), connections=Quota(1e9, 1e9))"  # the trial itself is a flood
+    program = program.replace('control="secret"', f'control="secret", quotas={wide}')
+    words = [sys.executable, "-c", program, str(folder), "0", str(SET_BYTES), codec]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, int(process.stdout.readline())
@@ -80,7 +86,7 @@ def broken_frame(chance: random.Random, number: int, data: bytes) -> bytes | str
             return frame(POST, {key: value for key, value in full.items() if key not in ("number", "updates")}, data)
         case 7:  # random bytes
             return chance.randbytes(chance.randrange(200))
-        case 8:  # a set of numbers that are not finite
+        case 8:  # a set of numbers that are not finite, also if the last two bytes are one number
             return frame(POST, full, data[:-4] + struct.pack("<f", chance.choice((float("nan"), float("inf")))))
         case 9:  # text instead of bytes
             return "".join(chance.choices('{}[]":,0x ', k=chance.randrange(100)))
@@ -162,11 +168,11 @@ async def each(count: int, process: subprocess.Popen[str], do: Callable[[], Awai
     return memory(process) - before
 
 
-async def main(inputs: int, wrong_codes: int, seed: int = 0) -> None:
+async def main(inputs: int, wrong_codes: int, codec: str, seed: int = 0) -> None:
     """Run the trial."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
-        process, port = start(Path(name))
+        process, port = start(Path(name), codec)
         try:
             await _fuzz(process, port, chance, inputs, wrong_codes)
         finally:
@@ -270,4 +276,5 @@ async def _fuzz(
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*(int(word) for word in (sys.argv[1:] + ["200000", "10000"][len(sys.argv) - 1 :]))))
+    words = sys.argv[1:] + ["200000", "10000", "float32"][len(sys.argv) - 1 :]
+    asyncio.run(main(int(words[0]), int(words[1]), words[2]))

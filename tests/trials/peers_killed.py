@@ -32,7 +32,8 @@ from ddlf.peers.sets import layout_of
 weights = {"dense/kernel": np.zeros((int(sys.argv[3]) // 4,), np.float32)}
 layout = layout_of(weights)
 model = Model(text="m", layout=layout, first=layout.encode(list(weights.values())), trainable=(True,))
-server = PeerServer(Path(sys.argv[1]), model, Plan(validate_s=0.0), say=lambda line: None, control="secret")
+plan = Plan(validate_s=0.0, longest=0.0, codec="float32" if len(sys.argv) < 5 else sys.argv[4])
+server = PeerServer(Path(sys.argv[1]), model, plan, say=lambda line: None, control="secret")
 server.recover()
 sock = socket.create_server(("127.0.0.1", int(sys.argv[2])), backlog=1024)
 print("ready", flush=True)

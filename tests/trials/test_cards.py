@@ -18,10 +18,10 @@ def test_any_number_of_cards_has_equal_bits(eight):
     assert [line.partition(" ")[0] for line in lines] == ["right", "right"], lines
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-def test_fault_of_a_card_has_the_promised_result(eight, kind):
-    (line,) = faults(eight, 1, [kind], seed=1)
-    assert line.startswith(f"right {kind}"), line
+def test_each_fault_of_a_card_has_the_promised_result(eight):
+    """One run without a fault has the bits that all of them must have."""
+    lines = list(faults(eight, 1, seed=1))
+    assert [line.partition(":")[0] for line in lines] == [f"right {kind}" for kind in FAULTS], lines
 
 
 def test_check_finds_what_is_wrong():

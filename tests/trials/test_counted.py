@@ -1,6 +1,10 @@
 """Run the short form of the trial that kills workers with servers of Downpour, and their master."""
 
+import pytest
+
 from tests.trials.counted import is_well, trial
+
+pytestmark = pytest.mark.usefixtures("one_template")
 
 
 def test_each_push_counts_once_when_workers_and_master_are_killed():

@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from tests.trials import detect, false_deaths
+
+pytestmark = pytest.mark.usefixtures("one_template")
 
 
 def test_losses_are_noticed_in_about_the_time_that_is_promised(tmp_path):

@@ -1,6 +1,10 @@
 """Run the short form of the trial that compares groups of workers with whole models in Downpour."""
 
+import pytest
+
 from tests.trials.groups import compare
+
+pytestmark = pytest.mark.usefixtures("one_template")
 
 
 def test_groups_learn_as_whole_models_do(capsys):

@@ -4,4 +4,4 @@ from tests.trials.peers_fuzzed import main
 
 
 async def test_broken_input_to_a_server_of_peers_is_refused_and_harms_nobody():
-    await main(800, 32)
+    await main(800, 32, "bfloat16")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.trials.stores import compare
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_template")]
 
 
 async def test_a_store_that_fails_changes_no_bit_and_gives_each_file_once(monkeypatch):

@@ -8,7 +8,7 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,38 +162,58 @@ def _finish(rig: Rig, run: Run) -> None:
 
 def losses(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) -> Report:
     """Lose something ``count`` times at random moments of one run."""
-    report = Report()
-    if not rig.victims():
+    return disturbed(rig, folder, {"losses": count}, chance, say)
+
+
+def notices(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) -> Report:
+    """Warn workers ``count`` times at random moments of one run."""
+    return disturbed(rig, folder, {"notices": count}, chance, say)
+
+
+def disturbed(rig: Rig, folder: Path, counts: Mapping[str, int], chance: random.Random, say: Say) -> Report:
+    """Disturb one run by so many ``losses`` and ``notices``, and compare its bits."""
+    report, name = Report(), "-".join(counts)
+    if "losses" in counts and not rig.victims():
         report.problems.append(f"losses: the rig {rig.name} loses nothing")
         return report
-    run = Run(rig, folder / "losses")
+    run = Run(rig, folder / name)
     try:
         start_s = began(run, rig.places)
-        report.figures["start of a worker"] = f"{start_s:.1f} s"
-        # An executor without state that is lost between two calls is not missed: the next call starts in a new one.
-        kinds = [found for found in rig.victims().items() if rig.app is not CALLS or found[0] != "executor"]
-        order = [kinds[number % len(kinds)] for number in range(count)]
-        chance.shuffle(order)
-        for number, (kind, victim) in enumerate(order, 1):
-            time.sleep(chance.uniform(0, 2))
-            place = chance.choice([place for place in range(rig.places) if place not in victim.spares])
-            try:
-                problems, seconds = _lose(run, victim, place, start_s)
-            finally:
-                if victim.mend is not None:
-                    victim.mend()
-            report.done += 1
-            report.good += not problems
-            report.seconds += seconds
-            report.problems += [f"loss {number} ({kind} of place {place}): {problem}" for problem in problems]
-            took = ", ".join(f"{one:.1f} s" for one in seconds)
-            say(f"loss {number}: {kind} of place {place}, back after {took}" + "".join(f"; {p}" for p in problems))
-        report.problems += check_result(rig, run, "losses")
+        if "losses" in counts:
+            _losses(rig, run, counts["losses"], chance, say, report, start_s)
+        if "notices" in counts:
+            _notices(rig, run, counts["notices"], chance, say, report)
+        report.problems += check_result(rig, run, name)
     except (TimeoutError, ChildProcessError) as error:
-        report.problems.append(f"losses: {error}")
+        report.problems.append(f"{name}: {error}")
     finally:
         _finish(rig, run)
+    if "notices" in counts:
+        late = sum(1 for _ in run.of("SlotBackedUp"))
+        report.figures |= {"backups of late slots": late, "rounds again": len(wrong_rounds(run))}
     return report
+
+
+def _losses(rig: Rig, run: Run, count: int, chance: random.Random, say: Say, report: Report, start_s: float) -> None:
+    report.figures["start of a worker"] = f"{start_s:.1f} s"
+    # An executor without state that is lost between two calls is not missed: the next call starts in a new one.
+    kinds = [found for found in rig.victims().items() if rig.app is not CALLS or found[0] != "executor"]
+    order = [kinds[number % len(kinds)] for number in range(count)]
+    chance.shuffle(order)
+    for number, (kind, victim) in enumerate(order, 1):
+        time.sleep(chance.uniform(0, 2))
+        place = chance.choice([place for place in range(rig.places) if place not in victim.spares])
+        try:
+            problems, seconds = _lose(run, victim, place, start_s)
+        finally:
+            if victim.mend is not None:
+                victim.mend()
+        report.done += 1
+        report.good += not problems
+        report.seconds += seconds
+        report.problems += [f"loss {number} ({kind} of place {place}): {problem}" for problem in problems]
+        took = ", ".join(f"{one:.1f} s" for one in seconds)
+        say(f"loss {number}: {kind} of place {place}, back after {took}" + "".join(f"; {p}" for p in problems))
 
 
 def _lose(run: Run, victim: Victim, place: int, start_s: float) -> tuple[list[str], list[float]]:
@@ -231,49 +251,37 @@ def _lose(run: Run, victim: Victim, place: int, start_s: float) -> tuple[list[st
     return problems, seconds
 
 
-def notices(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) -> Report:
-    """Warn workers ``count`` times at random moments of one run."""
-    report = Report()
-    run = Run(rig, folder / "notices")
+def _notices(rig: Rig, run: Run, count: int, chance: random.Random, say: Say, report: Report) -> None:
     twice = 0
-    try:
-        began(run, rig.places)
-        for number in range(1, count + 1):
-            time.sleep(chance.uniform(0, 1))
-            place = chance.randrange(rig.places)
-            since, at = len(run.look()), time.time()
-            rig.notice(run, place)
-            problems = []
-            try:
-                told = run.wait_for("WorkerLeaving", "WorkerLost", since=since, within_s=BACK_S, worker=place + 1)
-                if told["event"] == "WorkerLost":
-                    problems.append(f"it was lost without a notice: {told['why']}")
-                elif told["slot"] is not None:
-                    problems.append(f"slot {told['slot']} fits into {told['seconds']:.1f} s and was given away")
-                else:
-                    left = run.wait_for("WorkerLeft", "WorkerLost", since=since, within_s=BACK_S, worker=place + 1)
-                    if left["event"] == "WorkerLost":
-                        problems.append(f"it did not hand its work back: {left['why']}")
-                back = run.wait_for("WorkerReturned", since=since, within_s=BACK_S, worker=place + 1)
-                report.seconds.append(back["at"] - at)
-            except TimeoutError as error:
-                problems.append(str(error))
-            again = slots_again(run, since)
-            twice += again * SAMPLES // SLOTS
-            if again:
-                problems.append(f"{again} slots began again")
-            report.done += 1
-            report.good += not problems
-            report.problems += [f"notice {number} (place {place}): {problem}" for problem in problems]
-            say(f"notice {number}: place {place}" + "".join(f"; {problem}" for problem in problems))
-        report.problems += check_result(rig, run, "notices")
-    except (TimeoutError, ChildProcessError) as error:
-        report.problems.append(f"notices: {error}")
-    finally:
-        _finish(rig, run)
-    late = sum(1 for _ in run.of("SlotBackedUp"))
-    report.figures |= {"samples twice": twice, "backups of late slots": late, "rounds again": len(wrong_rounds(run))}
-    return report
+    for number in range(1, count + 1):
+        time.sleep(chance.uniform(0, 1))
+        place = chance.randrange(rig.places)
+        since, at = len(run.look()), time.time()
+        rig.notice(run, place)
+        problems = []
+        try:
+            told = run.wait_for("WorkerLeaving", "WorkerLost", since=since, within_s=BACK_S, worker=place + 1)
+            if told["event"] == "WorkerLost":
+                problems.append(f"it was lost without a notice: {told['why']}")
+            elif told["slot"] is not None:
+                problems.append(f"slot {told['slot']} fits into {told['seconds']:.1f} s and was given away")
+            else:
+                left = run.wait_for("WorkerLeft", "WorkerLost", since=since, within_s=BACK_S, worker=place + 1)
+                if left["event"] == "WorkerLost":
+                    problems.append(f"it did not hand its work back: {left['why']}")
+            back = run.wait_for("WorkerReturned", since=since, within_s=BACK_S, worker=place + 1)
+            report.seconds.append(back["at"] - at)
+        except TimeoutError as error:
+            problems.append(str(error))
+        again = slots_again(run, since)
+        twice += again * SAMPLES // SLOTS
+        if again:
+            problems.append(f"{again} slots began again")
+        report.done += 1
+        report.good += not problems
+        report.problems += [f"notice {number} (place {place}): {problem}" for problem in problems]
+        say(f"notice {number}: place {place}" + "".join(f"; {problem}" for problem in problems))
+    report.figures["samples twice"] = twice
 
 
 def slots_again(run: Run, since: int) -> int:

@@ -1,0 +1,13 @@
+"""The short form of ``peers_flooded``, without the joins: their rate needs a machine that does nothing else."""
+
+import pytest
+
+from tests.trials.peers_flooded import MOST_GROWTH_BYTES, measured
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["quota", "readers"])
+async def test_a_flood_does_not_slow_down_other_peers(attack):
+    share, growth, line = await measured(attack, 2.0, 1)
+    assert share >= 0.7, line  # the trial has 0.9; other tests run beside this one
+    assert growth <= MOST_GROWTH_BYTES, line
