@@ -42,6 +42,7 @@ from ddlf.extras.advice.report import explained  # noqa: E402
 from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Rule  # noqa: E402
 from ddlf.extras.advice.rules import RULES as ADVICE  # noqa: E402
 from ddlf.peers.browser import listed  # noqa: E402
+from ddlf.privacy import contradictions, visible  # noqa: E402
 from ddlf.settings.setting import Group, Use  # noqa: E402
 from ddlf.training import registry, strategy  # noqa: E402
 from ddlf.training.registry import KINDS_OF_GROUPS, SETTINGS, option  # noqa: E402
@@ -393,9 +394,57 @@ ADVICE_HEAD = """\
 `python docs/reference` writes this page from `ddlf/extras/advice`. `ddlf advise --explain L02` prints one rule in the
 terminal. [Advice before training](../howto/advice.md) shows how to use the adviser.
 """
+CONTRADICTIONS_HEAD = """\
+# Settings that contradict noise or secure aggregation
+
+`python docs/reference` writes this page from `ddlf/privacy/contradictions.py`, the table that also refuses the settings
+before anything starts.
+
+[Clip and noise](../howto/private_data.md#clip-and-noise) bound the share of one update in the new weights. The settings
+on this page would undo that, or would have no effect. Outer optimizers and schedules work on the release, so they are
+allowed.
+
+[Secure aggregation](../howto/private_data.md#secure-aggregation-among-peers) hides single updates from the server, so
+settings that look at single updates are refused.
+"""
+CONTRADICTIONS: dict[str, contradictions.Place] = {
+    "Peers": "peers",
+    "Runs that are a peer": "runs",
+    "Private workers": "workers",
+}
+
+
+def contradicting() -> str:
+    """Return the page of settings that contradict noise or secure aggregation."""
+    lines = [CONTRADICTIONS_HEAD]
+    for title, place in CONTRADICTIONS.items():
+        lines += [f"## {title}\n"]
+        for row in contradictions.page_rows(place):
+            lines.append(
+                textwrap.fill(row, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+BEGIN, END = "<!-- python docs/reference writes this part from ddlf/privacy/visible.py -->\n", "<!-- end -->\n"
+
+
+def security() -> str:
+    """Return the page of security, with the tables of visible updates and samples between its two marks."""
+    before, _, rest = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition(BEGIN)
+    notes = [
+        textwrap.fill(note, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for note in visible.notes()
+    ]
+    return "\n".join([f"{before}{BEGIN}", *visible.tables(), "", *notes, "", f"{END}{rest.partition(END)[2]}"])
+
+
 PAGES = {
+    ROOT / "SECURITY.md": security,
     ROOT / "docs/reference/advice.md": advice,
     ROOT / "docs/reference/browser.md": browser,
+    ROOT / "docs/reference/contradictions.md": contradicting,
     ROOT / "docs/reference/errors.md": tree_of_errors,
     ROOT / "docs/reference/events.md": events,
     ROOT / "docs/reference/rules.md": rules,
