@@ -2,7 +2,8 @@
 
 A test writes this file under these names into a folder of PATH. Beside them, ``calls`` gets each command line. ``job-N-I``
 has the process id of element I of job N, and ``said-N-I`` what ``squeue`` tells of it instead of the truth. ``refusal``
-is what ``sbatch`` says instead of taking a job. With ``silent``, ``srun`` does not end with its program.
+is what ``sbatch`` says instead of taking a job, and ``unreachable`` what ``squeue`` says instead of its list. With
+``silent``, ``srun`` does not end with its program.
 """
 
 import contextlib
@@ -46,6 +47,8 @@ def sbatch():
 
 
 def squeue():
+    if (HERE / "unreachable").exists():
+        sys.exit((HERE / "unreachable").read_text())
     for path in {*HERE.glob("job-*"), *HERE.glob("said-*")}:
         _, job, element = path.name.split("-")
         row = "RUNNING 0 n1 N/A None"

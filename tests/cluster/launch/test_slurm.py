@@ -349,15 +349,13 @@ async def test_element_that_slurm_queues_again_says_why_and_is_asked_to_start_so
 async def test_slurm_without_an_answer_is_said_once(slurm, tmp_path, descendants, caplog):
     launcher = Array(SlurmKeys(workers=1, folder=tmp_path))
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
-        (slurm / "squeue").rename(slurm / "away")
-        (slurm / "squeue").write_text(
-            "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1"
-        )
-        (slurm / "squeue").chmod(0o755)
+        # A file of its own: a `squeue` that is starting would read a replaced program as its own.
+        (slurm / "new").write_text("slurm_load_jobs error: Unable to contact slurm controller")
+        (slurm / "new").rename(slurm / "unreachable")
         for _ in range(2):
             await launcher.left(0)
         assert await cluster.run_method(number) == [1]
-        (slurm / "away").rename(slurm / "squeue")
+        (slurm / "unreachable").unlink()
         await launcher.left(0)
         await wait_until(lambda: "Slurm answers again" in caplog.text)
     said = "Slurm does not answer, and the run continues: Unable to contact slurm controller"
