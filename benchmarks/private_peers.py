@@ -68,7 +68,7 @@ def peer_of(link: str, file: str, seed: int) -> Peer:
                 MODELS.append(first.model)
             return Turns(MODELS[0], first.data, seed)
 
-    return Peer(link, make, samples=len(arrays["x_train"]), say=lambda line: None)
+    return Peer(link, make, say=lambda line: None)
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def be_a_peer(pace: float, samples: int | None) -> None:
             made.set_rate(offer.plan.rate)
             return made
 
-        peer = Peer(asked["link"], make, samples=first.samples, say=lambda line: None)
+        peer = Peer(asked["link"], make, say=lambda line: None)
         peer.run()
         print(json.dumps({"updates": peer.updates, "merges": peer.merges}), flush=True)
 

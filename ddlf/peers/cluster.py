@@ -62,6 +62,7 @@ class LiveWeights:
         layout: Layout of its exact sets.
         trainable: Per tensor, whether it is trained.
         current: The weights, in the order of ``model.weights``.
+        samples: Number of training samples of the run.
     """
 
     def __init__(self, app: App, progress: Progress, evaluate: Callable[..., dict[str, float]]) -> None:
@@ -74,6 +75,7 @@ class LiveWeights:
         self.layout: Layout = layout_of({name: np.asarray(one) for name, one in variables.items()})
         self.trainable = trained_tensors(app.model, variables)
         self.current: Weights = []
+        self.samples = progress.samples
         self._told = len(progress.records)
         self._random = np.random.default_rng()
 
@@ -282,7 +284,7 @@ class ClusterPeer:
             return found
 
         self._live = LiveWeights(app, progress, test)
-        self._peer = Posting(link, self._made, samples=progress.samples, name=type(app).__name__, say=self._say)
+        self._peer = Posting(link, self._made, name=type(app).__name__, say=self._say)
         self._gone = ""
 
     @property

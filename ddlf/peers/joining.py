@@ -67,7 +67,7 @@ def peer_of_data(
             say(f"scale     your data go {trained.other_scale}, and all peers should agree")
         return trained
 
-    return _peer(sample_noise, link, make, samples=samples, name=name, say=say, secure_aggregation=secure_aggregation)
+    return _peer(sample_noise, link, make, name=name, say=say, secure_aggregation=secure_aggregation)
 
 
 def _peer(sample_noise: SampleNoise | None, *args: Any, **named: Any) -> Peer:
@@ -115,10 +115,14 @@ class _ShardPeer(Peer):
     _meanwhile = "training waits"
 
     def __init__(self, link: str, name: str, seed: int, say: Callable[[str], None]) -> None:
-        super().__init__(link, self._made, samples=0, name=name, say=say)
+        super().__init__(link, self._made, name=name, say=say)
         self._seed = seed
         self._shard = NO_SHARD
         self._offer: Offer
+
+    @property
+    def _told_samples(self) -> int:
+        return 0  # this asks for a shard
 
     def _prepare(self, offer: Offer) -> None:
         if not offer.plan.shards:
@@ -204,7 +208,6 @@ def peer_of_app(
         sample_noise,
         link,
         lambda offer: Trained(made.model, data, seed),
-        samples=len(data["x_train"]),
         name=name,
         say=say,
         secure_aggregation=secure_aggregation,

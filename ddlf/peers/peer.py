@@ -64,7 +64,6 @@ class Peer:
     Args:
         link: The link that ``ddlf peers serve`` or ``ddlf peers invite`` has printed.
         make: Makes the model with the data. It may use the text of the server's model, or the owner's own code.
-        samples: Number of private samples. It must not change during a run.
         name: Name for people, which the server shows.
         say: Prints a line about what happens.
         retry_s: The peer gives up a server that does not answer for this number of seconds.
@@ -94,7 +93,6 @@ class Peer:
         link: str,
         make: Train,
         *,
-        samples: int,
         name: str = "",
         say: Callable[[str], None] = print,
         retry_s: float = RETRY_S,
@@ -104,7 +102,6 @@ class Peer:
         self._link = check_link(link)
         self._needs_sums = secure_aggregation
         self._make = make
-        self._samples = samples
         self._name = name
         self._say = say
         self._retry_s, self._background = retry_s, background
@@ -202,10 +199,15 @@ class Peer:
             return (self._since == 0 and self.plan.way == "rounds") or is_late
         return self._since == 0
 
+    @property
+    def _told_samples(self) -> int:
+        """The samples that this peer trains on, which are its weight in a round. Held-out ones do not count."""
+        return self.trained.samples
+
     def _hello(self) -> Hello:
         return Hello(
             name=self._name,
-            samples=self._samples,
+            samples=self._told_samples,
             layout=self._digest,
             run=self._run,
             keeps=self._keeps,
@@ -247,7 +249,7 @@ class Peer:
         self._read(welcome)
         first = self._first_set(welcome)
         if self.plan.secure_aggregation:
-            self._secure = SecurePeer(self.plan, welcome.run, welcome.peer, self._samples, self._say, self._text)
+            self._secure = SecurePeer(self.plan, welcome.run, welcome.peer, self.trained.samples, self._say, self._text)
             self._secure.begin(welcome.set_number, first, welcome.set)
         self._load(first)
         self._base = self.taken = welcome.set_number
@@ -292,7 +294,7 @@ class Peer:
 
     def _about(self, welcome: Welcome) -> str:
         travels = "the server learns only sums of updates" if self._secure is not None else "sets of weights travel"
-        return f"{self._samples:,} samples stay here, {travels}"
+        return f"{self.trained.samples:,} samples stay here, {travels}"
 
     def _step(self, *, trains: bool) -> None:
         """Train a batch, post if it is time, and take what the server has sent."""

@@ -107,7 +107,6 @@ class SamplePeer(Peer):
     trained: SampleTrained
 
     def __init__(self, *args: Any, how: SampleNoise, **named: Any) -> None:
-        check_delta(how.delta, named["samples"])
         super().__init__(*args, **named)
         self.how = how
         self._account: ReleaseAccount | None = None
@@ -127,6 +126,7 @@ class SamplePeer(Peer):
                 "the server's plan already has noise, which hides all of your samples together",
                 hint="join without --privacy-unit sample, or ask its owner for a training without --clip and --noise",
             )
+        check_delta(self.how.delta, trained.samples)
         super()._take_model(SampleTrained(trained.model, trained.data, self.how), offer)
         self._account = self._opened()
         self._left = self._allowed()

@@ -35,4 +35,4 @@ class Liar(Peer):
 if __name__ == "__main__":
     link, file = sys.argv[1:]
     honest = peer_of_data(link, file)
-    Liar(link, honest._make, samples=honest._samples).run()
+    Liar(link, honest._make).run()

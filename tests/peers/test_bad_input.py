@@ -169,7 +169,7 @@ async def test_the_key_of_another_run_opens_nothing(tmp_path, monkeypatch):
         _, _, key = headers["Set-Cookie"].partition(";")[0].partition("=")
         [code] = await first.server.invite()
         link = f"http://127.0.0.1:{first.port}/#{code}"
-        await asyncio.to_thread(Peer(link, lambda welcome: Added(), samples=10, say=[].append).run, most_updates=1)
+        await asyncio.to_thread(Peer(link, lambda welcome: Added(), say=[].append).run, most_updates=1)
     async with Running(tmp_path / "other", port=first.port) as second:
         with pytest.raises(InvalidStatus) as refused:
             await connect(
@@ -179,7 +179,7 @@ async def test_the_key_of_another_run_opens_nothing(tmp_path, monkeypatch):
             )
         assert refused.value.response.status_code == 401
         assert refused.value.response.body.strip() == b"you have no session here: join with a link first"
-        again = Peer(link, lambda welcome: Added(), samples=10, say=[].append)
+        again = Peer(link, lambda welcome: Added(), say=[].append)
         with pytest.raises(AuthError, match=r"refuses this peer: you have no session here.*; ask for a new link"):
             await asyncio.to_thread(again.run, most_updates=1)
         assert not second.server.ledger.members

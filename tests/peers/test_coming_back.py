@@ -84,7 +84,7 @@ class Cutting(Running):
 async def test_all_batches_are_in_the_weights_once(plan, phase, expires, tmp_path, monkeypatch):
     async with Cutting(tmp_path, monkeypatch, phase, expires=expires, **plan) as running:
         [code] = await running.server.invite()
-        peer = Patient(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), samples=10, say=[].append)
+        peer = Patient(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), say=[].append)
         found = await asyncio.wait_for(asyncio.to_thread(peer.run, most_updates=BATCHES), PATIENCE_S)
         assert running.cuts == 1 + (phase == "welcome")
         await running.until(lambda: not running.server.ledger.present and running.server.ledger.pending() is None)
@@ -159,7 +159,7 @@ async def test_a_set_whose_answer_comes_during_a_batch_is_merged_once(tmp_path):
     async with Running(tmp_path, updates=1) as running:
         other = await running.peer()
         [code] = await running.server.invite()
-        peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), samples=10, say=[].append)
+        peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), say=[].append)
         await asyncio.to_thread(peer.join)
         await other.post(a_set(5.0))
         peer.trained.batch(1)
@@ -197,7 +197,7 @@ async def test_a_new_peer_tries_again_when_its_first_connection_breaks(tmp_path,
 
         monkeypatch.setattr(running.server, "_admit", admitted)
         [code] = await running.server.invite()
-        peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), samples=10, say=lines.append)
+        peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), say=lines.append)
         await asyncio.wait_for(asyncio.to_thread(peer.run, most_updates=BATCHES), PATIENCE_S)
         await running.until(lambda: not running.server.ledger.present and running.server.ledger.pending() is None)
         assert value(await running.server.last_set()) == BATCHES

@@ -118,7 +118,7 @@ async def test_a_peer_whose_connection_breaks_at_the_end_comes_back_for_the_last
     async with Running(tmp_path, updates=1) as running:
         [code] = await running.server.invite()
         lines, may_merge, merge = [], asyncio.Event(), running.server._merge
-        peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), samples=10, say=lines.append)
+        peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), say=lines.append)
         training = asyncio.ensure_future(asyncio.to_thread(peer.run))
         await running.until(lambda: running.server.ledger.counts.get("posts", 0) > 2)
 
@@ -153,10 +153,10 @@ async def test_a_program_that_connects_again_after_the_end_is_told_so(tmp_path):
     async with Running(tmp_path) as running:
         [code] = await running.server.invite()
         link = f"http://127.0.0.1:{running.port}/#{code}"
-        slow, first = await running.peer(), Peer(link, lambda welcome: Added(), samples=10, say=[].append)
+        slow, first = await running.peer(), Peer(link, lambda welcome: Added(), say=[].append)
         await asyncio.to_thread(first.join)
         slow.socket.transport.pause_reading()  # so the server stays
         await stop(running)
         await asyncio.to_thread(first.close)
         with pytest.raises(ConnectError, match="is over: stopped by ddlf peers stop; ask for another training"):
-            await asyncio.to_thread(Peer(link, lambda welcome: Added(), samples=10).join)
+            await asyncio.to_thread(Peer(link, lambda welcome: Added()).join)

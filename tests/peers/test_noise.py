@@ -52,7 +52,7 @@ async def test_a_server_that_is_trusted_clips_sums_and_adds_noise(tmp_path):
 class Added:
     """A training that adds 1 to each weight in a batch."""
 
-    layout, trainable = LAYOUT, (True, False)
+    layout, trainable, samples = LAYOUT, (True, False), 10
 
     def batch(self, size):
         self.live = [one + 1 for one in self.live]
@@ -77,7 +77,7 @@ async def test_peers_that_trust_nobody_clip_and_add_noise_before_they_post(tmp_p
     async with Running(tmp_path, model=MODEL, **plan) as running:
         codes = await running.server.invite(2)
         links = [f"http://127.0.0.1:{running.port}/#{code}" for code in codes]
-        peers = [Peer(link, lambda welcome: Added(), samples=10, say=lambda line: None) for link in links]
+        peers = [Peer(link, lambda welcome: Added(), say=lambda line: None) for link in links]
         await asyncio.gather(*(asyncio.to_thread(peer.run, most_updates=2) for peer in peers))
         await running.until(lambda: running.server.ledger.round == 3)
         sets = running.server.sets
@@ -95,9 +95,7 @@ async def test_peers_that_trust_nobody_clip_and_add_noise_before_they_post(tmp_p
 async def test_peers_report_no_metrics_with_noise(tmp_path):
     async with Running(tmp_path, model=MODEL, **(NOISED | {"quorum": 1, "divisor": 1, "updates": 1})) as running:
         [code] = await running.server.invite()
-        peer = Peer(
-            f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), samples=10, say=lambda line: None
-        )
+        peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), say=lambda line: None)
         await asyncio.to_thread(peer.run, most_updates=1)
     [post] = [entry for entry in history(tmp_path) if isinstance(entry, Posted)]
     assert np.isnan([post.accuracy, post.loss]).all()
@@ -120,7 +118,7 @@ def test_a_server_that_clips_accepts_any_length():
 
 def parts(*values):
     return {
-        number: Part(read=lambda value=value: weights(a_set(value)), trainings=1, samples=10)
+        number: Part(read=lambda value=value: weights(a_set(value)), trainings=1)
         for number, value in enumerate(values, 2)
     }
 
@@ -157,7 +155,7 @@ def test_the_end_of_a_training_releases_no_round_with_too_little_noise(trust, me
     for entry in (
         Began(at=0, set=1, run="r"),
         Joined(at=0, peer=1, code="c", key="k"),
-        Arrived(at=0, peer=1, name="", samples=10, keeps=False),
+        Arrived(at=0, peer=1, name="", keeps=False),
         Posted(at=1, peer=1, number=1, set=2, contains=0, updates=1, base=1, accuracy=0.5, loss=1.0),
     ):
         made = ledger.apply(entry)

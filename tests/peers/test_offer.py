@@ -49,9 +49,9 @@ def _has_no_labels(offer):
 async def test_what_does_not_fit_leaves_the_link_unused(running, make, error):
     code, link = await link_of(running)
     with pytest.raises(error):
-        await asyncio.to_thread(Peer(link, make, samples=10, say=[].append).run)
+        await asyncio.to_thread(Peer(link, make, say=[].append).run)
     assert not running.server.ledger.members
-    await asyncio.to_thread(Peer(link, lambda offer: Added(), samples=10, say=[].append).run, most_updates=1)
+    await asyncio.to_thread(Peer(link, lambda offer: Added(), say=[].append).run, most_updates=1)
     assert running.server.ledger.members[1].number == 1
     assert (await get(running.port, "/join", {"X-DDLF-Code": code}))[0] == 403
 
@@ -79,21 +79,21 @@ async def test_the_model_is_described_to_sessions_and_to_unused_codes_only(runni
 
 async def test_a_used_link_is_refused_before_the_model_is_made(running):
     _, link = await link_of(running)
-    await asyncio.to_thread(Peer(link, lambda offer: Added(), samples=10, say=[].append).run, most_updates=1)
+    await asyncio.to_thread(Peer(link, lambda offer: Added(), say=[].append).run, most_updates=1)
     forget(check_link(link))  # as on another machine
     made = []
     with pytest.raises(AuthError, match="the code of the link is unknown or was used already; ask for a new link"):
-        await asyncio.to_thread(Peer(link, made.append, samples=10).run)
+        await asyncio.to_thread(Peer(link, made.append).run)
     assert not made
 
 
 async def test_a_peer_that_cannot_begin_lets_another_one_use_its_key(running):
     _, link = await link_of(running)
-    await asyncio.to_thread(Peer(link, lambda offer: Added(), samples=10, say=str).run, most_updates=1)
-    failed = Peer(link, lambda offer: Other(), samples=10, say=str)
+    await asyncio.to_thread(Peer(link, lambda offer: Added(), say=str).run, most_updates=1)
+    failed = Peer(link, lambda offer: Other(), say=str)
     with pytest.raises(ConfigError):
         await asyncio.to_thread(failed.join)
-    await asyncio.to_thread(Peer(link, lambda offer: Added(), samples=10, say=str).run, most_updates=1)
+    await asyncio.to_thread(Peer(link, lambda offer: Added(), say=str).run, most_updates=1)
     assert running.server.ledger.members.keys() == {1}
 
 
@@ -130,7 +130,7 @@ def test_a_file_of_data_may_be_a_path(tmp_path):
 
 async def test_programs_with_one_link_at_once_are_as_many_peers_as_it_is_for(running):
     [code] = await running.server.invite(peers=2)
-    made = [Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda o: Added(), samples=10, say=str) for _ in range(3)]
+    made = [Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda o: Added(), say=str) for _ in range(3)]
     for one in made[:2]:
         await asyncio.to_thread(one.join)
     with pytest.raises(AuthError, match=r"another program of yours here is its peer now.*ask for a new link"):
@@ -148,7 +148,7 @@ async def test_a_link_with_https_for_a_server_without_it_says_so(running):
     with pytest.raises(
         ConnectError, match=r"it does not answer to https; copy the whole link, which may begin with http:"
     ):
-        await asyncio.to_thread(Peer(link.replace("http", "https"), lambda offer: Added(), samples=10).run)
+        await asyncio.to_thread(Peer(link.replace("http", "https"), lambda offer: Added()).run)
     assert (await get(running.port, "/join", {"X-DDLF-Code": code}))[0] == 200
 
 
@@ -161,8 +161,8 @@ async def test_a_full_disk_takes_no_new_peer_and_leaves_its_link_unused(running,
     with monkeypatch.context() as patched:
         patched.setattr(running.server._journal, "append", full)
         with pytest.raises(ConnectError, match=r"takes no peer now: the server's disk refuses to store anything now"):
-            await asyncio.to_thread(Peer(link, lambda offer: Added(), samples=10, say=[].append).run)
-    await asyncio.to_thread(Peer(link, lambda offer: Added(), samples=10, say=[].append).run, most_updates=1)
+            await asyncio.to_thread(Peer(link, lambda offer: Added(), say=[].append).run)
+    await asyncio.to_thread(Peer(link, lambda offer: Added(), say=[].append).run, most_updates=1)
 
 
 async def test_a_peer_says_that_the_disk_of_the_server_is_full(running, monkeypatch):
@@ -176,7 +176,7 @@ async def test_a_peer_says_that_the_disk_of_the_server_is_full(running, monkeypa
         append(entries, heads)
 
     monkeypatch.setattr(running.server._journal, "append", full)
-    one = Peer(link, lambda offer: Added(), samples=10, say=lines.append)
+    one = Peer(link, lambda offer: Added(), say=lines.append)
     await asyncio.to_thread(one.run, most_updates=1)
     [lost] = [line for line in lines if line.startswith("lost")]
     assert "connection to the server: the server's disk refuses to store anything now; training continues" in lost
@@ -187,7 +187,7 @@ async def test_a_round_that_waits_for_its_quorum_says_so_once(tmp_path, monkeypa
     events, lines = [], []
     async with Running(tmp_path, way="rounds", merge="mean", quorum=2, tell=events.append) as running:
         _, link = await link_of(running)
-        one = Peer(link, lambda offer: Added(), samples=10, say=lines.append)
+        one = Peer(link, lambda offer: Added(), say=lines.append)
         training = asyncio.ensure_future(asyncio.to_thread(one.run, most_updates=2 * running.server.plan.updates))
         await running.until(lambda: any(line.startswith("waiting") for line in lines))
         await running.until(lambda: any(line.startswith("quorum") for line in running.lines))
@@ -209,6 +209,6 @@ async def test_the_link_of_the_dashboard_is_refused_with_the_wanted_one():
     await page.open()
     try:
         with pytest.raises(ConnectError, match=r"not answer as a server of peers: .*copy the link of the line `link`"):
-            await asyncio.to_thread(Peer(page.url, lambda offer: Added(), samples=10).run)
+            await asyncio.to_thread(Peer(page.url, lambda offer: Added()).run)
     finally:
         page.close()

@@ -1,5 +1,6 @@
 """The app and the texts that the docs begin with, as ``ddlf peers serve`` reads them."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ddlf.peers.link import Offer
 from ddlf.peers.model import arrays_of, settled_text
 from ddlf.peers.plan import Plan
 from ddlf.peers.serving import read_model
+from tests.peers.test_server import Running
 
 ROOT = Path(__file__).parents[2]
 APP = ROOT / "apps/private_digits.py"
@@ -33,7 +35,24 @@ def test_a_training_step_of_the_app_is_named_since_peers_do_not_run_it():
 
 def test_a_peer_of_an_app_with_plain_methods_loads_its_data():
     peer = peer_of_app("http://127.0.0.1:1/#code", find_target(ROOT / "apps/custom_loop.py"))
-    assert peer._samples == 1437
+    assert peer._make(None).samples == 1437
+
+
+async def test_held_out_samples_do_not_count_in_the_weight_of_a_peer(tmp_path, monkeypatch):
+    """Every fifth sample of ``x`` and ``y`` is held out, as in a browser. Data with a test part train on all others."""
+    monkeypatch.setenv("DDLF_STATE_DIR", str(tmp_path / "state"))
+    (x, y), _ = ddlf.load_digits()
+    x, y = x[:50] + 0.5, y[:50].argmax(1)
+    parts = {"x_train": x[:50], "y_train": y[:50], "x_test": x[:5], "y_test": y[:5]}
+    served = read_model(ROOT / "apps/models/private_digits.nnm", None, find_target, 0)
+    (tmp_path / "run").mkdir()
+    async with Running(tmp_path / "run", model=served.model) as running:
+        for data, lines in (({"x": x, "y": y}, []), (parts, [])):
+            [code] = await running.server.invite()
+            peer = peer_of_data(f"http://127.0.0.1:{running.port}/#{code}", data, say=lines.append)
+            await asyncio.to_thread(peer.run, most_updates=1)
+            assert any(f"{peer.trained.samples} samples stay here" in line for line in lines)
+        assert [member.samples for member in running.server.ledger.members.values()] == [40, 50]
 
 
 def test_test_pictures_of_another_scale_than_those_of_browsers_are_named(tmp_path):

@@ -101,9 +101,11 @@ async def test_noise_of_a_peer_contradicts_noise_of_the_server(running):
             await asyncio.to_thread(peer_of(await link_of(server)).run, most_updates=1)
 
 
-def test_a_delta_that_protects_nobody_is_refused():
-    with pytest.raises(ConfigError, match=r"delta = 0.01 would let a run publish the data of one of 300"):
-        peer_of("http://127.0.0.1:1/#code", delta=0.01)
+async def test_a_delta_that_protects_nobody_is_refused_before_the_link_is_used(running):
+    async with running() as server:
+        with pytest.raises(ConfigError, match=r"delta = 0.01 would let a run publish the data of one of 240"):
+            await asyncio.to_thread(peer_of(await link_of(server), delta=0.01).run)
+        assert not server.server.ledger.members
 
 
 async def test_two_programs_at_once_do_not_share_an_account(running):

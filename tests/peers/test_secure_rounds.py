@@ -442,10 +442,10 @@ def test_update_beyond_the_limit_is_refused():
 class Trained:
     """A model without Keras: each batch moves all weights by 1/64, against its peer's number of samples."""
 
-    layout, trainable, model, samples = LAYOUT, (True, True), None, 10
+    layout, trainable, model = LAYOUT, (True, True), None
 
-    def __init__(self, step):
-        self.step = step
+    def __init__(self, samples, step):
+        self.samples, self.step = samples, step
 
     def assign(self, weights):
         self.live = [np.array(one) for one in weights]
@@ -466,8 +466,8 @@ class OnThread:
     def __init__(self, running, code, samples, step):
         self.lines = []
         link = f"http://127.0.0.1:{running.port}/#{code}"
-        self.trained = Trained(step)
-        self.peer = Peer(link, lambda welcome: self.trained, samples=samples, say=self.lines.append)
+        self.trained = Trained(samples, step)
+        self.peer = Peer(link, lambda welcome: self.trained, say=self.lines.append)
         self.error = None
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()

@@ -26,7 +26,7 @@ def state(tmp_path_factory, monkeypatch):
 
 
 def peer(link, lines=None):
-    return Peer(link, lambda welcome: Added(), samples=10, say=[].append if lines is None else lines.append)
+    return Peer(link, lambda welcome: Added(), say=[].append if lines is None else lines.append)
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])

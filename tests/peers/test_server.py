@@ -493,6 +493,7 @@ class Added:
 
     layout = LAYOUT
     trainable = (True, True)
+    samples = 10
 
     def __init__(self):
         self.live = LAYOUT.decode(a_set(0.0))
@@ -512,7 +513,7 @@ class Added:
 
 async def test_an_unknown_code_is_refused_with_one_thing_to_do(running, monkeypatch):
     monkeypatch.setattr(server, "WRONG_CODE_S", 0.0)
-    peer = Peer(f"http://127.0.0.1:{running.port}/#wrong", lambda welcome: Added(), samples=10)
+    peer = Peer(f"http://127.0.0.1:{running.port}/#wrong", lambda welcome: Added())
     with pytest.raises(AuthError) as error:
         await asyncio.to_thread(peer.run)
     assert str(error.value).count("ask for a new link") == 1
@@ -521,7 +522,7 @@ async def test_an_unknown_code_is_refused_with_one_thing_to_do(running, monkeypa
 async def test_a_peer_posts_its_last_batches_before_it_leaves(running):
     [code] = await running.server.invite()
     link = f"http://127.0.0.1:{running.port}/#{code}"
-    peer = Peer(link, lambda welcome: Added(), samples=10, say=lambda line: None)
+    peer = Peer(link, lambda welcome: Added(), say=lambda line: None)
     await asyncio.to_thread(peer.run, most_updates=running.server.plan.updates + 3)
     await running.until(lambda: not running.server.ledger.present)
     assert running.server.ledger.members[1].updates == running.server.plan.updates + 3
@@ -532,7 +533,7 @@ async def test_a_peer_prints_its_first_and_its_last_post_and_few_others(tmp_path
     async with Running(tmp_path, updates=1) as running:
         [code] = await running.server.invite()
         lines = []
-        peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), samples=10, say=lines.append)
+        peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), say=lines.append)
 
         def train():
             peer.join()
@@ -769,9 +770,7 @@ async def test_a_peer_that_is_cut_off_while_it_begins_again_asks_once_more(runni
 
     monkeypatch.setattr(running.server, "_received", cut_off)
     [code] = await running.server.invite()
-    peer = Peer(
-        f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: OnceBroken(), samples=10, say=lambda line: None
-    )
+    peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: OnceBroken(), say=lambda line: None)
     await asyncio.wait_for(asyncio.to_thread(peer.run, most_updates=2 * running.server.plan.updates), PATIENCE_S)
     assert cut.is_set()
     assert running.server.ledger.members[1].number == 1

@@ -199,7 +199,7 @@ def test_base_that_travels_rounded_keeps_its_bits_if_no_peer_has_trained():
     base = [np.full((3, 2), 1 + 2**-10, np.float32), np.zeros(2, np.float32)]
     given = WIRE.decode(WIRE.encode(base))
     assert given[0][0, 0] == 1
-    parts = {number: Part(read=partial(list, given), trainings=1, samples=10) for number in (2, 3)}
+    parts = {number: Part(read=partial(list, given), trainings=1) for number in (2, 3)}
     found, _, _ = next_base(Plan(way="rounds", merge="mean"), base, given, parts, [], (True, True))
     np.testing.assert_array_equal(found[0], base[0])
 
@@ -226,7 +226,7 @@ async def test_updates_below_the_precision_of_the_codec_add_up_in_rounds(tmp_pat
     running = Running(tmp_path, model=first, codec="bfloat16", way="rounds", merge="mean", updates=1, quorum=2)
     async with running:
         links = [f"http://127.0.0.1:{running.port}/#{code}" for code in await running.server.invite(2)]
-        peers = [Peer(link, lambda welcome: Steps(), samples=10, say=lambda line: None) for link in links]
+        peers = [Peer(link, lambda welcome: Steps(), say=lambda line: None) for link in links]
         await asyncio.gather(*(asyncio.to_thread(peer.run, most_updates=32) for peer in peers))
         await running.until(lambda: running.server.ledger.round >= 32)
         base = WIRE.decode(running.server._bytes(running.server.ledger.base))

@@ -248,7 +248,7 @@ async def test_eight_peers_two_of_them_in_chromium_train_under_masks(tmp_path, m
         port = links[0].rpartition(":")[2].partition("/")[0]
         lines, threads = [], []
         for link in links[2:]:
-            peer = Peer(link, Still, samples=100, say=lines.append)
+            peer = Peer(link, Still, say=lines.append)
             threads.append(threading.Thread(target=peer.run, daemon=True))
             threads[-1].start()
         x, y = datasets.with_classes("digits")[0]
