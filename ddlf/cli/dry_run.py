@@ -23,6 +23,7 @@ from ddlf.cluster.sources import find, script_folder
 from ddlf.errors import LeaseError, VersionError
 from ddlf.extras import hooks
 from ddlf.privacy import visible
+from ddlf.privacy.contradictions import Choice
 from ddlf.rpc.code import own_modules
 from ddlf.training.refusals import noise_choice
 from ddlf.training.registry import spec_of
@@ -76,7 +77,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
             )
         _print_settings(app, options)
         spec = spec_of(app)
-        _print_visible(visible.of(noise_choice(spec)))
+        _print_visible(noise_choice(spec))
         if spec.peer is not None:
             print("          The run posts its weights as a peer, too: its link opens a page that says who sees those.")
         if preview := await parts_of(spec)[1].preview(app, spec):
@@ -139,14 +140,15 @@ def _print_settings(app: IApp, options: argparse.Namespace) -> None:
     )
 
 
-def _print_visible(column: visible.Column) -> None:
+def _print_visible(choice: Choice) -> None:
     """Print the updates and samples that each party sees."""
+    column = visible.of(choice)
     rows = [visible.Row(party="party", updates="updates", samples="samples"), *column.rows()]
     names, updates = (max(len(getattr(row, name)) for row in rows) for name in ("party", "updates"))
     for number, row in enumerate(rows):
         print(f"{'' if number else 'sees':<9} {row.party:<{names}}  {row.updates:<{updates}}  {row.samples}")
     print(f"          the master also learns {column.also}")
-    for sentence in column.remains:
+    for sentence in column.remaining(choice):
         print(f"          {sentence}")
 
 

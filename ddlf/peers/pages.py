@@ -82,7 +82,7 @@ def seen_by(plan: Plan) -> dict[str, Any]:
         "rows": [astuple(row) for row in column.rows(shards=plan.shards > 0)],
         "before": column.before,
         "metrics": column.metrics,
-        "remains": " ".join(column.remains),
+        "remains": " ".join(column.remaining(plan.choice)),
     }
 
 

@@ -98,6 +98,7 @@ class Column:
         metrics: Whether it learns losses and accuracies.
         before: How an update is protected before it leaves a peer or the server, as sentences; empty if it is not.
         remains: The remaining risks, as sentences.
+        picks: Whether a merge rule may pass on parts of single updates (``PICKS``).
     """
 
     name: str
@@ -108,6 +109,12 @@ class Column:
     metrics: bool = True
     before: str = ""
     remains: tuple[str, ...]
+    picks: bool = False
+
+    def remaining(self, choice: Choice) -> tuple[str, ...]:
+        """Return the remaining risks of a training by its settings, as sentences."""
+        picks = PICKS.get(choice.merge.partition(":")[0]) if self.picks else None
+        return (*self.remains, picks) if picks else self.remains
 
     def rows(self, *, shards: bool = False) -> Iterator[Row]:
         """Yield the rows of a screen.
@@ -157,7 +164,11 @@ OF_PEERS_WITH_METRICS = "the name, the number of samples, the times of posts, th
 NO_METRICS = "The loss and the accuracy stay with the peer."
 NO_NOISE = "No noise is added."
 RUNS_CODE = "The master's code runs on the workers, so this protects from mistakes, not from the master."
-PICKS = "The merge krum passes on a single update as it is, and median passes on values of single updates."
+PICKS = {
+    "krum": "The merge krum passes on a single update as it is.",
+    "median": "The merge median passes on values of single updates.",
+}
+"""By merge rule, what it passes on besides sums of updates."""
 FEW_WORKERS = (
     "In a round of one or two workers, and in asynchronous training, a worker can compute the update of another one."
 )
@@ -176,7 +187,8 @@ ROUNDS = Column(
     applies=lambda c: c.place != "workers" and c.way == "rounds" and not c.has_noise and not c.secure,
     cells=_peers(Updates.EACH, Updates.MERGED, Updates.MERGED),
     also=OF_PEERS_WITH_METRICS,
-    remains=(NO_NOISE, "In a round of one or two posts, a peer can compute the update of another one.", PICKS),
+    remains=(NO_NOISE, "In a round of one or two posts, a peer can compute the update of another one."),
+    picks=True,
 )
 CLIPPED = Column(
     name="noise",
@@ -219,7 +231,8 @@ PRIVATE = Column(
     applies=lambda c: c.place == "workers" and c.private and not c.has_noise,
     cells=_workers(Updates.EACH, Updates.MERGED, Updates.MERGED),
     also="the number of samples, their shapes and types, the metrics and the output of each worker",
-    remains=(RUNS_CODE, NO_NOISE, FEW_WORKERS, PICKS),
+    remains=(RUNS_CODE, NO_NOISE, FEW_WORKERS),
+    picks=True,
 )
 PRIVATE_NOISED = Column(
     name="private, noise",
@@ -282,9 +295,13 @@ def tables() -> list[str]:
 def notes() -> list[str]:
     """Return an item of a list in Markdown for each column: its settings, and what the cells do not tell."""
     return [
-        f"- **{one.name}**: {one.how}. The {_server(one)} also learns {one.also}. {' '.join(one.remains)}"
+        f"- **{one.name}**: {one.how}. The {_server(one)} also learns {one.also}. {' '.join(_all_risks(one))}"
         for one in COLUMNS
     ]
+
+
+def _all_risks(column: Column) -> tuple[str, ...]:
+    return (*column.remains, *PICKS.values()) if column.picks else column.remains
 
 
 def _server(column: Column) -> str:

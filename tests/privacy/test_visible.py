@@ -158,6 +158,21 @@ def test_the_page_of_a_peer_shows_the_column_of_its_plan(plan, column):
     )
 
 
+@pytest.mark.parametrize(
+    ("merge", "has"), [("mean", ""), ("trimmed:0.2", ""), ("krum:1", "merge krum"), ("median", "merge median")]
+)
+def test_screens_warn_of_a_merge_rule_only_where_it_is_used(merge, has):
+    """Before, all rounds warned of krum and median."""
+    sentences = [
+        visible.of(one).remaining(one)
+        for one in (Choice(place="peers", merge=merge), Choice(place="workers", merge=merge))
+    ]
+    sentences.append(seen_by(Plan(way="rounds", merge=merge, quorum=5))["remains"].split(". "))
+    for one in sentences:
+        assert [text for text in one if "The merge" in text] == [text for text in one if has and has in text]
+        assert any("The merge" in text for text in one) == bool(has)
+
+
 def test_the_page_says_that_lent_samples_are_the_servers():
     rows = {party: samples for party, _, samples in seen_by(Plan(shards=3))["rows"]}
     assert rows["the server"] == Samples.ALL.value

@@ -378,7 +378,7 @@ async def test_the_screen_says_who_sees_updates_and_samples():
             rows = [await row.locator("th, td").all_inner_texts() for row in await page.locator("#who-rows tr").all()]
             column = visible.of(plan.choice)
             assert rows == [[row.party, row.updates, row.samples] for row in column.rows()]
-            assert column.remains[-1] in await page.locator("#who-more").inner_text()
+            assert column.remaining(plan.choice)[-1] in await page.locator("#who-more").inner_text()
             await is_sound(page)
         await page.locator("#npz").set_input_files(files=[digits()])
         await page.get_by_role("button", name="Start training").click()
