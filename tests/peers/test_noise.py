@@ -1,6 +1,9 @@
 """Rounds of peers with clip and noise: a server with real sockets, peers without a model, and Python peers."""
 
 import asyncio
+import random
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,9 +19,13 @@ from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.server import Model
 from ddlf.peers.serving import noise_lines
 from ddlf.peers.sets import layout_of
+from ddlf.privacy import release
 from ddlf.privacy.accountant import Noise, epsilon
-from ddlf.privacy.release import norm_of
+from ddlf.privacy.release import gaussian, norm_of
+from tests.later import Later
 from tests.peers.test_server import Running
+
+stats = Later("scipy.stats")
 
 WIDE = {"w": np.zeros(50_000, np.float32), "norm/mean": np.full(3, 7.0, np.float32)}
 LAYOUT = layout_of(WIDE)
@@ -92,6 +99,47 @@ async def test_peers_that_trust_nobody_clip_and_add_noise_before_they_post(tmp_p
     assert last.std() == pytest.approx(np.sqrt(2) * 3.0 * 2.0 / 2, rel=0.02)  # two releases, divided by the quorum
 
 
+async def test_shares_of_eight_peers_of_whom_two_are_lost_still_give_the_whole_noise(tmp_path, monkeypatch):
+    """Real peers and a real server. The sum that the server gets has the noise z C, and a single post has its share."""
+    monkeypatch.setattr(
+        release, "gaussian", partial(gaussian, random=random.Random(7).randbytes)
+    )  # no chance in a test
+    size = 100_000
+    layout = layout_of({"w": np.zeros(size, np.float32)})
+    model = Model(text="a model", layout=layout, first=layout.encode([np.zeros(size, np.float32)]), trainable=(True,))
+    plan = NOISED | {"trust": "nobody", "quorum": 6, "divisor": 8, "updates": 1, "deadline_s": 0.1}
+
+    class Still(Added):
+        trainable = (True,)
+
+        def __init__(self):
+            self.layout = layout
+
+        def batch(self, size):
+            pass
+
+    async with Running(tmp_path, model=model, **plan) as running:
+        lost = [await running.peer(), await running.peer()]
+        codes = await running.server.invite(6)
+        links = [f"http://127.0.0.1:{running.port}/#{code}" for code in codes]
+        peers = [Peer(link, lambda welcome: Still(), say=[].append) for link in links]
+        for peer in lost:
+            await peer.abort()
+        with ThreadPoolExecutor(6) as threads:  # the server writes on the usual ones
+            runs = [threads.submit(peer.run, most_updates=1) for peer in peers]
+            await asyncio.gather(*map(asyncio.wrap_future, runs))
+        await running.until(lambda: running.server.ledger.round == 2)
+        [base] = layout.decode(running.server.sets[running.server.ledger.base])
+        assert sum(member.number for member in running.server.ledger.members.values()) == 6
+    total, std = base * 8.0, 3.0 * 2.0
+    assert total.std() == pytest.approx(std, rel=0.01)
+    assert stats.kstest(total / std, "norm").pvalue > 0.001
+    for peer in peers:
+        [share] = peer._posted
+        assert share.std() == pytest.approx(std / np.sqrt(6), rel=0.01)
+    assert np.abs(np.corrcoef([peer._posted[0] for peer in peers]) - np.eye(6)).max() < 0.02
+
+
 async def test_peers_report_no_metrics_with_noise(tmp_path):
     async with Running(tmp_path, model=MODEL, **(NOISED | {"quorum": 1, "divisor": 1, "updates": 1})) as running:
         [code] = await running.server.invite()
@@ -118,7 +166,7 @@ def test_a_server_that_clips_accepts_any_length():
 
 def parts(*values):
     return {
-        number: Part(read=lambda value=value: weights(a_set(value)), trainings=1)
+        number: Part(read=lambda value=value: weights(a_set(value)), trainings=1, samples=10)
         for number, value in enumerate(values, 2)
     }
 
@@ -155,7 +203,7 @@ def test_the_end_of_a_training_releases_no_round_with_too_little_noise(trust, me
     for entry in (
         Began(at=0, set=1, run="r"),
         Joined(at=0, peer=1, code="c", key="k"),
-        Arrived(at=0, peer=1, name="", keeps=False),
+        Arrived(at=0, peer=1, name="", samples=10, keeps=False),
         Posted(at=1, peer=1, number=1, set=2, contains=0, updates=1, base=1, accuracy=0.5, loss=1.0),
     ):
         made = ledger.apply(entry)
@@ -182,8 +230,8 @@ def test_the_server_says_who_adds_how_much_noise():
         ({"noise": 0.0}, "noise must be a finite number above 0"),
         ({"noise": -1.0}, "noise must be a finite number above 0"),
         ({"noise": float("inf")}, "noise must be a finite number above 0"),
-        ({"noise": 1e-200}, "noise must be from 1e-100 to 1e\\+100, got 1e-200"),
-        ({"noise": 1e200}, "noise must be from 1e-100 to 1e\\+100, got 1e\\+200"),
+        ({"noise": 1e-80}, "noise must be from 1e-09 to 1e\\+100, got 1e-80"),
+        ({"noise": 1e200}, "noise must be from 1e-09 to 1e\\+100, got 1e\\+200"),
         ({"clip": 0.0}, "clip must be a finite number above 0"),
         ({"clip": float("nan")}, "clip must be a finite number above 0"),
         ({"divisor": 0}, "divisor must be"),

@@ -199,7 +199,7 @@ def test_base_that_travels_rounded_keeps_its_bits_if_no_peer_has_trained():
     base = [np.full((3, 2), 1 + 2**-10, np.float32), np.zeros(2, np.float32)]
     given = WIRE.decode(WIRE.encode(base))
     assert given[0][0, 0] == 1
-    parts = {number: Part(read=partial(list, given), trainings=1) for number in (2, 3)}
+    parts = {number: Part(read=partial(list, given), trainings=1, samples=10) for number in (2, 3)}
     found, _, _ = next_base(Plan(way="rounds", merge="mean"), base, given, parts, [], (True, True))
     np.testing.assert_array_equal(found[0], base[0])
 
