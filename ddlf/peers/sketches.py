@@ -12,7 +12,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, sqrt
+from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ WIDTH = 256
 CHUNK = 2**18
 """Values that are projected at once. All chunks share their signs, but begin at another place of the projection."""
 
+HUGE = 1e18
+"""A longer sketch is refused, whatever is usual: squares of such weights leave float32, and a mean with them is useless."""
 NOTHING = np.zeros(0)
 
 
@@ -93,6 +95,6 @@ def length(vector: Vector) -> float:
 
 
 def is_finite(sketch: Sketch) -> bool:
-    """Return whether a sketch is finite. That of a set with a NaN or an infinite value is not."""
+    """Return whether a sketch is finite, and not huge. That of a set with a NaN or an infinite value is not finite."""
     trained, others = sketch
-    return isfinite(trained.dot(trained)) and (not others.size or isfinite(others.dot(others)))
+    return bool(trained.dot(trained) <= HUGE**2) and (not others.size or bool(others.dot(others) <= HUGE**2))

@@ -69,6 +69,21 @@ def test_a_set_with_one_value_that_is_no_use_has_a_sketch_that_is_not_finite(mod
     assert not sketches.is_finite(sketcher.sketch(layout.encode(weights)))
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_a_huge_set_has_a_sketch_that_is_refused_whatever_is_usual(model):
+    """A mean with a weight of 1e30 is useless, and its square leaves float32."""
+    weights = drawn(model, np.random.default_rng(0))
+    layout = layout_of(dict(zip(MODELS[model], weights, strict=True)))
+    sketcher = Sketcher(Wire(layout, "float32", [True] * len(weights)), [True] * len(weights), 0)
+    for huge, fits in ((1e15, True), (1e19, False), (1e30, False)):
+        weights[0][7, 7] = huge
+        sketch = sketcher.sketch(layout.encode(weights))
+        assert sketches.is_finite(sketch) == fits
+        if not fits:
+            found = SetCheck(Plan(longest=0.0)).judge(1, sketch, 20, 0, 0)
+            assert (found.why, found.strike) == ("its values are not finite, or too large", "again")
+
+
 # -- verdicts ---------------------------------------------------------------------------------------------------------------
 
 
