@@ -329,8 +329,9 @@ def stop(options: argparse.Namespace) -> int:
     """Run ``ddlf peers stop``: end a training."""
     from ddlf.peers.serving import ask
 
-    ask(_server(options), "stop")
-    print("stopped   all sets become one, which the server writes into the folder of the run")
+    by_sums = ask(_server(options), "stop")["secure"]
+    result = "the base of the last complete round is the result" if by_sums else "all sets become one"
+    print(f"stopped   {result}, which the server writes into the folder of the run")
     return 0
 
 

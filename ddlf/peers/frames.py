@@ -242,7 +242,7 @@ class Members(Message):
 
     Args:
         attempt: The sum.
-        samples: The largest number of samples of a member, which has the weight 1.
+        samples: The number of samples of a whole share: peers with more have the same weight.
         offers: By the number of the member: identity, key and signature, one after another.
     """
 

@@ -390,10 +390,10 @@ class WeightLedger(ABC):
             raise Unfit(f"peer {entry.peer} was removed", hint="ask for a new link")
         if isinstance(entry, Arrived):
             if not 0 < entry.samples <= MOST_SAMPLES:
-                raise Unfit(
-                    f"a peer needs 1 to {MOST_SAMPLES:,} samples, got {entry.samples}",
-                    hint="the server has no data for peers: name yours with --data",
-                )
+                hint = "the server has no data for peers: name yours with --data"
+                if entry.samples > 0:
+                    hint = "train on a part of your data"
+                raise Unfit(f"a peer needs 1 to {MOST_SAMPLES:,} samples, got {entry.samples:,}", hint=hint)
             held = member.present and entry.shard == member.shard
             if self.plan.shards and not held and entry.shard not in self.free_shards:
                 raise Unfit(f"shard {entry.shard} is with another peer", hint="connect again")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from statistics import median_low
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from ddlf.errors import BadUpdate
 from ddlf.peers.plan import Plan
 from ddlf.peers.sets import Layout, layout_of
 from ddlf.privacy.release import Mechanism, norm_of, released
+
+HEAVIEST = 10
+"""A peer counts in a round with at most so many times the usual number of samples. Nobody can check its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,18 @@ class Part:
     read: Callable[[], Weights]
     trainings: int
     samples: int
+
+
+def most_samples(samples: Iterable[int]) -> int:
+    """Return the largest number of samples with which a peer counts in a round.
+
+    Args:
+        samples: The number of samples of each peer of the round, by its own account.
+
+    Returns:
+        ``HEAVIEST`` times their lower median, which one of two peers, or a minority, cannot raise.
+    """
+    return HEAVIEST * median_low(samples)
 
 
 def mean_of_swaps(parts: Sequence[Part]) -> Weights:

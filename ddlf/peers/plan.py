@@ -26,6 +26,8 @@ MOST_SAMPLES = 10**9
 MOST_SHARDS = 10_000
 UPDATE_LIMIT = 8.0
 """Usual limit of the values of updates in secure sums. Source: ``clipping_range`` of Flower's SecAgg+."""
+MOST_UPDATE_LIMIT = 1_000.0
+"""A secure sum rounds values to ``limit / 2^25``: with this limit, to 3e-5. A larger one would lose usual updates."""
 MOST_CLASSES, LONGEST_CLASS = 1_000, 100
 """Limits of the names of classes, which are part of each welcome."""
 LONGEST = 6.0
@@ -144,6 +146,11 @@ class Plan:
         check_codec(self.codec)
         if not (isfinite(self.update_limit) and self.update_limit > 0):
             raise ConfigError(f"update_limit must be finite and above 0, got {self.update_limit}")
+        if self.update_limit > MOST_UPDATE_LIMIT:
+            raise ConfigError(
+                f"a secure sum with update_limit = {self.update_limit:g} would round usual updates to 0",
+                hint=f"use {MOST_UPDATE_LIMIT:g} or less; the usual limit is {UPDATE_LIMIT:g}",
+            )
         check(self.choice)
         _ = self.mechanism  # it refuses values without sense
         if self.delta is not None:

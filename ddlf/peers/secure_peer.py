@@ -8,7 +8,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import ProtocolError
 from ddlf.peers.frames import Attempt, Masked, Members, Message, Offered, Signatures, Signed, Survivors, Unmask
 from ddlf.peers.plan import Plan
-from ddlf.peers.secure_updates import numbers_of, terms_of
+from ddlf.peers.secure_updates import numbers_of, share_of, terms_of
 from ddlf.privacy.secure_sum import SECRET_BYTES, SIGNATURE_BYTES, Identity, Offer, Share
 
 MESSAGES = (Attempt, Members, Survivors, Signatures)
@@ -93,7 +93,7 @@ class SecurePeer:
             BadUpdate: A value is not finite, or beyond the limit of the plan.
         """
         assert self._share is not None
-        numbers = numbers_of(self._plan, self._weights, live, self._samples / self._most)
+        numbers = numbers_of(self._plan, self._weights, live, share_of(self._samples, self._most))
         self._updates += updates  # with the batches of void attempts
         vector = self._share.masked(numbers).astype("<u4", copy=False).tobytes()
         return Masked(number=number, attempt=self._share.attempt, base=self._base, updates=self._updates, set=vector)
@@ -111,10 +111,8 @@ class SecurePeer:
         )
 
     def _meet(self, share: Share, message: Members) -> None:
-        if message.samples < self._samples:
-            raise ProtocolError(
-                f"a member has {self._samples:,} samples, and the server says at most {message.samples:,}"
-            )
+        if message.samples < 1:
+            raise ProtocolError(f"the server says that a whole share has {message.samples:,} samples")
         self._most = message.samples
         terms = terms_of(self._plan, message.samples, self._model, self._set)
         code = share.meet([_offer(name, text) for name, text in message.offers.items()], terms)

@@ -27,7 +27,9 @@ from typing import Literal
 from ddlf.errors import ProtocolError
 from ddlf.peers.frames import Attempt, Masked, Members, Message, Offered, Signatures, Signed, Survivors, Unmask
 from ddlf.peers.ledger import Reply, Unfit
+from ddlf.peers.merging import most_samples
 from ddlf.peers.secure_ledger import SecureLedger
+from ddlf.peers.secure_updates import share_of
 from ddlf.privacy import secure_sum
 from ddlf.privacy.secure_sum import SECRET_BYTES, SIGNATURE_BYTES, Offer
 
@@ -59,7 +61,7 @@ class AddUp:
         base: The base of the round.
         posts: The masked post of each survivor.
         answers: The answer of each survivor.
-        shares: The samples of each survivor, divided by the most samples of a member.
+        shares: The share of each survivor (``share_of``).
     """
 
     base: int
@@ -77,7 +79,7 @@ class SecureRounds:
     Args:
         ledger: The ledger, which says who is present. It is only read.
         values: Values of an update.
-        terms: Returns what the numbers of a sum mean, from the number of the base and the most samples of a member.
+        terms: Returns what the numbers of a sum mean, from the number of the base and the number of samples of a whole share.
 
     Attributes:
         attempt: Random name of the attempt.
@@ -157,8 +159,10 @@ class SecureRounds:
     def step(self, now: float) -> list[Do]:
         """Return the next instructions."""
         ledger = self._ledger
-        if ledger.ended or self.phase == "adding":
+        if self.phase == "adding":
             return []
+        if ledger.ended:
+            return self.ended()
         made: list[Do] = []
         present = set(ledger.present)
         if self.phase == "offers":
@@ -198,7 +202,7 @@ class SecureRounds:
                     base=ledger.base,
                     posts={peer: self._posts[peer] for peer in self._survivors},
                     answers=dict(self._answers),
-                    shares={peer: ledger.members[peer].samples / self._most for peer in self._survivors},
+                    shares={peer: share_of(ledger.members[peer].samples, self._most) for peer in self._survivors},
                 )
             )
         return made
@@ -213,6 +217,14 @@ class SecureRounds:
                 made.append(self._rejected(peer, number))
         self._clear()
         return made + self.step(now)
+
+    def ended(self) -> list[Do]:
+        """Give up the open round, because the training has ended."""
+        posts = len(self._posts)
+        self._clear()
+        why = "the training has ended in an open round"
+        are = "1 masked post is" if posts == 1 else f"{posts} masked posts are"
+        return [Line(text=f"void      {why}, so {are} in no sum")] if posts else []
 
     def wrong(self, why: str, now: float) -> list[Do]:
         """Give up a sum that was unmasked and cannot be right."""
@@ -270,7 +282,8 @@ class SecureRounds:
 
     def _close_offers(self) -> None:
         self.phase, self._since = "posts", 0.0
-        self._most = max(self._ledger.members[peer].samples for peer in self._offers)
+        samples = [self._ledger.members[peer].samples for peer in self._offers]
+        self._most = min(max(samples), most_samples(samples))
         self._terms = self._terms_of(self._ledger.base, self._most)
 
     def _masked(self, peer: int, message: Masked, now: float) -> list[Do]:

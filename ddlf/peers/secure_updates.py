@@ -1,8 +1,8 @@
 """Updates as whole numbers for a secure sum, and the next base from the sum. Pure; on peers and on the server.
 
-With the weights ``w`` of the base and ``w_k`` of peer ``k``, its ``n_k`` samples, and the largest number ``m`` of samples of a
-member, peer ``k`` masks ``n_k / m (w - w_k)`` as fixed-point numbers. The sum, divided by the sum of ``n_k / m``, is the mean of
-the updates, weighted by samples (FedAvg).
+With the weights ``w`` of the base and ``w_k`` of peer ``k``, its share ``s_k``, which follows from its number of samples, peer
+``k`` masks ``s_k (w - w_k)`` as fixed-point numbers. The sum, divided by the sum of ``s_k``, is the mean of the updates,
+weighted by samples (FedAvg).
 """
 
 from __future__ import annotations
@@ -41,12 +41,22 @@ def values_in(layout: Layout) -> int:
     return sum(prod(shape) for _, shape, _ in layout.tensors)
 
 
+def share_of(samples: int, most: int) -> float:
+    """Return the share of a peer, from its number of samples: at most 1.
+
+    Args:
+        samples: Its samples.
+        most: The samples of a whole share: the largest number that counts.
+    """
+    return min(samples / most, 1.0)
+
+
 def terms_of(plan: Plan, samples: int, model: str, base: bytes) -> str:
     """Return what the numbers of a sum mean. Each member signs it, so that all of them add up the same.
 
     Args:
         plan: The plan.
-        samples: The most samples of a member.
+        samples: The samples of a whole share.
         model: The model's text.
         base: The set that the training begins with.
     """
@@ -62,7 +72,7 @@ def numbers_of(plan: Plan, base: Weights, live: Weights, share: float) -> Number
         plan: The plan.
         base: The weights that its training began with.
         live: Its weights.
-        share: Its samples, divided by the most samples of a member.
+        share: Its share (``share_of``).
 
     Raises:
         BadUpdate: A value is beyond the limit of the plan.

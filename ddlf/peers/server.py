@@ -77,7 +77,7 @@ from ddlf.peers.frames import (
 )
 from ddlf.peers.journal import Journal, head_of, needed_sets, open_journal
 from ddlf.peers.ledger import STRIKES, Fate, Instruction, Mean, Over, Reply, Unfit, WeightLedger
-from ddlf.peers.merging import Part, mean_of_swaps, next_base, state_layout, too_long
+from ddlf.peers.merging import HEAVIEST, Part, mean_of_swaps, most_samples, next_base, state_layout, too_long
 from ddlf.peers.pages import NO_BROWSERS, BrowserModel, File, files
 from ddlf.peers.plan import Plan
 from ddlf.peers.quotas import Quotas, counted_as, reading_s
@@ -327,6 +327,7 @@ class PeerServer:
         self._errors_shown: dict[str, Rarely] = {}
         self._back_shown: dict[int, Rarely] = {}
         self._rejected_shown: dict[int, Rarely] = {}
+        self._capped_shown: dict[int, Rarely] = {}
         self._next_set = 1
         self._next_peer = 1
         self._journal: Journal
@@ -703,6 +704,7 @@ class PeerServer:
             given = await asyncio.to_thread(self.wire.decode, self.sets[mean.base])
             samples = median_low(part.samples for part in parts.values())
             parts = {number: self._counted(number, part, given, samples) for number, part in parts.items()}
+            parts = self._capped(parts)
             weights, outer, lines = await asyncio.to_thread(
                 next_base, self.plan, base, given, parts, self._outer, self.model.trainable
             )
@@ -783,6 +785,18 @@ class PeerServer:
         samples = min(part.samples, usual_samples)
         return replace(part, read=lambda: towards(given, part.read(), share), samples=samples)
 
+    def _capped(self, parts: dict[int, Part]) -> dict[int, Part]:
+        """Return the sets of a round without numbers of samples that would outweigh all other peers."""
+        if not self.plan.longest or self.plan.mechanism is not None:  # with noise, each update counts once
+            return parts
+        most = most_samples(part.samples for part in parts.values())
+        for number in (number for number, part in parts.items() if part.samples > most):
+            peer = self.ledger.sets[number].peer
+            if self._capped_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
+                said = f"{self._name(peer)} says that it has {parts[number].samples:,} samples"
+                self._say(f"capped    {said}, and counts with {most:,}: {HEAVIEST} times as many as is usual here")
+        return {number: replace(part, samples=min(part.samples, most)) for number, part in parts.items()}
+
     def _long(self, of: Sequence[int]) -> tuple[int, ...]:
         """Return the sets of a mean that do not count in it, since their training is long. One always stays."""
         found = tuple(number for number in of if self.check.is_long(self.ledger.sets[number]))
@@ -830,8 +844,11 @@ class PeerServer:
                 at=time.time(), set=self._new_set(), peers=tuple(work.posts), numbers=numbers, updates=updates
             )
 
-        with contextlib.suppress(Unfit):  # the training has ended meanwhile
+        try:
             await self._commit_mean(entry, data + state_bytes(self._stepped))
+        except Unfit:  # the training has ended meanwhile
+            self._follow(self._sums.ended())
+        else:
             self._follow(self._sums.added(time.time()))
 
     async def _end_training(self, why: str) -> None:
@@ -1137,9 +1154,13 @@ class PeerServer:
                 return {}
             case "stop":
                 await self._end_training("stopped by ddlf peers stop")
-                return {}
+                return {"secure": self._sums is not None}
             case "kick":
                 peer = int(asked["peer"])
+                member = self.ledger.members.get(peer)
+                if member is None or member.removed:
+                    why = f"there is no peer {peer}" if member is None else f"peer {peer} is removed already"
+                    raise Unfit(why, hint="ddlf peers list shows the peers")
                 await self.commit(Left(at=time.time(), peer=peer, why="removed", removed=True))
                 if (line := self._lines.get(peer)) is not None:
                     self._begin(self._refuse(line.socket, "you were removed", "ask for a new link"))

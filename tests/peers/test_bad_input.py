@@ -205,6 +205,27 @@ async def test_two_tabs_with_one_cookie_are_one_peer_and_the_newer_one_stays(tmp
             assert list(running.server._lines) == [1]
 
 
+async def test_a_huge_set_reaches_nobody_although_nothing_is_checked(tmp_path):
+    """Without a limit of lengths, and while nobody knows what is usual. Before, each peer that merged it was lost."""
+    async with Running(tmp_path, longest=0.0) as running:
+        honest, other = await running.peer(), await running.peer()
+        answer = await other.post(a_set(1e30))
+        assert (answer["answer"], answer["why"]) == ("rejected", "its values are not finite, or too large")
+        assert (await honest.post(a_set(1.0)))["answer"] == "continue"
+
+
+async def test_a_peer_that_is_kicked_again_or_does_not_exist_is_named_with_a_hint(tmp_path):
+    """Before, the owner of the server was told to ask for a new link."""
+    secret = {"Authorization": "Bearer secret"}
+    async with Running(tmp_path) as running:
+        await running.peer()
+        kick = lambda number: get(running.port, f"/control/kick?peer={number}", secret)  # noqa: E731
+        assert (await kick(1))[0] == 200
+        for number, sentence in ((1, "peer 1 is removed already"), (2, "there is no peer 2")):
+            status, _, why = await kick(number)
+            assert (status, why.strip()) == (409, f"{sentence}; ddlf peers list shows the peers")
+
+
 async def test_less_than_no_samples_are_refused(tmp_path):
     async with Running(tmp_path) as running:
         peer = await running.peer()

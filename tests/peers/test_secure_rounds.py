@@ -9,7 +9,7 @@ import pytest
 
 from ddlf.errors import BadUpdate, ConfigError, ProtocolError
 from ddlf.peers import frames, secure_rounds
-from ddlf.peers.entries import Arrived, Began, Invited, Joined, Left, Posted, Summed
+from ddlf.peers.entries import Arrived, Began, Ended, Invited, Joined, Left, Posted, Summed
 from ddlf.peers.frames import Attempt, Masked, Members, Signatures, Survivors
 from ddlf.peers.journal import history
 from ddlf.peers.ledger import Reply, Unfit
@@ -341,22 +341,34 @@ def test_server_refuses_the_51st_member():
         table.step()
 
 
-def test_peer_refuses_members_with_fewer_samples_than_its_own():
-    """A smaller number would make its weight larger than 1."""
+def test_peer_refuses_a_whole_share_without_samples():
     table = Table(3)
     table.mute = dict.fromkeys((1, 2, 3), Members)
     table.step()
     members = table.rounds._members()
     fresh = SecurePeer(PLAN, "run", 1, 1000, table.codes.append)
     fresh.received(Attempt(attempt=members.attempt, base=1))
-    with pytest.raises(ProtocolError, match="1,000 samples, and the server says at most 30"):
-        fresh.received(members)
+    with pytest.raises(ProtocolError, match="a whole share has 0 samples"):
+        fresh.received(replace(members, samples=0))
+
+
+def test_peer_that_claims_a_billion_samples_counts_as_ten_usual_ones():
+    """Before, the shares of the others would have been rounded to 0."""
+    table = Table(3)
+    assert table.join(10**9) == 4
+    table.step()
+    table.post(1, 2, 3, 4)
+    [work] = table.work
+    assert work.shares == {1: 0.05, 2: 0.1, 3: 0.15, 4: 1.0}
+    expected = -(0.05 * 1 + 0.1 * 2 + 0.15 * 3 + 4) / 64 / 1.3
+    for one in table.mean(work):
+        np.testing.assert_allclose(one, expected, atol=4 * PLAN.update_limit / LEVELS, rtol=0)
 
 
 @pytest.mark.parametrize(
     ("plan", "samples", "text", "data"),
     [
-        (replace(PLAN, update_limit=1e30), 30, "text", b"set"),
+        (replace(PLAN, update_limit=1000.0), 30, "text", b"set"),
         (PLAN, 10**9, "text", b"set"),
         (PLAN, 30, "another text", b"set"),
         (PLAN, 30, "text", b"another set"),
@@ -414,6 +426,7 @@ def test_summed_post_counts_once():
         ({"clip": 1.0, "noise": 1.0}, "secure aggregation with noise"),
         ({"update_limit": 0.0}, "update_limit must be finite and above 0"),
         ({"update_limit": float("nan")}, "update_limit must be finite and above 0"),
+        ({"update_limit": 1e30}, r"update_limit = 1e\+30 would round usual updates to 0; use 1000 or less"),
     ],
 )
 def test_plan_refuses_what_contradicts_secure_aggregation(change, why):
@@ -434,6 +447,16 @@ def test_update_beyond_the_limit_is_refused():
     with pytest.raises(BadUpdate, match="8 of 8 values"):
         numbers_of(PLAN, BASE, live, 1.0)
     numbers_of(PLAN, BASE, live, 0.5)
+
+
+def test_training_that_ends_in_an_open_round_says_which_posts_are_in_no_sum():
+    table = Table(4)
+    table.step()
+    table.post(1, 2)
+    table.follow(table.ledger.apply(Ended(at=table.now, why="stopped")))
+    table.step()
+    table.step()
+    assert table.lines == ["void      the training has ended in an open round, so 2 masked posts are in no sum"]
 
 
 # -- real sockets --------------------------------------------------------------------------------------------------------

@@ -229,6 +229,25 @@ async def test_a_round_is_the_mean_of_its_sets_by_samples(tmp_path):
         assert value(late.set) == 4.0
 
 
+@pytest.mark.parametrize(("longest", "weight"), [(6.0, 3000), (0.0, 10**9)])
+async def test_a_peer_that_claims_a_billion_samples_counts_as_ten_usual_ones(tmp_path, longest, weight):
+    """Nobody can check the number. Without checks, the server believes it."""
+    plan = {"way": "rounds", "merge": "mean", "update_policy": "stop", "longest": longest}
+    async with Running(tmp_path, **plan) as running:
+        one, other, liar = [await running.peer(samples=samples) for samples in (100, 300, 10**9)]
+        for number in range(2):
+            base = one.given or 1
+            await one.send_post(a_set(1.0), base=base)
+            await other.send_post(a_set(1.0 + number), base=base)
+            await liar.send_post(a_set(3.0), base=base)
+            for peer in (one, other, liar):
+                await peer.answer()
+        assert value(one.set) == pytest.approx((100 + 300 * 2 + weight * 3) / (400 + weight))
+        said = "peer 3 (light) says that it has 1,000,000,000 samples, and counts with 3,000: 10 times as many"
+        lines = [line for line in running.lines if line.startswith("capped")]
+        assert lines == [f"capped    {said} as is usual here"] * (longest > 0)
+
+
 async def rounds_of(folder, plan, *, restarts):
     """Return the value of the base after three rounds of a peer that adds 1 in each."""
     running = Running(folder, **plan)
@@ -621,7 +640,7 @@ async def test_a_full_disk_ends_the_server_at_the_end_of_the_training_and_a_late
         journal.append = no_room
         if how != "seconds":
             status, _, body = await get(running.port, "/control/stop", {"Authorization": "Bearer secret"})
-            said = "the server ends, and its training is not over" if how == "stop" else "{}"
+            said = "the server ends, and its training is not over" if how == "stop" else '{"secure": false}'
             assert (status, body.strip().partition(", because")[0]) == (507 if how == "stop" else 200, said)
         with pytest.raises(
             CheckpointError, match=r"^the server ends, .* cannot be written: no space: .*--resume last$"

@@ -207,7 +207,7 @@ def test_peer_in_node_refuses_offers(node):
         ({"3": rows["1"]}, 30, "another key than this peer's own"),
         ({"2": rows["2"][:-2] + "ff"}, 30, "peer 2 is not signed"),
         ({"2": rows["2"][:-2]}, 30, "has 127 bytes"),
-        ({}, 29, "says at most 29"),
+        ({}, 0, "a whole share has 0 samples"),
     ):
         message = {"is": "members", "attempt": attempt, "samples": samples, "offers": rows | change}
         assert why in node.ask("received", message=message)["error"], why

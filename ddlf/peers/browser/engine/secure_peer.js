@@ -38,7 +38,7 @@ export class SecurePeer {
 
   // Return a post with the masked update. `names` has the weights in the order of the model.
   async masked(names, live, number, updates) {
-    const numbers = numbersOf(names, this.#weights, live, this.samples / this.#most, this.plan.update_limit);
+    const numbers = numbersOf(names, this.#weights, live, Math.min(this.samples / this.#most, 1), this.plan.update_limit);
     await this.#share.masked(numbers);
     this.#updates += updates; // with the batches of void attempts
     return { is: "masked", number, attempt: this.#share.attempt, base: this.#base, updates: this.#updates, set: numbers.buffer };
@@ -53,7 +53,7 @@ export class SecurePeer {
   }
 
   async #meet(share, { samples, offers }) {
-    if (samples < this.samples) throw new Refused(`a member has ${this.samples} samples, and the server says at most ${samples}`, "leave, and tell the owner of the server");
+    if (!(samples >= 1)) throw new Refused(`the server says that a whole share has ${samples} samples`, "leave, and tell the owner of the server");
     this.#most = samples;
     const terms = await termsOf(this.subtle, this.plan, samples, this.text, this.#set);
     const code = await share.meet(Object.entries(offers).map(([name, row]) => offerOf(name, row)), terms);
