@@ -39,8 +39,8 @@ from ddlf.algorithms.weights import Tensor, Weights, is_float
 from ddlf.errors import BadUpdate, ConfigError
 
 TRUSTED = ("server", "nobody")
-LEAST_NOISE, MOST_NOISE = 1e-100, 1e100
-"""Range of the noise multiplier, whose square is a finite number above 0."""
+LEAST_NOISE, MOST_NOISE = 1e-9, 1e100
+"""Range of the noise multiplier. Less noise protects nothing, and the square of more is not finite."""
 PAIRS = 1 << 16
 """Pairs of normal values that are made at once, from 1 MiB of random bytes."""
 BEYOND = 10.0

@@ -428,6 +428,15 @@ async def test_no_text_of_a_curve_is_cut():
         assert await page.evaluate(lines) == 1  # the name of the app stands on one line
 
 
+async def test_a_browser_without_web_assembly_leaves_the_link_unused():
+    alone = Alone(digits_model())
+    async with joined(alone, "--js-flags=--noexpose-wasm") as page:
+        await page.locator("#problem").wait_for(**WAIT)
+        assert await page.locator("#why").inner_text() == "This browser cannot train: it has no WebAssembly."
+        assert "current version of Firefox" in await page.locator("#hint").inner_text()
+        assert alone.codes == {CODE}
+
+
 async def test_a_camera_takes_labelled_pictures_and_a_refused_one_gets_a_sentence():
     flags = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
     async with joined(Alone(digits_model()), *flags) as page:
