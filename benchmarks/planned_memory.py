@@ -27,11 +27,13 @@ from ddlf import Cluster
 from ddlf.errors import DDLFError
 from ddlf.events import WorkerLost
 from ddlf.extras.planner.memory import MemoryModel
-from ddlf.extras.planner.memory_probe import MEMORY_S, Memory, memory_of
+from ddlf.extras.planner.memory_probe import Memory, memory_of
 from ddlf.extras.planner.planning import copied
 from ddlf.extras.planner.trial import limit_memory, memory_peak
 
 ROUNDS, STEPS, SAMPLES, WIDTH = 3, 8, 24_000, 3000
+SECONDS = 120.0
+"""The most for measuring the memory of a model: peaks do not depend on time, so other programs may run."""
 BATCHES = (32, 64, 100, 200, 500, 1000, 2000)
 FACTORS = (0.5, 0.6, 0.7, 0.79, 1.21, 1.3, 1.5, 2.0)
 
@@ -108,7 +110,7 @@ async def measured(name: str, batch: int, limit: int | None = None) -> Memory:
         app = MODELS[name](cluster)
         app.batch_size = batch
         await app.connect()
-        found = await memory_of(copied(app), [batch], "star", MEMORY_S, limit=limit)
+        found = await memory_of(copied(app), [batch], "star", SECONDS, limit=limit)
     assert found.peaks is not None, found.why
     return found
 

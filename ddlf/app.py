@@ -458,7 +458,7 @@ class IApp:
         The app does not change: a copy of it is trained.
 
         Args:
-            budget_s: Seconds for all measurements after the first one, which starts Keras on the workers.
+            budget_s: Seconds for all measurements, with the start of Keras on the workers.
 
         Returns:
             The plan. Its ``best`` and ``now`` have the predictions for the best settings and for the settings of the app.

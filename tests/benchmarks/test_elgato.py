@@ -106,7 +106,7 @@ def test_the_smallest_study_runs_and_continues(monkeypatch, tmp_path, capsys):
         "--epochs",
         "2",
     ]
-    words += ["--repeats", "1", "--budget", "1", "--json", str(tmp_path / "runs.json")]
+    words += ["--repeats", "1", "--budget", "600", "--json", str(tmp_path / "runs.json")]
     elgato.main(words)
     tables = [capsys.readouterr().out.partition("| model")[2]]
     assert "towers are slower than one worker: " in tables[0]

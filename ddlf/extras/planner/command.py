@@ -375,7 +375,7 @@ def _options(parser: Parser) -> None:
         *("--budget",),
         type=seconds,
         metavar="TIME",
-        help="time for all measurements after the first one, such as 30s or 2m (default: 60s)",
+        help="time for all measurements, such as 30s or 2m (default: 60s)",
     )
     parser.add("--batches", type=sizes, metavar="N,N", help="further batch sizes to compare")
     parser.add("--again", action="store_true", help="measure again, even if there are kept measurements")

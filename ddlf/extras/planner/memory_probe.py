@@ -21,10 +21,10 @@ from ddlf.extras.planner.trial import memory_peak
 from ddlf.rpc.code import pickle_object
 from ddlf.training.slot.build import NumberFormat, number_format
 
-MEMORY_S = 60.0
-"""The most seconds for measuring memory if the choice depends on it."""
 PART = 1 / 3
-"""The part of the budget for it otherwise."""
+"""The most of the budget for measuring memory."""
+NEEDED_PART = 0.5
+"""The most of it if the choice depends on memory. Then the largest batch is confirmed, too."""
 LEAST_S = 30.0
 """With a smaller budget, memory is measured only if the choice depends on it."""
 

@@ -17,7 +17,7 @@ from ddlf.extras.planner.choice import WORTH, Choice, Length, Verdict, Wish, alo
 from ddlf.extras.planner.fingerprints import data_of, files_of
 from ddlf.extras.planner.kept import Kept, read, write
 from ddlf.extras.planner.memory import Largest, MemoryModel
-from ddlf.extras.planner.memory_probe import LEAST_S, MEMORY_S, PART, Memory, memory_of, with_master
+from ddlf.extras.planner.memory_probe import LEAST_S, NEEDED_PART, PART, Memory, memory_of, with_master
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
 from ddlf.extras.planner.probe import Budget, Probe, explore, own_ways
 from ddlf.rpc.iworker import awaited
@@ -118,7 +118,7 @@ async def plan(
 
     Args:
         app: The app, with its settings, connected to its cluster. A copy of it is trained.
-        budget_s: Seconds for all measurements.
+        budget_s: Seconds for all measurements, with the start of Keras on the workers.
         batches: Further batch sizes to compare. The learning rate may have to change with the batch size.
         say: Shows a line of progress; by default the app's ``say``.
         again: Whether to measure even if there are kept measurements.
@@ -149,7 +149,7 @@ async def plan(
         say(f"{len(kept.measured)} settings were measured on {when}; --again measures them again")
     else:
         kept = await _measured(app, ways, asked, budget, say, wish)
-    kept = await _with_memory(app, kept, asked, own[0].exchange, wish, budget, say, has_trained=not is_kept)
+    kept = await _with_memory(app, kept, asked, own[0].exchange, wish, budget, say)
     return planned(app, own, kept, asked, budget.spent, wish, link)
 
 
@@ -240,17 +240,16 @@ async def _measured(
     probe, workers = Probe(copied(app)), app.cluster.N
     sizes = list(dict.fromkeys([*batches, 2 * batches[0]]))
     memory = Memory()
-    if budget.seconds >= LEAST_S and not wish.needs_memory:
-        memory = await memory_of(copied(app), batches, ways[0].exchange, PART * budget.seconds, limit=None)
-        budget.before = budget.spent
-        say(_said(memory, batches[0]))
+    if budget.seconds >= LEAST_S or wish.needs_memory:
+        seconds = (NEEDED_PART if wish.needs_memory else PART) * budget.seconds
+        memory = await _memory(app, batches, ways[0].exchange, wish, seconds, budget, say)
     measured = await explore(probe, ways, sizes, workers, budget, say)
     if app.balance == "speed":
         measured = [_as_balanced(one) for one in measured]
     if workers > 1 and all(one.setting.slots > 1 for one in measured):
         raise ConfigError(
             f"no training with one slot could be measured in {budget.seconds:g} s",
-            hint=f"plan with more time: --budget {2 * budget.seconds:g}s, in a program plan({2 * budget.seconds:g})",
+            hint=budget.more,
         )
     _check_knows_step(TimeModel(measured), batches[0], budget.seconds)
     kept = Kept(
@@ -260,6 +259,7 @@ async def _measured(
         data=data_of(probe.app),
         files=files_of(app),
         memory=None if memory.peaks is None else with_master(memory.peaks),
+        largest=memory.largest,
     )
     write(app, kept)
     return kept
@@ -292,34 +292,57 @@ async def _with_memory(
     wish: Wish,
     budget: Budget,
     say: Callable[[str], None],
-    *,
-    has_trained: bool,
 ) -> Kept:
-    """Return measurements with the memory of a worker and the largest batch, if the choice depends on them.
+    """Return kept measurements with the memory of a worker and the largest batch, if the choice depends on them.
 
-    The memory of the master is known only if it has trained in this process.
+    This process has not trained, so the memory of a master stays as it was.
 
     Raises:
         ConfigError: They could not be measured.
     """
     if not wish.needs_memory or (kept.memory is not None and wish.is_answered(kept.largest)):
         return kept
-    begin = budget.spent
-    found = await memory_of(
-        copied(app), batches, exchange, MEMORY_S, limit=wish.max_memory, is_goal=wish.goal == "memory"
-    )
-    if found.peaks is None:
-        raise ConfigError(
-            f"the memory of a worker could not be measured: {found.why}",
-            hint="plan without --max-memory and --goal memory",
-        )
-    budget.before += budget.spent - begin
-    say(_said(found, batches[0]))
+    found = await _memory(app, batches, exchange, wish, budget.left, budget, say)
+    assert found.peaks is not None
     before = 0 if kept.memory is None else kept.memory.master
-    peaks = with_master(found.peaks) if has_trained else replace(found.peaks, master=before)
-    kept = replace(kept, memory=peaks, largest=found.largest)
+    kept = replace(kept, memory=replace(found.peaks, master=before), largest=found.largest)
     write(app, kept)
     return kept
+
+
+async def _memory(
+    app: IApp,
+    batches: Sequence[int],
+    exchange: str,
+    wish: Wish,
+    seconds: float,
+    budget: Budget,
+    say: Callable[[str], None],
+) -> Memory:
+    """Measure the memory of a worker, and the largest batch for a wish.
+
+    Args:
+        app: The app. A copy of it is trained.
+        batches: Batch sizes to begin with.
+        exchange: How updates travel.
+        wish: The goal of the best choice.
+        seconds: The most seconds that it may take.
+        budget: The time of all measurements.
+        say: Shows a line of progress.
+
+    Raises:
+        ConfigError: The choice depends on the memory, which could not be measured.
+    """
+    found = await memory_of(
+        copied(app), batches, exchange, seconds, limit=wish.max_memory, is_goal=wish.goal == "memory"
+    )
+    if found.peaks is None and wish.needs_memory:
+        raise ConfigError(
+            f"the memory of a worker could not be measured in {seconds:g} s: {found.why}",
+            hint=f"{budget.more}; or plan without --max-memory and --goal memory",
+        )
+    say(_said(found, batches[0]))
+    return found
 
 
 def _said(memory: Memory, batch: int) -> str:

@@ -6,6 +6,7 @@ workers. Hooks and callbacks of the user do not run, no folder is written, and w
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -143,8 +144,13 @@ class Probe:
         for name, value in QUIET.items():
             setattr(app, name, value)
 
-    async def rounds(self, setting: Setting) -> Measured | None:
-        """Train some rounds with a setting. Return their seconds; None if no round counts."""
+    async def rounds(self, setting: Setting, most_s: float | None = None) -> Measured | None:
+        """Train some rounds with a setting. Return their seconds; None if no round counts.
+
+        Args:
+            setting: The setting.
+            most_s: The training is cancelled after so many seconds, and its rounds until then count.
+        """
         app, way = self.app, setting.way
         app.mode, app.exchange, app.codec = way.mode, way.exchange, way.codec
         app.slots, app.batch_size = setting.slots, setting.batch
@@ -152,8 +158,13 @@ class Probe:
         app.master_epochs = self._epochs(setting)
         heard = Rounds(setting, app.stop_training)
         ends = [app.subscribe(self._hear), app.subscribe(heard.hear)]
+        limit = asyncio.timeout(most_s)
         try:
-            await app.train_model(fresh=True)
+            async with limit:
+                await app.train_model(fresh=True)
+        except TimeoutError:
+            if not limit.expired():  # a worker that does not answer, for example
+                raise
         finally:
             for end in ends:
                 end()
@@ -218,31 +229,35 @@ def own_ways(app: IApp) -> list[Way]:
 
 @dataclass(slots=True)
 class Budget:
-    """The time of all measurements.
+    """The time of all measurements, with the start of Keras on the workers. It begins now.
 
     Args:
         seconds: The time.
         clock: Returns seconds.
-        before: Seconds that other measurements took.
     """
 
     seconds: float
     clock: Callable[[], float] = time.perf_counter
-    before: float = 0.0
-    _began: float = 0.0
-    _longest: float = 0.0
+    _began: float = field(init=False)
+    _longest: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin now, with all the time that is left after other measurements."""
         self._began = self.clock()
 
     @property
     def spent(self) -> float:
-        """The seconds since the beginning, and of other measurements."""
-        return self.clock() - self._began + self.before
+        """The seconds since the beginning."""
+        return self.clock() - self._began
+
+    @property
+    def left(self) -> float:
+        """The seconds until the end, at least 0."""
+        return max(self.seconds - self.spent, 0.0)
+
+    @property
+    def more(self) -> str:
+        """What to do if the time was not enough."""
+        return f"plan with more time: --budget {2 * self.seconds:g}s, in a program plan({2 * self.seconds:g})"
 
     def has_room(self) -> bool:
         """Return whether one more measurement fits, if it takes as long as the longest one."""
@@ -259,7 +274,7 @@ async def explore(
     """Measure rounds of all workers and of one slot, short and long ones, with two batch sizes and in all ways.
 
     The settings that matter most come first. If time remains, all are measured once more, so that a slow moment of the
-    machines counts less.
+    machines counts less. No measurement lasts longer than the budget.
 
     Args:
         probe: Measures.
@@ -268,16 +283,17 @@ async def explore(
         most: The largest number of slots.
         budget: The time.
         say: Shows a line of progress.
+
+    Raises:
+        ConfigError: No round of the app's own setting was measured.
     """
     first = Setting(way=ways[0], slots=most, batch=batches[0], steps=1 if ways[0].is_one_step else FIRST_STEPS)
     found: dict[Setting, Measured] = {}
 
     async def measure(setting: Setting) -> None:
         begin = budget.clock()
-        measured = await probe.rounds(setting)
-        if setting == first:  # it imports Keras on the workers, and loads the data
-            budget.begin()
-        else:
+        measured = await probe.rounds(setting, budget.left)
+        if setting != first:  # the first one imports Keras on the workers, and loads the data
             budget.took(budget.clock() - begin)
         if measured is None:
             return
@@ -292,6 +308,13 @@ async def explore(
         )
 
     await measure(first)
+    if first not in found and budget.left == 0.0:
+        when = "did not train" if probe.samples else "were not ready to train"
+        raise ConfigError(
+            f"the workers {when} for {FIRST_ROUNDS + 1} rounds in {budget.seconds:g} s, in which they also import Keras and "
+            "load the data",
+            hint=budget.more,
+        )
     if first not in found:
         raise ConfigError(
             f"no round of {first.samples:g} samples was measured: the data has {probe.samples}",

@@ -233,18 +233,28 @@ def test_a_known_largest_batch_answers_only_its_own_limit():
     assert not Wish(max_memory=990).is_answered(None)
 
 
-@pytest.mark.parametrize("has_trained", [True, False])
-async def test_the_memory_of_a_master_that_has_not_trained_is_unknown(monkeypatch, has_trained):
-    """A second plan with kept rounds measures the memory of workers, but its own process is small."""
-
-    async def measured(*given, **more):
+@pytest.mark.parametrize("before", [0, 700 * MB])
+async def test_a_plan_with_kept_rounds_keeps_the_memory_of_the_master_because_it_has_not_trained(monkeypatch, before):
+    async def found(app, batches, exchange, seconds, *, limit, is_goal):
+        assert (limit, is_goal) == (None, True)
+        assert 0.0 < seconds <= 60.0
         return Memory(peaks=peaks(64, 128), largest=None)
 
-    monkeypatch.setattr(planning, "memory_of", measured)
+    monkeypatch.setattr(planning, "memory_of", found)
     monkeypatch.setattr(planning, "copied", lambda app: app)
     monkeypatch.setattr(planning, "write", lambda app, kept: True)
-    kept = Kept(measured=(), samples=100, budget_s=60.0)
-    found = await planning._with_memory(
-        None, kept, [64], "star", Wish(goal="memory"), Budget(60.0), [].append, has_trained=has_trained
-    )
-    assert (found.memory.master > 0) == has_trained
+    memory = dataclasses.replace(peaks(64), master=before) if before else None
+    kept = Kept(measured=(), samples=100, budget_s=60.0, memory=memory)
+    more = await planning._with_memory(None, kept, [64], "star", Wish(goal="memory"), Budget(60.0), [].append)
+    assert more.memory == dataclasses.replace(peaks(64, 128), master=before)
+
+
+async def test_a_choice_by_memory_is_refused_if_the_time_is_too_short_to_measure_it(monkeypatch):
+    async def none(*given, **more):
+        return Memory(why="it needs too much time")
+
+    monkeypatch.setattr(planning, "memory_of", none)
+    monkeypatch.setattr(planning, "copied", lambda app: app)
+    kept, wish = Kept(measured=(), samples=100, budget_s=8.0), Wish(max_memory=MB)
+    with pytest.raises(ConfigError, match=r"could not be measured in .* s: it needs too much time.*--budget 16s"):
+        await planning._with_memory(None, kept, [64], "star", wish, Budget(8.0), [].append)

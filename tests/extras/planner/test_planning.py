@@ -1,19 +1,23 @@
 """Plans of an app on real workers."""
 
+import asyncio
 import json
 import time
+from pathlib import Path
 
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.events import Event, RoundsMeasured, RoundsPredicted
+from ddlf.events import Committed, Event, RoundsMeasured, RoundsPredicted
+from ddlf.events.record import RoundRecord
 from ddlf.extras.planner.explain import explain
-from ddlf.extras.planner.model import Measured, TimeModel, Way
+from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.planning import plan, possible, ways_of
 from ddlf.extras.planner.probe import LONG_ROUND_S, Budget, Probe, explore, own_ways
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, Quick, app, blobs
 
+COSTS = ("seconds", "compute_s", "transfer_s", "merge_s", "bytes_out", "bytes_back")
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
@@ -31,7 +35,6 @@ def few(monkeypatch):
     monkeypatch.setattr(Budget, "has_room", lambda budget: next(room, False))
     monkeypatch.setattr("ddlf.extras.planner.probe.MEASURE_S", 0.01)
     monkeypatch.setattr(TimeModel, "knows_step", lambda model, batch: True)
-    monkeypatch.setattr("ddlf.extras.planner.planning.PART", PATIENCE_S)  # of the budget, for a slow machine
 
 
 class Loud(Quick):
@@ -59,7 +62,7 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     monkeypatch.chdir(tmp_path)
     asked = app(two_workers, Loud)
     before = dict(vars(asked))
-    found = await asked.plan()
+    found = await asked.plan(60 * PATIENCE_S)  # for a slow machine
     assert vars(asked).keys() - {"run_context"} == before.keys() - {"run_context"}
     assert not asked.history
     assert list(tmp_path.iterdir()) == []
@@ -140,29 +143,74 @@ async def test_other_batches_than_the_data_has_are_refused_before_a_measurement(
         await plan(app(two_workers, Loud), batches=[64, 5_000])
 
 
-async def test_too_little_time_is_refused(two_workers):
+async def test_too_little_time_is_refused(two_workers, monkeypatch):
     with pytest.raises(
-        ConfigError, match=r"no training with one slot could be measured in 0\.001 s.*--budget 0\.002s.*plan\(0\.002\)"
+        ConfigError, match=r"not ready to train for 3 rounds in 0\.001 s.*--budget 0\.002s.*plan\(0\.002\)"
     ):
         await plan(app(two_workers, Loud), 0.001)
+    monkeypatch.setattr(Budget, "has_room", lambda budget: False)
+    monkeypatch.setattr("ddlf.extras.planner.planning.LEAST_S", 60 * PATIENCE_S)  # measure no memory
+    with pytest.raises(ConfigError, match=r"no training with one slot could be measured in 1200 s.*--budget 2400s"):
+        await plan(app(two_workers, Loud), 10 * PATIENCE_S)
 
 
-async def test_the_first_measurement_does_not_count_in_the_budget_nor_as_the_length_of_the_others():
-    """It imports Keras on the workers. Here it takes 50 s with a budget of 40 s, and others take 2 s."""
+class Slow(Loud):
+    """A worker trains for ever, if it is told so, until a file is there."""
+
+    until = ""
+
+    def train(self, weights, worker_epochs, batch_size):
+        while self.until and not Path(self.until).exists():
+            time.sleep(0.01)
+        return super().train(weights, worker_epochs, batch_size)
+
+
+async def test_a_plan_ends_with_its_budget_even_in_the_middle_of_a_round(two_workers, tmp_path):
+    """The steps would never end. The plan ends with its budget, and not by a limit of the round."""
+    until = tmp_path / "until"
+    with pytest.raises(ConfigError, match=r"the workers (did not train|were not ready to train) for 3 rounds in 3 s"):
+        await asyncio.wait_for(plan(app(two_workers, Slow, until=str(until)), 3.0), PATIENCE_S)
+    until.touch()
+    await app(two_workers, Quick, master_epochs=1).train_model()
+
+
+async def test_rounds_until_the_time_is_over_count_and_other_time_limits_are_errors(two_workers):
+    probe = Probe(app(two_workers, Loud))
+    setting, costs = Setting(way=Way("sync", "star", "float32"), slots=2, batch=16, steps=4), dict.fromkeys(COSTS, 1)
+
+    async def hangs(fresh):
+        for number in range(1, 6):
+            record = RoundRecord(round=number, rounds=9, version=number, epochs=1, samples=128, **costs)
+            probe.app.run_context.emit(Committed(record=record))
+        await asyncio.Event().wait()
+
+    async def fails(fresh):
+        raise TimeoutError("a worker does not answer")
+
+    probe.app.train_model = hangs
+    assert len((await probe.rounds(setting, 0.1)).seconds) == 3  # the first two compile
+    probe.app.train_model = fails
+    with pytest.raises(TimeoutError, match="a worker does not answer"):
+        await probe.rounds(setting, PATIENCE_S)
+
+
+async def test_the_first_measurement_counts_in_the_budget_but_not_as_the_length_of_the_others():
+    """It imports Keras on the workers. Here it takes 30 s of a budget of 40 s, and others take 2 s."""
     now = [0.0]
 
     class Made:
         samples = 10_000
 
-        async def rounds(self, setting):
-            now[0] += 2.0 if now[0] else 50.0
+        async def rounds(self, setting, most_s):
+            assert most_s == 40.0 - now[0]
+            now[0] += 2.0 if now[0] else 30.0
             return Measured(setting=setting, seconds=(0.1,))
 
     budget = Budget(40.0, lambda: now[0])
     way = Way("sync", "star", "float32")
     found = await explore(Made(), [way], [64, 128], 2, budget, [].append)
     assert {one.setting.slots for one in found} == {1, 2}
-    assert 0.0 < budget.spent <= 40.0
+    assert budget.spent == now[0] == 40.0
 
 
 async def test_a_long_round_is_long_where_a_round_takes_mostly_for_other_things_than_its_steps():
@@ -172,7 +220,7 @@ async def test_a_long_round_is_long_where_a_round_takes_mostly_for_other_things_
     class Made:
         samples = 100_000
 
-        async def rounds(self, setting):
+        async def rounds(self, setting, most_s):
             return Measured(setting=setting, seconds=(0.070 + 0.001 * setting.steps,))
 
     found = await explore(Made(), [way], [64], 2, Budget(60.0), said)
@@ -187,7 +235,7 @@ async def test_each_way_is_measured_with_all_workers_before_its_short_rounds():
     class Made:
         samples = 100_000
 
-        async def rounds(self, setting):
+        async def rounds(self, setting, most_s):
             now[0] += 5.0
             return Measured(setting=setting, seconds=(0.050 + 0.001 * setting.steps,) * 3)
 
@@ -205,7 +253,7 @@ async def test_few_measurements_show_how_long_a_step_takes_on_one_worker(exchang
     class Made:
         samples = 100_000
 
-        async def rounds(self, setting):
+        async def rounds(self, setting, most_s):
             now[0] += 5.0
             seconds = 0.050 + setting.steps * (0.001 + 0.0005 * (setting.slots - 1))
             return Measured(setting=setting, seconds=(seconds,) * 3)
