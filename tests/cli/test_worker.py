@@ -187,7 +187,7 @@ def test_worker_ends_cleanly_on_a_signal(start_worker, own_folders, number, code
     worker = start_worker()
     assert worker.end(number) == code
     assert not is_listening(worker.port)
-    assert set((own_folders / "tmp").iterdir()) == before
+    assert set((own_folders / "tmp").iterdir()) <= before
     assert "Traceback" not in worker.output
 
 
@@ -246,7 +246,7 @@ def test_worker_leaves_nothing_after_a_signal_at_start(own_folders, tmp_path, de
         output, _ = process.communicate(timeout=PATIENCE_S)
         assert "Traceback" not in output
     assert descendants() == []
-    assert set((own_folders / "tmp").iterdir()) == before
+    assert set((own_folders / "tmp").iterdir()) <= before
 
 
 def test_quiet_worker_prints_only_errors(start_worker):

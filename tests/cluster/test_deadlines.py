@@ -84,13 +84,13 @@ async def test_an_idempotent_request_keeps_its_deadline_while_others_try_to_reac
 @pytest.mark.slow
 async def test_a_deadline_is_told_in_full_also_when_part_of_it_was_waited_for_the_connection(cluster):
     _, proxy = await without_data_connection(cluster)
-    waiting = asyncio.ensure_future(cluster.options(timeout_s=3).run_code(WAIT))
+    waiting = asyncio.ensure_future(cluster.options(timeout_s=6).run_code(WAIT))
     await asyncio.sleep(2)
     proxy.heal()
     begin = time.monotonic()
-    with pytest.raises(RequestTimeout, match=r"did not end within 3 s"):
+    with pytest.raises(RequestTimeout, match=r"did not end within 6 s"):
         await waiting
-    assert time.monotonic() - begin < 3, "its time did not begin anew"
+    assert time.monotonic() - begin < 6, "its time did not begin anew"
 
 
 async def test_a_retried_request_that_ran_once_says_so_also_when_another_master_has_the_worker_now(cluster):

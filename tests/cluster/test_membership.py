@@ -12,6 +12,7 @@ from ddlf.errors import ConfigError, WorkerLost
 from ddlf.testing.in_process import InProcessDaemon
 from ddlf.worker.options import Options
 from tests.daemons import TOKEN
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -72,7 +73,7 @@ async def three(token, *, away=()):
 
 async def gone(cluster, number):
     worker = next(worker for worker in cluster.workers if worker.id == number)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while worker.connected:
             with contextlib.suppress(WorkerLost):
                 await worker.ping()

@@ -69,7 +69,8 @@ async def test_a_cluster_tells_that_an_executor_has_ended_and_that_a_worker_is_l
     async with cluster:
         (worker,) = cluster.workers
         waiting = asyncio.ensure_future(worker.run_method(wait))
-        await asyncio.sleep(0)
+        while not (await worker.status())["busy"]:
+            pass
         cluster.machine(1).kill()
         (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
         assert isinstance(outcome, ExecutorCrashed)

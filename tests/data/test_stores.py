@@ -23,6 +23,7 @@ from ddlf.data.split import PartitionedSource, repartition, split
 from ddlf.data.stream import SampleStream
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.testing import FaultyStore
+from tests.patience import PATIENCE_S
 
 X, Y = np.arange(60, dtype=np.float32).reshape(20, 3), np.arange(20)
 
@@ -196,7 +197,7 @@ def test_closed_place_ends_waiting_threads(served, monkeypatch):
     while not served.failed:
         pass
     place.close()
-    waiting.join(20)
+    waiting.join(PATIENCE_S)
     assert errors
 
 
@@ -313,7 +314,7 @@ def test_waiting_for_another_fetch_can_be_ended(served, tmp_path):
         waiting = threading.Thread(target=wait)
         waiting.start()
         place.close()
-        waiting.join(20)
+        waiting.join(PATIENCE_S)
     assert "was ended" in errors[0] or "was closed" in errors[0]
 
 

@@ -178,8 +178,8 @@ async def test_frozen_worker_is_suspect_then_dead_then_usable(workers, tmp_path)
         worker = cluster.workers[0]
         await worker.run_method(ones, 1_000_000)
         sent = worker.bytes_sent
-        stop(process.pid)
         begin = time.monotonic()
+        stop(process.pid)
         calls = [asyncio.ensure_future(worker.run_method(note, str(tmp_path / "ran"))) for _ in range(3)]
         states = {worker.state}
         while not calls[0].done():
@@ -196,7 +196,7 @@ async def test_frozen_worker_is_suspect_then_dead_then_usable(workers, tmp_path)
             await worker.run_method(add, 1, 2)
         assert not caught.value.may_have_run
         go_on(process.pid)
-        await worker.reconnect(20)
+        await worker.reconnect(PATIENCE_S)
         assert await worker.run_method(add, 1, 2) == 3
         assert worker.state == "alive"
         assert worker.bytes_sent > sent
@@ -225,7 +225,7 @@ async def main():
     await cluster.connect()
     print("connected", flush=True)
     worker = cluster.workers[0]
-    for attempt in (lambda: cluster.run_method(spin, seconds=seconds), lambda: cluster.run_method(spin, seconds=0), lambda: worker.reconnect(5)):
+    for attempt in (lambda: cluster.run_method(spin, seconds=seconds), lambda: cluster.run_method(spin, seconds=0), lambda: worker.reconnect(120)):
         try:
             print(await attempt(), flush=True)
         except DDLFError as error:
@@ -386,7 +386,7 @@ async def test_the_same_master_may_come_back_after_its_connection_was_reset(work
         worker._link.control.stream.abort()
         with pytest.raises(WorkerLost):
             await asyncio.wait_for(call, PATIENCE_S)
-        await worker.reconnect(20)
+        await worker.reconnect(PATIENCE_S)
         assert await worker.rpc(Request("get_variable", "v")) == 7
         assert worker.epoch == 2
 
@@ -469,7 +469,7 @@ async def test_who_closes_while_it_reconnects_stays_closed(workers):
         process.kill()
         with pytest.raises(WorkerLost):
             await worker.run_method(spin)
-        trying = asyncio.ensure_future(worker.reconnect(20))
+        trying = asyncio.ensure_future(worker.reconnect(PATIENCE_S))
         await asyncio.sleep(0.2)
         await worker.close()
         await asyncio.to_thread(workers.start, port=port)
@@ -561,14 +561,16 @@ async def test_a_cable_that_is_out_for_less_than_dead_after_costs_nothing(worker
             states = set()
             link.down()
             calls = [asyncio.ensure_future(worker.run_method(note, str(tmp_path / str(round)))) for _ in range(20)]
-            end = time.monotonic() + 2.2
-            while time.monotonic() < end:
-                await asyncio.sleep(0.02)
+            async with asyncio.timeout(PATIENCE_S):
+                while worker.state == "alive":
+                    states.add(worker.state)
+                    await asyncio.sleep(0.02)
                 states.add(worker.state)
-            link.up()
-            await asyncio.wait_for(asyncio.gather(*calls), PATIENCE_S)
-            assert starts(tmp_path / str(round)) == 20
+                link.up()
+                await asyncio.gather(*calls)
+                assert starts(tmp_path / str(round)) == 20
+                while worker.state != "alive":
+                    states.add(worker.state)
+                    await asyncio.sleep(0.02)
             assert states == {"alive", "suspect"}
-            await asyncio.sleep(0.6)
-            assert worker.state == "alive"
         assert worker.epoch == epoch

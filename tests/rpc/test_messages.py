@@ -35,6 +35,7 @@ from ddlf.rpc.messages import (
     read_arguments,
     rebuild,
 )
+from tests.patience import PATIENCE_S
 
 
 def arrive(error: BaseException) -> DDLFError:
@@ -139,7 +140,7 @@ def test_only_plain_files_are_looked_into_for_a_source_line(monkeypatch):
     facts["chain"][0][2][0][:] = ["/dev/zero", 1, "f", ""]
     read = threading.Thread(target=lambda: str(rebuild(facts)), daemon=True)
     read.start()
-    read.join(5)
+    read.join(PATIENCE_S)
     assert not read.is_alive()
 
 

@@ -149,4 +149,4 @@ async def test_nothing_is_left_after_the_end_of_a_cluster(own_folders, descendan
         cluster.machine(2).cut_off()
         cluster.machine(2).kill()
     assert descendants() == []
-    assert set((own_folders / "tmp").iterdir()) == before
+    assert set((own_folders / "tmp").iterdir()) <= before

@@ -482,16 +482,16 @@ async def test_worker_that_announces_its_end_finishes_its_slot_and_is_released_b
         announces(leaving)
         finishes[0].set() if finishes else None
         story.answers[1] = []
-        assert await asyncio.wait_for(slots, 5) == [1, 2]
+        assert await asyncio.wait_for(slots, PATIENCE_S) == [1, 2]
         assert not leaving.lost, "its update is not merged yet"
         crew.begin_round()
-        assert await asyncio.wait_for(crew.carry(0, 1, story.work), 5) == 2
-        await asyncio.wait_for(story.seen(("left", 1)).wait(), 5)
+        assert await asyncio.wait_for(crew.carry(0, 1, story.work), PATIENCE_S) == 2
+        await asyncio.wait_for(story.seen(("left", 1)).wait(), PATIENCE_S)
         assert leaving.lost
         assert handed_back == [1]
         assert crew.losses == 0
         leaving.back.set()
-        await asyncio.wait_for(story.seen(("back", 1)).wait(), 5)
+        await asyncio.wait_for(story.seen(("back", 1)).wait(), PATIENCE_S)
     assert story.kinds() == [("leaving", 1), ("left", 1), ("back", 1)]
 
 
@@ -501,10 +501,10 @@ async def test_slot_of_a_leaving_worker_moves_at_once_if_it_would_not_end_in_tim
     async with story.ready() as crew:
         crew.finishes = False
         slot = asyncio.ensure_future(crew.carry(0, 0, story.work))
-        await asyncio.wait_for(story.seen(("start", 1)).wait(), 5)
+        await asyncio.wait_for(story.seen(("start", 1)).wait(), PATIENCE_S)
         announces(story.cluster.workers[0])
-        assert await asyncio.wait_for(slot, 5) == 2
-        await asyncio.wait_for(story.seen(("left", 1)).wait(), 5)
+        assert await asyncio.wait_for(slot, PATIENCE_S) == 2
+        await asyncio.wait_for(story.seen(("left", 1)).wait(), PATIENCE_S)
     (event,) = [event for event in story.events if event.kind == "leaving"]
     assert event.slot == 1
     assert event.text == "worker 1 ends within 60 s (SIGTERM); slot 1 moves to another worker"

@@ -19,6 +19,7 @@ from ddlf.testing import FakeRun, in_process_cluster
 from ddlf.training.checkpoints.resume import check_settings
 from ddlf.training.evaluation.master import compute
 from ddlf.training.slot.build import may_count
+from tests.patience import PATIENCE_S
 from tests.training.models import WIDE, Blobs, Quick, app, compiled, distance, equal, with_model
 from tests.training.test_failures import start_here  # noqa: F401  the same fixture
 
@@ -339,7 +340,7 @@ async def test_cancelled_evaluation_ends_after_a_batch():
 
     def work():
         begun.set()
-        assert asked.wait(60)
+        assert asked.wait(PATIENCE_S)
 
     computing = asyncio.ensure_future(compute(work, stop=asked.set))
     await asyncio.to_thread(begun.wait)

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from ddlf import Cluster, ExecutorCrashed, LeaseError, ProxyWorker, WorkerLost
+from tests.patience import PATIENCE_S
 from tests.trials.machines import Link, inside
 from tests.trials.options import read_options
 from tests.trials.workers import Workers, go_on, stop
@@ -68,7 +69,7 @@ def row(what: str, seconds: list[float], bar_s: float, **facts: Any) -> dict[str
     return found
 
 
-async def until(condition: Callable[[], Any], limit_s: float = 30) -> None:
+async def until(condition: Callable[[], Any], limit_s: float = PATIENCE_S) -> None:
     """Wait for something that nothing announces."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110
@@ -77,7 +78,7 @@ async def until(condition: Callable[[], Any], limit_s: float = 30) -> None:
 
 async def busy(worker: ProxyWorker) -> None:
     """Wait until the worker runs something."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not (await worker.status())["busy"]:
             pass
 
@@ -89,7 +90,7 @@ async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float
         standing.changed.clear()
         begin = time.perf_counter()
         os.kill(pid, signal.SIGKILL)
-        await asyncio.wait_for(standing.changed.wait(), 30)
+        await asyncio.wait_for(standing.changed.wait(), PATIENCE_S)
         return time.perf_counter() - begin, standing.crash.signal if standing.crash else None
     if situation == "busy":
         call = asyncio.ensure_future(worker.run_method(spin))
@@ -101,7 +102,7 @@ async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float
     begin = time.perf_counter()
     os.kill(pid, signal.SIGKILL)
     try:
-        await asyncio.wait_for(call, 30)
+        await asyncio.wait_for(call, PATIENCE_S)
     except (ExecutorCrashed, WorkerLost) as error:
         return time.perf_counter() - begin, getattr(error, "signal", None)
     return await one_kill(worker, pid, situation)  # the frame was faster than the signal
@@ -126,7 +127,7 @@ async def kills(count: int) -> list[dict[str, Any]]:
                         if target == "daemon":
                             process.wait()
                             process, port = await asyncio.to_thread(workers.start, port=port)
-                            await worker.reconnect(30)
+                            await worker.reconnect(PATIENCE_S)
                     facts = {"signal": signals.pop() if len(signals) == 1 else signals} if target == "executor" else {}
                     rows.append(row(f"kill -9 of the {target}, {situation}", seconds, KILL_BAR_S, **facts))
                 process.kill()
@@ -136,7 +137,7 @@ async def kills(count: int) -> list[dict[str, Any]]:
 async def lost(worker: ProxyWorker, call: asyncio.Future[Any], begin: float) -> float:
     """Wait for the end of a request whose worker is gone; returns when that was."""
     try:
-        await asyncio.wait_for(call, 60)
+        await asyncio.wait_for(call, PATIENCE_S)
     except (WorkerLost, LeaseError):  # the latter when only its own way was cut: it still hears who has the worker now
         return time.perf_counter() - begin
     raise AssertionError("the request has a result")

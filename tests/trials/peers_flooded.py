@@ -190,7 +190,7 @@ async def measured(name: str, seconds: float, turns: int) -> tuple[float, int, s
     growth = memories[-1] - memories[0]
     p99 = {on: 1000 * sorted(found)[int(0.99 * len(found))] for on, found in waits.items()}
     cores = {on: statistics.fmean(share for was_on, share in used if was_on == on) for on in (False, True)}
-    share = statistics.fmean(shares)
+    share = statistics.median(shares)  # other programs disturb single turns
     return (
         share,
         growth,

@@ -54,8 +54,8 @@ def squeue():
         row = "RUNNING 0 n1 N/A None"
         if path.name.startswith("job") and not Path(f"/proc/{path.read_text()}").exists():
             row = "COMPLETED 0 n1 N/A None"
-        said = HERE / f"said-{job}-{element}"
-        row = said.read_text() if said.exists() else row
+        with contextlib.suppress(FileNotFoundError):
+            row = (HERE / f"said-{job}-{element}").read_text() or row  # empty: it is being written
         fields = (f"{job}_{element}", *row.split(" ", 4))
         print("".join(value.ljust(width) for value, width in zip(fields, WIDTHS, strict=True)))
 

@@ -87,9 +87,14 @@ async def test_command_gets_the_number_the_place_and_a_worker(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     write = f"{shlex.quote(sys.executable)} -c 'import sys; print(sys.argv[1:])' {{n}} {{place}} {{worker}} > {out}/{{place}}"
-    launcher = commanded(write, 2, tmp_path, start_timeout=0.5)
-    with pytest.raises(ConnectError):
-        await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
+    launcher = commanded(write, 2, tmp_path, start_timeout=PATIENCE_S)
+    starting = asyncio.ensure_future(Cluster(launcher).connect())
+    async with asyncio.timeout(PATIENCE_S):
+        while sum(path.read_text().endswith("]\n") for path in out.iterdir()) < 2:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await launcher.stop()
     for place in ("0", "1"):
         said = (out / place).read_text()
         assert said.startswith(f"['2', '{place}', ")

@@ -1,6 +1,7 @@
 """The launcher of Dask, with a stand-in for Dask's client."""
 
 import asyncio
+import contextlib
 import sys
 from types import SimpleNamespace
 
@@ -113,6 +114,21 @@ async def error_of(launcher):
     return caught.value.message
 
 
+@contextlib.asynccontextmanager
+async def starting(engine, launcher):
+    """A start of which the scheduler has all tasks, and no worker comes. It is given up at the end of the block."""
+    connecting = asyncio.create_task(Cluster(launcher).connect())
+    async with asyncio.timeout(PATIENCE_S):
+        while len(engine.submitted) < len(launcher.addresses):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    try:
+        yield
+    finally:
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await launcher.stop()
+
+
 def test_keys_come_from_a_text_and_from_a_mapping():
     launcher = installed("dask:scheduler=tcp://s:1,resources.GPU=1,resources.MEM=2e9,cores=2,env.A=b", Workers(2, 8))
     assert launcher.keys.resources == {"GPU": 1, "MEM": 2e9}
@@ -143,8 +159,9 @@ async def test_scheduler_is_that_of_the_key_of_the_client_or_of_the_environment(
 
 
 async def test_each_place_is_a_task_of_its_own_that_is_cancelled_at_the_end(engine):
-    launcher = dasked(2, resources={"GPU": 1}, cores=3, env={"A": "b"})
-    await error_of(launcher)
+    launcher = dasked(2, resources={"GPU": 1}, cores=3, env={"A": "b"}, start_timeout=PATIENCE_S)
+    async with starting(engine, launcher):
+        pass
     assert [worker.place for worker, _, _ in engine.submitted] == [0, 1]
     for worker, _, options in engine.submitted:
         assert (worker.cores, worker.env) == (3, {"A": "b"})
@@ -157,7 +174,8 @@ async def test_each_place_is_a_task_of_its_own_that_is_cancelled_at_the_end(engi
 async def test_run_ends_although_the_scheduler_is_gone(engine, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.dask.ANSWER_S", 0.1)
     engine.is_gone = True
-    await error_of(dasked(2))
+    async with starting(engine, dasked(2, start_timeout=PATIENCE_S)):
+        pass
     assert len(engine.cancelled) == 2
     assert engine.is_closed
 
@@ -257,35 +275,25 @@ async def test_error_says_what_the_scheduler_lacks(engine, workers, resources, w
 async def test_error_says_where_a_task_waits(engine):
     engine.workers = {"tcp://a:1": HAS}
     launcher = dasked(start_timeout=PATIENCE_S)
-    connecting = asyncio.create_task(Cluster(launcher).connect())
-    while not engine.submitted:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    engine.processing = {"tcp://a:1": ["another", engine.submitted[0][1]]}
-    assert await launcher.waits(0) == "its task is at the Dask worker tcp://a:1, which has 2 tasks and nthreads=1"
-    connecting.cancel()
-    await asyncio.gather(connecting, return_exceptions=True)
-    await launcher.stop()
+    async with starting(engine, launcher):
+        engine.processing = {"tcp://a:1": ["another", engine.submitted[0][1]]}
+        assert await launcher.waits(0) == "its task is at the Dask worker tcp://a:1, which has 2 tasks and nthreads=1"
 
 
 async def test_task_behind_another_moves_to_a_free_dask_worker(engine, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.dask.LOOK_S", 0.01)
     engine.workers = {"tcp://a:1": HAS}
     launcher = dasked(start_timeout=PATIENCE_S)
-    connecting = asyncio.create_task(Cluster(launcher).connect())
-    while not engine.submitted:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    engine.processing = {"tcp://a:1": ["another", engine.submitted[0][1]]}
-    await asyncio.sleep(0.1)
-    assert len(engine.submitted) == 1  # no other is free
-    engine.workers = {"tcp://a:1": HAS, "tcp://b:1": HAS}
-    async with asyncio.timeout(PATIENCE_S):
-        while len(engine.submitted) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    assert len(engine.cancelled) == 1
-    assert list(launcher._tasks) == [engine.submitted[1][1]]
-    connecting.cancel()
-    await asyncio.gather(connecting, return_exceptions=True)
-    await launcher.stop()
+    async with starting(engine, launcher):
+        engine.processing = {"tcp://a:1": ["another", engine.submitted[0][1]]}
+        await asyncio.sleep(0.1)
+        assert len(engine.submitted) == 1  # no other is free
+        engine.workers = {"tcp://a:1": HAS, "tcp://b:1": HAS}
+        async with asyncio.timeout(PATIENCE_S):
+            while len(engine.submitted) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert len(engine.cancelled) == 1
+        assert list(launcher._tasks) == [engine.submitted[1][1]]
 
 
 class KilledWorker(Exception):
@@ -319,24 +327,19 @@ async def test_task_that_ends_again_and_again_fails_the_start(engine, outcome, l
 @pytest.mark.slow
 async def test_loss_of_a_dask_worker_is_known(engine, caplog):
     launcher = dasked(2, start_timeout=PATIENCE_S)
-    connecting = asyncio.create_task(Cluster(launcher).connect())
-    while len(engine.submitted) < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    gone = {"action": "remove-worker", "worker": "tcp://a:1", "expected": False, "processing-tasks": ["x"]}
-    engine.hear((0.0, gone))
-    engine.hear((0.0, {"action": "add-worker"}))
-    assert await launcher.left(1) is None
-    engine.hear((0.0, gone | {"processing-tasks": ["x", engine.submitted[1][1]]}))
-    assert await launcher.left(1) == Left(Cause.NODE, "the Dask worker tcp://a:1 is gone")
-    assert "place 1: the Dask worker tcp://a:1 is gone; Dask runs its task elsewhere" in caplog.text
-    engine.hear((0.0, gone | {"processing-tasks": [engine.submitted[1][1]], "expected": True}))
-    assert (await launcher.left(1)).cause is Cause.NOTICE
-    assert await launcher.left(0) is None
-    launcher.gate._places[1].incarnation += 1
-    assert await launcher.left(1) is None, "another worker is there"
-    connecting.cancel()
-    await asyncio.gather(connecting, return_exceptions=True)
-    await launcher.stop()
+    async with starting(engine, launcher):
+        gone = {"action": "remove-worker", "worker": "tcp://a:1", "expected": False, "processing-tasks": ["x"]}
+        engine.hear((0.0, gone))
+        engine.hear((0.0, {"action": "add-worker"}))
+        assert await launcher.left(1) is None
+        engine.hear((0.0, gone | {"processing-tasks": ["x", engine.submitted[1][1]]}))
+        assert await launcher.left(1) == Left(Cause.NODE, "the Dask worker tcp://a:1 is gone")
+        assert "place 1: the Dask worker tcp://a:1 is gone; Dask runs its task elsewhere" in caplog.text
+        engine.hear((0.0, gone | {"processing-tasks": [engine.submitted[1][1]], "expected": True}))
+        assert (await launcher.left(1)).cause is Cause.NOTICE
+        assert await launcher.left(0) is None
+        launcher.gate._places[1].incarnation += 1
+        assert await launcher.left(1) is None, "another worker is there"
 
 
 @pytest.mark.parametrize(

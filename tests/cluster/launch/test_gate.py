@@ -391,7 +391,7 @@ async def test_cluster_begins_without_absent_workers_if_enough_are_there(fleet, 
 
 
 async def test_start_says_for_which_places_it_waits(fleet, token, caplog, monkeypatch):
-    monkeypatch.setattr(gate_module, "SAY_AFTER_S", 0.05)
+    monkeypatch.setattr(gate_module, "SAY_AFTER_S", 0.0)  # long before the timeout, on a busy machine too
     launcher = joined(3, token, start_timeout_s=0.2)
     port = fleet.port = launcher.gate.port
     fleet.join(1)
@@ -552,7 +552,7 @@ async def test_master_with_a_blocked_event_loop_keeps_its_joined_worker(token):
     launcher = joined(1, token)
     address = f"127.0.0.1:{launcher.gate.port}"
     with worker_process("--join", address, "--place", "0", "--token-file", str(token)):
-        async with connected(launcher, dead_after_s=1.0) as cluster:
+        async with connected(launcher, dead_after_s=2.0) as cluster:
             worker = cluster.workers[0]
             epoch = worker.epoch
             call = asyncio.ensure_future(cluster.run_method(wait, seconds=3))

@@ -7,6 +7,8 @@ import shutil
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from tests.patience import PATIENCE_S
+
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
 
@@ -24,7 +26,9 @@ async def chromium(*flags: str) -> AsyncIterator[Browser]:
     path = shutil.which("chromium")
     assert path, "install it: apt-get install chromium"
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=[*FLAGS, *flags])
+        browser = await playwright.chromium.launch(
+            executable_path=path, args=[*FLAGS, *flags], timeout=PATIENCE_S * 1000
+        )
         try:
             yield browser
         finally:
@@ -37,6 +41,7 @@ async def opened(
 ) -> AsyncIterator[Page]:
     """A page in a profile of its own; ``page.wrong`` has what it printed as an error, ``page.hosts`` whom it asked."""
     context = await browser.new_context(viewport={"width": width, "height": height}, **options)
+    context.set_default_timeout(PATIENCE_S * 1000)
     page: Any = await context.new_page()
     page.wrong, page.hosts = [], set()
     page.on(

@@ -12,7 +12,6 @@ from tests.monitor.dashboard.made_up import answers, beginning, in_parts, in_por
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
-PATIENCE_MS = PATIENCE_S * 1000
 
 
 async def look():
@@ -36,7 +35,7 @@ async def points(page):
 
 
 async def has_points(page, count):
-    await page.wait_for_function("(n) => ddlf.known().series.x.length === n", arg=count, timeout=PATIENCE_MS)
+    await page.wait_for_function("(n) => ddlf.known().series.x.length === n", arg=count)
 
 
 @pytest.fixture
@@ -50,12 +49,12 @@ async def test_charts_grow_during_a_run_on_phones_and_wider_screens(browser, wid
     async with Dashboard(look, port=0) as dashboard:
         tell(dashboard, beginning(at=time.time() - 12))
         async with opened(browser, dashboard.url, width=width, height=height, color_scheme=theme) as page:
-            await page.wait_for_selector("#run:not([hidden])", timeout=PATIENCE_MS)
+            await page.wait_for_selector("#run:not([hidden])")
             for done in (3, 7):
                 train(dashboard, done - 2, done)
                 await has_points(page, done if done == 3 else 6)
                 reach = "(n) => JSON.stringify(ddlf.reach()) === JSON.stringify([n, n, n, n, n])"
-                await page.wait_for_function(reach, arg=done, timeout=PATIENCE_MS)
+                await page.wait_for_function(reach, arg=done)
             assert await page.locator("#charts figure").count() == 5
             assert "Round 7 of 40" in await page.inner_text("#where")
             assert await page.locator(".worker").count() == 4
@@ -80,7 +79,7 @@ async def test_a_loss_that_is_no_number_any_more_is_shown_as_such_and_of_an_erro
         dashboard.tell(e.RunEnded(run="r1", how="failed", version=4, why="BadUpdate: NaN\n\nTraceback"))
         async with opened(browser, dashboard.url) as page:
             await has_points(page, 4)
-            await page.wait_for_selector("#tiles .bad", timeout=PATIENCE_MS)
+            await page.wait_for_selector("#tiles .bad")
             assert await page.inner_text("#tiles .bad dd span") == "NaN"
             assert "NaN" in await page.inner_text("#charts .chart figcaption >> nth=0")
             assert await page.inner_text("#doing") == "BadUpdate: NaN"
@@ -97,13 +96,13 @@ async def test_the_stop_button_asks_first(browser):
     async with Dashboard(look, port=0, stop=stop) as dashboard:
         tell(dashboard, beginning(at=time.time()))
         async with opened(browser, dashboard.url) as page:
-            await page.click("#stop", timeout=PATIENCE_MS)
+            await page.click("#stop")
             await page.click("text=Go on")
             await page.click("#stop")
             assert not asked.is_set()
             await page.click("text=Stop after this round")
             await asyncio.wait_for(asked.wait(), PATIENCE_S)
-            await page.wait_for_selector("#phase.stopping", timeout=PATIENCE_MS)
+            await page.wait_for_selector("#phase.stopping")
             assert await page.is_disabled("#stop")
 
 
@@ -111,13 +110,11 @@ async def test_without_the_token_the_page_says_what_is_missing_and_shows_nothing
     async with Dashboard(look, port=0, title="secret") as dashboard:
         tell(dashboard, beginning(at=time.time()))
         async with opened(browser, dashboard.url.partition("#")[0]) as page:
-            await page.wait_for_selector("#notice:not([hidden])", timeout=PATIENCE_MS)
+            await page.wait_for_selector("#notice:not([hidden])")
             assert "token is missing" in await page.inner_text("#notice")
             assert "MnistCNN" not in await page.content()
         async with opened(browser, dashboard.url[:-1] + "-") as page:
-            await page.wait_for_function(
-                "() => document.getElementById('notice').textContent.includes('wrong')", timeout=PATIENCE_MS
-            )
+            await page.wait_for_function("() => document.getElementById('notice').textContent.includes('wrong')")
 
 
 async def test_what_a_run_showed_last_stays_when_its_master_ends_and_the_next_one_takes_its_place(browser):
@@ -129,16 +126,12 @@ async def test_what_a_run_showed_last_stays_when_its_master_ends_and_the_next_on
             await has_points(page, 5)
             dashboard.tell(e.RunEnded(run="r1", how="complete", version=5))
             await asyncio.to_thread(dashboard.close)
-            await page.wait_for_function(
-                "() => document.getElementById('notice').textContent.includes('has ended')", timeout=PATIENCE_MS
-            )
+            await page.wait_for_function("() => document.getElementById('notice').textContent.includes('has ended')")
             assert await page.inner_text("#phase") == "complete"
             assert await points(page) == 5
             async with Dashboard(look, port=port) as following:
                 tell(following, beginning(at=time.time(), app="Next"))
-                await page.wait_for_function(
-                    "() => document.getElementById('title').textContent === 'Next'", timeout=PATIENCE_MS
-                )
+                await page.wait_for_function("() => document.getElementById('title').textContent === 'Next'")
                 assert await points(page) == 0
 
 
@@ -147,7 +140,7 @@ async def test_a_text_of_a_worker_is_text_and_no_page(browser):
         lines = ("<img src=x onerror=alert(1)>", "<script>document.title='taken'</script>")
         dashboard.tell(e.WorkerWrote(worker=1, name="<b>pc</b>", stream="stdout", lines=lines))
         async with opened(browser, dashboard.url) as page:
-            await page.wait_for_selector("#log li", timeout=PATIENCE_MS)
+            await page.wait_for_selector("#log li")
             assert await page.inner_text("#log li .text >> nth=0") == lines[0]
             assert await page.locator("#log img, #log script, #log b").count() == 0
             assert page.wrong == []
@@ -160,7 +153,7 @@ async def test_ten_thousand_rounds_stay_fluid_and_take_no_memory(browser):
         tell(dashboard, beginning(rounds=rounds, at=time.time()))
         async with opened(browser, dashboard.url) as page:
             devtools = await page.context.new_cdp_session(page)
-            await page.wait_for_selector("#run:not([hidden])", timeout=PATIENCE_MS)
+            await page.wait_for_selector("#run:not([hidden])")
             await page.evaluate(
                 """() => { window.gaps = []; let last = performance.now();
                 const frame = (now) => { window.gaps.push(now - last); last = now; requestAnimationFrame(frame); };
@@ -172,7 +165,7 @@ async def test_ten_thousand_rounds_stay_fluid_and_take_no_memory(browser):
                 await asyncio.sleep(0.1)
                 if first + 99 in (3000, rounds):
                     newest = "(n) => ddlf.known().series.x.at(-1) === n"
-                    await page.wait_for_function(newest, arg=first + 99, timeout=PATIENCE_MS)
+                    await page.wait_for_function(newest, arg=first + 99)
                     await devtools.send("HeapProfiler.collectGarbage")
                     heaps.append((await devtools.send("Runtime.getHeapUsage"))["usedSize"])
             gaps = sorted(await page.evaluate("window.gaps.splice(0)"))
@@ -187,7 +180,7 @@ async def test_parts_places_and_portions_are_shown(browser):
     async with Dashboard(look, port=0) as dashboard:
         tell(dashboard, in_parts(at=time.time() - 10))
         async with opened(browser, dashboard.url, width=390) as page:
-            await page.wait_for_selector("#parts-card:not([hidden])", timeout=PATIENCE_MS)
+            await page.wait_for_selector("#parts-card:not([hidden])")
             rows = await page.evaluate(
                 "[...document.querySelectorAll('#parts tr')].map(r => [...r.children].slice(0, 5).map(c => c.textContent))"
             )
@@ -202,10 +195,8 @@ async def test_parts_places_and_portions_are_shown(browser):
             sizes = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
             assert sizes[0] <= sizes[1], "it is wider than the screen"
             tell(dashboard, in_portions(at=time.time() - 10))
-            await page.wait_for_selector("#parts-card", state="hidden", timeout=PATIENCE_MS)
-            await page.wait_for_function(
-                "() => document.querySelector('#workers').textContent.includes('15 portions')", timeout=PATIENCE_MS
-            )
+            await page.wait_for_selector("#parts-card", state="hidden")
+            await page.wait_for_function("() => document.querySelector('#workers').textContent.includes('15 portions')")
             assert "6 dropped" in await page.inner_text(".worker >> nth=2")
             assert "last pass: step 0.5000" in await page.inner_text("#doing")
             assert page.wrong == []
@@ -219,7 +210,7 @@ async def test_each_peer_has_a_curve_and_of_many_the_median_is_named(browser, co
         tell(dashboard, with_peers(count, 60, at=time.time() - 60))
         async with opened(browser, dashboard.url, width=width, color_scheme=theme) as page:
             chart = page.locator(".chart", has_text="Batches of each peer")
-            await chart.locator("canvas").wait_for(timeout=PATIENCE_MS)
+            await chart.locator("canvas").wait_for()
             keys = await chart.locator(".key").all_inner_texts()
             if count <= 8:
                 assert [key.split("\n")[0] for key in keys] == [f"clinic {peer}" for peer in range(1, count + 1)]
@@ -233,7 +224,7 @@ async def test_each_peer_has_a_curve_and_of_many_the_median_is_named(browser, co
             dashboard.tell(e.PeerArrived(peer=count + 1, name="clinic 1", samples=9))
             if count < 8:  # two peers with one name are told apart
                 for peer in (1, count + 1):
-                    await chart.get_by_text(f"clinic 1, peer {peer}").wait_for(timeout=PATIENCE_MS)
+                    await chart.get_by_text(f"clinic 1, peer {peer}").wait_for()
             sizes = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
             assert sizes[0] <= sizes[1], "it is wider than the screen"
             assert page.wrong == []

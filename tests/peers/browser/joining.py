@@ -67,7 +67,6 @@ class BrowserPeer:
 
     def __init__(self, page: Any) -> None:
         self.page = page
-        page.set_default_timeout(PATIENCE_S * 1000)
 
     async def session(self, link: str) -> tuple[int, str]:
         """Trade the code of a link for the cookie, and return status and body of the answer."""

@@ -17,7 +17,6 @@ from tests.peers.browser.alone import CODE, Alone, digits_model, joined
 
 pytestmark = pytest.mark.slow
 RANDOM = np.random.default_rng(0)
-WAIT = {"timeout": PATIENCE_S * 1000}
 CONTRAST = """() => {
   const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgb = (color) => {
@@ -77,7 +76,6 @@ async def is_sound(page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_a_person_with_a_keyboard_and_a_phone_trains_a_model(scheme):
     async with joined(Alone(digits_model()), width=320, height=640, color_scheme=scheme, accept_downloads=True) as page:
-        page.set_default_timeout(PATIENCE_S * 1000)
         await page.locator("#choose").wait_for()
         assert CODE not in page.url
         await is_sound(page)
@@ -139,7 +137,6 @@ async def test_pictures_in_folders_are_read_drawn_and_counted_and_bad_ones_named
         (tmp_path / "pets" / "cat" / name).write_bytes(content)
     (tmp_path / "pets" / "cat" / "notes.txt").write_text("hello")
     async with joined(Alone(made, ("cat", "dog"))) as page:
-        page.set_default_timeout(PATIENCE_S * 1000)
         await page.locator("#choose").wait_for()
         await page.locator("#folder").set_input_files(tmp_path / "pets")
         await page.locator("#seen").wait_for()
@@ -213,7 +210,7 @@ async def test_a_person_who_cannot_join_reads_one_sentence_and_what_to_do(answer
     alone = Alone(digits_model())
     alone.answers = answers
     async with joined(alone, code=code) as page:
-        await page.locator("#problem").wait_for(**WAIT)
+        await page.locator("#problem").wait_for()
         assert why in await page.locator("#why").inner_text()
         assert hint in await page.locator("#hint").inner_text()
         assert not await page.locator("#choose").is_visible()
@@ -223,7 +220,6 @@ async def test_a_person_who_cannot_join_reads_one_sentence_and_what_to_do(answer
 async def test_a_reload_continues_the_training_and_other_tabs_are_warned():
     alone = Alone(digits_model())
     async with joined(alone) as page:
-        page.set_default_timeout(PATIENCE_S * 1000)
         await page.locator("#npz").set_input_files(files=[{**digits(), "buffer": b"PK"}])
         await page.locator("#problem").wait_for()
         assert "#" not in page.url
@@ -313,7 +309,6 @@ async def chosen(choosers):
 
 async def test_a_person_without_a_mouse_or_a_screen_comes_from_the_link_to_the_trained_model():
     async with joined(Alone(digits_model())) as page:
-        page.set_default_timeout(PATIENCE_S * 1000)
         choosers = asyncio.Queue()
         page.on("filechooser", choosers.put_nowait)  # for good: Playwright does not wait until a new listener is known
         await page.locator("#choose").wait_for()
@@ -370,7 +365,6 @@ async def test_the_screen_says_who_sees_updates_and_samples():
         Plan(**NOISE, trust="nobody"),
     ]
     async with joined(alone, width=320, height=640) as page:
-        page.set_default_timeout(PATIENCE_S * 1000)
         for plan in plans:
             alone.graph |= {"plan": asdict(plan), "visible": seen_by(plan)}
             await page.reload()
@@ -397,7 +391,6 @@ async def test_the_screen_says_who_sees_updates_and_samples():
 
 async def test_no_text_of_a_curve_is_cut():
     async with joined(Alone(digits_model()), width=320, height=640) as page:
-        page.set_default_timeout(PATIENCE_S * 1000)
         await page.locator("#choose").wait_for()
         cut = await page.evaluate(
             """async () => {
@@ -440,7 +433,6 @@ async def test_a_browser_without_web_assembly_leaves_the_link_unused():
 async def test_a_camera_takes_labelled_pictures_and_a_refused_one_gets_a_sentence():
     flags = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
     async with joined(Alone(digits_model()), *flags) as page:
-        page.set_default_timeout(PATIENCE_S * 1000)
         await page.locator("#camera").click()
         await page.locator("#viewfinder").wait_for()
         for name in ("3", "3", "5", "5"):
@@ -450,6 +442,6 @@ async def test_a_camera_takes_labelled_pictures_and_a_refused_one_gets_a_sentenc
         await page.locator("#camera-off").click()
         await is_sound(page)
     async with joined(Alone(digits_model()), "--deny-permission-prompts") as page:
-        await page.locator("#camera").click(**WAIT)
-        await page.locator("#problem").wait_for(**WAIT)
+        await page.locator("#camera").click()
+        await page.locator("#problem").wait_for()
         assert "camera" in await page.locator("#why").inner_text()

@@ -185,8 +185,8 @@ async def test_bad_pages_and_bad_numbers_harm_only_themselves(halves):
 
             await good.ask("pause")
             await good.until("state", lambda told: told["state"] == "paused")
-            at_rest = (await good.told("progress"))[-1]["batches"]
             assert np.isfinite(await good.predict(x[:5])).all()
+            at_rest = (await good.told("progress"))[-1]["batches"]  # the answer came after the last of them
             held = safetensors.numpy.load(await good.set())
             assert held["dense/kernel"].shape == (64, 32)
             assert all(np.isfinite(one).all() for one in held.values())
@@ -213,7 +213,6 @@ async def test_a_page_and_a_python_peer_train_shards_of_the_server(halves):
         links = [await asyncio.to_thread(lambda: server.until(r"link +(\S+)")[1]) for _ in range(2)]
         await asyncio.to_thread(server.until, "ddlf peers join LINK$")  # without --data
         async with chromium() as browser, opened(browser, links[0]) as page:
-            page.set_default_timeout(PATIENCE_S * 1000)
             await page.locator("#start button").wait_for()
             assert await page.locator("#subtitle").inner_text() == "This training uses data of the server, not yours."
             assert "one of 2 parts of its own data" in await page.locator("#lent").inner_text()
@@ -259,9 +258,10 @@ async def test_a_killed_browser_is_noticed_and_neither_its_sets_nor_its_shard_ar
         port = links[0].rpartition(":")[2].partition("/")[0]
         async with chromium() as browser:
             page = await browser.new_page()
+            page.set_default_timeout(PATIENCE_S * 1000)
             await page.goto(links[0])
-            await page.locator("#start button").click(timeout=PATIENCE_S * 1000)
-            await page.locator("#state[data-state=training]").wait_for(timeout=PATIENCE_S * 1000)
+            await page.locator("#start button").click()
+            await page.locator("#state[data-state=training]").wait_for()
             first, later = Light(int(port), samples=0), Light(int(port), samples=0)
             assert (await first.join(links[1].partition("#")[2]))["shard"] == 2
             await trains(first, way, 3)

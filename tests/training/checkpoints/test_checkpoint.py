@@ -582,7 +582,7 @@ def test_reader_finds_a_checkpoint_while_a_writer_replaces_them(folder):
             folder.save(state(number, 0.01))
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert wrong == []
 
 

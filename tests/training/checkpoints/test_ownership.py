@@ -11,6 +11,7 @@ from ddlf.errors import CheckpointCorrupt, LeaseError
 from ddlf.training.checkpoints import ownership
 from ddlf.training.checkpoints.durable import replace, seal
 from ddlf.training.checkpoints.ownership import Owner, Ownership, boot, started, this_host
+from tests.patience import PATIENCE_S
 
 
 def put_owner(folder, **changes):
@@ -134,7 +135,7 @@ def test_of_many_that_claim_at_once_one_gets_the_folder(tmp_path):
     begin, got = threading.Barrier(8), []
 
     def claim():
-        begin.wait(10)
+        begin.wait(PATIENCE_S)
         try:
             got.append(Ownership(tmp_path).claim("one of many").epoch)
         except LeaseError:
@@ -144,5 +145,5 @@ def test_of_many_that_claim_at_once_one_gets_the_folder(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert sorted(got, key=str) == [1, *[None] * 7]
