@@ -38,7 +38,7 @@ class Part:
 
 
 def most_samples(samples: Iterable[int]) -> int:
-    """Return the largest number of samples with which a peer counts in a round.
+    """Return the largest number of samples that counts as the weight of a peer in a round.
 
     Args:
         samples: The number of samples of each peer of the round, by its own account.
