@@ -423,7 +423,9 @@ async def test_no_text_of_a_curve_is_cut():
 
 async def test_a_browser_without_web_assembly_leaves_the_link_unused():
     alone = Alone(digits_model())
-    async with joined(alone, "--js-flags=--noexpose-wasm") as page:
+    async with joined(alone) as page:
+        await page.add_init_script("delete globalThis.WebAssembly")
+        await page.reload()
         await page.locator("#problem").wait_for(**WAIT)
         assert await page.locator("#why").inner_text() == "This browser cannot train: it has no WebAssembly."
         assert "current version of Firefox" in await page.locator("#hint").inner_text()
