@@ -25,7 +25,7 @@ PICTURES = {
 async def picture(name: str, options: dict) -> None:
     """Take screenshots before and during a training."""
     (x, y), _ = datasets.with_classes("digits")
-    np.savez(target := BytesIO(), x=x.reshape(-1, 8, 8), y=y)
+    np.savez(target := BytesIO(), x=x.reshape(-1, 8, 8) + 0.5, y=y)  # from 0 to 1, as pictures
     file = {"name": "digits.npz", "mimeType": "application/zip", "buffer": target.getvalue()}
     async with joined(Alone(digits_model()), **options) as page:
         await page.locator("#npz").set_input_files(files=[file])
