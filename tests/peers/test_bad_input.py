@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import time
+from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,8 +25,10 @@ from ddlf.peers.serving import protection
 from ddlf.peers.turns import TurnConnection
 from ddlf.rpc import dial
 from ddlf.training.checkpoints import durable
-from tests.peers.light import HELLO, frame, get
-from tests.peers.test_server import LAYOUT, Added, Running, a_set
+from tests.peers.light import HELLO, POST, frame, get
+from tests.peers.test_server import LAYOUT, ONE, Added, Running, a_set
+
+STEP_S = 0.9 * server.HELD_UP_S
 
 
 class Clock:
@@ -54,6 +57,12 @@ class Ticking(Running):
             return due(now, seen)
 
         monkeypatch.setattr(self.server.ledger, "due", counted)
+
+    async def passes(self, seconds):
+        """Let time pass in short steps, which the server does not take for a time in which it was held up."""
+        for _ in range(ceil(seconds / STEP_S)):
+            self.clock.ahead_s += STEP_S
+            await self.look()
 
     async def look(self):
         """Wait until the server has looked at least once at the time that holds now."""
@@ -99,6 +108,31 @@ async def test_a_server_that_was_held_up_does_not_take_its_peers_for_gone(tmp_pa
         running.clock.ahead_s = 3600.0
         await running.look()
         assert running.server.ledger.present == [1]
+
+
+async def test_a_peer_on_a_slow_line_is_not_taken_for_gone_and_holds_up_nobody(tmp_path, monkeypatch):
+    """Its set takes three leases to arrive, as one of 20 MB at 5 Mbit/s: each part is a sign of life. Silence is none."""
+    monkeypatch.setattr(server, "PING_S", 1e9)  # an answer to a ping would be a sign of life, too
+    async with Ticking(tmp_path, monkeypatch) as running:
+        slow, other = await running.peer(), await running.peer()
+        part_s, answers = 0.8 * ledger.LEASE_S, []
+        data = frame(POST, ONE, a_set(1.0))
+        parts = [data[begin : begin + len(data) // 5] for begin in range(0, len(data), len(data) // 5)]
+
+        async def slowly():
+            for part in parts:
+                yield part
+                await running.until(lambda: running.server._lines[1].socket.heard_at >= running.clock.time() - 1)
+                if part is not parts[-1]:
+                    answers.append(await other.post(a_set(1.0 + len(answers))))
+                    await running.passes(part_s)
+                    assert running.server.ledger.present == [1, 2]
+
+        await slow.socket.send(slowly())
+        assert (await slow.answer())["answer"] in ("continue", "merge")
+        assert len(answers) == 4
+        await running.passes(1.5 * ledger.LEASE_S)
+        await running.until(lambda: 1 not in running.server.ledger.present)
 
 
 async def test_a_lease_that_runs_out_prints_a_line_and_has_an_event(tmp_path, monkeypatch):
