@@ -24,8 +24,8 @@ from ddlf.worker.assignment import GROWING, NO_WISH, Wanted, count_of_workers, i
 from ddlf.worker.process import Template, can_fork, child_environment
 
 START_TIMEOUT_S = 30.0
-EXIT_NEWS_S = 0.1
-"""Seconds to wait for the exit code of a process after its connections have ended."""
+EXIT_NEWS_S = 1.0
+"""Seconds to wait for the exit code of a process after its connections have ended. On a busy machine it comes late."""
 USUAL_WORKERS = 2
 """Number of workers on a machine without cards, if nobody names the number."""
 MAX_STARTS = 3

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.launch.launcher import Cause, Left
 from ddlf.cluster.launch.local import Local
 from ddlf.errors import ConnectError, WorkerLost
 from tests.patience import PATIENCE_S
@@ -71,6 +72,17 @@ async def test_a_worker_whose_daemon_is_killed_is_lost_at_once_and_the_signal_is
 
 def sleep_long():
     time.sleep(60)
+
+
+async def test_the_signal_is_known_although_a_busy_system_tells_it_late():
+    class Killed:
+        async def wait(self):
+            await asyncio.sleep(0.2)
+            return -signal.SIGKILL
+
+    workers = Local(1)
+    workers._processes = [Killed()]
+    assert await workers.left(0) == Left(Cause.CRASH, exit_code=-signal.SIGKILL)
 
 
 async def test_a_busy_worker_does_not_delay_the_close(leftovers, monkeypatch):
