@@ -15,7 +15,8 @@ gradient, ``float32`` and ``int8``; with ``exchange="auto"`` also sharded, and w
 - the verdict is never wrong where the best choice is less than 0.85 or more than 1.15 times as fast as ``fit``, it is
   "unclear" at most twice, and with one core it is "no gain".
 
-A situation takes about 85 s on two idle cores. ``--short`` measures a small model once, after a short plan.
+A plan that is refused counts as "unclear", and the app's own settings as its choice. A situation takes about 80 s on two
+idle cores. ``--short`` measures the third situation once, after a short plan.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ from typing import Any
 from benchmarks.distbelief import PORT, started, workers_of
 from benchmarks.measure import Spread, machine, table, turns
 from benchmarks.network import Network, with_children
-from benchmarks.planned import MODELS
+from benchmarks.planned import MODELS, SAMPLES
 from benchmarks.workload import SINGLE_THREADED, batches
 from ddlf import Cluster
+from ddlf.errors import ConfigError
 from ddlf.extras.planner import probe as probing
 from ddlf.extras.planner.choice import Length, Verdict, can_balance
 from ddlf.extras.planner.model import Setting
@@ -58,6 +60,8 @@ SLOWER, PERIOD_S = 3.0, 0.03
 """How many times as long a slow worker takes, and seconds between two of its stops."""
 LEAST_ROUNDS, MEASURE_S, FIT_S = 3, 0.6, 0.4
 """Rounds of a measured choice, their seconds, and seconds of an epoch of ``fit``."""
+HOPELESS = 1.5
+"""Choices that take so many times as long as the best one in the first repeat are not repeated."""
 SHORT = 4
 """Measurements of a short plan after the first one."""
 WITHIN, SLOWEST = 1.10, 1.05
@@ -157,7 +161,7 @@ class Outcome:
         verdict: The plan's verdict.
         chosen: The choice of the plan.
         interval: How many times as fast as ``fit`` the choice is according to the plan, with the 80 % interval:
-            low end, prediction, high end.
+            low end, prediction, high end. None without a plan.
         predicted: Predicted seconds of an epoch of each choice; none of a choice that the plan does not know.
         seconds: Measured seconds of an epoch of each choice, in each repeat. The first choice is one worker.
         fit: Measured seconds of an epoch of ``fit``, in each repeat.
@@ -167,7 +171,7 @@ class Outcome:
     situation: Situation
     verdict: Verdict
     chosen: str
-    interval: tuple[float, float, float]
+    interval: tuple[float, float, float] | None
     predicted: dict[str, float]
     seconds: dict[str, list[float]]
     fit: list[float]
@@ -205,12 +209,15 @@ class Outcome:
 
     def cells(self) -> list[str]:
         """Return the cells of a table."""
-        low, factor, high = self.interval
-        error = self.predicted[self.chosen] / self.median(self.chosen) - 1.0
+        error = says = "-"
+        if self.interval is not None:
+            low, factor, high = self.interval
+            error = f"{self.predicted[self.chosen] / self.median(self.chosen) - 1.0:+.0%}"
+            says = f"{factor:.2f} ({low:.2f}-{high:.2f})"
         return [
-            *(self.chosen, f"{self.median(self.chosen):.2f}", f"{error:+.0%}"),
+            *(self.chosen, f"{self.median(self.chosen):.2f}", error),
             *(self.best, f"{self.of_best:.2f}", f"{self.of_one:.2f}"),
-            *(self.verdict, f"{factor:.2f} ({low:.2f}-{high:.2f})", f"{self.factor:.2f}"),
+            *(self.verdict, says, f"{self.factor:.2f}"),
         ]
 
     def choices(self) -> list[list[str]]:
@@ -252,43 +259,75 @@ async def master(facts: dict[str, Any]) -> None:
         Cluster(facts["hosts"], PORT, insecure_plaintext=True, connect_timeout_s=60) as cluster,
         fit_beside(situation) as fit_s,
     ):
+        print("connected", flush=True)
         app = MODELS[situation.model](cluster)
         app.batch_size, app.worker_steps, app.exchange = situation.batch, situation.steps, situation.exchange
         if facts["short"]:
             room = iter((True,) * SHORT)
             Budget.has_room = lambda budget: next(room, False)  # type: ignore[method-assign]
             probing.MEASURE_S = 0.01
-        found = await plan(app, facts["budget"], say=lambda text: print(text, file=sys.stderr, flush=True), again=True)
+        found = None
+        try:
+            found = await plan(app, facts["budget"], say=say, again=True)
+        except ConfigError as error:
+            say(f"no plan: {error}")
         probing.LEAST_ROUNDS, probing.MEASURE_S = LEAST_ROUNDS, min(MEASURE_S, probing.MEASURE_S)
-        probe = Probe(copied(app))
-        probe.samples = found.samples
-        length = Length(samples=found.samples, steps=situation.steps)
-        settings = {label(one): one for one in (*grid(app, length, is_slow=situation.slow > 0), found.best.setting)}
-        seconds: dict[str, list[float]] = {name: [] for name in settings}
-        fit, begin = list[float](), time.perf_counter()
-        for _, name in turns(["fit", *settings], facts["repeats"]):
-            if name == "fit":
-                fit.append(await fit_s())
-                continue
-            setting = settings[name]
-            probe.app.balance = "speed" if setting.balanced else "equal"
-            measured = await probe.rounds(setting)
-            assert measured is not None
-            seconds[name].append(found.samples / setting.samples * measured.median)
-        print(f"measured in {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
-    predicted = {label(one.setting): one.epoch.seconds for one in found.all}
-    best = found.best
+        length = Length(samples=SAMPLES, steps=situation.steps)
+        settings = {label(one): one for one in grid(app, length, is_slow=situation.slow > 0)}
+        now = next(one for one in settings.values() if one.slots == WORKERS)
+        chosen = now if found is None else found.best.setting
+        settings.setdefault(label(chosen), chosen)
+        begin = time.perf_counter()
+        seconds, fit = await measured(app, settings, label(chosen), facts["repeats"], fit_s)
+        say(f"measured in {time.perf_counter() - begin:.1f} s")
+    predicted = {} if found is None else {label(one.setting): one.epoch.seconds for one in found.all}
     outcome = Outcome(
         situation=situation,
-        verdict=found.verdict,
-        chosen=label(best.setting),
-        interval=(best.low, best.factor, best.high),
+        verdict="unclear" if found is None else found.verdict,
+        chosen=label(chosen),
+        interval=None if found is None else (found.best.low, found.best.factor, found.best.high),
         predicted={name: predicted[name] for name in settings if name in predicted},
         seconds=seconds,
         fit=fit,
-        spent_s=found.spent_s,
+        spent_s=0.0 if found is None else found.spent_s,
     )
     print(json.dumps(asdict(outcome)), flush=True)
+
+
+def say(text: str) -> None:
+    """Show a line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+async def measured(
+    app: Any, settings: dict[str, Setting], chosen: str, repeats: int, fit_s: Callable[[], Awaitable[float]]
+) -> tuple[dict[str, list[float]], list[float]]:
+    """Train with all choices and with ``fit``, in turns.
+
+    Args:
+        app: The app, connected to its workers.
+        settings: The choices, the first with one worker.
+        chosen: The choice of the plan.
+        repeats: How often.
+        fit_s: Returns the seconds of an epoch of ``fit``.
+
+    Returns:
+        Seconds of an epoch of each choice, and of ``fit``, in each repeat.
+    """
+    probe, seconds, fit = Probe(copied(app)), dict[str, list[float]](), list[float]()
+    probe.samples = SAMPLES
+    for repeat, name in turns(["fit", *settings], repeats):
+        if name == "fit":
+            fit.append(await fit_s())
+            continue
+        setting, longest = settings[name], HOPELESS * min((one[0] for one in seconds.values()), default=0.0)
+        if repeat and seconds[name][0] > longest and name not in (chosen, next(iter(settings))):
+            continue
+        probe.app.balance = "speed" if setting.balanced else "equal"
+        rounds = await probe.rounds(setting)
+        assert rounds is not None
+        seconds.setdefault(name, []).append(SAMPLES / setting.samples * rounds.median)
+    return {name: seconds[name] for name in settings}, fit
 
 
 @contextlib.asynccontextmanager
@@ -332,7 +371,7 @@ def fit(situation: Situation) -> None:
         """Return the seconds of a step of the second of two epochs."""
         count = min(steps * situation.batch, len(app.x_train))
         data = batches(app.x_train[:count], app.y_train[:count], situation.batch)
-        app.model.fit(data, epochs=2, verbose=0, callbacks=[Note()])
+        app.model.fit(data, epochs=2, shuffle=False, verbose=0, callbacks=[Note()])
         return (ends[-1] - ends[-2]) / (count / situation.batch)
 
     step_s(10)
@@ -397,17 +436,18 @@ def outcome_of(situation: Situation, options: argparse.Namespace) -> Outcome:
         tempfile.TemporaryDirectory() as folder,
         Pinned(situation.rate, one_core=situation.one_core) as network,
         workers_of(network, token, tls=False, folder=Path(folder)) as daemons,
-        slowed(daemons[situation.slow - 1]) if situation.slow else contextlib.nullcontext(),
     ):
         facts = {"hosts": network.addresses[1:], "situation": asdict(situation), "short": options.short}
         facts |= {"budget": options.budget, "repeats": options.repeats}
         command = network.on(0, sys.executable, "-m", "benchmarks.choices", "--master", json.dumps(facts))
         with started([command], more={"DDLF_TOKEN": token, "XDG_STATE_HOME": folder}) as (child,):
-            line = child.stdout.readline()
+            child.stdout.readline()  # it is connected
+            with slowed(daemons[situation.slow - 1]) if situation.slow else contextlib.nullcontext():
+                line = child.stdout.readline()
     if not line:
         raise RuntimeError(f"the master of {situation} ended without an outcome")
     found = json.loads(line)
-    return Outcome(**{**found, "situation": situation, "interval": tuple(found["interval"])})
+    return Outcome(**{**found, "situation": situation, "interval": found["interval"] and tuple(found["interval"])})
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -435,14 +475,19 @@ def main(argv: Sequence[str] | None = None) -> list[Outcome]:
         return []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without taking the machines away
     if options.short:
-        options.only, options.repeats = [3], 1
+        options.only, options.repeats = options.only or [3], 1
     situations = drawn(options.seed)
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
     print(table([["", *HEAD], *([str(number), *one.cells()] for number, one in enumerate(situations, 1))]), flush=True)
-    outcomes = dict[int, Outcome]()
+    outcomes, failed = dict[int, Outcome](), 0
     for number in options.only or range(1, 1 + len(situations)):
         begin = time.perf_counter()
-        outcomes[number] = one = outcome_of(situations[number - 1], options)
+        try:
+            outcomes[number] = one = outcome_of(situations[number - 1], options)
+        except RuntimeError as error:  # the other situations are worth their time
+            print(f"\n{number}: {error}", flush=True)
+            failed += 1
+            continue
         print(f"\n{number}: {' '.join(one.situation.cells())}, {time.perf_counter() - begin:.0f} s")
         print(f"fit {statistics.median(one.fit):.2f} s an epoch; measured and predicted seconds of the choices:")
         print(table([["choice", "measured", "predicted"], *one.choices()]), flush=True)
@@ -452,8 +497,10 @@ def main(argv: Sequence[str] | None = None) -> list[Outcome]:
     rows = [["", *HEAD[:5], *FOUND]]
     rows += [[str(number), *one.situation.cells()[:5], *one.cells()] for number, one in outcomes.items()]
     print("\n" + table(rows))
-    for text, holds in bars(list(outcomes.values())):
+    for text, holds in bars(list(outcomes.values())) if outcomes else ():
         print(f"{'holds' if holds else 'DOES NOT HOLD'}: {text}")
+    if failed:
+        sys.exit(f"{failed} situations have no outcome")
     return list(outcomes.values())
 
 

@@ -1,6 +1,6 @@
 """Compare rounds of 2 to 16 workers with predictions from two workers. Linux, root.
 
-    python -m benchmarks.many_workers [--cases 8] [--seed 1] [--repeats 3] [--workers 2,4,8,16]
+    python -m benchmarks.many_workers [--cases 6] [--seed 1] [--repeats 3] [--workers 2,4,8,16]
 
 Each machine, and also the master's, is a network namespace with its own limited link (``benchmarks.network``). Workers are
 real daemons and executors, and the master runs a real training, so all bytes travel, and are encoded and merged. Only the
@@ -219,7 +219,7 @@ async def master(facts: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> list[Outcome]:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=8)
+    parser.add_argument("--cases", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workers", type=lambda text: [int(one) for one in text.split(",")], default=[2, 4, 8, 16])

@@ -36,7 +36,6 @@ def test_the_bars_show_wrong_predictions():
     assert [holds for _, holds in bars([far])] == [False, False]
 
 
-@pytest.mark.slow
 def test_four_workers_are_measured_beside_their_predictions():
     assert network.available(), "needs root on Linux, with ip, tc and network namespaces"
     (found,) = many_workers.main(["--cases", "1", "--repeats", "1", "--workers", "2,4"])
