@@ -18,16 +18,13 @@ from ddlf.peers.wire import FLOAT32, check_codec
 from ddlf.privacy.accountant import check_budget, check_delta
 from ddlf.privacy.contradictions import Choice, check
 from ddlf.privacy.release import Mechanism
+from ddlf.privacy.weighted_sum import MOST_UPDATE_LIMIT, UPDATE_LIMIT
 
 LAST = 5
 """Number of validations in the means that end a training or lower its learning rate."""
 MOST_SAMPLES = 10**9
 """Largest number of samples that a peer may claim."""
 MOST_SHARDS = 10_000
-UPDATE_LIMIT = 8.0
-"""Usual limit of the values of updates in secure sums. Source: ``clipping_range`` of Flower's SecAgg+."""
-MOST_UPDATE_LIMIT = 1_000.0
-"""A secure sum rounds values to ``limit / 2^25``: with this limit, to 3e-5. A larger one would lose usual updates."""
 MOST_CLASSES, LONGEST_CLASS = 1_000, 100
 """Limits of the names of classes, which are part of each welcome."""
 LONGEST = 6.0

@@ -8,8 +8,9 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import ProtocolError
 from ddlf.peers.frames import Attempt, Masked, Members, Message, Offered, Signatures, Signed, Survivors, Unmask
 from ddlf.peers.plan import Plan
-from ddlf.peers.secure_updates import numbers_of, share_of, terms_of
+from ddlf.peers.secure_updates import numbers_of, terms_of
 from ddlf.privacy.secure_sum import SECRET_BYTES, SIGNATURE_BYTES, Identity, Offer, Share
+from ddlf.privacy.weighted_sum import share_of
 
 MESSAGES = (Attempt, Members, Survivors, Signatures)
 """Messages of the server about secure sums."""

@@ -29,9 +29,9 @@ from ddlf.peers.frames import Attempt, Masked, Members, Message, Offered, Signat
 from ddlf.peers.ledger import Reply, Unfit
 from ddlf.peers.merging import most_samples
 from ddlf.peers.secure_ledger import SecureLedger
-from ddlf.peers.secure_updates import share_of
 from ddlf.privacy import secure_sum
 from ddlf.privacy.secure_sum import SECRET_BYTES, SIGNATURE_BYTES, Offer
+from ddlf.privacy.weighted_sum import share_of
 
 LATE = "its round is over"
 ANSWER_S = 10.0

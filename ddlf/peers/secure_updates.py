@@ -1,8 +1,6 @@
-"""Updates as whole numbers for a secure sum, and the next base from the sum. Pure; on peers and on the server.
+"""The secure sum of a plan: updates as whole numbers, and the next base from their sum. Pure; on peers and on the server.
 
-With the weights ``w`` of the base and ``w_k`` of peer ``k``, its share ``s_k``, which follows from its number of samples, peer
-``k`` masks ``s_k (w - w_k)`` as fixed-point numbers. The sum, divided by the sum of ``s_k``, is the mean of the updates,
-weighted by samples (FedAvg).
+The update of a peer is the weights of the base minus its own. ``ddlf.privacy.weighted_sum`` has the formulas.
 """
 
 from __future__ import annotations
@@ -16,10 +14,11 @@ import numpy as np
 
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.weights import Weights
-from ddlf.errors import ConfigError
 from ddlf.peers.plan import Plan
 from ddlf.peers.sets import Layout
-from ddlf.privacy.secure_sum import FixedPoint, Numbers
+from ddlf.privacy import weighted_sum
+from ddlf.privacy.secure_sum import Numbers
+from ddlf.privacy.weighted_sum import check_types, mean_of
 
 
 def check_layout(layout: Layout) -> None:
@@ -28,27 +27,15 @@ def check_layout(layout: Layout) -> None:
     Raises:
         ConfigError: Names the weight.
     """
-    if other := [(name, kind) for name, _, kind in layout.tensors if kind != "float32"]:
-        name, kind = other[0]
-        raise ConfigError(
-            f"secure aggregation adds up updates of float32 weights, and {name!r} is {kind}",
-            hint="serve a model with float32 weights, or leave out --secure-aggregation",
-        )
+    check_types(
+        ((name, kind) for name, _, kind in layout.tensors),
+        hint="serve a model with float32 weights, or leave out --secure-aggregation",
+    )
 
 
 def values_in(layout: Layout) -> int:
     """Return the number of values of an update."""
     return sum(prod(shape) for _, shape, _ in layout.tensors)
-
-
-def share_of(samples: int, most: int) -> float:
-    """Return the share of a peer, from its number of samples: at most 1.
-
-    Args:
-        samples: Its samples.
-        most: The samples of a whole share: the largest number that counts.
-    """
-    return min(samples / most, 1.0)
 
 
 def terms_of(plan: Plan, samples: int, model: str, base: bytes) -> str:
@@ -77,8 +64,8 @@ def numbers_of(plan: Plan, base: Weights, live: Weights, share: float) -> Number
     Raises:
         BadUpdate: A value is beyond the limit of the plan.
     """
-    update = [np.subtract(old, new, dtype=np.float64).reshape(-1) for old, new in zip(base, live, strict=True)]
-    return FixedPoint(plan.update_limit).numbers(np.concatenate(update), share)
+    update = [np.subtract(old, new, dtype=np.float64) for old, new in zip(base, live, strict=True)]
+    return weighted_sum.numbers_of(update, share, plan.update_limit)
 
 
 def base_of(
@@ -97,9 +84,7 @@ def base_of(
     Raises:
         ProtocolError: The sum cannot be that of these members.
     """
-    mean = FixedPoint(plan.update_limit).values(total, len(shares)) / sum(shares)
-    ends = np.cumsum([one.size for one in base])[:-1]
-    update = [part.reshape(one.shape).astype(one.dtype) for part, one in zip(np.split(mean, ends), base, strict=True)]
+    update = mean_of(total, len(shares), sum(shares), base, plan.update_limit)
     outer = OUTER.read(plan.outer)
     new_state, weights = outer.update(state or outer.init(base), base, update, trainable)
     return weights, new_state

@@ -85,7 +85,7 @@ class FixedPoint:
             count = scaled.size - int(np.count_nonzero(fits))
             raise BadUpdate(
                 f"{count:,} of {scaled.size:,} values of the update are beyond the limit of {self.limit:g}, or not finite",
-                hint="raise --update-limit of ddlf peers serve, or lower the learning rate",
+                hint="raise --update-limit of ddlf peers serve, or update_limit of the app, or lower the learning rate",
             )
         return np.rint(scaled).astype(np.int32).view(np.uint32)
 
