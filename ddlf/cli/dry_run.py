@@ -25,7 +25,7 @@ from ddlf.extras import hooks
 from ddlf.privacy import visible
 from ddlf.privacy.contradictions import Choice
 from ddlf.rpc.code import own_modules
-from ddlf.training.refusals import noise_choice
+from ddlf.training.refusals import privacy_choice
 from ddlf.training.registry import spec_of
 from ddlf.training.strategy import parts_of
 from ddlf.worker.machine import about
@@ -77,7 +77,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
             )
         _print_settings(app, options)
         spec = spec_of(app)
-        _print_visible(noise_choice(spec))
+        _print_visible(privacy_choice(spec))
         if spec.peer is not None:
             print("          The run posts its weights as a peer, too: its link opens a page that says who sees those.")
         if preview := await parts_of(spec)[1].preview(app, spec):

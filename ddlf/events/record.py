@@ -101,7 +101,8 @@ class RoundRecord:
         verdicts: A line for each update that was rejected, scaled down, or otherwise not accepted unchanged.
         recomputed: Number of slots that were computed again because their worker was lost.
         without: Slot, worker and samples of each slot that the round was merged without, because its worker, the only
-            one with its data, was away. A slot whose worker has not come yet has worker 0.
+            one with its data, was away. A slot whose worker has not come yet has worker 0. All slots, if a secure sum is
+            void.
         skipped: Number, from 1, and missing samples of each damaged partition file that was skipped.
         pushes: For each push in Downpour: replica, from 0, number in the round, staleness at each server, and the
             number of earlier pushes at each server; -1 if the server has it from a lost incarnation.

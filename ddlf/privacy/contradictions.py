@@ -39,6 +39,9 @@ class Choice:
         delta: Delta of the stated epsilon; None by default.
         budget: The privacy budget; None without.
         secure: Whether updates are added up under masks.
+        limit: The largest value of an update under masks; None by default.
+        states: The setting ``optimizer_state``, if states of optimizers come to the master and tell about updates; empty if
+            they do not.
         decay: Whether the server lowers the learning rate of peers.
         longest: The limit of the length of trainings; None by default.
         trial: How much worse than usual a set may be in a test before it counts; 0 without the test.
@@ -63,6 +66,8 @@ class Choice:
     delta: float | None = None
     budget: float | None = None
     secure: bool = False
+    limit: float | None = None
+    states: str = ""
     decay: bool = False
     longest: float | None = None
     trial: float = 0.0
@@ -388,6 +393,83 @@ TABLE: tuple[Contradiction, ...] = (
         hint="use callbacks, which the master calls, or leave them out",
         applies=lambda c: c.of_samples and c.callbacks,
     ),
+    Contradiction(
+        place="workers",
+        settings="update_limit without secure_aggregation",
+        why="it is the largest value of an update under masks",
+        hint="set secure_aggregation, too, or leave out update_limit",
+        applies=lambda c: c.limit is not None and not c.secure,
+    ),
+    Contradiction(
+        place="workers",
+        settings="secure_aggregation without private=True",
+        why="the master has the data, so there is nothing to hide from it",
+        hint="set private = True, or leave out secure_aggregation",
+        applies=lambda c: c.secure and not c.private,
+    ),
+    Contradiction(
+        place="workers",
+        settings="secure_aggregation with mode={way!r}",
+        why="the new weights follow from the update of one worker, and from no sum of many",
+        hint="train in mode 'sync'",
+        applies=lambda c: c.secure and c.way != "sync",
+    ),
+    Contradiction(
+        place="workers",
+        settings="secure_aggregation with merge={merge!r}",
+        why="this rule compares single updates, and the master sees their sum only",
+        hint="leave out merge",
+        applies=lambda c: c.secure and c.merge != "mean",
+    ),
+    Contradiction(
+        place="workers",
+        settings="secure_aggregation with update_policy={update_policy!r}",
+        why="it judges single updates, and the master sees their sum only",
+        hint="leave out update_policy",
+        applies=lambda c: c.secure and c.update_policy is not None,
+    ),
+    Contradiction(
+        place="workers",
+        settings="secure_aggregation with codec={codec!r}",
+        why="masked numbers have 32 random bits each, and a rounded one loses its mask",
+        hint="leave out codec",
+        applies=lambda c: c.secure and c.codec != "float32",
+    ),
+    Contradiction(
+        place="workers",
+        settings="secure_aggregation with privacy_unit='sample'",
+        why="DDLF counts the steps of single samples in rounds without masks only",
+        hint="leave out one of the two: with privacy_unit='worker', each worker adds a share of the noise",
+        applies=lambda c: c.secure and c.of_samples,
+    ),
+    Contradiction(
+        place="workers",
+        settings="secure_aggregation with {shared[0]}",
+        why="workers would send more than their updates to the master, without masks",
+        hint="leave it out",
+        applies=lambda c: c.secure and bool(c.shared),
+    ),
+    Contradiction(
+        place="workers",
+        settings="secure_aggregation with optimizer_state={states!r} of an optimizer with momenta",
+        why="momenta are sums of gradients, and the master gets them without masks, for checkpoints at least",
+        hint="set optimizer_state = 'fresh', or compile the model with SGD without momentum",
+        applies=lambda c: c.secure and bool(c.states),
+    ),
+    Contradiction(
+        place="workers",
+        settings="secure_aggregation with worker_callbacks",
+        why="their attributes come to the master without masks",
+        hint="use callbacks, which the master calls, or leave them out",
+        applies=lambda c: c.secure and c.callbacks,
+    ),
+    Contradiction(
+        place="workers",
+        settings="secure_aggregation with converge on the metric {metric!r}",
+        why="metrics of workers have no masks, so they are left out",
+        hint="set x_test and y_test in load_test_dataset, and let converge look at test_loss or test_accuracy",
+        applies=lambda c: c.secure and bool(c.metric),
+    ),
 )
 """All contradictions. The first one that applies is refused."""
 
@@ -415,7 +497,14 @@ def check(choice: Choice) -> None:
 
 def page_rows(place: Place) -> list[str]:
     """Return a sentence with its advice for each row of a place, as Markdown."""
-    named = {"merge": "median", "update_policy": "reject", "codec": "bfloat16", "way": "async", "metric": "loss"}
+    named = {
+        "merge": "median",
+        "update_policy": "reject",
+        "codec": "bfloat16",
+        "way": "async",
+        "metric": "loss",
+        "states": "kept",
+    }
     choice = Choice(place=place, shared=("local_rule='scaffold'",), **named)  # type: ignore[arg-type]  # texts only
     values = {name: getattr(choice, name) for name in choice.__slots__}
     rows = [row for row in TABLE if row.place == place]

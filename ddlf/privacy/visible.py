@@ -169,6 +169,10 @@ PICKS = {
     "median": "The merge median passes on values of single updates.",
 }
 """By merge rule, what it passes on besides sums of updates."""
+MASKS_RUN_CODE = (
+    "The master's code runs on the workers, so masks protect from mistakes and from a curious reader of the master's"
+    " memory, records and network, but not from a master that runs other code."
+)
 FEW_WORKERS = (
     "In a round of one or two workers, and in asynchronous training, a worker can compute the update of another one."
 )
@@ -228,7 +232,7 @@ SECURE = Column(
 PRIVATE = Column(
     name="private",
     how="`private = True` in an app",
-    applies=lambda c: c.place == "workers" and c.private and not c.has_noise,
+    applies=lambda c: c.place == "workers" and c.private and not c.has_noise and not c.secure,
     cells=_workers(Updates.EACH, Updates.MERGED, Updates.MERGED),
     also="the number of samples, their shapes and types, the metrics and the output of each worker",
     remains=(RUNS_CODE, NO_NOISE, FEW_WORKERS),
@@ -237,7 +241,7 @@ PRIVATE = Column(
 PRIVATE_NOISED = Column(
     name="private, noise",
     how="`private = True` with `update_clip` and `noise_multiplier`",
-    applies=lambda c: c.place == "workers" and c.private and c.has_noise and not c.of_samples,
+    applies=lambda c: c.place == "workers" and c.private and c.has_noise and not c.of_samples and not c.secure,
     cells=_workers(Updates.EACH, Updates.NOISED, Updates.NOISED),
     also="the number of samples, their shapes and types, and the output of each worker",
     metrics=False,
@@ -254,6 +258,26 @@ PRIVATE_SAMPLES = Column(
     before="In each step, the worker shortens the gradient of each sample and adds noise to their sum.",
     remains=(RUNS_CODE, "The noise hides one sample, and not all samples of a person or of a worker."),
 )
+PRIVATE_MASKED = Column(
+    name="private, masks",
+    how="`private = True` with `secure_aggregation = True`",
+    applies=lambda c: c.place == "workers" and c.private and c.secure and not c.has_noise,
+    cells=_workers(Updates.SUM, Updates.SUM, Updates.MERGED),
+    also="the number of samples, their shapes and types, and the output of each worker",
+    metrics=False,
+    before="Each worker adds random masks to its update, which only cancel each other in the sum.",
+    remains=(MASKS_RUN_CODE, NO_NOISE),
+)
+PRIVATE_MASKED_NOISED = Column(
+    name="private, masks, noise",
+    how="`private = True` with `secure_aggregation = True`, `update_clip` and `noise_multiplier`",
+    applies=lambda c: c.place == "workers" and c.private and c.secure and c.has_noise,
+    cells=_workers(Updates.NOISED, Updates.NOISED, Updates.NOISED),
+    also="the number of samples, their shapes and types, and the output of each worker",
+    metrics=False,
+    before="Each worker shortens its update, and adds a share of the noise and random masks, which only cancel each other in the sum.",
+    remains=(MASKS_RUN_CODE,),
+)
 PLAIN = Column(
     name="plain",
     how="an app without `private`",
@@ -266,7 +290,19 @@ PLAIN = Column(
     ),
 )
 
-COLUMNS: tuple[Column, ...] = (SWAPS, ROUNDS, CLIPPED, NOBODY, SECURE, PRIVATE, PRIVATE_NOISED, PRIVATE_SAMPLES, PLAIN)
+COLUMNS: tuple[Column, ...] = (
+    SWAPS,
+    ROUNDS,
+    CLIPPED,
+    NOBODY,
+    SECURE,
+    PRIVATE,
+    PRIVATE_NOISED,
+    PRIVATE_SAMPLES,
+    PRIVATE_MASKED,
+    PRIVATE_MASKED_NOISED,
+    PLAIN,
+)
 """All columns. One of them applies to each choice without a contradiction."""
 
 

@@ -69,7 +69,7 @@ def check_spec(spec: RunSpec) -> None:
     """
     check(of_settings(spec))
     check(of_private_data(spec))
-    contradictions.check(noise_choice(spec))
+    contradictions.check(privacy_choice(spec))
     check(_unused(spec))
     check(spec.exchange.refusals(spec))
     check(spec.train.refusals(spec))
@@ -205,12 +205,13 @@ def of_private_data(spec: RunSpec) -> Iterator[Refusal]:
     )
 
 
-def noise_choice(spec: RunSpec, *, averages: bool = False) -> contradictions.Choice:
-    """Return the settings that clip and noise of updates depend on.
+def privacy_choice(spec: RunSpec, *, averages: bool = False, momenta: bool = False) -> contradictions.Choice:
+    """Return the settings that noise and masks of updates depend on.
 
     Args:
         spec: All settings of the run.
         averages: Whether the optimizer averages the weights over the run.
+        momenta: Whether the optimizer's state tells about updates.
     """
     local, merge = spec.local, getattr(spec.train, "merge", None)
     shared = {
@@ -231,6 +232,10 @@ def noise_choice(spec: RunSpec, *, averages: bool = False) -> contradictions.Cho
         shared=tuple(text for text, applies in shared.items() if applies),
         delta=spec.data.delta,
         budget=spec.data.privacy_budget,
+        secure=spec.data.secure_aggregation,
+        limit=spec.data.update_limit,
+        codec=spec.exchange.codec.name,
+        states=local.optimizer_state if momenta and local.optimizer_state != "fresh" else "",
         unit=spec.data.privacy_unit,
         callbacks=bool(spec.worker_callbacks),
         metric=metric if metric and not metric.startswith(("val_", "test_")) else "",

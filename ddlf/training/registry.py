@@ -366,10 +366,11 @@ def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] |
                 )
     if exchange.one_step and values["worker_steps"] is None:
         values["worker_steps"] = 1
+    data = Data.of_flat(values)
     return RunSpec(
         train=kind.of_flat(values),
-        data=Data.of_flat(values),
-        exchange=exchange.of_flat(values),
+        data=data,
+        exchange=exchange.of_flat(values).for_data(data),
         local=Local.of_flat(values),
         evaluation=Evaluation.of_flat(values),
         checkpoint=Checkpoint.of_flat(values),

@@ -544,13 +544,30 @@ class Run:
         Raises:
             BadUpdate: The new weights contain NaN or infinity, though no update does. The old weights stay.
         """
+        return await self._commit(weights, replies, replies, shown)
+
+    async def commit_void(self, replies: Sequence[Reply]) -> bool:
+        """End a round whose updates were dropped, as ``commit`` does. The weights stay, and no sample counts.
+
+        Args:
+            replies: The replies of the round, at least one. The caller has noted their slots as left out.
+        """
+        return await self._commit(self.progress.weights, replies, (), {})
+
+    async def _commit(
+        self,
+        weights: Weights | WeightsRef,
+        replies: Sequence[Reply],
+        counted: Sequence[Reply],
+        shown: dict[str, float],
+    ) -> bool:
         progress = self.progress
         check_weights(self, weights, replies)
         staleness = progress.merges - min(reply.task.version for reply in replies)
         before = progress.weights
         progress.merges += weights is not before
         progress.weights = weights
-        self._note(replies)
+        self._note(counted)
         progress.version += 1
         record = self._record(replies, staleness, shown)
         progress.records.append(dataclasses.replace(record, **replies[0].of_shards()))

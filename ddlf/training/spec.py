@@ -96,6 +96,24 @@ class Data(Group):
     master learns their number, shapes and types. A round that has lost a worker for ``wait_for_workers_s`` continues
     without it."""
 
+    secure_aggregation: Setting[bool, bool] = Setting(
+        False,
+        switch,
+        "workers add up updates of private data under masks, so that the master learns only the sum",
+        use=FACT,
+    )
+    """It needs ``private``, mode ``sync`` and three to 50 workers. The mean is weighted by samples, as without it. Workers
+    report no metrics. A worker that is lost while a sum is unmasked makes its round void: the weights stay. With
+    ``update_clip`` and ``noise_multiplier``, each worker clips its update and adds a share of the noise itself."""
+
+    update_limit: Setting[float | None, float | None] = Setting(
+        None,
+        Above(0, none="8, or what clip and noise need"),
+        "largest value of an update with secure_aggregation (default: 8; with noise, what clip and noise need)",
+        use=FACT,
+    )
+    """Values are rounded to ``update_limit / 2^25``. An update with a larger value ends the run."""
+
     update_clip: Setting[float | None, float | None] = Setting(
         None,
         Above(0, none="no noise"),
@@ -183,13 +201,18 @@ class Data(Group):
     """Classes that are not listed have weight 1. ``w_train`` is the alternative."""
 
     @property
+    def hides_metrics(self) -> bool:
+        """Whether the metrics of single workers are left out, because they would tell what noise or masks hide."""
+        return self.noise_multiplier is not None or self.secure_aggregation
+
+    @property
     def protects_samples(self) -> bool:
         """Whether each worker noises its own steps, so that they hide single samples."""
         return self.noise_multiplier is not None and self.privacy_unit == "sample"
 
     @property
     def noises_updates(self) -> bool:
-        """Whether the master clips the updates of workers and noises their sum."""
+        """Whether the updates of workers are clipped, and their sum gets noise."""
         return self.noise_multiplier is not None and self.privacy_unit == "worker"
 
 
@@ -552,6 +575,10 @@ class ExchangeSettings(Group):
 
     def check_app(self, app: App) -> None:
         """Raise an error before anything starts if the app cannot be trained with this exchange."""
+
+    def for_data(self, data: Data) -> ExchangeSettings:
+        """Return the exchange of a run with these settings of its data; by default this one."""
+        return self
 
     def refusals(self, spec: RunSpec) -> Iterable[Refusal]:
         """Return an error for each combination of settings that this exchange does not support."""

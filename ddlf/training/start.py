@@ -54,7 +54,7 @@ from ddlf.training.refusals import (
     check_spec,
     check_takeover,
     check_workers,
-    noise_choice,
+    privacy_choice,
 )
 from ddlf.training.registry import spec_of
 from ddlf.training.roles import REPLICA
@@ -64,7 +64,7 @@ from ddlf.training.samples.parts import PlannedSteps, partitioned
 from ddlf.training.slot.batchnorm import batch_norms, warning
 from ddlf.training.slot.build import left_behind
 from ddlf.training.slot.optimizers import final_weights, followers, keeps_averages, restarts
-from ddlf.training.slot.parts import SlotPlan, kept_parts
+from ddlf.training.slot.parts import SlotPlan, keeps_little, kept_parts
 from ddlf.training.slot.task import HELD
 from ddlf.training.slot.variables import set_weights, shapes_of
 from ddlf.training.spec import RunSpec
@@ -308,9 +308,10 @@ async def _run(
                 f"the weight {weight.path!r} is of type {weight.dtype} and trainable, but only floats can be merged",
                 hint="make it a float, or add it with trainable=False: then it keeps its value on the master",
             )
-    if keeps_averages(app.model):
+    averages, momenta = keeps_averages(app.model), not keeps_little(app.run_context.optimizer)
+    if averages:
         check_averages(spec)
-        contradictions.check(noise_choice(spec, averages=True))
+    contradictions.check(privacy_choice(spec, averages=averages, momenta=momenta))
     trained = {id(weight) for weight in app.model.trainable_weights}
     norms = norms_of(app, spec.batchnorm)
     apart = norms.get("apart", ())
@@ -403,7 +404,7 @@ async def _run(
     on_disks = facts.files is not None and facts.files.manifest.hosts > 0
     introduces = not weights_out.stays
     nearby = Nearby(app, facts.files, crew, app.cluster, introduces=introduces) if on_disks else None
-    merge_metrics = MetricMerge(app) if spec.data.noise_multiplier is None else left_out_metrics
+    merge_metrics = left_out_metrics if spec.data.hides_metrics else MetricMerge(app)
     run = Run(facts, app.cluster, crew, progress, carrier, nearby, merge_metrics, reporter, keeper)
     if spec.data.noise_multiplier is not None:
         try:
@@ -443,5 +444,5 @@ def _account(app: App, spec: RunSpec, progress: Progress, source: Path | None) -
 
 
 def left_out_metrics(rows: Sequence[Any]) -> dict[str, float]:
-    """Return no metrics: with clip and noise, metrics of workers are left out, because they have no noise."""
+    """Return no metrics: metrics of single workers have neither noise nor masks, so they are left out with these."""
     return {}

@@ -50,6 +50,17 @@ CHOICES = [
     Choice(place="workers", **NOISED, way="async", unit="sample"),
     Choice(place="workers", **NOISED, way="sync", unit="sample", shared=("an optimizer with use_ema",)),
     Choice(place="workers", **NOISED, way="sync", unit="sample", callbacks=True),
+    Choice(place="workers", limit=4.0),
+    Choice(place="workers", secure=True, way="sync", private=False),
+    Choice(place="workers", secure=True, way="async"),
+    Choice(place="workers", secure=True, way="sync", merge="median"),
+    Choice(place="workers", secure=True, way="sync", update_policy="clip"),
+    Choice(place="workers", secure=True, way="sync", codec="int8"),
+    Choice(place="workers", secure=True, way="sync", **NOISED, unit="sample"),
+    Choice(place="workers", secure=True, way="sync", shared=("batchnorm='local'",)),
+    Choice(place="workers", secure=True, way="sync", states="kept"),
+    Choice(place="workers", secure=True, way="sync", callbacks=True),
+    Choice(place="workers", secure=True, way="sync", metric="loss"),
 ]
 """A choice for each row, in the order of the table."""
 
@@ -77,6 +88,8 @@ def test_each_row_refuses_its_choice_with_its_sentence(row, choice):
         Choice(place="workers", **NOISED, way="sync"),
         Choice(place="workers", **NOISED, way="sync", callbacks=True),
         Choice(place="workers", **NOISED, way="sync", unit="sample", merge="median", update_policy="reject"),
+        Choice(place="workers", secure=True, way="sync", limit=4.0),
+        Choice(place="workers", secure=True, way="sync", **NOISED),
         Choice(place="workers", private=False, way="async", merge="median", shared=("batchnorm='local'",)),
     ],
 )

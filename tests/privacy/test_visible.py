@@ -17,6 +17,8 @@ from ddlf.privacy.visible import (
     NOBODY,
     PLAIN,
     PRIVATE,
+    PRIVATE_MASKED,
+    PRIVATE_MASKED_NOISED,
     PRIVATE_NOISED,
     PRIVATE_SAMPLES,
     ROUNDS,
@@ -41,6 +43,8 @@ CHOICES = [
     (Choice(place="workers", way="async"), PRIVATE),
     (Choice(place="workers", **NOISED, way="sync"), PRIVATE_NOISED),
     (Choice(place="workers", **NOISED, way="sync", unit="sample"), PRIVATE_SAMPLES),
+    (Choice(place="workers", secure=True, way="sync"), PRIVATE_MASKED),
+    (Choice(place="workers", secure=True, way="sync", **NOISED), PRIVATE_MASKED_NOISED),
     (Choice(place="workers", way="downpour", private=False), PLAIN),
 ]
 PLANS = [
@@ -78,6 +82,16 @@ OWN_DATA_IN_STEPS = [
     "training/slot/test_sample_noise.py::test_step_equals_the_formula_in_numpy",
     "training/test_sample_unit.py::test_digits_are_learned_with_the_epsilon_of_each_worker",
 ]
+OWN_DATA_MASKED = [
+    "training/test_masked.py::test_the_wire_and_the_files_of_the_master_have_no_plain_update",
+    "training/test_masked.py::test_worker_refuses_a_step_that_could_unmask_its_update",
+    "training/test_masked.py::test_weights_are_those_of_federated_averaging_and_no_worker_reports_a_metric",
+]
+OWN_DATA_MASKED_NOISED = [
+    "training/test_masked.py::test_the_wire_and_the_files_of_the_master_have_no_plain_update",
+    "training/test_masked.py::test_sum_of_clipped_updates_has_at_least_the_stated_noise",
+    "training/test_masked.py::test_clipped_updates_are_averaged_under_masks",
+]
 SAME_DATA = [
     "training/test_members.py::test_other_data_is_named_by_another_content",
     "training/test_sharded.py::test_of_what_slots_share_nothing_passes_the_master_in_a_round",
@@ -113,6 +127,8 @@ EVIDENCE = [
     (PRIVATE, evidence(Party.WORKER, OWN_DATA)),
     (PRIVATE_NOISED, evidence(Party.WORKER, OWN_DATA_NOISED)),
     (PRIVATE_SAMPLES, evidence(Party.WORKER, OWN_DATA_IN_STEPS)),
+    (PRIVATE_MASKED, evidence(Party.WORKER, OWN_DATA_MASKED)),
+    (PRIVATE_MASKED_NOISED, evidence(Party.WORKER, OWN_DATA_MASKED_NOISED)),
     (PLAIN, evidence(Party.WORKER, SAME_DATA)),
 ]
 

@@ -226,6 +226,10 @@ class Carrier:
         await self.weights_out.reach(worker)
         return await worker.call(self._role, "measure", task.to_message())
 
+    async def ask(self, worker: ProxyWorker, verb: str, *arguments: Any) -> Any:
+        """Call another verb of a worker's replica, and return its answer."""
+        return await worker.call(self._role, verb, *arguments)
+
     def _moved(self, task: Task, worker: int, facts: dict[str, Any]) -> None:
         """Emit an event for a worker's report of its progress in a task."""
         if facts["what"] == "silent":

@@ -171,7 +171,7 @@ class PrivateData(CommonData):
     same data, and nobody can guess data and compare.
 
     Args:
-        has_noise: Whether updates are clipped and noised. Then workers evaluate nothing: metrics have no noise.
+        hides_metrics: Whether updates have noise or masks. Then workers evaluate nothing: metrics have neither.
 
     Attributes:
         homes: The worker of each slot, by slot, without slots whose worker has not come yet.
@@ -179,9 +179,9 @@ class PrivateData(CommonData):
 
     homes: dict[int, int]
 
-    def __init__(self, *, has_noise: bool = False) -> None:
+    def __init__(self, *, hides_metrics: bool = False) -> None:
         super().__init__()
-        self.has_noise = has_noise
+        self.hides_metrics = hides_metrics
         self.homes = {}
         self._shares: list[Share] = []  # of each slot
         self._others: dict[str, dict[int, int]] = {}  # part -> worker -> samples that it evaluates
@@ -281,7 +281,7 @@ class PrivateData(CommonData):
         self._note(worker, facts)
 
     def _note(self, worker: int, facts: Mapping[str, Any]) -> None:
-        for part, samples in () if self.has_noise else facts["others"].items():
+        for part, samples in () if self.hides_metrics else facts["others"].items():
             self._others.setdefault(part, {})[worker] = samples
 
     def _take(self, shares: Sequence[Share], homes: dict[int, int]) -> None:
@@ -373,7 +373,8 @@ def data_of(app: App) -> CommonData:
     """Return the policy of an app's data, by its setting ``private``."""
     if not getattr(app, "private", False):
         return CommonData()
-    return PrivateData(has_noise=getattr(app, "noise_multiplier", None) is not None)
+    hides = getattr(app, "noise_multiplier", None) is not None or getattr(app, "secure_aggregation", False)
+    return PrivateData(hides_metrics=bool(hides))
 
 
 def check_common(app: App, why: str) -> None:

@@ -1,0 +1,419 @@
+"""Secure aggregation of private workers: exact sums, what the wire has, workers lost in each phase, and steps that are refused."""
+
+import numpy as np
+import pytest
+
+from ddlf import events
+from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ProtocolError
+from ddlf.monitor.terminal.lines import line
+from ddlf.privacy.accountant import Noise, epsilon
+from ddlf.privacy.secure_sum import LEVELS
+from ddlf.testing import in_process_cluster, local_cluster, network
+from ddlf.training.exchanges.carrier import Carrier
+from tests.later import Later
+from tests.training.models import Quick, small_model
+from tests.training.private_apps import Private, killing, private_samples
+from tests.training.test_private import ByHand, federated_averaging
+from tests.training.test_private_noise import clipped_averaging
+
+stats = Later("scipy.stats")
+
+
+class Masked(Private):
+    """Three workers whose updates have masks."""
+
+    secure_aggregation = True
+
+
+class Plain(ByHand):
+    """Four workers without masks."""
+
+    async def load_dataset(self):
+        self.x_train, self.y_train = private_samples(self.worker.id, 30 + 10 * self.worker.id)
+
+
+class Four(Plain):
+    """Four workers whose updates have masks, so that three can go on without the fourth."""
+
+    secure_aggregation = True
+    master_epochs = 3
+
+
+def weights_of(app):
+    return np.concatenate([one.ravel() for one in app.model.get_weights()])
+
+
+async def test_weights_are_those_of_federated_averaging_and_no_worker_reports_a_metric():
+    async with in_process_cluster(3) as cluster:
+        app = Masked(cluster)
+        await app.prepare()
+        first = app.model.get_weights()
+        history = await app.train_sync()
+        trained = app.model.get_weights()
+        wanted = federated_averaging(app.model, first, 5)
+    assert max(np.abs(a - b).max() for a, b in zip(trained, wanted, strict=True)) < 5e-6
+    assert [record.metrics for record in history] == [{}] * 5
+    assert not history[-1].test
+    assert app.ledger.is_exact(5)
+
+
+async def test_one_round_differs_from_the_plain_run_by_the_rounding_of_its_numbers_only():
+    found = []
+    for app_class in (Plain, Four):
+        async with in_process_cluster(4) as cluster:
+            app = app_class(cluster)
+            app.master_epochs = 1
+            await app.train_sync()
+            found.append(weights_of(app).astype(float))
+    shares = np.array([40, 50, 60, 70]) / 70
+    rounding = 4 * (8.0 / LEVELS) / 2 / shares.sum() + 2 * np.finfo("float32").eps * np.abs(found[0]).max()
+    assert 0 < np.abs(found[1] - found[0]).max() < rounding
+
+
+@pytest.mark.slow
+async def test_real_processes_add_up_under_masks():
+    found = []
+    for masks in (False, True):
+        async with local_cluster(3) as cluster:
+            app = Masked(cluster)
+            app.secure_aggregation, app.master_epochs = masks, 2
+            await app.train_sync()
+            found.append(weights_of(app))
+    np.testing.assert_allclose(found[1], found[0], atol=2e-6)
+
+
+class Writing(Plain):
+    """Each worker writes its update into a file of its own, to look for on the wire."""
+
+    log = ""
+    master_epochs = 2
+
+    def train(self, weights, worker_epochs, batch_size):
+        update, metrics = Quick.train(self, weights, worker_epochs, batch_size)
+        flat = np.concatenate([one.ravel() for one in update])
+        np.save(f"{self.log}-{self.worker.id}-{self.replica.round}.npy", flat)
+        return update, metrics
+
+
+def on_the_wire(update, share, wire):
+    """Whether any 16 values of an update, or of its numbers without masks, are on the wire."""
+    numbers = np.rint(update.astype(float) * share * LEVELS / 8.0).astype("<i4")
+    plain = (update[at : at + 16].tobytes() for at in range(0, update.size - 16, 16))
+    return any(part in wire for part in plain) or any(
+        numbers[at : at + 16].tobytes() in wire for at in range(0, numbers.size - 16, 16)
+    )
+
+
+@pytest.mark.parametrize("masks", [True, False])
+async def test_the_wire_and_the_files_of_the_master_have_no_plain_update(masks, tmp_path, monkeypatch):
+    wire = bytearray()
+    put = network._Way.put
+
+    def captured(self, what):
+        wire.extend(what if isinstance(what, bytes) else b"")
+        put(self, what)
+
+    monkeypatch.setattr(network._Way, "put", captured)
+    async with in_process_cluster(4, proxied=True) as cluster:
+        app = Writing(cluster)
+        app.secure_aggregation, app.log = masks, str(tmp_path / "update")
+        app.out, app.checkpoint = tmp_path / "runs", tmp_path / "there"
+        await app.train_sync()
+    seen = bytes(wire) + b"".join(
+        path.read_bytes() for folder in ("runs", "there") for path in (tmp_path / folder).rglob("*") if path.is_file()
+    )
+    updates = {
+        (worker, round): np.load(f"{app.log}-{worker}-{round}.npy") for worker in range(1, 5) for round in (1, 2)
+    }
+    assert all(np.abs(update).max() > 0 for update in updates.values())
+    found = [on_the_wire(update, (30 + 10 * worker) / 70, seen) for (worker, _), update in updates.items()]
+    assert found == [not masks] * 8  # without masks, this search finds each of them
+
+
+def killing_at(monkeypatch, cluster, verb, *, worker, slot):
+    """Kill a worker when the master first asks the worker of a slot for a step of a sum."""
+    ask, killed = Carrier.ask, []
+
+    async def kill(self, to, asked, *arguments):
+        if asked == verb and to.id == slot and not killed:
+            killed.append(worker)
+            cluster.machine(worker).kill()
+        return await ask(self, to, asked, *arguments)
+
+    monkeypatch.setattr(Carrier, "ask", kill)
+    return killed
+
+
+@pytest.mark.parametrize("verb", ["offer", "mask", "sign"])
+async def test_round_continues_without_a_worker_that_is_lost_before_the_sum_is_unmasked(verb, monkeypatch):
+    async with in_process_cluster(4) as cluster:
+        app, seen = Four(cluster), []
+        app.subscribe(seen.append)
+        killed = killing_at(monkeypatch, cluster, verb, worker=2, slot=2)
+        await app.train_sync()
+    assert killed
+    first, *others = app.history
+    assert first.without == ((2, 2, 50),)
+    assert first.workers == (1, 3, 4)
+    assert first.samples == 170
+    assert [(one.without, one.workers) for one in others] == [((), (1, 2, 3, 4))] * 2
+    [missed] = [one for one in seen if isinstance(one, events.SlotMissed)]
+    assert "without slot 2 and its 50 samples: its worker was lost before the secure sum" in line(missed)
+    assert [share.epochs for share in app.ledger.shares] == [3, 2, 3, 3]
+
+
+async def test_sum_without_a_lost_worker_is_the_mean_of_the_others(monkeypatch):
+    async with in_process_cluster(4) as cluster:
+        app = Four(cluster)
+        app.master_epochs = 1
+        await app.prepare()
+        killing_at(monkeypatch, cluster, "mask", worker=2, slot=2)
+        found = []
+        app.on_round = lambda record: found.append(record)
+        await app.train_sync()
+        after = weights_of(app)
+    async with in_process_cluster(4) as cluster:
+        app = Plain(cluster)
+        app.wait_for_workers_s, app.master_epochs = 0.0, 1
+        killing(cluster, app, worker=2, round=1)
+        await app.train_sync()
+    assert app.history[0].without == ((2, 2, 50),)
+    np.testing.assert_allclose(after, weights_of(app), atol=1e-6)
+
+
+async def test_round_is_void_if_a_worker_is_lost_while_the_sum_is_unmasked(monkeypatch):
+    async with in_process_cluster(4) as cluster:
+        app, seen, weights = Four(cluster), [], []
+        app.subscribe(seen.append)
+        await app.prepare()
+        first = weights_of(app)
+        app.on_round = lambda record: weights.append(weights_of(app))
+        killed = killing_at(monkeypatch, cluster, "unmask", worker=2, slot=2)
+        await app.train_sync()
+    assert killed
+    void, *others = app.history
+    assert void.without == ((1, 1, 40), (2, 2, 50), (3, 3, 60), (4, 4, 70))
+    np.testing.assert_array_equal(weights[0], first)
+    assert not np.array_equal(weights[1], first)
+    assert [one.without for one in others] == [(), ()]
+    assert [share.epochs for share in app.ledger.shares] == [2, 2, 2, 2]
+    assert all(share.left_out == (0,) for share in app.ledger.shares)
+    missed = [line(one) for one in seen if isinstance(one, events.SlotMissed)]
+    assert len(missed) == 4
+    assert all("the round is void: a worker was lost while the sum was unmasked" in one for one in missed)
+
+
+async def test_round_is_void_below_three_workers_and_the_next_one_waits_for_the_lost_worker(monkeypatch):
+    async with in_process_cluster(3) as cluster:
+        app = Four(cluster)
+        killing_at(monkeypatch, cluster, "mask", worker=2, slot=2)
+        await app.train_sync()
+    assert [len(record.without) for record in app.history] == [3, 0, 0]
+
+
+async def test_run_ends_if_fewer_than_three_workers_are_left():
+    async with in_process_cluster(3) as cluster:
+        app = Four(cluster)
+        app.wait_for_workers_s = 0.0
+        killing(cluster, app, worker=2, round=2)
+        with pytest.raises(
+            ClusterTooSmall, match="a secure sum needs 3 workers, and 2 of 3 are here; start the others"
+        ):
+            await app.train_sync()
+    assert len(app.history) == 1
+
+
+async def test_resumed_run_ends_with_the_bits_of_one_run(tmp_path):
+    """Masks are other ones in each run, and cancel each other exactly."""
+    found = []
+    for epochs, resume, folder in ((3, None, "a"), (1, None, "b"), (3, "auto", "b")):
+        async with in_process_cluster(4) as cluster:
+            app = Four(cluster)
+            app.master_epochs, app.resume, app.checkpoint = epochs, resume, tmp_path / folder
+            await app.train_sync()
+            found.append(weights_of(app).tobytes())
+    assert found[2] == found[0] != found[1]
+    assert app.ledger.is_exact(3)
+
+
+class Asked(Carrier):
+    """Notes a master's steps, and makes one more."""
+
+    async def ask(self, worker, verb, *arguments):
+        found = await super().ask(worker, verb, *arguments)
+        if verb == self.after and worker.id == 1:
+            self.said.append((arguments, found))
+            for more, again in self.more(arguments):
+                with pytest.raises(ProtocolError) as error:
+                    await super().ask(worker, more, *again)
+                self.said.append(str(error.value))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("after", "more", "sentence"),
+    [
+        ("mask", lambda got: [("mask", got)], "twice"),
+        ("mask", lambda got: [("unmask", (got[0], {}))], "the server has named no survivors"),
+        ("sign", lambda got: [("sign", (got[0], [1, 2, 3]))], "two lists of survivors of one sum"),
+        (
+            "sign",
+            lambda got: [("unmask", (got[0], dict.fromkeys(got[1], bytes(64))))],
+            "peer 1 has not signed the list",
+        ),
+        ("unmask", lambda got: [("sign", (got[0], [1, 2, 3]))], "a secure sum that this worker is not in"),
+        (
+            "unmask",
+            lambda got: [("offer", ("other", 0, 0))],
+            "the update of round 1 again, which this worker has helped",
+        ),
+    ],
+)
+async def test_worker_refuses_a_step_that_could_unmask_its_update(after, more, sentence, monkeypatch):
+    said = []
+    monkeypatch.setattr(Asked, "after", after, raising=False)
+    monkeypatch.setattr(Asked, "more", staticmethod(more), raising=False)
+    monkeypatch.setattr(Asked, "said", said, raising=False)
+    monkeypatch.setattr("ddlf.training.start.Carrier", Asked)
+    async with in_process_cluster(4) as cluster:
+        app = Four(cluster)
+        app.master_epochs = 1
+        await app.train_sync()
+    assert sentence in said[1]
+
+
+async def test_update_beyond_the_limit_ends_the_run_and_says_what_to_do():
+    async with in_process_cluster(3) as cluster:
+        app = Masked(cluster)
+        app.update_limit = 1e-9
+        with pytest.raises(
+            BadUpdate, match=r"beyond the limit of 1e-09, or not finite; raise .* update_limit of the app"
+        ):
+            await app.train_sync()
+    assert not app.history
+
+
+class Broken(Four):
+    """Worker 3 has an update that is not finite."""
+
+    def train(self, weights, worker_epochs, batch_size):
+        update, metrics = Quick.train(self, weights, worker_epochs, batch_size)
+        return [one * np.nan if self.worker.id == 3 else one for one in update], metrics
+
+
+async def test_update_that_is_not_finite_ends_the_run_and_names_its_worker():
+    async with in_process_cluster(4) as cluster:
+        with pytest.raises(BadUpdate, match=r"slot 3: .* are NaN or infinite"):
+            await Broken(cluster).train_sync()
+
+
+class Noised(Masked):
+    """Two rounds, whose noise is too small to see."""
+
+    master_epochs = 2
+    update_clip = 0.1
+    noise_multiplier = 1e-6
+
+
+async def test_clipped_updates_are_averaged_under_masks():
+    async with in_process_cluster(3) as cluster:
+        app = Noised(cluster)
+        await app.prepare()
+        first = app.model.get_weights()
+        history = await app.train_sync()
+        trained = app.model.get_weights()
+        wanted = clipped_averaging(app, first, 2)
+    assert max(np.abs(a - b).max() for a, b in zip(trained, wanted, strict=True)) < 2e-6
+    assert all(record.metrics.keys() == {"epsilon"} for record in history)
+    one, two = ({f"{slot}": epsilon({Noise(multiplier=1e-6): n}, 1e-5) for slot in (1, 2, 3)} for n in (1, 2))
+    assert [record.epsilons for record in history] == [one, two]
+
+
+class Loud(Four):
+    """One round whose noise is all there is."""
+
+    master_epochs = 1
+    update_clip = 1e-3
+    noise_multiplier = 3e3
+
+    async def create_model(self):
+        self.model = small_model(self.learning_rate, width=4000)
+
+
+async def test_sum_of_clipped_updates_has_at_least_the_stated_noise(monkeypatch):
+    """A share is a third of the whole noise. Of four workers, one is lost: three shares remain."""
+    async with in_process_cluster(4) as cluster:
+        app = Loud(cluster)
+        await app.prepare()
+        first = weights_of(app)
+        killing_at(monkeypatch, cluster, "mask", worker=2, slot=2)
+        await app.train_sync()
+        noise = 4 * (weights_of(app) - first).astype(float)  # the divisor is the number of all slots
+    assert app.history[0].without == ((2, 2, 50),)
+    assert noise.size > 5e4
+    assert noise.std() == pytest.approx(3.0, rel=5 / np.sqrt(2 * noise.size))
+    assert stats.kstest(noise / 3.0, "norm").pvalue > 1e-6
+
+
+async def test_two_workers_are_refused():
+    async with in_process_cluster(2) as cluster:
+        with pytest.raises(
+            ConfigError, match="secure_aggregation=True needs 3 workers, and there are 2: with two, each"
+        ):
+            await Masked(cluster).train_sync()
+
+
+class Adam(Masked):
+    """The state of Adam has sums of gradients."""
+
+    optimizer_state = "kept"
+
+    async def create_model(self):
+        self.model = small_model(self.learning_rate, optimizer="adam")
+
+
+@pytest.mark.parametrize("state", ["kept", "stays"])
+async def test_states_of_optimizers_that_tell_about_updates_are_refused(state):
+    async with in_process_cluster(3) as cluster:
+        app = Adam(cluster)
+        app.optimizer_state = state
+        with pytest.raises(
+            ConfigError, match=f"secure_aggregation with optimizer_state='{state}' of an optimizer with"
+        ):
+            await app.train_sync()
+
+
+async def test_adam_trains_if_its_state_begins_anew_in_each_round():
+    async with in_process_cluster(3) as cluster:
+        app = Adam(cluster)
+        app.optimizer_state, app.master_epochs = "fresh", 2
+        history = await app.train_sync()
+    assert [record.without for record in history] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"private": False}, "secure_aggregation without private=True cannot work"),
+        ({"mode": "async"}, "secure_aggregation with mode='async' cannot work"),
+        ({"merge": "median"}, "secure_aggregation with merge='median' cannot work"),
+        ({"update_policy": "clip"}, "secure_aggregation with update_policy='clip' cannot work"),
+        ({"codec": "int8"}, "secure_aggregation with codec='int8' cannot work"),
+        ({"exchange": "sharded"}, "exchange='sharded' contradicts private=True"),
+        ({"exchange": "gradient"}, "exchange='gradient' contradicts private=True"),
+        (
+            {"update_clip": 1.0, "noise_multiplier": 1.0, "privacy_unit": "sample"},
+            "secure_aggregation with privacy_unit='sample' cannot work",
+        ),
+        ({"batchnorm": "local"}, "secure_aggregation with batchnorm='local' cannot work"),
+        ({"local_rule": "scaffold"}, "secure_aggregation with local_rule='scaffold' cannot work"),
+        ({"secure_aggregation": False, "update_limit": 4.0}, "update_limit without secure_aggregation cannot work"),
+    ],
+)
+async def test_settings_that_contradict_masks_are_refused(settings, sentence):
+    async with in_process_cluster(3) as cluster:
+        app = Masked(cluster)
+        for name, value in settings.items():
+            setattr(app, name, value)
+        with pytest.raises(ConfigError, match=sentence):
+            await app.train_model()
