@@ -18,7 +18,7 @@ from ddlf.peers.wire import FLOAT32, check_codec
 from ddlf.privacy.accountant import check_budget, check_delta
 from ddlf.privacy.contradictions import Choice, check
 from ddlf.privacy.release import Mechanism
-from ddlf.privacy.weighted_sum import MOST_UPDATE_LIMIT, UPDATE_LIMIT
+from ddlf.privacy.weighted_sum import UPDATE_LIMIT, check_update_limit
 
 LAST = 5
 """Number of validations in the means that end a training or lower its learning rate."""
@@ -141,13 +141,7 @@ class Plan:
             raise ConfigError("a trial of each set needs test data of the server", hint="name them with --data")
         check_classes(self.classes)
         check_codec(self.codec)
-        if not (isfinite(self.update_limit) and self.update_limit > 0):
-            raise ConfigError(f"update_limit must be finite and above 0, got {self.update_limit}")
-        if self.update_limit > MOST_UPDATE_LIMIT:
-            raise ConfigError(
-                f"a secure sum with update_limit = {self.update_limit:g} would round usual updates to 0",
-                hint=f"use {MOST_UPDATE_LIMIT:g} or less; the usual limit is {UPDATE_LIMIT:g}",
-            )
+        check_update_limit(self.update_limit)
         check(self.choice)
         _ = self.mechanism  # it refuses values without sense
         if self.delta is not None:

@@ -8,6 +8,7 @@ With the update ``u_k`` of member ``k``, and its share ``s_k``, which follows fr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 
 import numpy as np
 
@@ -19,6 +20,21 @@ UPDATE_LIMIT = 8.0
 """Usual limit of the values of updates in secure sums. Source: ``clipping_range`` of Flower's SecAgg+."""
 MOST_UPDATE_LIMIT = 1_000.0
 """A secure sum rounds values to ``limit / 2^25``: with this limit, to 3e-5. A larger one would lose usual updates."""
+
+
+def check_update_limit(limit: float) -> None:
+    """Refuse a limit of the values of updates that a secure sum cannot have.
+
+    Raises:
+        ConfigError: It is not finite, not above 0, or too large.
+    """
+    if not (isfinite(limit) and limit > 0):
+        raise ConfigError(f"update_limit must be finite and above 0, got {limit}")
+    if limit > MOST_UPDATE_LIMIT:
+        raise ConfigError(
+            f"a secure sum with update_limit = {limit:g} would round usual updates to 0",
+            hint=f"use {MOST_UPDATE_LIMIT:g} or less; the usual limit is {UPDATE_LIMIT:g}",
+        )
 
 
 def check_types(tensors: Iterable[tuple[str, str]], hint: str) -> None:

@@ -407,6 +407,7 @@ async def test_adam_trains_if_its_state_begins_anew_in_each_round():
         ),
         ({"batchnorm": "local"}, "secure_aggregation with batchnorm='local' cannot work"),
         ({"local_rule": "scaffold"}, "secure_aggregation with local_rule='scaffold' cannot work"),
+        ({"update_limit": 1e6}, r"update_limit = 1e\+06 would round usual updates to 0"),
         ({"secure_aggregation": False, "update_limit": 4.0}, "update_limit without secure_aggregation cannot work"),
     ],
 )

@@ -426,7 +426,7 @@ async def test_a_browser_without_web_assembly_leaves_the_link_unused():
     async with joined(alone) as page:
         await page.add_init_script("delete globalThis.WebAssembly")
         await page.reload()
-        await page.locator("#problem").wait_for(**WAIT)
+        await page.locator("#problem").wait_for()
         assert await page.locator("#why").inner_text() == "This browser cannot train: it has no WebAssembly."
         assert "current version of Firefox" in await page.locator("#hint").inner_text()
         assert alone.codes == {CODE}

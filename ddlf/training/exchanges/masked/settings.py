@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from ddlf.privacy.secure_sum import LEAST, MOST
+from ddlf.privacy.weighted_sum import check_update_limit
 from ddlf.training.exchanges.masked.rule import BySamples, Rule, rule_of
 from ddlf.training.spec import Data, Refusal
 from ddlf.training.strategy import Exchange, Loop, Place
@@ -38,6 +39,8 @@ class Masked(Exchange):
     def of(cls, exchange: Exchange, data: Data) -> Self:
         """Return it with the settings of another exchange, and the rule that the settings of the data choose."""
         values = {one.field: getattr(exchange, one.field) for one in exchange.settings()}
+        if data.update_limit is not None:
+            check_update_limit(data.update_limit)
         rule = rule_of(limit=data.update_limit, clip=data.update_clip, noise=data.noise_multiplier)
         return cls(**values, rule=rule)
 
