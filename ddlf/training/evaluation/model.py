@@ -19,6 +19,7 @@ from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.slot.card_errors import explained
 from ddlf.training.slot.feed import Feed, FileFeed, gathered, make_feed, memory_of
+from ddlf.training.slot.metric_variables import make_metric_variables
 from ddlf.training.slot.variables import set_weights
 
 if TYPE_CHECKING:
@@ -176,6 +177,8 @@ def _one_at_a_time(app: App) -> Iterator[None]:
 @contextlib.contextmanager
 def _reading(app: App, feed: Feed | FileFeed) -> Iterator[Any]:
     """Yield the data set that Keras evaluates. Afterwards raise an error if samples could not be read."""
+    if app.model.test_function is None and not app.model.run_eagerly and hasattr(feed.dataset, "element_spec"):
+        make_metric_variables(app.model, feed.dataset.element_spec)  # of TensorFlow
     try:
         yield feed.dataset
     except Exception:

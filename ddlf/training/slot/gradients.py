@@ -21,6 +21,7 @@ from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.slot.build import describe_optimizer
 from ddlf.training.slot.feed import gathered
 from ddlf.training.slot.keras_model import KerasModel
+from ddlf.training.slot.metric_variables import make_metric_variables
 from ddlf.training.slot.transfer import transfer
 from ddlf.training.slot.variables import set_weights
 
@@ -89,6 +90,7 @@ class Gradients:
             # Compile for any number of samples. Keras would compile for the size of the first batch, with other bits.
             # A result must not depend on the earlier work of this worker.
             spec = tree_map(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), batch)
+            make_metric_variables(model, spec)
             compiled = tf.function(model.train_step, input_signature=[spec], jit_compile=model.jit_compile)
             model.train_function = lambda batches: compiled(next(batches))
         model.reset_metrics()

@@ -23,6 +23,7 @@ from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, rea
 from ddlf.training.slot.batchnorm import measured
 from ddlf.training.slot.build import describe_optimizer, describe_weights
 from ddlf.training.slot.loss_scale import LossScale, Overflow
+from ddlf.training.slot.metric_variables import make_metric_variables
 from ddlf.training.slot.model import Gradient
 from ddlf.training.slot.optimizers import (
     HELD_PATH,
@@ -213,6 +214,8 @@ class KerasModel:
 
         model, callbacks = self._app.model, list(callbacks)
         use_fast_steps(model, callbacks, self._steps)
+        if model.train_function is None and hasattr(data, "element_spec"):  # TensorFlow compiles a step
+            make_metric_variables(model, data.element_spec)
         if self._by_steps and model.train_function is None:
             model.train_function = quick_step(model)
         with no_final_averages(model):

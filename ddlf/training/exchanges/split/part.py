@@ -25,6 +25,7 @@ from ddlf.errors import AppError
 from ddlf.training.exchanges.split.graph import functional
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.program import WHOLE, Name, Segment
+from ddlf.training.slot.metric_variables import make_variables_of
 
 LARGE = 1 << 20
 """Tensors with more values are added, and stepped, one by one."""
@@ -91,32 +92,12 @@ class ModelPart(ABC):
     def prepare(self, batch: tuple[Any, ...]) -> None:
         """Make Keras create the variables of losses and metrics, which it otherwise does in the first batch."""
         if self.is_last:
-            self._build_metrics(*batch)
+            make_variables_of(self._model, self._function, *batch)
             for one in self._model._compile_loss.metrics:  # with several outputs; Keras counts calls in compiled steps
                 count = type(one).update_state
                 vars(one)["update_state"] = lambda value, sample_weight=None, one=one, count=count: count(
                     one, value, sample_weight=self._samples
                 )
-
-    def _build_metrics(self, x: Any, y: Any = None, weight: Any = None) -> None:
-        """Create the variables of losses and metrics, as Keras does, but without a pass through the whole model."""
-        import keras
-        from keras.src.models.functional import unpack_singleton
-
-        def symbol(value: Any) -> Any:
-            return (
-                None if value is None else keras.KerasTensor(value.shape, keras.backend.standardize_dtype(value.dtype))
-            )
-
-        model, samples = self._model, len(keras.tree.flatten(x)[0])
-        shapes = [keras.KerasTensor((samples, *one.shape[1:]), one.dtype) for one in self._function.outputs]
-        outputs = unpack_singleton(keras.tree.pack_sequence_as(self._function._outputs_struct, shapes))
-        y, weight = keras.tree.map_structure(symbol, (y, weight))
-        build = keras.src.backend.compute_output_spec
-        if model._compile_metrics is not None and not model._compile_metrics.built:
-            build(model._compile_metrics.update_state, y, outputs, weight)
-        if not model._compile_loss.built:
-            build(model._compile_loss, y, outputs, weight)
 
     def data_of(self, segment: Segment, data: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the data that a segment uses."""
