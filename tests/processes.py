@@ -41,6 +41,11 @@ def command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]
     )
 
 
+def without_waits(output: str) -> str:
+    """What a command of ``ddlf`` printed, but for the lines about what takes long, which a busy machine makes it print."""
+    return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("waiting "))
+
+
 def python(code: str) -> str:
     """What a new Python process prints that runs this code."""
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)

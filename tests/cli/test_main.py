@@ -24,7 +24,7 @@ from ddlf.cluster.launch.launcher import OWN
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConnectError, LeaseError
 from tests.patience import PATIENCE_S
-from tests.processes import command, is_listening
+from tests.processes import command, is_listening, without_waits
 
 
 def ddlf(*arguments, **environment):
@@ -82,7 +82,7 @@ def test_messages_show_worker_names_of_the_cluster_file(tmp_path, free_port):
     assert ended.stdout.startswith("  1  pc03                   unreachable: 127.0.0.1:")
     assert ended.stdout.endswith("\nddlf up starts the workers of the cluster file that do not run\n")
     ended = ddlf("run", app, "-c", file)
-    assert ended.stdout == f"cluster   lab, {file} (1 worker)\n"
+    assert without_waits(ended.stdout) == f"cluster   lab, {file} (1 worker)\n"
     assert f"    1  pc03                   127.0.0.1:{free_port}: connection refused" in ended.stderr
     (worker,) = Cluster.from_config(file).workers
     assert worker.name == "worker 1 (pc03)"
