@@ -460,7 +460,8 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
         options.local, gpus=options.gpus, gpu_memory=options.gpu_memory, pickle_results=options.pickle_results
     )
     count = cluster.N
-    slow = f", which has only {own} cores: more than {own} workers are not faster" if count > own else ""
+    most = "more than one worker is" if own == 1 else f"more than {own} workers are"
+    slow = f", which has only {own} core{'s' * (own != 1)}: {most} not faster" if count > own else ""
     return cluster, f"{reason}{_workers(count)} on this machine{slow}"
 
 

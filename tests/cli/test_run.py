@@ -824,10 +824,21 @@ def test_wrong_values_are_refused_before_anything_is_connected(
     assert len(said.splitlines()) == 1
 
 
-def test_run_says_that_more_workers_than_cores_are_not_faster(app, monkeypatch):
-    monkeypatch.setattr("ddlf.worker.machine.cores", lambda: 2)
+@pytest.mark.parametrize(
+    ("cores", "said"),
+    [
+        (2, "only 2 cores: more than 2 workers are not faster"),
+        (1, "only 1 core: more than one worker is not faster"),
+    ],
+)
+def test_run_says_that_more_workers_than_cores_are_not_faster(app, monkeypatch, cores, said):
+    monkeypatch.setattr("ddlf.worker.machine.cores", lambda: cores)
     described = resolve_cluster(options(local=3))[1]
-    assert described == "3 workers on this machine, which has only 2 cores: more than 2 workers are not faster"
+    assert described == f"3 workers on this machine, which has {said}"
+
+
+def test_run_says_nothing_about_workers_that_have_a_core_each(app, monkeypatch):
+    monkeypatch.setattr("ddlf.worker.machine.cores", lambda: 2)
     assert resolve_cluster(options(local=2))[1] == "2 workers on this machine"
 
 
