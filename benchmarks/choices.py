@@ -1,6 +1,6 @@
 """Compare the best choice of ``ddlf plan`` and its verdict with measured choices, in 12 situations. Linux, root.
 
-    python -m benchmarks.choices [--only 3] [--seed 1] [--repeats 3] [--budget 25] [--json FILE] [--short]
+    python -m benchmarks.choices [--only 3] [--seed 1] [--repeats 3] [--budget 40] [--json FILE] [--short]
 
 A situation is a model, a batch size, the local steps of a round, a link, and two machines. The situations are drawn before
 the first measurement, and all are printed. Each machine is a network namespace with its own limited link
@@ -15,7 +15,7 @@ gradient, ``float32`` and ``int8``; with ``exchange="auto"`` also sharded, and w
 - the verdict is never wrong where the best choice is less than 0.85 or more than 1.15 times as fast as ``fit``, it is
   "unclear" at most twice, and with one core it is "no gain".
 
-A plan that is refused counts as "unclear", and the app's own settings as its choice. A situation takes about 80 s on two
+A plan that is refused counts as "unclear", and the app's own settings as its choice. A situation takes about 100 s on two
 idle cores. ``--short`` measures the third situation once, after a short plan.
 """
 
@@ -25,6 +25,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -45,6 +46,7 @@ from benchmarks.planned import MODELS, SAMPLES
 from benchmarks.workload import SINGLE_THREADED, batches
 from ddlf import Cluster
 from ddlf.errors import ConfigError
+from ddlf.extras.planner import planning
 from ddlf.extras.planner import probe as probing
 from ddlf.extras.planner.choice import Length, Verdict, can_balance
 from ddlf.extras.planner.model import Setting
@@ -266,7 +268,7 @@ async def master(facts: dict[str, Any]) -> None:
             room = iter((True,) * SHORT)
             Budget.has_room = lambda budget: next(room, False)  # type: ignore[method-assign]
             probing.MEASURE_S = 0.01
-        found = None
+        found, planning.LEAST_S = None, math.inf  # so memory takes nothing of the budget
         try:
             found = await plan(app, facts["budget"], say=say, again=True)
         except ConfigError as error:
@@ -456,7 +458,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=lambda text: [int(one) for one in text.split(",")], help="such as 3 or 3,4")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--budget", type=float, default=25.0, help="seconds of a plan, too few to measure memory")
+    parser.add_argument("--budget", type=float, default=40.0, help="seconds of a plan, without memory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a line for each situation")
     parser.add_argument("--short", action="store_true", help="the third situation, one repeat after a short plan")
     parser.add_argument("--master", type=json.loads, help=argparse.SUPPRESS)
@@ -473,6 +475,7 @@ def main(argv: Sequence[str] | None = None) -> list[Outcome]:
     if options.master is not None:
         asyncio.run(master(options.master))
         return []
+    begun = time.perf_counter()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without taking the machines away
     if options.short:
         options.only, options.repeats = options.only or [3], 1
@@ -494,6 +497,7 @@ def main(argv: Sequence[str] | None = None) -> list[Outcome]:
         if options.json:
             with options.json.open("a") as file:
                 print(json.dumps(asdict(one)), file=file)
+    print(f"\nmeasured in {(time.perf_counter() - begun) / 60:.1f} min")
     rows = [["", *HEAD[:5], *FOUND]]
     rows += [[str(number), *one.situation.cells()[:5], *one.cells()] for number, one in outcomes.items()]
     print("\n" + table(rows))

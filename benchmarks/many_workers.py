@@ -244,13 +244,13 @@ def main(argv: Sequence[str] | None = None) -> list[Outcome]:
         command = network.on(0, sys.executable, "-m", "benchmarks.many_workers", "--master", json.dumps(facts))
         with started([command], more={"DDLF_TOKEN": token}) as (child,):
             for case in cases:
-                for one in range(max(workers) + 1):
-                    network.limit(one, case.rate)
+                for number in range(max(workers) + 1):
+                    network.limit(number, case.rate)
                 print(json.dumps(asdict(case)), file=child.stdin, flush=True)
                 found = json.loads(child.stdout.readline())
                 predicted, measured = ({one[0]: one[place] for one in found} for place in (1, 2))
-                outcomes.append(one := Outcome(case=case, predicted=predicted, measured=measured))
-                print(" ".join(one.cells()), file=sys.stderr, flush=True)
+                outcomes.append(Outcome(case=case, predicted=predicted, measured=measured))
+                print(" ".join(outcomes[-1].cells()), file=sys.stderr, flush=True)
     counts = [f"{one} (ms)" for one in workers]
     print("\n" + table([[*head, *counts, "chosen", "best", "times best"], *(one.cells() for one in outcomes)]))
     for text, holds in bars(outcomes):
