@@ -537,6 +537,8 @@ class UpdateArrived(SlotEvent):
 class SlotMissed(SlotEvent):
     """A round is merged without a slot, because the worker that it belongs to is away. Nobody else has its data.
 
+    A round whose secure sum is void misses all its slots.
+
     Args:
         samples: Number of samples of the slot.
         why: The reason, as a sentence; empty if it is that of the round before.

@@ -32,7 +32,8 @@ class Choice:
         way: ``"rounds"`` or ``"swap"`` of peers; the mode of a run with workers, such as ``"sync"``.
         merge: The merge rule.
         update_policy: The policy for suspicious updates; None by default.
-        codec: How weights of peers travel.
+        codec: How weights of peers, or updates of workers travel.
+        outward: How weights travel to workers.
         shards: Whether the server gives its data to peers.
         private: Whether the data are private.
         metric: The metric of the workers' training that ends the run; empty without one.
@@ -60,6 +61,7 @@ class Choice:
     merge: str = "mean"
     update_policy: str | None = None
     codec: str = "float32"
+    outward: str = "float32"
     shards: bool = False
     private: bool = True
     metric: str = ""
@@ -437,6 +439,13 @@ TABLE: tuple[Contradiction, ...] = (
     ),
     Contradiction(
         place="workers",
+        settings="secure_aggregation with weights_codec={outward!r}",
+        why="each worker has other rounded weights then, and workers only add up updates of the same weights",
+        hint="use weights_codec 'float32', 'float16' or 'bfloat16'",
+        applies=lambda c: c.secure and c.outward.startswith("delta:"),
+    ),
+    Contradiction(
+        place="workers",
         settings="secure_aggregation with privacy_unit='sample'",
         why="DDLF counts the steps of single samples in rounds without masks only",
         hint="leave out one of the two: with privacy_unit='worker', each worker adds a share of the noise",
@@ -504,6 +513,7 @@ def page_rows(place: Place) -> list[str]:
         "way": "async",
         "metric": "loss",
         "states": "kept",
+        "outward": "delta:int8",
     }
     choice = Choice(place=place, shared=("local_rule='scaffold'",), **named)  # type: ignore[arg-type]  # texts only
     values = {name: getattr(choice, name) for name in choice.__slots__}

@@ -235,6 +235,7 @@ def privacy_choice(spec: RunSpec, *, averages: bool = False, momenta: bool = Fal
         secure=spec.data.secure_aggregation,
         limit=spec.data.update_limit,
         codec=spec.exchange.codec.name,
+        outward=str(spec.exchange.weights_codec),
         states=local.optimizer_state if momenta and local.optimizer_state != "fresh" else "",
         unit=spec.data.privacy_unit,
         callbacks=bool(spec.worker_callbacks),

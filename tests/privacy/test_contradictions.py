@@ -56,6 +56,7 @@ CHOICES = [
     Choice(place="workers", secure=True, way="sync", merge="median"),
     Choice(place="workers", secure=True, way="sync", update_policy="clip"),
     Choice(place="workers", secure=True, way="sync", codec="int8"),
+    Choice(place="workers", secure=True, way="sync", outward="delta:int8"),
     Choice(place="workers", secure=True, way="sync", **NOISED, unit="sample"),
     Choice(place="workers", secure=True, way="sync", shared=("batchnorm='local'",)),
     Choice(place="workers", secure=True, way="sync", states="kept"),

@@ -329,15 +329,32 @@ async def test_clipped_updates_are_averaged_under_masks():
     assert [record.epsilons for record in history] == [one, two]
 
 
-class Loud(Four):
-    """One round whose noise is all there is."""
+class Wide(Four):
+    """One round of a model with 52,004 weights."""
 
     master_epochs = 1
-    update_clip = 1e-3
-    noise_multiplier = 3e3
 
     async def create_model(self):
         self.model = small_model(self.learning_rate, width=4000)
+
+
+async def test_masked_updates_are_hardly_larger_than_plain_ones():
+    found = []
+    for masks in (True, False):
+        async with in_process_cluster(4) as cluster:
+            app = Wide(cluster)
+            app.secure_aggregation = masks
+            await app.train_sync()
+            found.append(app.history[0].bytes_back)
+    assert found[1] > 4 * 4 * 52_004
+    assert found[0] < 1.02 * found[1]
+
+
+class Loud(Wide):
+    """One round whose noise is all there is."""
+
+    update_clip = 1e-3
+    noise_multiplier = 3e3
 
 
 async def test_sum_of_clipped_updates_has_at_least_the_stated_noise(monkeypatch):
@@ -399,6 +416,7 @@ async def test_adam_trains_if_its_state_begins_anew_in_each_round():
         ({"merge": "median"}, "secure_aggregation with merge='median' cannot work"),
         ({"update_policy": "clip"}, "secure_aggregation with update_policy='clip' cannot work"),
         ({"codec": "int8"}, "secure_aggregation with codec='int8' cannot work"),
+        ({"weights_codec": "delta:int8"}, "secure_aggregation with weights_codec='delta:int8' cannot work"),
         ({"exchange": "sharded"}, "exchange='sharded' contradicts private=True"),
         ({"exchange": "gradient"}, "exchange='gradient' contradicts private=True"),
         (

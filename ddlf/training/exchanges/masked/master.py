@@ -182,7 +182,7 @@ class Sums:
                 found[reply.slot] = await self._run.exchange.ask(member[0], verb, *arguments(reply))
             except LOSS as error:
                 if self._run.crew.member(reply.worker) == member:
-                    self._run.crew.lose(member[0], reply.slot, error)
+                    self._run.crew.lose(member[0], None, error)
 
         asking = [asyncio.ensure_future(ask(reply)) for reply in members]
         try:

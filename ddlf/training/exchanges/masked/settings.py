@@ -30,7 +30,6 @@ class Masked(Exchange):
     """
 
     name: ClassVar[str] = "star"
-    about: ClassVar[str] = "sums of updates through the master"
     role: ClassVar[str] = "ddlf.training.exchanges.masked.replica:MaskedReplica"
 
     rule: Rule = field(default_factory=BySamples)
