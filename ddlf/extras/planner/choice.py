@@ -116,8 +116,10 @@ class Wish:
     def best(self, found: Sequence[Choice]) -> Choice:
         """Return the best choice in memory and time.
 
-        If none fits into the memory, it is the one with the least memory; if none is in time, the fastest one.
+        A choice with more slots than its way was measured with is best only if all are so, as with an assumed link. If
+        none fits into the memory, it is the one with the least memory; if none is in time, the fastest one.
         """
+        found = [one for one in found if one.epoch.within] or found
         if not (fitting := [one for one in found if self.fits(one)]):
             return min(found, key=_memory)
         fastest = min(fitting, key=lambda one: one.epoch.seconds)

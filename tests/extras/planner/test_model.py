@@ -77,6 +77,18 @@ def test_more_slots_than_a_way_was_measured_with_are_marked():
     assert found == [True, False]
 
 
+def test_the_best_choice_has_no_more_slots_than_its_way_was_measured_with():
+    """What further slots cost a way is unknown, so its prediction is too short."""
+    cheap = Measured(setting=Setting(way=GRADIENT, slots=1, batch=64, steps=1), seconds=(0.006,) * 3)
+    model = TimeModel([*measured(*FEW), cheap])
+    found = choices(model, Length(samples=10_000, steps=2), [64], [1, 2], model.ways)
+    assert (found[0].setting.way, found[0].setting.slots, found[0].epoch.within) == (GRADIENT, 2, False)
+    best = Wish().best(found)
+    assert (best.setting.way, best.setting.slots) == (GRADIENT, 1)
+    far = [one for one in found if not one.epoch.within]
+    assert Wish().best(far) == far[0]
+
+
 def test_a_way_that_was_not_measured_is_refused():
     model = TimeModel(measured(*FEW))
     with pytest.raises(ConfigError, match=r"no round of sync, gradient was measured.*--budget"):
