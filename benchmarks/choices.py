@@ -356,13 +356,20 @@ async def fit_beside(situation: Situation) -> AsyncIterator[Callable[[], Awaitab
 
 
 def fit(situation: Situation) -> None:
-    """Train with ``fit`` alone on one thread. For each line of standard input, print the seconds of an epoch."""
+    """Train with ``fit`` alone on one thread. For each line of standard input, print the seconds of an epoch.
+
+    A call of the compiled step trains as many batches as on a worker. Otherwise a worker without a cluster would be faster
+    than ``fit``, and a gain would say nothing about a cluster.
+    """
     os.environ.update(SINGLE_THREADED)
     app: Any = MODELS[situation.model]()
     asyncio.run(app.load_dataset())
     asyncio.run(app.create_model())
     import keras
 
+    from ddlf.training.slot.keras_model import use_fast_steps
+
+    use_fast_steps(app.model, (), app.model.steps_per_execution)
     ends = list[float]()
 
     class Note(keras.callbacks.Callback):  # type: ignore[misc]
