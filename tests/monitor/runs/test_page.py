@@ -1,7 +1,6 @@
 """The report in a real browser: nothing wrong, nobody asked, readable on a phone and in the dark, at once for any run."""
 
 import math
-import time
 
 import pytest
 
@@ -13,8 +12,17 @@ from tests.monitor.runs.made import BEGAN, events_of, record, run
 
 pytestmark = pytest.mark.slow
 
-OPENED_S = 5.0
-"""On a machine that does other things, too."""
+OPENED_S = 1.0
+"""Of the page's own thread on a processor, which does not depend on what else the machine does."""
+
+
+async def seconds_of(page, url):
+    """Open a page, and return the seconds that its thread has computed."""
+    devtools = await page.context.new_cdp_session(page)
+    await devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+    await page.goto(url)
+    metrics = (await devtools.send("Performance.getMetrics"))["metrics"]
+    return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
 
 
 async def test_every_report_opens_without_an_error_and_asks_nobody(tmp_path):
@@ -34,11 +42,10 @@ async def test_every_report_opens_without_an_error_and_asks_nobody(tmp_path):
         for name, (told, charts) in made.items():
             path = run(tmp_path, name, told, "failed" if name == "failed" else "finished", "no" * (name == "failed"))
             for width, scheme in ((390, "light"), (1920, "dark")):
-                begin = time.perf_counter()
-                options = {"width": width, "color_scheme": scheme}
-                async with opened(browser, (path / folder.REPORT).as_uri(), **options) as page:
+                async with opened(browser, "about:blank", width=width, color_scheme=scheme) as page:
+                    took = await seconds_of(page, (path / folder.REPORT).as_uri())
                     assert await page.locator(".chart canvas").count() == charts, name
-                    assert time.perf_counter() - begin < OPENED_S, name
+                    assert 0 < took < OPENED_S, name
                     assert await page.evaluate("document.documentElement.scrollWidth") <= width, name
                     assert (page.wrong, page.hosts) == ([], {""}), name
 
