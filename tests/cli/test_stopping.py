@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM while an app trains: what is kept, and what is said."""
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -203,8 +204,12 @@ def test_second_sigterm_ends_at_once_whatever_is_being_saved(train, tmp_path):
     process.terminate()
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2 * SAME_SIGNAL_S)
-    process.terminate()
-    assert process.wait(PATIENCE_S) == -signal.SIGTERM
+    for _ in range(PATIENCE_S):  # a busy machine may have handled the first so late that the second counts as the same
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2 * SAME_SIGNAL_S)
+            break
+    assert process.returncode == -signal.SIGTERM
     process.stdout.close()
     process.stderr.close()
 

@@ -406,7 +406,7 @@ def served(folder):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("ddlf.data.store.PATIENCE_S", 5.0)
+    monkeypatch.setattr("ddlf.data.store.PATIENCE_S", 60.0)
     monkeypatch.setattr("ddlf.data.store.FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr("ddlf.data.store.LONGEST_PAUSE_S", 0.02)
     monkeypatch.setattr("ddlf.data.store.STALL_S", 0.2)
