@@ -83,8 +83,10 @@ async def busy(worker: ProxyWorker) -> None:
             pass
 
 
-async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float, str | None]:
-    """Kill a process of the worker; returns when the master knew, and the signal that it was told."""
+async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float, str | None] | None:
+    """Kill a process of the worker. Return when the master knew, and the signal that it was told; None if a frame was
+    faster than the signal.
+    """
     if situation == "idle":
         standing = worker._link.link_state
         standing.changed.clear()
@@ -105,7 +107,7 @@ async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float
         await asyncio.wait_for(call, PATIENCE_S)
     except (ExecutorCrashed, WorkerLost) as error:
         return time.perf_counter() - begin, getattr(error, "signal", None)
-    return await one_kill(worker, pid, situation)  # the frame was faster than the signal
+    return None
 
 
 async def kills(count: int) -> list[dict[str, Any]]:
@@ -119,15 +121,17 @@ async def kills(count: int) -> list[dict[str, Any]]:
                 async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
                     worker = cluster.workers[0]
                     for _ in range(count):
-                        await worker.run_method(os.getpid)
-                        pid = (await worker.status())["executor_pid" if target == "executor" else "pid"]
-                        took, name = await one_kill(worker, pid, situation)
-                        seconds.append(took)
-                        signals.add(name)
-                        if target == "daemon":
-                            process.wait()
-                            process, port = await asyncio.to_thread(workers.start, port=port)
-                            await worker.reconnect(PATIENCE_S)
+                        told = None
+                        while told is None:
+                            await worker.run_method(os.getpid)
+                            pid = (await worker.status())["executor_pid" if target == "executor" else "pid"]
+                            told = await one_kill(worker, pid, situation)
+                            if target == "daemon":
+                                process.wait()
+                                process, port = await asyncio.to_thread(workers.start, port=port)
+                                await worker.reconnect(PATIENCE_S)
+                        seconds.append(told[0])
+                        signals.add(told[1])
                     facts = {"signal": signals.pop() if len(signals) == 1 else signals} if target == "executor" else {}
                     rows.append(row(f"kill -9 of the {target}, {situation}", seconds, KILL_BAR_S, **facts))
                 process.kill()
