@@ -23,6 +23,7 @@ from ddlf.peers.wire import FLOAT32, Wire
 from ddlf.training.checkpoints.tensors import dtype_of
 
 Vector = npt.NDArray[np.float64]
+Vector32 = npt.NDArray[np.float32]
 Sketch = tuple[Vector, Vector]
 """The projection of the trained weights, and that of the other float weights, such as statistics of BatchNorm."""
 
@@ -59,6 +60,7 @@ class Sketcher:
         self._signs = random.choice(np.array([-1, 1], np.float32), -(-max(most, 1) // WIDTH) * WIDTH)
         self._ones = np.ones(len(self._signs) // WIDTH, np.float32)
         self._shifts = random.integers(0, WIDTH, 4096)
+        self._free: list[Vector32] = []  # memory for a chunk, used again; several threads may need some
 
     def sketch(self, data: bytes) -> Sketch:
         """Return the sketch of a set, which may be an exact one of the journal. It is not finite if the set is not."""
@@ -76,17 +78,26 @@ class Sketcher:
             for weight in weights:
                 flat = weight.reshape(-1)
                 for begin in range(0, flat.size, CHUNK):
-                    part = flat[begin : begin + CHUNK]
-                    signed = np.multiply(part, self._signs[: part.size], dtype=np.float32, casting="unsafe")
-                    rows, rest = divmod(part.size, WIDTH)
-                    found = self._ones[:rows].dot(signed[: part.size - rest].reshape(rows, WIDTH))
-                    found[:rest] += signed[part.size - rest :]
+                    found = self._of_chunk(flat[begin : begin + CHUNK])
                     if chunks:
                         shift = self._shifts[chunks % len(self._shifts)]
                         found = np.roll(found, shift) * (1 if chunks + shift & 1 else -1)
                     total += found
                     chunks += 1
         return total
+
+    def _of_chunk(self, part: Array) -> Vector32:
+        """Return the sums of each ``WIDTH``-th signed value."""
+        try:
+            signed = self._free.pop()
+        except IndexError:  # other threads use all of it, or this is the first call
+            signed = np.empty(len(self._signs), np.float32)
+        rows = -(-part.size // WIDTH)
+        np.multiply(part, self._signs[: part.size], signed[: part.size], dtype=np.float32, casting="unsafe")
+        signed[part.size : rows * WIDTH] = 0
+        found = self._ones[:rows].dot(signed[: rows * WIDTH].reshape(rows, WIDTH))
+        self._free.append(signed)
+        return found
 
 
 def length(vector: Vector) -> float:
