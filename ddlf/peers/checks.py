@@ -154,7 +154,7 @@ class Usual:
     def note(self, peer: int, last: Last) -> None:
         """Take the accepted training of a peer."""
         longest = max(last.longest, self._last[peer].longest if peer in self._last else 0.0)
-        self._last[peer] = last._replace(updates=self.believed(last.updates), longest=longest)
+        self._last[peer] = Last(last.length, self.believed(last.updates), last.moved, longest)
         self._last.move_to_end(peer)
         self._since += 1
         if len(self._last) > LAST_PEERS:

@@ -54,12 +54,11 @@ class Quota:
 
     def owe_s(self, key: Hashable, now: float, uses: float = 1.0) -> float:
         """Use the quota in any case, and return the seconds until the use is within the quota."""
-        debt = self._debt_s(key, now) + uses * self._use_s
-        self._paid_at[key] = now + debt
-        self._paid_at.move_to_end(key)
+        paid_at = max(self._paid_at.pop(key, now), now) + uses * self._use_s
+        self._paid_at[key] = paid_at  # the last key, since it was heard last
         if len(self._paid_at) > MOST_KEYS:
             self._paid_at.popitem(last=False)
-        return max(0.0, debt - self._burst_s)
+        return max(0.0, paid_at - now - self._burst_s)
 
     def _debt_s(self, key: Hashable, now: float) -> float:
         return max(0.0, self._paid_at.get(key, now) - now)
