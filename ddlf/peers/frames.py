@@ -349,7 +349,8 @@ def encode(message: Message) -> bytes:
 
 def _head(message: Message) -> bytes:
     """Return everything before the set."""
-    data = {name: getattr(message, name) for name in FIELDS[type(message)]}
+    data = vars(message).copy()  # faster than a field by its name
+    data.pop("set", None)
     text = to_json(data, inf_nan_mode="strings")
     text += b" " * (-len(text) % 8)
     return PREFIX.pack(MAGIC, VERSION, message.kind, 0, len(text), 0) + text
