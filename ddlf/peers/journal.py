@@ -114,7 +114,7 @@ class Journal:
 
         Args:
             entries: The entries.
-            heads: Their heads, if ``head_of`` was called already.
+            heads: Their heads, as far as ``head_of`` was called already; empty bytes for the others.
 
         Raises:
             CheckpointError: They could not be written, for example because the disk is full.
@@ -124,7 +124,8 @@ class Journal:
         """
         parts, at = list[bytes](), self._size
         places = {}
-        for (entry, data), head in zip(entries, heads or [head_of(*one) for one in entries], strict=True):
+        for (entry, data), known in zip(entries, heads or [b""] * len(entries), strict=True):
+            head = known or head_of(entry, data)
             if isinstance(entry, WITH_SET):
                 places[entry.set] = Place(self._number, at + len(head), len(data))
             parts += (head, data)

@@ -29,7 +29,7 @@ from functools import partial
 from math import ceil, inf
 from pathlib import Path
 from statistics import fmean, median_low
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -69,7 +69,6 @@ from ddlf.peers.frames import (
     Bye,
     End,
     Hello,
-    Masked,
     Message,
     Post,
     Score,
@@ -163,9 +162,22 @@ class Model:
     shards: Shards | None = None
 
 
-Waiting = tuple[Entry, bytes, bytes, asyncio.Future[None]]
-"""An entry that waits for the disk, its set, the set as it travels if it travels in another form, and a future that is
-done when the ledger has taken the entry."""
+class Waiting(NamedTuple):
+    """An entry that waits for the disk.
+
+    Attributes:
+        entry: The entry.
+        data: Its set, and what follows the set in the journal.
+        head: The head of its record; empty if a thread is to make it.
+        travelling: The set as it travels, if it travels in another form.
+        done: Done when the ledger has taken the entry.
+    """
+
+    entry: Entry
+    data: bytes
+    head: bytes
+    travelling: bytes
+    done: asyncio.Future[None]
 
 
 class ComeBack(Exception):
@@ -308,7 +320,8 @@ class PeerServer:
         self._returning: set[int] = set()  # peers of an earlier server, which have not come back yet
         self._connections = 0
         self._refusing = 0
-        self._queue: asyncio.Queue[Waiting | None] = asyncio.Queue()
+        self._waiting: list[Waiting] = []
+        self._waits = asyncio.Event()  # an entry waits, or the writer is to end
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._outer: Weights = []  # state of the outer optimizer, which belongs to the base
@@ -533,11 +546,10 @@ class PeerServer:
     async def _end_writer(self) -> None:
         """Write the entries that wait for the disk, and refuse later ones."""
         self._closed = True
-        self._queue.put_nowait(None)
+        self._waits.set()
         await asyncio.gather(self._writer, return_exceptions=True)
-        while not self._queue.empty():  # the writer has failed
-            if (waiting := self._queue.get_nowait()) is not None:
-                _set_exception(waiting[3], CheckpointError(CLOSED))
+        for waiting in self._waiting:  # the writer has failed
+            _set_exception(waiting.done, CheckpointError(CLOSED))
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
@@ -568,35 +580,34 @@ class PeerServer:
         if self._closed:
             raise CheckpointError(CLOSED)
         self.ledger.admit(entry)
+        # Now, since the set of a post that has just come is in the processor's cache.
+        head = head_of(entry, data) if len(data) <= INLINE_BYTES else b""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((entry, data, travelling, done))
+        self._waiting.append(Waiting(entry, data, head, travelling, done))
+        self._waits.set()
         await done
 
     async def _write_entries(self) -> None:
-        """Write entries in batches until None."""
-        is_open = True
-        while is_open:
-            batch = [await self._queue.get()]
-            while not self._queue.empty():
-                batch.append(self._queue.get_nowait())
-            is_open = None not in batch
-            await self._write([one for one in batch if one is not None])
+        """Write entries in batches until the server is closed."""
+        while self._waiting or not self._closed:
+            await self._waits.wait()
+            self._waits.clear()
+            batch, self._waiting = self._waiting, []
+            if batch:
+                await self._write(batch)
 
     async def _write(self, batch: list[Waiting]) -> None:
         """Write entries with one sync. A disk that refuses fails the entries, and not the server."""
-        entries = [(entry, data) for entry, data, _, _ in batch]
-        heads = []
-        if max((len(data) for _, data in entries), default=0) <= INLINE_BYTES:
-            heads = [head_of(*one) for one in entries]
+        entries, heads = [(one.entry, one.data) for one in batch], [one.head for one in batch]
         try:
             await asyncio.to_thread(self._journal.append, entries, heads)
         except DDLFError as error:
             self._say_error("entries", error)
-            for _, _, _, done in batch:
-                _set_exception(done, error)
+            for one in batch:
+                _set_exception(one.done, error)
             return
-        for waiting in batch:
-            self._take(*waiting)
+        for one in batch:
+            self._take(one)
         if self._journal.is_long:
             try:
                 await asyncio.to_thread(self._journal.begin_file, self.ledger.state(), self._for_file())
@@ -617,7 +628,8 @@ class PeerServer:
         if self._errors_shown.setdefault(of, Rarely(0.0)).is_due(time.time()):
             self._say(f"error     {error}")
 
-    def _take(self, entry: Entry, data: bytes, travelling: bytes, done: asyncio.Future[None]) -> None:
+    def _take(self, waiting: Waiting) -> None:
+        entry, data, _, travelling, done = waiting
         validated = self.ledger.validated
         if isinstance(entry, WITH_SET):
             self._keep(entry.set, data[: self.wire.length(data)], travelling)
@@ -630,7 +642,7 @@ class PeerServer:
             return
         if isinstance(entry, Posted) and (held := self.ledger.sets.get(entry.set)) is not None:
             self.check.accepted(entry, held.trainings)
-        if isinstance(entry, Merged | Summed):
+        if isinstance(entry, (Merged, Summed)):
             self._outer = self._stepped
         if isinstance(entry, Left) and entry.why != HAS_END:
             without = ", so it has not received the last set" * self.ledger.over
@@ -1336,8 +1348,7 @@ class PeerServer:
             finally:
                 line.works, self._seen[peer] = False, time.time()
             self._turns.end(line.socket)
-            size = len(message.set) if isinstance(message, Post | Masked) else 0
-            is_bye = isinstance(message, Bye)
+            size, is_bye = len(getattr(message, "set", b"")), isinstance(message, Bye)
             del message  # its set is no longer needed while the peer receives its answer, and trains
             if is_bye:
                 return
@@ -1506,30 +1517,41 @@ class PeerServer:
                 await line.socket.send(frames.encode(waiting))
                 continue
             reply, share, near = waiting
-            async with self._copies.turn(len(near) if share != 1 else 0):
-                with_set = reply.set != NO_SET and reply.answer != "validate"
-                if with_set and reply.set not in self.sets:  # a merge-all or a later round has taken it back meanwhile
-                    if reply.answer == "merge":
-                        reply, with_set = replace(reply, answer="continue", set=NO_SET), False
-                    else:
-                        reply = replace(reply, set=self.ledger.base)
-                held = self.ledger.sets.get(reply.set)
-                answer = Answer(
-                    number=reply.number,
-                    answer=reply.answer,
-                    set_number=reply.set,
-                    trainings=held.trainings if held is not None else 0,
-                    accuracy=_to_wire(held.accuracy) if held is not None else -1.0,
-                    rate=self.ledger.rate,
-                    why=reply.why,
-                    epsilon=-1.0 if self._spending is None else self._spending.epsilon(peer),
-                    set=await self._bounded(near, self.sets[reply.set], share) if with_set else b"",
-                )
-                line.posted = 0
-                await line.send(answer)
-                self._teller.sent(len(answer.set))
-                del answer  # its set
+            if share == 1:
+                await self._send_answer(peer, line, reply)
+                continue
+            async with self._copies.turn(len(near)):
+                await self._send_answer(peer, line, reply, share, near)
         line.sends = False
+
+    async def _send_answer(self, peer: int, line: Line, reply: Reply, share: float = 1.0, near: bytes = b"") -> None:
+        """Send an answer, with its set or with a set that is a share of the way to it from the set of the peer's post."""
+        has_set = reply.set != NO_SET and reply.answer != "validate"
+        if has_set and reply.set not in self.sets:  # a merge-all or a later round has taken it back meanwhile
+            if reply.answer == "merge":
+                reply, has_set = replace(reply, answer="continue", set=NO_SET), False
+            else:
+                reply = replace(reply, set=self.ledger.base)
+        held = self.ledger.sets.get(reply.set)
+        data = self.sets[reply.set] if has_set else b""
+        answer = Answer(
+            number=reply.number,
+            answer=reply.answer,
+            set_number=reply.set,
+            trainings=held.trainings if held is not None else 0,
+            accuracy=_to_wire(held.accuracy) if held is not None else -1.0,
+            rate=self.ledger.rate,
+            why=reply.why,
+            epsilon=-1.0 if self._spending is None else self._spending.epsilon(peer),
+            set=data if share == 1 or not has_set else await asyncio.to_thread(self._between, near, data, share),
+        )
+        line.posted = 0
+        await line.send(answer)
+        self._teller.sent(len(answer.set))
+
+    def _between(self, near: bytes, far: bytes, share: float) -> bytes:
+        """Return a set that is a share of the way from one set to another."""
+        return self.wire.encode(towards(self.wire.decode(near), self.wire.decode(far), share))
 
     def _cut_slow_readers(self, now: float) -> None:
         """End the connections of peers that read their answers too slowly."""
@@ -1539,16 +1561,6 @@ class PeerServer:
                 self._say(f"cut       {self._name(peer)}: it has not read {line.reads:,} bytes in {limit_s:.0f} s")
                 line.read_by = inf
                 line.socket.transport.abort()
-
-    async def _bounded(self, near: bytes, data: bytes, share: float) -> bytes:
-        """Return a set as a peer gets it: itself, or a share of the way to it from the set of the peer's post."""
-        if share == 1:
-            return data
-
-        def towards_it() -> bytes:
-            return self.wire.encode(towards(self.wire.decode(near), self.wire.decode(data), share))
-
-        return await asyncio.to_thread(towards_it)
 
     def _heard(self, peer: int, line: Line) -> float:
         """Return the time of the last sign of life. A byte of a message is one. A peer that waits for the server is alive."""

@@ -683,7 +683,7 @@ async def test_posts_that_come_together_share_a_sync(running):
     await begun.wait()
     for peer in peers[1:]:
         await peer.send_post(a_set(2.0))
-    await running.until(lambda: running.server._queue.qsize() == 7)
+    await running.until(lambda: len(running.server._waiting) == 7)
     going.set()
     for peer in peers:
         await peer.answer()
