@@ -404,7 +404,7 @@ class WeightLedger(ABC):
                 )
         elif not member.present and not isinstance(entry, Left):
             raise Unfit(f"peer {entry.peer} is not here", hint="connect again")
-        if isinstance(entry, Posted | Rejected) and entry.number != member.number + 1:
+        if isinstance(entry, (Posted, Rejected)) and entry.number != member.number + 1:
             raise Unfit(f"post {member.number + 1} must come next, got post {entry.number}")
         if isinstance(entry, Posted) and not 0 <= entry.updates <= MOST_SAMPLES:
             raise Unfit(f"a post cannot have {entry.updates} updates")
