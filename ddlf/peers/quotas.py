@@ -54,11 +54,11 @@ class Quota:
 
     def owe_s(self, key: Hashable, now: float, uses: float = 1.0) -> float:
         """Use the quota in any case, and return the seconds until the use is within the quota."""
-        paid_at = max(self._paid_at.pop(key, now), now) + uses * self._use_s
-        self._paid_at[key] = paid_at  # the last key, since it was heard last
+        owed_s = max(self._paid_at.pop(key, now) - now, 0.0) + uses * self._use_s
+        self._paid_at[key] = now + owed_s  # the last key, since it was heard last
         if len(self._paid_at) > MOST_KEYS:
             self._paid_at.popitem(last=False)
-        return max(0.0, paid_at - now - self._burst_s)
+        return max(0.0, owed_s - self._burst_s)
 
     def _debt_s(self, key: Hashable, now: float) -> float:
         return max(0.0, self._paid_at.get(key, now) - now)
