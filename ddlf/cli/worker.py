@@ -199,7 +199,8 @@ def _run(options: argparse.Namespace) -> int:
                 )
         if options.ready_fd is not None:
             facts = {"host": daemon.host, "port": daemon.port, "pid": os.getpid(), "failure": daemon.failure}
-            with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "w") as pipe:
+            is_own = options.ready_fd > 2  # standard output stays open for the executor
+            with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "w", closefd=is_own) as pipe:
                 print(json.dumps(facts), file=pipe)
 
     _no_core_dumps()

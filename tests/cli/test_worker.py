@@ -1,6 +1,7 @@
 """The ``ddlf-worker`` command: what it prints, what it refuses, and how it ends."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -247,6 +248,24 @@ def test_worker_leaves_nothing_after_a_signal_at_start(own_folders, tmp_path, de
         assert "Traceback" not in output
     assert descendants() == []
     assert set((own_folders / "tmp").iterdir()) <= before
+
+
+def test_standard_output_stays_open_after_it_said_that_the_worker_is_ready(token_file, tmp_path):
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "ddlf.cli.worker", "--quiet", "--host", "127.0.0.1", "--port", "0"),
+            *("--token-file", str(token_file), "--state-dir", str(tmp_path), "--ready-fd", "1"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert json.loads(process.stdout.readline())["pid"] == process.pid
+        is_open = process.stdout.fileno()
+        assert os.readlink(f"/proc/{process.pid}/fd/1") == os.readlink(f"/proc/self/fd/{is_open}")
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
 
 
 def test_quiet_worker_prints_only_errors(start_worker):
