@@ -88,3 +88,13 @@ def test_models_with_a_step_of_their_own_and_wrong_labels_are_left_to_the_step()
     usual = made("sequential")
     make_metric_variables(usual, (X, SimpleNamespace(shape=None, dtype="float32")))
     assert not usual._compile_metrics.built
+
+
+def test_any_error_of_a_loss_is_left_to_the_step():
+    def loss(y, predicted):
+        raise KeyError("mine")
+
+    model = made("sequential", loss=loss, metrics=[])
+    make_metric_variables(model, (X, Y))
+    with pytest.raises(KeyError, match="mine"):
+        model.fit(X, Y, verbose=0)
