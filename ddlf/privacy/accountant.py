@@ -10,13 +10,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite, sqrt
+from math import isfinite, log, sqrt
 from typing import Any
 
 from ddlf.errors import ConfigError
 
 DELTA = 1e-5
 """The usual delta of a stated epsilon."""
+LARGE = 200.0
+"""An epsilon above this promises nothing. Its loss distributions could take gigabytes, so a simple bound is enough."""
+ORDERS = (*range(2, 65), 128, 256)
+"""Orders of Renyi differential privacy for this bound. Whole ones have a finite sum each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,9 @@ def epsilon(steps: Mapping[Noise, int], delta: float) -> float:
 
     Gaussian noise without sampling composes to one Gaussian mechanism with ``1 / z^2 = sum n_i / z_i^2``, whose epsilon is
     exact (Balle and Wang 2018, arXiv:1805.06530). Steps on Poisson batches are composed by privacy loss distributions
-    (Koskela et al. 2020, arXiv:1906.03049), whose epsilon is an upper bound. Both are computed by dp-accounting.
+    (Koskela et al. 2020, arXiv:1906.03049), whose epsilon is an upper bound. Above ``LARGE``, epsilon is the smaller of two simpler
+    upper bounds: Renyi differential privacy (Mironov et al. 2019, arXiv:1908.10530), and ``rho + 2 sqrt(rho ln(1 / delta))``
+    with ``rho = sum n_i / z_i^2 / 2``, without coins (Bun and Steinke 2016, arXiv:1605.02065). dp-accounting computes all others.
 
     Raises:
         ConfigError: dp-accounting is not installed.
@@ -136,12 +142,20 @@ def _epsilon(steps: Collection[tuple[Noise, int]], delta: float) -> float:
     sampled = [(noise, count) for noise, count in steps if noise.sampled < 1]
     if not sampled:
         return float(accounting.get_epsilon_gaussian(1 / sqrt(whole), delta))
-    accountant = accounting.pld.PLDAccountant()
-    if whole:
-        accountant.compose(accounting.GaussianDpEvent(1 / sqrt(whole)))
+    renyi, accountant = accounting.rdp.RdpAccountant(ORDERS), accounting.pld.PLDAccountant()
+    events = [(accounting.GaussianDpEvent(1 / sqrt(whole)), 1)] if whole else []
     for noise, count in sampled:
-        step = accounting.PoissonSampledDpEvent(noise.sampled, accounting.GaussianDpEvent(noise.multiplier))
-        accountant.compose(step, count)
+        events.append(
+            (accounting.PoissonSampledDpEvent(noise.sampled, accounting.GaussianDpEvent(noise.multiplier)), count)
+        )
+    for event, count in events:
+        renyi.compose(event, count)
+    rho = sum(count / noise.multiplier**2 for noise, count in steps) / 2
+    bound = min(renyi.get_epsilon(delta), rho + 2 * sqrt(rho * log(1 / delta)))
+    if bound > LARGE:
+        return float(bound)
+    for event, count in events:
+        accountant.compose(event, count)
     return float(accountant.get_epsilon(delta))
 
 

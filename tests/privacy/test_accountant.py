@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-from math import erfc, exp, sqrt
+from math import erfc, exp, log, sqrt
 
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.privacy.accountant import Accountant, Cost, Noise, check_delta, epsilon
+from ddlf.privacy.accountant import LARGE, Accountant, Cost, Noise, check_delta, epsilon
 
 GOLDEN = {(1, 1): 4.3772, (1, 10): 17.8566, (2, 50): 20.6755, (4, 100): 13.2067}
 """Epsilon at delta = 1e-5 by noise multiplier and number of releases, from dp-accounting 0.6's PLDAccountant."""
@@ -60,6 +60,15 @@ def test_epsilon_of_poisson_batches_is_smaller_and_equals_dp_accounting():
     assert found < epsilon({ALL: 1000}, 1e-5) / 100
     mixed = epsilon({Noise(multiplier=1.0, sampled=0.01): 1000, ALL: 1}, 1e-5)
     assert epsilon({ALL: 1}, 1e-5) < mixed < epsilon({ALL: 1}, 1e-5) + found
+
+
+def test_epsilon_of_little_noise_on_poisson_batches_is_an_upper_bound_at_once():
+    """Its loss distribution would take gigabytes. The smaller number is its epsilon where it can be computed."""
+    moderate = {Noise(multiplier=0.5, sampled=0.4): 1000}
+    assert 660.47 < epsilon(moderate, 1e-5) <= 2000 + 2 * sqrt(2000 * log(1e5))
+    little = [epsilon({Noise(multiplier=z, sampled=0.4): 40}, 1e-5) for z in (1e-9, 1e-6, 0.01, 0.1)]
+    assert little == sorted(little, reverse=True)
+    assert little[-1] > LARGE
 
 
 def test_accountant_counts_each_member_by_its_own_releases():
