@@ -193,6 +193,14 @@ def check_model(model: Any) -> None:
         )
     if type(model.optimizer).__name__ == "LossScaleOptimizer":
         raise ConfigError("privacy_unit='sample' does not work with mixed_float16", hint="use float32")
+    if not model.trainable_weights:
+        raise ConfigError("privacy_unit='sample' needs a model with trainable weights, and this one has none")
+    for weight in model.trainable_weights:
+        if str(weight.dtype) != "float32":
+            raise ConfigError(
+                f"privacy_unit='sample' clips gradients of float32 weights, and {weight.path!r} is {weight.dtype}",
+                hint=f"use a model with float32 weights, or {WHOLE}",
+            )
     for layer in model._flatten_layers(include_self=False):
         kind = type(layer).__name__
         if getattr(layer, "_seed_generators", ()):

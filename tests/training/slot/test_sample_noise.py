@@ -82,6 +82,16 @@ def test_layers_that_contradict_are_refused_by_name(layer, why):
         SampleNoise(model_of(made), CLIP, 1.0)
 
 
+def test_weights_of_another_type_and_frozen_models_are_refused():
+    model = model_of(keras.layers.Dense(3, dtype="float64", name="wide"))
+    with pytest.raises(ConfigError, match=r"gradients of float32 weights, and '.*wide/kernel' is float64"):
+        SampleNoise(model, CLIP, 1.0)
+    model = model_of()
+    model.trainable = False
+    with pytest.raises(ConfigError, match="needs a model with trainable weights"):
+        SampleNoise(model, CLIP, 1.0)
+
+
 def test_other_backends_are_refused(monkeypatch):
     monkeypatch.setattr(sample_noise, "backend", lambda: "torch")
     with pytest.raises(ConfigError, match="does not work with Keras on torch"):
