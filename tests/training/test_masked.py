@@ -57,6 +57,20 @@ async def test_weights_are_those_of_federated_averaging_and_no_worker_reports_a_
     assert app.ledger.is_exact(5)
 
 
+async def test_workers_without_samples_are_said_where_too_few_are_left_for_a_sum():
+    class Empty(Masked):
+        async def load_dataset(self):
+            await super().load_dataset()
+            if self.worker is not None and self.worker.id == 2:
+                self.x_train, self.y_train = self.x_train[:0], self.y_train[:0]
+
+    async with in_process_cluster(3) as cluster:
+        with pytest.raises(
+            ClusterTooSmall, match="needs 3 workers with samples, and there are 2; look in load_dataset"
+        ):
+            await Empty(cluster).train_sync()
+
+
 async def test_one_round_differs_from_the_plain_run_by_the_rounding_of_its_numbers_only():
     found = []
     for app_class in (Plain, Four):

@@ -70,6 +70,11 @@ class MaskedRounds:
         with contextlib.suppress(Ended):
             async for round in run.rounds():
                 trained = await run.all(round.tasks)
+                if len(round.tasks) < LEAST:
+                    raise ClusterTooSmall(
+                        f"a secure sum needs {LEAST} workers with samples, and there are {len(round.tasks)}",
+                        hint="look in load_dataset of the workers without samples",
+                    )
                 if len(trained) < LEAST:
                     raise ClusterTooSmall(
                         f"a secure sum needs {LEAST} workers, and {len(trained)} of {len(round.tasks)} are here",
