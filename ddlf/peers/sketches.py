@@ -95,7 +95,7 @@ class Sketcher:
         rows = -(-part.size // WIDTH)
         np.multiply(part, self._signs[: part.size], signed[: part.size], dtype=np.float32, casting="unsafe")
         signed[part.size : rows * WIDTH] = 0
-        found = self._ones[:rows].dot(signed[: rows * WIDTH].reshape(rows, WIDTH))
+        found: Vector32 = self._ones[:rows].dot(signed[: rows * WIDTH].reshape(rows, WIDTH))
         self._free.append(signed)
         return found
 

@@ -625,10 +625,12 @@ REFUSED = {
 
 NOISE = {"update_clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-6, "privacy_budget": 8.0, "privacy_unit": "sample"}
 """Settings of private data, which L-BFGS refuses."""
+MASKS = {"secure_aggregation": True, "update_limit": 4.0}
+"""Settings of masks, which it refuses, too."""
 
 
 def test_each_setting_is_used_or_refused():
-    assert USED | FOR_FILES | set(REFUSED) | set(NOISE) == set(SETTINGS)
+    assert USED | FOR_FILES | set(REFUSED) | set(NOISE) | set(MASKS) == set(SETTINGS)
     assert not USED & set(REFUSED)
 
 
@@ -644,6 +646,12 @@ def test_each_setting_without_an_effect_is_refused_by_name(name):
 def test_noise_is_refused(given):
     with pytest.raises(ConfigError, match="noise_multiplier"):
         check(run_of(**given), "lbfgs")
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_are_refused(name):
+    with pytest.raises(ConfigError, match=f"^{name} with"):
+        check(run_of(**{name: MASKS[name]}), "lbfgs")
 
 
 async def test_batch_size_of_a_class_for_another_mode_does_not_stop_lbfgs():

@@ -252,7 +252,7 @@ async def test_slow_rounds_leave_time_for_one_slot_and_for_other_ways():
     class Made:
         samples = 24_000
 
-        async def rounds(self, setting):
+        async def rounds(self, setting, most_s):
             seconds = 0.025 * setting.steps + 0.350 * setting.slots
             now[0] += 1.5 + 7 * seconds
             return Measured(setting=setting, seconds=(seconds,) * 3)
