@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from ddlf.peers.sessions import PIN, Link, hashed
 from ddlf.rpc.tokens import create_private, state_folder
+from ddlf.training.checkpoints.releases import RELEASES
 
 
 class OwnKey:
@@ -71,6 +72,11 @@ def forget(link: Link) -> None:
 def account_folder(link: Link) -> Path:
     """Return the folder with the account of what peers of a link have released here."""
     return _path(link, 1).with_suffix("")
+
+
+def has_account(link: Link) -> bool:
+    """Return whether a peer of this link has counted here what it has released."""
+    return (account_folder(link) / RELEASES).exists()
 
 
 def _path(link: Link, number: int) -> Path:

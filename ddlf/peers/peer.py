@@ -18,6 +18,7 @@ from ddlf.algorithms.weights import Weights, difference, is_float
 from ddlf.errors import AuthError, BadUpdate, ConfigError, DDLFError, ProtocolError
 from ddlf.peers.entries import NO_SET
 from ddlf.peers.frames import Answer, Broken, Bye, End, Hello, Masked, Message, Post, Score, Welcome
+from ddlf.peers.keys import has_account
 from ddlf.peers.link import RETRY_S, Connection, Offer
 from ddlf.peers.model import Trained, accuracy_of
 from ddlf.peers.plan import Plan
@@ -217,6 +218,7 @@ class Peer:
     def _prepare(self, offer: Offer) -> None:
         """Make the model, or refuse what the server asks for. The link is unused so far."""
         self.plan = offer.plan
+        self._check_earlier_posts()
         if self._needs_sums and not self.plan.secure_aggregation:
             raise ConfigError(
                 "the server's plan has no secure aggregation, so the server would see your single updates",
@@ -227,6 +229,14 @@ class Peer:
                 "this server gives each peer a part of its data", hint="join without your data: ddlf peers join LINK"
             )
         self._take_model(self._make(offer), offer)
+
+    def _check_earlier_posts(self) -> None:
+        """Refuse a link whose account says an epsilon: posts without noise would make it wrong."""
+        if has_account(self._link):
+            raise ConfigError(
+                "earlier posts with this link hid single samples, and posts without --privacy-unit sample would tell about them",
+                hint="join with --privacy-unit sample, or ask for a new link",
+            )
 
     def _take_model(self, trained: Trained, offer: Offer) -> None:
         """Train this model.

@@ -46,11 +46,21 @@ async def link_of(running):
     return f"http://127.0.0.1:{running.port}/#{code}"
 
 
-def peer_of(link, lines=None, **how):
+def data():
     (x, y), _ = ddlf.load_digits()
-    data = {"x": x[:SAMPLES], "y": y[:SAMPLES].argmax(1)}
+    return {"x": x[:SAMPLES], "y": y[:SAMPLES].argmax(1)}
+
+
+def plain_peer_of(link):
+    return peer_of_data(link, data(), say=lambda line: None)
+
+
+def peer_of(link, lines=None, **how):
     return peer_of_data(
-        link, data, say=(lambda line: None) if lines is None else lines.append, sample_noise=SampleNoise(**(HOW | how))
+        link,
+        data(),
+        say=(lambda line: None) if lines is None else lines.append,
+        sample_noise=SampleNoise(**(HOW | how)),
     )
 
 
@@ -118,3 +128,19 @@ async def test_two_programs_at_once_do_not_share_an_account(running):
             await asyncio.to_thread(peer_of(link).run, most_updates=4)
         first.close()
         await asyncio.to_thread(peer_of(link).run, most_updates=4)
+
+
+async def test_posts_without_noise_are_refused_after_posts_that_hid_samples(running):
+    async with running(way="rounds", merge="mean") as server:
+        link = await link_of(server)
+        await asyncio.to_thread(peer_of(link).run, most_updates=4)
+        with pytest.raises(ConfigError, match="would tell about them; join with --privacy-unit sample, or ask"):
+            await asyncio.to_thread(plain_peer_of(link).run, most_updates=4)
+
+
+async def test_no_epsilon_is_stated_after_posts_without_noise(running):
+    async with running(way="rounds", merge="mean") as server:
+        link = await link_of(server)
+        await asyncio.to_thread(plain_peer_of(link).run, most_updates=4)
+        with pytest.raises(ConfigError, match="are not in the account of this machine, so no epsilon holds"):
+            await asyncio.to_thread(peer_of(link).run, most_updates=4)
