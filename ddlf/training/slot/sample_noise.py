@@ -203,7 +203,7 @@ def check_model(model: Any) -> None:
             )
     for layer in model._flatten_layers(include_self=False):
         kind = type(layer).__name__
-        if getattr(layer, "_seed_generators", ()):
+        if getattr(layer, "_seed_generators", ()) and not _drops_nothing(layer):
             raise ConfigError(
                 f"privacy_unit='sample' contradicts the layer {layer.name!r} ({kind}): its random numbers cannot be drawn sample by sample",
                 hint=f"leave the layer out, or {WHOLE}",
@@ -214,6 +214,11 @@ def check_model(model: Any) -> None:
                 f"privacy_unit='sample' contradicts the layer {layer.name!r} ({kind}): it keeps {about}, which get no noise",
                 hint="use GroupNormalization or LayerNormalization, or set layer.trainable = False",
             )
+
+
+def _drops_nothing(layer: Any) -> bool:
+    """Return whether a recurrent layer or cell has random numbers that it never draws."""
+    return getattr(layer, "dropout", None) == 0 and getattr(layer, "recurrent_dropout", None) == 0
 
 
 def backend() -> str:

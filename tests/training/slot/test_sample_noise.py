@@ -57,6 +57,25 @@ def test_step_equals_the_formula_in_numpy_on_jax():
     subprocess.run(command, env={**os.environ, "KERAS_BACKEND": "jax"}, check=True)
 
 
+@pytest.mark.slow
+def test_recurrent_layers_without_dropout_equal_steps_of_single_samples(monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.setattr(sample_noise, "gaussian_like", lambda like, std: np.zeros(like.shape))
+    recurrent = [keras.layers.Reshape((5, 1)), keras.layers.GRU(4)]
+    model, (x, y), clip = model_of(*recurrent), samples_of(6), 0.2
+    before, total = model.get_weights(), 0.0
+    for row, label in zip(x[:, None], y[:, None], strict=True):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x=row, y=label, y_pred=model(row, training=True))
+        found = tape.gradient(loss, [one.value for one in model.trainable_variables])
+        flat = np.concatenate([one.numpy().ravel() for one in found])
+        total = total + flat * min(1.0, clip / np.linalg.norm(flat))
+    SampleNoise(model, clip, 1.0).step(x, y, EXPECTED)
+    moved = [old - new for old, new in zip(before, model.get_weights(), strict=True)]
+    np.testing.assert_allclose(np.concatenate([one.ravel() for one in moved]), RATE * total / EXPECTED, atol=1e-6)
+
+
 def test_empty_batch_makes_a_step_of_noise_alone():
     model, (x, y) = model_of(), samples_of(4)
     before = np.concatenate([np.array(one).ravel() for one in model.trainable_variables])
@@ -74,12 +93,17 @@ def test_empty_batch_makes_a_step_of_noise_alone():
     [
         ("BatchNormalization", "it keeps statistics over a batch, which get no noise"),
         ("Dropout", "its random numbers cannot be drawn sample by sample"),
+        ("LSTMCell", "its random numbers cannot be drawn sample by sample"),
     ],
 )
 def test_layers_that_contradict_are_refused_by_name(layer, why):
-    made = keras.layers.Dropout(0.5) if layer == "Dropout" else keras.layers.BatchNormalization()
+    layers = {
+        "BatchNormalization": lambda: [keras.layers.BatchNormalization()],
+        "Dropout": lambda: [keras.layers.Dropout(0.5)],
+        "LSTMCell": lambda: [keras.layers.Reshape((5, 1)), keras.layers.LSTM(2, dropout=0.5)],
+    }
     with pytest.raises(ConfigError, match=rf"\({layer}\): {why}"):
-        SampleNoise(model_of(made), CLIP, 1.0)
+        SampleNoise(model_of(*layers[layer]()), CLIP, 1.0)
 
 
 def test_weights_of_another_type_and_frozen_models_are_refused():
