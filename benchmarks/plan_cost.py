@@ -34,7 +34,7 @@ from ddlf.extras.planner.trial import memory_now
 WORKERS, SAMPLES, EPOCHS = 2, 12_000, 3
 OVER_S, SECOND_S, MORE_MEMORY = 5.0, 2.0, 0.05
 OWN_FILE = "state/ddlf/plans/*.json"
-OF_FRAMEWORKS = ("__autograph_generated_file*.py", "fontlist-*.json")
+OF_FRAMEWORKS = ("__autograph_generated_file*.py*", "fontlist-*.json")
 """Files of TensorFlow and matplotlib, which each process writes that trains, whether there is a plan or not."""
 
 

@@ -14,7 +14,7 @@ def test_predictions_are_shown_beside_measured_rounds(monkeypatch, tmp_path, cap
     monkeypatch.setattr(planned, "SAMPLES", 2_000)
     monkeypatch.setattr(planned, "WAYS", planned.WAYS[:1])
     monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path)))
-    planned.main(["--settings", "2", "--repeats", "1", "--models", "mlp"])
+    planned.main(["--settings", "2", "--repeats", "1", "--models", "mlp", "--budget", "600"])
     assert "2 settings: median error" in capsys.readouterr().out
 
 

@@ -110,6 +110,16 @@ async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float
     return None
 
 
+async def wait_for_executor(worker: ProxyWorker) -> None:
+    """Wait until an executor answers. News of a killed one may come with the next request."""
+    while True:
+        try:
+            await worker.run_method(os.getpid)
+        except ExecutorCrashed:
+            continue
+        return
+
+
 async def kills(count: int) -> list[dict[str, Any]]:
     """Kill executors and daemons."""
     rows = []
@@ -123,7 +133,7 @@ async def kills(count: int) -> list[dict[str, Any]]:
                     for _ in range(count):
                         told = None
                         while told is None:
-                            await worker.run_method(os.getpid)
+                            await wait_for_executor(worker)
                             pid = (await worker.status())["executor_pid" if target == "executor" else "pid"]
                             told = await one_kill(worker, pid, situation)
                             if target == "daemon":

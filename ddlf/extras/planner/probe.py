@@ -31,8 +31,6 @@ MEASURE_S = 1.5
 LONG_ROUND_S = 0.6
 """Seconds of the steps of a long round. A short one has two steps."""
 SHORT_STEPS = 2
-LONGER = 2.0
-"""A long round of all workers is measured if it has so many times the steps of the second measurement, or more."""
 FIRST_STEPS, SECOND_STEPS = 4, 20
 """Steps of the first two measurements, which show about how long a step takes."""
 MOST_OTHER = 20.0
@@ -379,8 +377,7 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
 
     own, batch = ways[0], batches[0]
     long = max(4.0 * SHORT_STEPS, LONG_ROUND_S / step)
-    if own.is_one_step or long >= LONGER * SECOND_STEPS:
-        yield from setting(own, most, batch, long)
+    yield from setting(own, most, batch, long)
     # With another number of slots, workers on one machine may need other threads, and then restart. One slot comes before
     # other batch sizes of all workers, because it shows what a step takes without other workers.
     if own.is_one_step and (longer := _with_steps(ways)) is not None:
@@ -388,11 +385,6 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
     if most > 1:
         yield from setting(own, 1, batch, SHORT_STEPS)
         yield from setting(own, 1, batch, long)
-    # A way is chosen only if it was measured with all workers, and what other batch sizes take does not change a choice
-    # for the app's own one.
-    for way in ways[1:]:
-        yield from setting(way, most, batch, long)
-    if most > 1:
         for other in batches[1:]:
             yield from setting(own, 1, other, long * batch / other)
     for way in ways[1:]:
@@ -400,8 +392,10 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
             yield from setting(way, 1, batch, 1)
     for other in batches[1:]:
         yield from setting(own, most, other, long * batch / other)
-    for way in ways[1:]:
-        yield from setting(way, most, batch, SHORT_STEPS)
+    # A way without a round of all workers would be predicted from one slot, without the cost of further slots.
+    for steps in (long, SHORT_STEPS):
+        for way in ways[1:]:
+            yield from setting(way, most, batch, steps)
     if most > 3:
         yield from setting(own, most // 2, batch, long)
         yield from setting(own, most // 2, batch, SHORT_STEPS)

@@ -245,23 +245,6 @@ async def test_each_way_is_measured_with_all_workers_before_its_short_rounds():
     assert len(short) < 3
 
 
-async def test_slow_rounds_leave_time_for_one_slot_and_for_other_ways():
-    """A recurrent network on a link of 10 Mbit/s: seven rounds take so long that only five measurements fit."""
-    now, ways = [0.0], [Way(mode, "star", "float32") for mode in ("sync", "async")]
-
-    class Made:
-        samples = 24_000
-
-        async def rounds(self, setting, most_s):
-            seconds = 0.025 * setting.steps + 0.350 * setting.slots
-            now[0] += 1.5 + 7 * seconds
-            return Measured(setting=setting, seconds=(seconds,) * 3)
-
-    found = await explore(Made(), ways, [100, 200], 2, Budget(40.0, lambda: now[0]), [].append)
-    assert TimeModel(found).knows_step(100)
-    assert {one.setting.way for one in found if one.setting.slots == 2} == {*ways}
-
-
 @pytest.mark.parametrize("exchange", ["star", "gradient"])
 async def test_few_measurements_show_how_long_a_step_takes_on_one_worker(exchange):
     """The machines are busy, so that there is time for a few measurements only."""
