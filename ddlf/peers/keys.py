@@ -75,7 +75,7 @@ def account_folder(link: Link) -> Path:
 
 
 def has_account(link: Link) -> bool:
-    """Return whether a peer of this link has counted here what it has released."""
+    """Return whether a peer of this link has an account of its releases here."""
     return (account_folder(link) / RELEASES).exists()
 
 
