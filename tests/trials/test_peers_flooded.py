@@ -10,4 +10,4 @@ from tests.trials.peers_flooded import MOST_GROWTH_BYTES, measured
 async def test_a_flood_does_not_slow_down_other_peers(attack):
     share, growth, line = await measured(attack, 0.5, 5)
     assert share >= 0.7, line  # the trial has 0.9; other tests run beside this one
-    assert growth <= 2 * MOST_GROWTH_BYTES, line
+    assert growth <= 2 * MOST_GROWTH_BYTES, line  # the trial has half of it: here, posts wait for other tests
