@@ -85,7 +85,7 @@ async def master(facts: dict[str, Any]) -> None:
         app = Paced(cluster)
         if facts["short"]:
             room = iter((True,) * SHORT)
-            Budget.has_room = lambda budget: next(room, False)  # type: ignore[method-assign]
+            Budget.has_room = lambda budget, needed: next(room, False)  # type: ignore[method-assign]
             planning.LEAST_S = math.inf  # no memory
         found = await plan(app, facts["budget"], say=lambda text: print(text, file=sys.stderr, flush=True))
         kept = read(app)

@@ -266,7 +266,7 @@ async def master(facts: dict[str, Any]) -> None:
         app.batch_size, app.worker_steps, app.exchange = situation.batch, situation.steps, situation.exchange
         if facts["short"]:
             room = iter((True,) * SHORT)
-            Budget.has_room = lambda budget: next(room, False)  # type: ignore[method-assign]
+            Budget.has_room = lambda budget, needed: next(room, False)  # type: ignore[method-assign]
             probing.MEASURE_S = 0.01
         found, planning.LEAST_S = None, math.inf  # so memory takes nothing of the budget
         try:

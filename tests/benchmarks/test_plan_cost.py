@@ -34,7 +34,7 @@ async def test_a_training_after_a_plan_has_the_same_bits_and_memory_and_no_new_f
     one_template, monkeypatch, tmp_path
 ):
     room = iter((True,) * 4)
-    monkeypatch.setattr(Budget, "has_room", lambda budget: next(room, False))
+    monkeypatch.setattr(Budget, "has_room", lambda budget, needed: next(room, False))
     monkeypatch.setattr("ddlf.extras.planner.probe.MEASURE_S", 0.01)
     monkeypatch.setattr(plan_cost, "SAMPLES", 2_000)
     monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path / "data")))

@@ -9,7 +9,7 @@ from tests.mnist import folder_with_mnist
 
 def test_predictions_are_shown_beside_measured_rounds(monkeypatch, tmp_path, capsys):
     room = iter((True,) * 5)
-    monkeypatch.setattr(Budget, "has_room", lambda budget: next(room, False))
+    monkeypatch.setattr(Budget, "has_room", lambda budget, needed: next(room, False))
     monkeypatch.setattr("ddlf.extras.planner.probe.MEASURE_S", 0.01)
     monkeypatch.setattr(planned, "SAMPLES", 2_000)
     monkeypatch.setattr(planned, "WAYS", planned.WAYS[:1])

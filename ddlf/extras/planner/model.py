@@ -5,13 +5,14 @@ A slot trains K batches of b samples between two exchanges, and N slots train at
     r K (s0 + s1 b) + K (N - 1) (h0 + h1 b) + c0 + c1 N
 
 seconds. A step takes s0 + s1 b on the fastest worker, and r is 1 if all workers are about equally fast; ``speeds`` has its
-formula. The second term is the cost that slots on one machine cause each other. The exchange takes c0 + c1 N in each way:
+formulas. The second term is the cost that slots on one machine cause each other. The exchange takes c0 + c1 N in each way:
 c1 is the part that each further slot adds on the master. With ``exchange="gradient"`` a round is one step. All constants
 are fitted to measured rounds, and are not negative.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from ddlf.errors import ConfigError
 from ddlf.extras.planner.fit import Fit, fitted
-from ddlf.extras.planner.speeds import pace, slowness_of
+from ddlf.extras.planner.speeds import slowest, slowness_of
 
 SHARED = 4
 """Columns that all ways share: what steps cost."""
@@ -70,6 +71,10 @@ class Setting:
     def samples(self) -> float:
         """The samples of all slots in a round."""
         return self.slots * self.steps * self.batch
+
+    def unlike(self, other: Setting) -> tuple[bool, float]:
+        """Return how different the rounds of another setting are, to compare such differences."""
+        return self.slots != other.slots, abs(math.log(self.steps * self.batch / (other.steps * other.batch)))
 
     @property
     def how(self) -> str:
@@ -187,15 +192,12 @@ class TimeModel:
 
     def _row(self, setting: Setting) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         steps, others = setting.steps, setting.slots - 1
-        own = steps * self._pace(setting)
-        row = [own, own * setting.batch, steps * others, steps * others * setting.batch]  # SHARED
+        slowness = [self.slowness.get(number, 1.0) for number in range(1, setting.slots + 1)]
+        own, own_samples = slowest(slowness, steps, balanced=setting.balanced)
+        row = [own, own_samples * setting.batch, steps * others, steps * others * setting.batch]  # SHARED
         for way in self._measured_ways:
             row += [1.0, float(setting.slots)] if way == setting.way else [0.0, 0.0]
         return np.array(row)
-
-    def _pace(self, setting: Setting) -> float:
-        slowness = [self.slowness.get(number, 1.0) for number in range(1, setting.slots + 1)]
-        return pace(slowness, balanced=setting.balanced)
 
     def in_other_order(self) -> TimeModel:
         """Return the model for a cluster that lists the fastest worker first, and the slowest one last."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ddlf.app import IApp
@@ -21,7 +22,7 @@ from ddlf.extras.planner.memory_probe import LEAST_S, NEEDED_PART, PART, Memory,
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
 from ddlf.extras.planner.probe import Budget, Probe, explore, own_ways
 from ddlf.rpc.iworker import awaited
-from ddlf.training.context import travels
+from ddlf.training.context import App, travels
 from ddlf.training.samples.policy import check_common
 from ddlf.training.start import check
 
@@ -238,12 +239,11 @@ async def _measured(
     """
     assert app.cluster is not None
     probe, workers = Probe(copied(app)), app.cluster.N
-    sizes = list(dict.fromkeys([*batches, 2 * batches[0]]))
     memory = Memory()
     if budget.seconds >= LEAST_S or wish.needs_memory:
         seconds = (NEEDED_PART if wish.needs_memory else PART) * budget.seconds
         memory = await _memory(app, batches, ways[0].exchange, wish, seconds, budget, say)
-    measured = await explore(probe, ways, sizes, workers, budget, say)
+    measured = await explore(probe, ways, batches, workers, budget, say, partial(length_of, app))
     if app.balance == "speed":
         measured = [_as_balanced(one) for one in measured]
     if workers > 1 and all(one.setting.slots > 1 for one in measured):
@@ -387,7 +387,7 @@ def planned(
             f"the bytes of {own[0]} between workers were not measured, so another link has no prediction",
             hint="plan without --bandwidth and --latency, or with --exchange star",
         )
-    length = Length(samples=kept.samples, epochs=app.worker_epochs, steps=app.worker_steps, most=app.round_samples)
+    length = length_of(app, kept.samples)
     is_balanced = app.balance == "speed"
     balance = (False, True) if model.slowness and can_follow_speeds(app) else (is_balanced,)
     found = choices(model, length, batches, range(1, workers + 1), model.ways, memory, balance)
@@ -417,6 +417,11 @@ def planned(
         memory=memory,
         largest=kept.largest if wish.needs_memory else None,
     )
+
+
+def length_of(app: App, samples: int) -> Length:
+    """Return how long a round of an app is, with so many samples."""
+    return Length(samples=samples, epochs=app.worker_epochs, steps=app.worker_steps, most=app.round_samples)
 
 
 def copied(app: IApp) -> IApp:

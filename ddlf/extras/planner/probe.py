@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -17,6 +17,7 @@ from typing import Any
 from ddlf.app import IApp
 from ddlf.errors import ConfigError
 from ddlf.events import Committed, Event, ModelBuilt, TrainingBegan, UpdateArrived
+from ddlf.extras.planner.choice import Length
 from ddlf.extras.planner.model import Measured, Setting, Way
 from ddlf.extras.planner.speeds import UNLIKE
 from ddlf.training.context import App
@@ -28,11 +29,15 @@ LEAST_ROUNDS, MOST_ROUNDS = 5, 200
 """Rounds of each slot that count."""
 MEASURE_S = 1.5
 """Seconds of rounds that count, with enough of them."""
+FEW_ROUNDS, FEW_S = 2, 2.0
+"""Rounds of each slot that are enough if they take so many seconds."""
 LONG_ROUND_S = 0.6
 """Seconds of the steps of a long round. A short one has two steps."""
 SHORT_STEPS = 2
 FIRST_STEPS, SECOND_STEPS = 4, 20
-"""Steps of the first two measurements, which show about how long a step takes."""
+"""Steps of the first round of all workers, and of a round that shows about how long a step takes."""
+LONGER = 2.0
+"""A long round of one slot is measured if it has so many times ``SECOND_STEPS``, or more."""
 MOST_OTHER = 20.0
 """A step takes at least so small a part of its share of a round of ``SECOND_STEPS``: differences of rounds are noisy."""
 
@@ -97,10 +102,20 @@ class Rounds:
         self.busy.append(record.seconds)
         self.is_usual = self.is_usual and not record.recomputed
         self.sent += record.bytes_out + record.bytes_back
-        slots = 1 if slot is None else self.setting.slots  # without common rounds, each slot has its own
-        rounds, measured_s = len(self.seconds) / slots, sum(self.seconds) / slots
-        if (rounds >= LEAST_ROUNDS and measured_s >= MEASURE_S) or rounds >= MOST_ROUNDS:
+        if self._are_enough():
             self.stop()
+
+    def _are_enough(self) -> bool:
+        """Return whether each slot has enough rounds. Without common rounds, a slow slot has fewer than the others."""
+        counts = Counter(self._slots)
+        slots = 1 if None in counts else self.setting.slots
+        least = min(counts.values()) if len(counts) == slots else 0
+        measured_s = sum(self.seconds) / slots
+        return (
+            (least >= LEAST_ROUNDS and measured_s >= MEASURE_S)
+            or (least >= FEW_ROUNDS and measured_s >= FEW_S)
+            or len(self.seconds) / slots >= MOST_ROUNDS
+        )
 
     def result(self) -> Measured | None:
         """Return the measured rounds; None if no round counts."""
@@ -239,7 +254,6 @@ class Budget:
     seconds: float
     clock: Callable[[], float] = time.perf_counter
     _began: float = field(init=False)
-    _longest: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -259,42 +273,47 @@ class Budget:
         """What to do if the time was not enough."""
         return f"plan with more time: --budget {2 * self.seconds:g}s, in a program plan({2 * self.seconds:g})"
 
-    def has_room(self) -> bool:
-        """Return whether one more measurement fits, if it takes as long as the longest one."""
-        return self.spent + self._longest <= self.seconds
-
-    def took(self, seconds: float) -> None:
-        """Add the duration of a measurement."""
-        self._longest = max(self._longest, seconds)
+    def has_room(self, needed: float) -> bool:
+        """Return whether so many seconds are left."""
+        return self.spent + needed <= self.seconds
 
 
 async def explore(
-    probe: Probe, ways: Sequence[Way], batches: Sequence[int], most: int, budget: Budget, say: Callable[[str], None]
+    probe: Probe,
+    ways: Sequence[Way],
+    batches: Sequence[int],
+    most: int,
+    budget: Budget,
+    say: Callable[[str], None],
+    length: Callable[[int], Length],
 ) -> list[Measured]:
-    """Measure rounds of all workers and of one slot, short and long ones, with two batch sizes and in all ways.
+    """Measure rounds of all workers and of one slot, short and long ones, and in all ways.
 
-    The settings that matter most come first. If time remains, all are measured once more, so that a slow moment of the
-    machines counts less. No measurement lasts longer than the budget.
+    The settings that matter most come first: what a step takes on one worker, then rounds of all workers in each way. They
+    are as long as the app's own rounds, if those are not very long. If time remains, another batch size and other lengths are
+    measured, and all once more, so that a slow moment of the machines counts less. No measurement lasts longer than the
+    budget.
 
     Args:
         probe: Measures.
         ways: How updates may travel; first the app's own way.
-        batches: The app's batch size, and others.
+        batches: The batch sizes to compare; first the app's.
         most: The largest number of slots.
         budget: The time.
         say: Shows a line of progress.
+        length: Returns how long a round of the app is, with so many samples.
 
     Raises:
         ConfigError: No round of the app's own setting was measured.
     """
     first = Setting(way=ways[0], slots=most, batch=batches[0], steps=1 if ways[0].is_one_step else FIRST_STEPS)
-    found: dict[Setting, Measured] = {}
+    found, took = dict[Setting, Measured](), dict[Setting, float]()
 
     async def measure(setting: Setting) -> None:
         begin = budget.clock()
         measured = await probe.rounds(setting, budget.left)
         if setting != first:  # the first one imports Keras on the workers, and loads the data
-            budget.took(budget.clock() - begin)
+            took[setting] = budget.clock() - begin
         if measured is None:
             return
         if (before := found.get(setting)) is not None:
@@ -306,6 +325,11 @@ async def explore(
             f"{setting.slots} slot{'s' * (setting.slots != 1)}, {setting.way}, {setting.way.codec}, batch {setting.batch}, "
             f"{setting.steps:g} step{'s' * (setting.steps != 1)}: {measured.median * 1e3:.1f} ms a round"
         )
+
+    async def measure_all(settings: Sequence[Setting]) -> None:
+        for setting in settings:
+            if budget.has_room(took[min(took, key=setting.unlike)] if took else 0.0):
+                await measure(setting)
 
     await measure(first)
     if first not in found and budget.left == 0.0:
@@ -320,27 +344,13 @@ async def explore(
             f"no round of {first.samples:g} samples was measured: the data has {probe.samples}",
             hint="plan with a smaller batch size, or more data",
         )
-    timed = [first, *_setting(ways[0], most, batches[0], SECOND_STEPS, probe.samples)]
-    # Rounds of one step do not show how long it takes.
-    if ways[0].is_one_step and (longer := _with_steps(ways)) is not None:
-        timed = [
-            one
-            for count in (FIRST_STEPS, SECOND_STEPS)
-            for one in _setting(longer, 1, batches[0], count, probe.samples)
-        ]
-    for setting in timed:
-        if setting not in found and budget.has_room():
-            await measure(setting)
+    timed = list(_timed(ways, most, batches[0], probe.samples))
+    await measure_all([one for one in timed if one not in found])
     step = step_of([found[one] for one in timed if one in found] or [found[first]])
-    todo = [one for one in dict.fromkeys(_settings(ways, batches, most, step, probe.samples)) if one not in found]
-    for setting in todo:
-        if not budget.has_room():
-            break
-        await measure(setting)
-    for setting in [one for one in todo if one in found]:
-        if not budget.has_room():
-            break
-        await measure(setting)
+    settings = dict.fromkeys(_settings(ways, batches, most, step, length(probe.samples)))
+    todo = [one for one in settings if one not in found]
+    await measure_all(todo)
+    await measure_all([one for one in todo if one in found])
     return list(found.values())
 
 
@@ -357,9 +367,19 @@ def step_of(found: Sequence[Measured]) -> float:
     return max((long.median - short.median) / (long.setting.steps - short.setting.steps), whole / MOST_OTHER)
 
 
-def _with_steps(ways: Sequence[Way]) -> Way | None:
-    """Return the first way whose rounds can have several steps; None if there is none."""
-    return next((way for way in ways if not way.is_one_step), None)
+def _many_steps(ways: Sequence[Way]) -> Way:
+    """Return the first way whose rounds can have several steps; the first one if there is none.
+
+    Rounds of one step do not show how long it takes.
+    """
+    return next((way for way in ways if not way.is_one_step), ways[0])
+
+
+def _timed(ways: Sequence[Way], most: int, batch: int, samples: int) -> Iterator[Setting]:
+    """Yield two settings of one slot, whose rounds differ only in their steps."""
+    way = _many_steps(ways)
+    yield from _setting(way, 1, batch, FIRST_STEPS if most == 1 else SHORT_STEPS, samples)
+    yield from _setting(way, 1, batch, SECOND_STEPS, samples)
 
 
 def _setting(way: Way, slots: int, batch: int, steps: float, samples: int) -> Iterator[Setting]:
@@ -369,33 +389,38 @@ def _setting(way: Way, slots: int, batch: int, steps: float, samples: int) -> It
         yield Setting(way=way, slots=slots, batch=batch, steps=max(1, min(round(steps), longest)))
 
 
-def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: float, samples: int) -> Iterator[Setting]:
+def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: float, length: Length) -> Iterator[Setting]:
     """Yield the settings to measure. The most important ones come first."""
 
     def setting(way: Way, slots: int, batch: int, steps: float) -> Iterator[Setting]:
-        return _setting(way, slots, batch, steps, samples)
+        return _setting(way, slots, batch, steps, length.samples)
 
-    own, batch = ways[0], batches[0]
+    own, batch, timed = ways[0], batches[0], _many_steps(ways)
     long = max(4.0 * SHORT_STEPS, LONG_ROUND_S / step)
+    usual = min(length.of(timed, most, batch), long)
+    # With another number of slots, workers on one machine may need other threads, and then restart. So all rounds of one
+    # slot come together, and before rounds of all workers: nothing can be compared without the time of a step.
+    if long >= LONGER * SECOND_STEPS:
+        yield from setting(timed, 1, batch, long)
+    for other in batches[1:]:
+        yield from setting(timed, 1, other, long * batch / other)
+    # Each way is measured with all workers, because a prediction from one slot lacks the cost of the others.
+    for way in ways:
+        yield from setting(way, most, batch, usual)
     yield from setting(own, most, batch, long)
-    # With another number of slots, workers on one machine may need other threads, and then restart. One slot comes before
-    # other batch sizes of all workers, because it shows what a step takes without other workers.
-    if own.is_one_step and (longer := _with_steps(ways)) is not None:
-        yield from setting(longer, 1, batch, long)
-    if most > 1:
-        yield from setting(own, 1, batch, SHORT_STEPS)
-        yield from setting(own, 1, batch, long)
-        for other in batches[1:]:
-            yield from setting(own, 1, other, long * batch / other)
+    for other in batches[1:]:
+        yield from setting(own, most, other, long * batch / other)
+    # Further settings make constants more certain. They hardly change the choice.
+    others = (2 * batch,) if len(batches) == 1 else ()
+    for other in others:
+        yield from setting(timed, 1, other, long * batch / other)
     for way in ways[1:]:
         if way.is_one_step:
             yield from setting(way, 1, batch, 1)
-    for other in batches[1:]:
+    for other in others:
         yield from setting(own, most, other, long * batch / other)
-    # A way without a round of all workers would be predicted from one slot, without the cost of further slots.
-    for steps in (long, SHORT_STEPS):
-        for way in ways[1:]:
-            yield from setting(way, most, batch, steps)
+    for way in ways[1:]:
+        yield from setting(way, most, batch, SHORT_STEPS if usual >= 4 * SHORT_STEPS else long)
     if most > 3:
         yield from setting(own, most // 2, batch, long)
         yield from setting(own, most // 2, batch, SHORT_STEPS)

@@ -2,11 +2,13 @@
 
 A worker j takes r_j times as long for a sample as the fastest one. With equal parts, a round waits for the slowest of its N
 workers: its steps take max(r_j) times as long as on N fast workers. With parts by speed (``balance="speed"``), all workers
-end together, after N / sum(1 / r_j) times as long.
+end together, after N / sum(1 / r_j) times as long. But a part has at least one batch, and its last batch is not full and
+still costs a step.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 UNLIKE = 1.5
@@ -25,11 +27,19 @@ def slowness_of(paces: Mapping[int, float]) -> dict[int, float]:
     return {number: seconds / fastest for number, seconds in sorted(paces.items())}
 
 
-def pace(slowness: Sequence[float], *, balanced: bool) -> float:
-    """Return how many times as long as on the fastest worker the steps of a round take.
+def slowest(slowness: Sequence[float], steps: float, *, balanced: bool) -> tuple[float, float]:
+    """Return the steps of the worker that ends last, and its samples in full batches, as if it were the fastest worker.
+
+    For example, 6 steps that take 3 times as long as on the fastest worker are 18 steps.
 
     Args:
         slowness: How many times as long as the fastest worker each worker of the round takes.
-        balanced: Whether parts follow the speeds.
+        steps: K, the steps of each worker; on average if parts follow the speeds.
+        balanced: Whether they do.
     """
-    return len(slowness) / sum(1.0 / one for one in slowness) if balanced else max(slowness)
+    if not balanced:
+        return max(slowness) * steps, max(slowness) * steps
+    each = steps * len(slowness) / sum(1.0 / one for one in slowness)
+    parts = [max(each / one, 1.0) for one in slowness]
+    batches = max(one * (math.floor(part + 1e-9) + 1) for one, part in zip(slowness, parts, strict=True))
+    return batches, max(one * part for one, part in zip(slowness, parts, strict=True))

@@ -11,6 +11,7 @@ from ddlf.errors import ConfigError
 from ddlf.events import Committed, Event, RoundsMeasured, RoundsPredicted
 from ddlf.events.record import RoundRecord
 from ddlf.extras.planner.explain import explain
+from ddlf.extras.planner.choice import Length
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.planning import plan, possible, ways_of
 from ddlf.extras.planner.probe import LONG_ROUND_S, Budget, Probe, explore, own_ways
@@ -32,7 +33,7 @@ def own_plans(monkeypatch, tmp_path_factory):
 def few(monkeypatch):
     """The budget allows four measurements after the first one, which are short. They need not show what a step takes."""
     room = iter((True,) * 4)
-    monkeypatch.setattr(Budget, "has_room", lambda budget: next(room, False))
+    monkeypatch.setattr(Budget, "has_room", lambda budget, needed: next(room, False))
     monkeypatch.setattr("ddlf.extras.planner.probe.MEASURE_S", 0.01)
     monkeypatch.setattr(TimeModel, "knows_step", lambda model, batch: True)
 
@@ -148,7 +149,7 @@ async def test_too_little_time_is_refused(two_workers, monkeypatch):
         ConfigError, match=r"not ready to train for 3 rounds in 0\.001 s.*--budget 0\.002s.*plan\(0\.002\)"
     ):
         await plan(app(two_workers, Loud), 0.001)
-    monkeypatch.setattr(Budget, "has_room", lambda budget: False)
+    monkeypatch.setattr(Budget, "has_room", lambda budget, needed: False)
     monkeypatch.setattr("ddlf.extras.planner.planning.LEAST_S", 60 * PATIENCE_S)  # measure no memory
     with pytest.raises(ConfigError, match=r"no training with one slot could be measured in 1200 s.*--budget 2400s"):
         await plan(app(two_workers, Loud), 10 * PATIENCE_S)
@@ -194,6 +195,10 @@ async def test_rounds_until_the_time_is_over_count_and_other_time_limits_are_err
         await probe.rounds(setting, PATIENCE_S)
 
 
+def whole_epochs(samples):
+    return Length(samples=samples)
+
+
 async def test_the_first_measurement_counts_in_the_budget_but_not_as_the_length_of_the_others():
     """It imports Keras on the workers. Here it takes 30 s of a budget of 40 s, and others take 2 s."""
     now = [0.0]
@@ -208,7 +213,7 @@ async def test_the_first_measurement_counts_in_the_budget_but_not_as_the_length_
 
     budget = Budget(40.0, lambda: now[0])
     way = Way("sync", "star", "float32")
-    found = await explore(Made(), [way], [64, 128], 2, budget, [].append)
+    found = await explore(Made(), [way], [64, 128], 2, budget, [].append, whole_epochs)
     assert {one.setting.slots for one in found} == {1, 2}
     assert budget.spent == now[0] == 40.0
 
@@ -223,8 +228,26 @@ async def test_a_long_round_is_long_where_a_round_takes_mostly_for_other_things_
         async def rounds(self, setting, most_s):
             return Measured(setting=setting, seconds=(0.070 + 0.001 * setting.steps,))
 
-    found = await explore(Made(), [way], [64], 2, Budget(60.0), said)
+    found = await explore(Made(), [way], [64], 2, Budget(60.0), said, whole_epochs)
     assert max(one.setting.steps for one in found) == pytest.approx(LONG_ROUND_S / 0.001)
+
+
+async def test_each_way_is_measured_with_rounds_as_long_as_those_of_the_app():
+    """A worker trains 2 steps between two exchanges of 1 s. So rounds of 20 steps would say little about its exchange."""
+    now, ways = [0.0], [Way("sync", "star", "float32"), Way("async", "star", "float32"), Way("sync", "star", "int8")]
+
+    class Made:
+        samples = 100_000
+
+        async def rounds(self, setting, most_s):
+            seconds = {"float32": 0.9, "int8": 0.6}[setting.way.codec] + 0.012 * setting.steps
+            now[0] += 1.0 + 4 * seconds
+            return Measured(setting=setting, seconds=(seconds,) * 2)
+
+    budget = Budget(40.0, lambda: now[0])
+    found = await explore(Made(), ways, [64], 2, budget, [].append, lambda samples: Length(samples=samples, steps=2))
+    assert {(one.setting.way, one.setting.steps) for one in found if one.setting.slots == 2} >= {(way, 2) for way in ways}
+    assert TimeModel(found).step(64) == pytest.approx(0.012, rel=1e-6)
 
 
 async def test_each_way_is_measured_with_all_workers_before_its_short_rounds():
@@ -239,7 +262,7 @@ async def test_each_way_is_measured_with_all_workers_before_its_short_rounds():
             now[0] += 5.0
             return Measured(setting=setting, seconds=(0.050 + 0.001 * setting.steps,) * 3)
 
-    found = await explore(Made(), ways, [64, 128], 2, Budget(60.0, lambda: now[0]), [].append)
+    found = await explore(Made(), ways, [64, 128], 2, Budget(60.0, lambda: now[0]), [].append, whole_epochs)
     assert {one.setting.way for one in found if one.setting.slots == 2} == {*ways}
     short = [one for one in found if one.setting.slots == 2 and one.setting.way != ways[0] and one.setting.steps == 2]
     assert len(short) < 3
@@ -258,7 +281,7 @@ async def test_few_measurements_show_how_long_a_step_takes_on_one_worker(exchang
             seconds = 0.050 + setting.steps * (0.001 + 0.0005 * (setting.slots - 1))
             return Measured(setting=setting, seconds=(seconds,) * 3)
 
-    found = await explore(Made(), ways, [64, 128], 2, Budget(25.0, lambda: now[0]), [].append)
+    found = await explore(Made(), ways, [64, 128], 2, Budget(25.0, lambda: now[0]), [].append, whole_epochs)
     model = TimeModel(found)
     assert model.knows_step(64)
     assert model.step(64) == pytest.approx(0.001, rel=1e-6)

@@ -13,17 +13,24 @@ from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.planned import words
 from ddlf.extras.planner.planning import planned
 from ddlf.extras.planner.probe import Rounds
-from ddlf.extras.planner.speeds import pace, slowness_of
+from ddlf.extras.planner.speeds import slowest, slowness_of
 from tests.extras.planner.test_explain import rounds
 
 STAR = Way("sync", "star", "float32")
 
 
 def made_up(slowness, slots, batch, steps, balanced=False):
-    """Seconds of a round: a step takes 2 ms and 50 us a sample on the fastest worker; an exchange 30 + 5 N ms."""
+    """Seconds of a round: a step takes 2 ms and 50 us a sample on the fastest worker; an exchange 30 + 5 N ms.
+
+    With parts by speed, each worker has at least one step, and its last step has few samples.
+    """
     used = slowness[:slots]
-    rate = slots / sum(1 / one for one in used) if balanced else max(used)
-    return steps * (0.002 + 5e-5 * batch) * rate + 0.030 + 0.005 * slots
+    training = max(used) * steps * (0.002 + 5e-5 * batch)
+    if balanced:
+        parts = [max(slots * steps / one / sum(1 / other for other in used), 1.0) for one in used]
+        training = max(one * (int(part + 1e-9) + 1) for one, part in zip(used, parts)) * 0.002
+        training += max(one * part for one, part in zip(used, parts)) * 5e-5 * batch
+    return training + 0.030 + 0.005 * slots
 
 
 def measured(slowness, *, balanced=False):
@@ -55,8 +62,14 @@ def test_rounds_of_unequal_workers_are_predicted(slowness, balanced):
 def test_about_equal_workers_are_equal():
     assert slowness_of({1: 1.0, 2: 1.4}) == slowness_of({}) == {}
     assert slowness_of({2: 3.0, 1: 1.0}) == {1: 1.0, 2: 3.0}
-    assert pace([1.0, 1.0, 3.0], balanced=False) == 3.0
-    assert pace([1.0, 1.0, 3.0], balanced=True) == pytest.approx(3 / (1 + 1 + 1 / 3))
+    assert slowest([1.0, 1.0, 3.0], 10, balanced=False) == (30.0, 30.0)
+    assert slowest([1.0, 1.0, 3.0], 10, balanced=True) == (15.0, pytest.approx(10 * 3 / (1 + 1 + 1 / 3)))
+
+
+def test_parts_by_speed_have_at_least_a_batch_and_one_that_is_not_full():
+    """The slow worker has 2 of 4 steps of 50 samples, if its part has 51 samples."""
+    assert slowest([1.0, 3.0], 2, balanced=True) == (6.0, pytest.approx(3.0))
+    assert slowest([1.0, 100.0], 2, balanced=True) == (200.0, 100.0)
 
 
 def plan_of(slowness, monkeypatch, batches=(64,), **settings):
@@ -119,6 +132,21 @@ def test_rounds_of_slots_that_are_about_equally_fast_all_count():
     for now[0], event in rounds(compute=(1.0, 1.1), slots=True):
         heard.hear(event)
     assert len(heard.result().seconds) == 8
+
+
+def test_rounds_of_a_slow_slot_are_awaited_without_common_rounds():
+    """Worker 2 takes nine times as long for a round. Its rounds count, also where those of the other would be enough."""
+    now, stopped, way = [0.0], [], Way("async", "star", "float32")
+    heard = Rounds(Setting(way=way, slots=2, batch=4, steps=1), lambda: stopped.append(now[0]), clock=lambda: now[0])
+    costs = dict(transfer_s=0.0, merge_s=0.0, bytes_out=1, bytes_back=1, epochs=1, compute_s=0.1, seconds=0.1, samples=4)
+    for number in range(1, 200):
+        now[0] = 0.1 * number
+        for slot in (1, 2) if number % 9 == 0 else (1,):
+            heard.hear(Committed(record=RoundRecord(round=number, rounds=200, version=number, slot=slot, **costs)))
+        if stopped:
+            break
+    assert stopped == [pytest.approx(0.9 * 4)]  # two rounds compile, and two count
+    assert heard.result().median == pytest.approx(0.9)
 
 
 def test_short_rounds_at_the_end_of_an_epoch_have_no_pace():
