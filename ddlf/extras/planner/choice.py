@@ -22,6 +22,7 @@ class Choice:
     Args:
         setting: The setting.
         epoch: Seconds of an epoch.
+        update_s: Seconds between two updates of the weights.
         factor: How many times as fast as ``fit`` on one machine.
         low: Lower end of the 80 % interval of this factor.
         high: Its upper end.
@@ -30,6 +31,7 @@ class Choice:
 
     setting: Setting
     epoch: Predicted
+    update_s: float
     factor: float
     low: float
     high: float
@@ -147,6 +149,11 @@ def epoch(model: TimeModel, setting: Setting, samples: int) -> Predicted:
     return model.predict(setting).times(samples / setting.samples)
 
 
+def updates(setting: Setting, samples: int) -> float:
+    """Return how often the weights change in an epoch. In asynchronous training, each slot changes them by itself."""
+    return samples / setting.samples * (setting.slots if setting.way.mode == "async" else 1)
+
+
 def alone(model: TimeModel, batch: int, samples: int, way: Way) -> Predicted:
     """Return the seconds of an epoch of ``fit`` on one machine, without any exchange."""
     steps = samples / batch
@@ -222,6 +229,7 @@ def choice(
     return Choice(
         setting=setting,
         epoch=seconds,
+        update_s=seconds.seconds / updates(setting, length.samples),
         factor=factor,
         low=factor / (1.0 + half),
         high=factor * (1.0 + half),

@@ -221,9 +221,8 @@ def lines(plan: Plan, file: Path) -> list[str]:
     """Return the plan as lines to print."""
     from ddlf.extras.planner.planned import factor
 
-    rows = [
-        ["", "slots", "way", "batch", "codec", "s/epoch", *["memory"] * (plan.memory is not None), "of fit", "(80 %)"]
-    ]
+    head = ["", "slots", "way", "batch", "codec", "s/epoch", "s/update"]
+    rows = [[*head, *["memory"] * (plan.memory is not None), "of fit", "(80 %)"]]
     shown = [("best", plan.best), ("now", plan.now)]
     shown += [("", one) for one in plan.all if one not in (plan.best, plan.now)][:MOST_ROWS]
     for label, one in shown:
@@ -236,6 +235,7 @@ def lines(plan: Plan, file: Path) -> list[str]:
                 str(setting.batch),
                 setting.way.codec,
                 number(one.epoch.seconds),
+                number(one.update_s),
                 *([] if one.memory is None else [size(round(one.memory.count))]),
                 f"{factor(one.factor)}x",
                 f"({factor(one.low)}-{factor(one.high)})" + ("" if one.epoch.within else " not measured"),

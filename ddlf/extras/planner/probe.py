@@ -37,7 +37,7 @@ SHORT_STEPS = 2
 FIRST_STEPS, SECOND_STEPS = 4, 20
 """Steps of the first round of all workers, and of a round that shows about how long a step takes."""
 LONGER = 2.0
-"""A long round of one slot is measured if it has so many times ``SECOND_STEPS``, or more."""
+"""Lengths of rounds that differ by this factor or less say nearly the same."""
 MOST_OTHER = 20.0
 """A step takes at least so small a part of its share of a round of ``SECOND_STEPS``: differences of rounds are noisy."""
 
@@ -400,13 +400,15 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
     usual = min(length.of(timed, most, batch), long)
     # With another number of slots, workers on one machine may need other threads, and then restart. So all rounds of one
     # slot come together, and before rounds of all workers: nothing can be compared without the time of a step.
-    if long >= LONGER * SECOND_STEPS:
+    if long > LONGER * SECOND_STEPS:
         yield from setting(timed, 1, batch, long)
     for other in batches[1:]:
         yield from setting(timed, 1, other, long * batch / other)
     # Each way is measured with all workers, because a prediction from one slot lacks the cost of the others.
-    for way in ways:
+    is_alike = FIRST_STEPS / LONGER <= usual <= FIRST_STEPS * LONGER  # the first measurement
+    for way in ways[is_alike:]:
         yield from setting(way, most, batch, usual)
+    yield from setting(own, most, batch, usual)
     yield from setting(own, most, batch, long)
     for other in batches[1:]:
         yield from setting(own, most, other, long * batch / other)

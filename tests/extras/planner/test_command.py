@@ -16,7 +16,7 @@ from ddlf.extras.planner.planning import Plan
 def choice(slots, factor, seconds, way, *, within=True):
     epoch = Predicted(seconds=seconds, low=0.9 * seconds, high=1.1 * seconds, within=within)
     setting = Setting(way=way, slots=slots, batch=64, steps=10)
-    return Choice(setting=setting, epoch=epoch, factor=factor, low=0.9 * factor, high=1.1 * factor)
+    return Choice(setting=setting, epoch=epoch, update_s=seconds / 50, factor=factor, low=0.9 * factor, high=1.1 * factor)
 
 
 BEST = choice(6, 4.1, 1.9, Way("sync", "star", "int8"))
@@ -40,10 +40,10 @@ PLAN = Plan(
 def test_a_plan_is_a_table_a_verdict_and_a_command():
     assert lines(PLAN, Path("app.py")) == [
         "measured  0 settings in 38 s: a step takes 8.49 ms, an exchange 68.3 ms; fit on one machine takes 7.8 s an epoch",
-        "          slots  way    batch  codec    s/epoch  of fit  (80 %)",
-        "best          6  sync      64  int8         1.9   4.10x  (3.69-4.51)",
-        "now           8  sync      64  float32      2.3   3.40x  (3.06-3.74)",
-        "             16  async     64  float32        4   2.00x  (1.80-2.20) not measured",
+        "          slots  way    batch  codec    s/epoch  s/update  of fit  (80 %)",
+        "best          6  sync      64  int8         1.9     0.038   4.10x  (3.69-4.51)",
+        "now           8  sync      64  float32      2.3     0.046   3.40x  (3.06-3.74)",
+        "             16  async     64  float32        4      0.08   2.00x  (1.80-2.20) not measured",
         "pays off: 6 slots are 4.10 times as fast as fit on one machine (3.69 to 4.51).",
         "run       ddlf run app.py --slots 6 --batch-size 64 --codec int8",
     ]
@@ -207,8 +207,8 @@ def test_memory_is_a_column_and_lines(wish, largest, said):
     )
     found = lines(made, Path("app.py"))
     assert found[1:3] == [
-        "          slots  way    batch  codec    s/epoch  memory  of fit  (80 %)",
-        "best          6  sync      64  int8         1.9  582 MB   4.10x  (3.69-4.51)",
+        "          slots  way    batch  codec    s/epoch  s/update  memory  of fit  (80 %)",
+        "best          6  sync      64  int8         1.9     0.038  582 MB   4.10x  (3.69-4.51)",
     ]
     needs = "memory    a worker needs 582 MB (515 MB to 658 MB): framework 300 MB, data 200 MB, model 50.0 MB"
     assert found[5:-2] == [f"{needs}, and 500 kB for a sample of the batch; the master 640 MB", *said]

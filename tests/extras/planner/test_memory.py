@@ -204,7 +204,7 @@ def choice(slots, seconds, memory):
     epoch = Predicted(seconds=seconds, low=0.9 * seconds, high=1.1 * seconds)
     setting = Setting(way=Way("sync", "star", "float32"), slots=slots, batch=64, steps=1)
     amount = Bytes(count=memory, low=0.9 * memory, high=1.1 * memory)
-    return Choice(setting=setting, epoch=epoch, factor=1.0, low=1.0, high=1.0, memory=amount)
+    return Choice(setting=setting, epoch=epoch, update_s=0.1, factor=1.0, low=1.0, high=1.0, memory=amount)
 
 
 @pytest.mark.parametrize(

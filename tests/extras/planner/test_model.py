@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlf.errors import ConfigError
-from ddlf.extras.planner.choice import Choice, Length, Wish, alone, choices
+from ddlf.extras.planner.choice import Choice, Length, Wish, alone, choices, updates
 from ddlf.extras.planner.fit import fitted, nonnegative
 from ddlf.extras.planner.kept import Kept
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
@@ -138,6 +138,22 @@ def test_batches_of_a_round_follow_from_the_settings(way, length, steps):
     assert length.of(way, slots=2, batch=20) == steps
 
 
+@pytest.mark.parametrize(
+    ("way", "length", "expected"),
+    [
+        (STAR, Length(samples=1000), 1),
+        (STAR, Length(samples=1000, epochs=4), 0.25),
+        (STAR, Length(samples=1000, steps=5), 5),
+        (GRADIENT, Length(samples=1000), 25),
+        (Way("async", "star", "float32"), Length(samples=1000, steps=5), 10),
+    ],
+)
+def test_updates_of_an_epoch(way, length, expected):
+    """Two slots with batches of 20. Without common rounds, each slot changes the weights by itself."""
+    setting = Setting(way=way, slots=2, batch=20, steps=length.of(way, 2, 20))
+    assert updates(setting, 1000) == pytest.approx(expected)
+
+
 def test_the_two_constants_of_the_published_study_are_a_special_case():
     """A step costs t_g, and a sample t_s: T = (V / S) t_g + (V / N + V_test) t_s, for two workers on MNIST."""
 
@@ -198,7 +214,7 @@ def test_bytes_between_workers_have_no_prediction_for_another_link():
 def made_choice(slots, seconds):
     epoch = Predicted(seconds=seconds, low=0.9 * seconds, high=1.1 * seconds)
     setting = Setting(way=STAR, slots=slots, batch=64, steps=1)
-    return Choice(setting=setting, epoch=epoch, factor=1.0, low=1.0, high=1.0)
+    return Choice(setting=setting, epoch=epoch, update_s=0.1, factor=1.0, low=1.0, high=1.0)
 
 
 @pytest.mark.parametrize(
