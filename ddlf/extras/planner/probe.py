@@ -405,24 +405,23 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
     for other in batches[1:]:
         yield from setting(timed, 1, other, long * batch / other)
     # Each way is measured with all workers, because a prediction from one slot lacks the cost of the others.
-    is_alike = FIRST_STEPS / LONGER <= usual <= FIRST_STEPS * LONGER  # the first measurement
-    for way in ways[is_alike:]:
+    was_measured = FIRST_STEPS / LONGER <= usual <= FIRST_STEPS * LONGER  # the first measurement of all says as much
+    for way in ways[1:] if was_measured else ways:
         yield from setting(way, most, batch, usual)
     yield from setting(own, most, batch, usual)
-    yield from setting(own, most, batch, long)
+    if long > LONGER * usual:
+        yield from setting(own, most, batch, long)
     for other in batches[1:]:
         yield from setting(own, most, other, long * batch / other)
     # Further settings make constants more certain. They hardly change the choice.
-    others = (2 * batch,) if len(batches) == 1 else ()
-    for other in others:
-        yield from setting(timed, 1, other, long * batch / other)
+    for way in ways[1:]:
+        yield from setting(way, most, batch, SHORT_STEPS if usual >= 4 * SHORT_STEPS else long)
     for way in ways[1:]:
         if way.is_one_step:
             yield from setting(way, 1, batch, 1)
-    for other in others:
-        yield from setting(own, most, other, long * batch / other)
-    for way in ways[1:]:
-        yield from setting(way, most, batch, SHORT_STEPS if usual >= 4 * SHORT_STEPS else long)
+    if len(batches) == 1:
+        for slots in (1, most):
+            yield from setting(timed if slots == 1 else own, slots, 2 * batch, long / 2)
     if most > 3:
         yield from setting(own, most // 2, batch, long)
         yield from setting(own, most // 2, batch, SHORT_STEPS)
