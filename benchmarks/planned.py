@@ -29,6 +29,8 @@ from ddlf.extras.planner.probe import Probe
 
 SAMPLES, WORKERS = 24_000, 2
 BATCHES = (32, 64, 100, 200, 500, 1000, 2000)
+SECOND = (200,)
+"""The second batch size that each plan measures, to predict the others."""
 WAYS = (
     Way("sync", "star", "float32"),
     Way("sync", "star", "int8"),
@@ -72,7 +74,7 @@ async def measure(
     """Return the prediction and the truth of each setting of one model."""
     async with Cluster.local(WORKERS) as cluster:
         app = MODELS[name](cluster)
-        found = await plan(app, budget_s, say=lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True))
+        found = await plan(app, budget_s, SECOND, lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True))
         print(f"{name}: planned in {found.spent_s:.1f} s", file=sys.stderr, flush=True)
         probe, truth = Probe(copied(app)), dict[Setting, list[float]]()
         probe.samples = SAMPLES
