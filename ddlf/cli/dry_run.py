@@ -143,13 +143,14 @@ def _print_settings(app: IApp, options: argparse.Namespace) -> None:
 def _print_visible(choice: Choice) -> None:
     """Print the updates and samples that each party sees."""
     column = visible.of(choice)
-    rows = [visible.Row(party="party", updates="updates", samples="samples"), *column.rows()]
+    rows = [visible.Row(party="who", updates="sees of a worker's updates", samples="of its data"), *column.rows()]
     names, updates = (max(len(getattr(row, name)) for row in rows) for name in ("party", "updates"))
     for number, row in enumerate(rows):
         print(f"{'' if number else 'sees':<9} {row.party:<{names}}  {row.updates:<{updates}}  {row.samples}")
-    print(f"          the master also learns {column.also}")
-    for sentence in column.remaining(choice):
-        print(f"          {sentence}")
+    learns = f"The master also learns {column.also}."
+    for sentence in (visible.UPDATE, column.before, learns, *column.remaining(choice)):
+        if sentence:
+            print(f"          {sentence}")
 
 
 def _print_files() -> None:

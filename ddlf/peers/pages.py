@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,8 @@ def seen_by(plan: Plan) -> dict[str, Any]:
     column = visible.of(plan.choice)
     return {
         "update": visible.UPDATE,
-        "rows": [astuple(row) for row in column.rows(shards=plan.shards > 0)],
+        "rows": [(row.party, row.updates) for row in column.rows()],
+        "samples": column.seers(shards=plan.shards > 0),
         "before": column.before,
         "metrics": column.metrics,
         "remains": " ".join(column.remaining(plan.choice)),

@@ -13,10 +13,7 @@ from enum import Enum
 
 from ddlf.privacy.contradictions import Choice
 
-UPDATE = (
-    "An update is the change of the weights that one peer or worker has computed on its samples. Weights can reveal"
-    " facts about samples."
-)
+UPDATE = "An update is the change that data make to the model. It can reveal facts about them."
 
 
 class Party(Enum):
@@ -27,7 +24,7 @@ class Party(Enum):
     WORKER = "another worker"
     NETWORK = "a reader of the network"
     USER = "another user of a machine"
-    HOLDER = "a holder of the final model"
+    HOLDER = "anybody with the final model"
 
 
 class Updates(Enum):
@@ -49,14 +46,14 @@ class Updates(Enum):
 
 
 PHRASES = {
-    Updates.EACH: "each single update, without noise",
+    Updates.EACH: "each single update, as it is",
     Updates.SHARE: "each single update, with one share of the noise",
-    Updates.STEPS: "each single update, whose steps have noise",
-    Updates.SOME: "some single updates, without noise",
-    Updates.SUM: "only the sum of three updates or more",
-    Updates.NOISED: "only sums of clipped updates, with noise",
-    Updates.MERGED: "only the merged weights",
-    Updates.NONE: "none",
+    Updates.STEPS: "each single update, with noise from each step",
+    Updates.SOME: "some single updates, as they are",
+    Updates.SUM: "no single update, only sums of three or more",
+    Updates.NOISED: "only sums of updates, with noise",
+    Updates.MERGED: "only the model, which merges all updates",
+    Updates.NONE: "nothing",
 }
 
 
@@ -126,14 +123,29 @@ class Column:
             samples = LENT.get(party, cell.samples) if shards else cell.samples
             yield Row(party=self.name_of(party), updates=cell.updates.phrase, samples=samples.value)
 
+    def seers(self, *, shards: bool = False) -> str:
+        """Return the parties that see samples, as a clause for screens.
+
+        Args:
+            shards: Whether the server lends its own samples to peers.
+        """
+        seen = [
+            f"{row.party} sees {row.samples}" for row in self.rows(shards=shards) if row.samples != Samples.NONE.value
+        ]
+        return ", ".join(seen) or "nobody else sees them"
+
     def name_of(self, party: Party) -> str:
         """Return the name of a party on screens and in the tables."""
         names = NAMES_OF_PEERS if Party.PEER in self.cells else NAMES_OF_WORKERS
         return names.get(party, party.value)
 
 
-NAMES_OF_PEERS = {Party.SERVER: "the server", Party.USER: "another user of your machine"}
-NAMES_OF_WORKERS = {Party.SERVER: "the master", Party.USER: "another user"}
+NAMES_OF_PEERS = {
+    Party.SERVER: "the server",
+    Party.PEER: "a peer that trains with you",
+    Party.USER: "another user of your machine",
+}
+NAMES_OF_WORKERS = {Party.SERVER: "the master"}
 LENT = {Party.SERVER: Samples.ALL, Party.PEER: Samples.SOME}
 """Samples that parties see if they are the server's own."""
 
@@ -162,16 +174,19 @@ def _workers(
 OF_PEERS = "the name, the number of samples and the times of posts of each peer"
 OF_PEERS_WITH_METRICS = "the name, the number of samples, the times of posts, the loss and the accuracy of each peer"
 NO_METRICS = "The loss and the accuracy stay with the peer."
-NO_NOISE = "No noise is added."
-RUNS_CODE = "The master's code runs on the workers, so this protects from mistakes, not from the master."
+NO_NOISE = "No noise (random numbers) is added to hide facts about data."
+RUNS_CODE = (
+    "The master's code runs on the workers. This protects from mistakes, but a master that runs other code can see"
+    " everything, also the data."
+)
 PICKS = {
     "krum": "The merge krum passes on a single update as it is.",
     "median": "The merge median passes on values of single updates.",
 }
 """By merge rule, what it passes on besides sums of updates."""
 MASKS_RUN_CODE = (
-    "The master's code runs on the workers, so masks protect from mistakes and from a curious reader of the master's"
-    " memory, records and network, but not from a master that runs other code."
+    "The master's code runs on the workers. Masks protect from mistakes and from a curious reader of the master's memory,"
+    " records and network, but a master that runs other code can see everything, also the data."
 )
 FEW_WORKERS = (
     "In a round of one or two workers, and in asynchronous training, a worker can compute the update of another one."
@@ -183,7 +198,7 @@ SWAPS = Column(
     applies=lambda c: c.place != "workers" and c.way == "swap",
     cells=_peers(Updates.EACH, Updates.SOME, Updates.MERGED),
     also=OF_PEERS_WITH_METRICS,
-    remains=(NO_NOISE, "A peer gets weights that one other peer has posted."),
+    remains=(NO_NOISE, "A peer gets the model of one other peer, as it is."),
 )
 ROUNDS = Column(
     name="rounds",
@@ -196,17 +211,17 @@ ROUNDS = Column(
 )
 CLIPPED = Column(
     name="noise",
-    how="`ddlf peers serve --way rounds --clip 1 --noise 1 --trust server`",
+    how="`ddlf peers serve --way rounds --quorum 3 --clip 1 --noise 1 --trust server`",
     applies=lambda c: c.place != "workers" and c.has_noise and c.trust != "nobody",
     cells=_peers(Updates.EACH, Updates.NOISED, Updates.NOISED),
     also=OF_PEERS,
     metrics=False,
     before=f"The server shortens each update and adds noise to their sum, before others get it. {NO_METRICS}",
-    remains=("The server sees updates before it adds the noise.",),
+    remains=("The server sees each update before it adds noise: random numbers that hide single updates in a sum.",),
 )
 NOBODY = Column(
     name="trust nobody",
-    how="`ddlf peers serve --way rounds --clip 1 --noise 1 --trust nobody`",
+    how="`ddlf peers serve --way rounds --quorum 3 --clip 1 --noise 1 --trust nobody`",
     applies=lambda c: c.place != "workers" and c.has_noise and c.trust == "nobody",
     cells=_peers(Updates.SHARE, Updates.NOISED, Updates.NOISED),
     also=OF_PEERS,
@@ -226,7 +241,8 @@ SECURE = Column(
     before=f"Each peer adds random masks to its update, which only cancel each other in the sum. {NO_METRICS}",
     remains=(
         NO_NOISE,
-        "A server that replaces keys by its own sees each update: compare your code with another peer.",
+        "A dishonest server that replaces keys by its own sees each update. To notice it, compare the code that you see in"
+        " training with another peer.",
     ),
 )
 PRIVATE = Column(
@@ -256,7 +272,11 @@ PRIVATE_SAMPLES = Column(
     also="the number of samples, their shapes and types, and the output of each worker",
     metrics=False,
     before="In each step, the worker shortens the gradient of each sample and adds noise to their sum.",
-    remains=(RUNS_CODE, "The noise hides one sample, and not all samples of a person or of a worker."),
+    remains=(
+        RUNS_CODE,
+        "The noise hides one sample, and not all samples of a person or of a worker.",
+        "In a round of one or two workers, or with krum or median, another worker can get single updates, with noise.",
+    ),
 )
 PRIVATE_MASKED = Column(
     name="private, masks",

@@ -105,9 +105,9 @@ async def test_dry_run_says_who_sees_private_data(folder, capsys):
     text = capsys.readouterr().out
     assert "what load_dataset loads, which only workers load, and create_model builds" in text
     rows = [re.split(r"  +", line[10:]) for line in text.partition("\nsees ")[2].splitlines()[1:6]]
-    assert ["the master", "each single update, without noise", "none"] in rows
-    assert ["another worker", "only the merged weights", "none"] in rows
-    assert "          The master's code runs on the workers, so this protects from mistakes" in text
+    assert ["the master", "each single update, as it is", "none"] in rows
+    assert ["another worker", "only the model, which merges all updates", "none"] in rows
+    assert "          The master's code runs on the workers. This protects from mistakes" in text
     assert "          The run posts its weights as a peer, too" in text
 
 
@@ -129,8 +129,7 @@ async def test_dry_run_prints_the_column_of_its_settings(folder, capsys, setting
     text = capsys.readouterr().out
     rows = [tuple(re.split(r"  +", line[10:])) for line in text.partition("\nsees ")[2].splitlines()[1:6]]
     assert rows == [(row.party, row.updates, row.samples) for row in column.rows()]
-    assert column.also in text
-    assert all(sentence in text for sentence in column.remains)
+    assert all(sentence in text for sentence in (visible.UPDATE, column.before, column.also, *column.remains))
     assert "as a peer" not in text
 
 

@@ -25,7 +25,6 @@ from ddlf.privacy.visible import (
     SECURE,
     SWAPS,
     Party,
-    Samples,
 )
 from tests.peers.test_server import Running, a_set
 
@@ -165,7 +164,7 @@ def test_the_tables_in_the_docs_have_each_cell(member):
 def test_the_page_of_a_peer_shows_the_column_of_its_plan(plan, column):
     page = json.loads(BrowserModel(graph={"name": "digits"}).facts(plan, "a run", 1))["visible"]
     assert [row[1] for row in page["rows"]] == [cell.updates.phrase for cell in column.cells.values()]
-    assert {row[2] for row in page["rows"]} == {"none"}
+    assert page["samples"] == "nobody else sees them"
     assert page["rows"][0][0] == "the server"
     assert (page["before"], page["metrics"], page["remains"]) == (
         column.before,
@@ -190,10 +189,7 @@ def test_screens_warn_of_a_merge_rule_only_where_it_is_used(merge, has):
 
 
 def test_the_page_says_that_lent_samples_are_the_servers():
-    rows = {party: samples for party, _, samples in seen_by(Plan(shards=3))["rows"]}
-    assert rows["the server"] == Samples.ALL.value
-    assert rows["another peer"] == Samples.SOME.value
-    assert rows["a reader of the network"] == Samples.NONE.value
+    assert seen_by(Plan(shards=3))["samples"] == "the server sees all, a peer that trains with you sees some"
 
 
 async def test_another_user_reads_no_set_that_a_server_of_peers_has_stored(tmp_path):

@@ -354,24 +354,46 @@ async def test_a_person_without_a_mouse_or_a_screen_comes_from_the_link_to_the_t
 NOISE = {"way": "rounds", "merge": "mean", "clip": 1.0, "noise": 1.0, "quorum": 3}
 
 
+PLANS = [
+    Plan(),
+    Plan(way="rounds", merge="mean"),
+    Plan(**NOISE),
+    Plan(way="rounds", merge="mean", secure_aggregation=True, quorum=3),
+    Plan(**NOISE, trust="nobody"),
+]
+"""A plan of each way of working together."""
+TOPS = "(names) => names.map((name) => document.querySelector(name).getBoundingClientRect().top)"
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+async def test_the_first_screen_says_who_sees_what_without_scrolling(width, height):
+    alone = Alone(digits_model())
+    async with joined(alone, width=width, height=height) as page:
+        for plan in PLANS:
+            alone.graph |= {"plan": asdict(plan), "visible": seen_by(plan)}
+            await page.reload()
+            await page.locator("#choose").wait_for()
+            who, choose = await page.evaluate(TOPS, ["#who", "#choose"])
+            assert 0 < who < choose <= height, plan
+            await is_sound(page)
+
+
 async def test_the_screen_says_who_sees_updates_and_samples():
     """Before and during the training, on a phone, in each way of working together."""
     alone = Alone(digits_model())
-    plans = [
-        Plan(),
-        Plan(way="rounds", merge="mean"),
-        Plan(**NOISE),
-        Plan(way="rounds", merge="mean", secure_aggregation=True, quorum=3),
-        Plan(**NOISE, trust="nobody"),
-    ]
     async with joined(alone, width=320, height=640) as page:
-        for plan in plans:
+        for plan in PLANS:
             alone.graph |= {"plan": asdict(plan), "visible": seen_by(plan)}
             await page.reload()
             await page.locator("#who").wait_for()
             rows = [await row.locator("th, td").all_inner_texts() for row in await page.locator("#who-rows tr").all()]
             column = visible.of(plan.choice)
-            assert rows == [[row.party, row.updates, row.samples] for row in column.rows()]
+            assert rows == [[row.party, row.updates] for row in column.rows()]
+            assert (
+                await page.locator("#who-samples").inner_text()
+                == "Your pictures and their labels: nobody else sees them."
+            )
+            assert visible.UPDATE in await page.locator("#who-updates").inner_text()
             assert column.remaining(plan.choice)[-1] in await page.locator("#who-more").inner_text()
             await is_sound(page)
         await page.locator("#npz").set_input_files(files=[digits()])
@@ -385,7 +407,8 @@ async def test_the_screen_says_who_sees_updates_and_samples():
         assert "how many samples you have (160)" in sent
         assert "the loss and the accuracy" not in sent
         assert await page.locator("#who-rows tr").count() == len(rows)
-        assert await page.locator("#who").is_visible()
+        train, who = await page.evaluate(TOPS, ["#train", "#who"])
+        assert train < who
         await is_sound(page)
 
 

@@ -254,7 +254,7 @@ function leaves(bytesUp, posts, code) {
 }
 
 // Show who sees the updates and samples of this browser. The server's table has the words.
-function showVisible({ update, rows, remains }) {
+function showVisible({ samples, update, rows, remains }) {
   const cell = (kind, textContent) => Object.assign(document.createElement(kind), { textContent });
   byId("who-rows").replaceChildren(...rows.map(([party, ...sights]) => {
     const row = document.createElement("tr"), head = cell("th", party);
@@ -262,7 +262,10 @@ function showVisible({ update, rows, remains }) {
     row.append(head, ...sights.map((sight) => cell("td", sight)));
     return row;
   }));
-  byId("who-more").textContent = `${update} ${remains}`;
+  const whose = isLent() ? "The samples of the server" : `Your ${pictures ? "pictures" : "samples"} and their labels`;
+  byId("who-samples").textContent = `${whose}: ${samples}.`;
+  byId("who-updates").textContent = `Your updates leave this browser. ${update}`;
+  byId("who-more").textContent = remains;
   byId("who").hidden = false;
 }
 
@@ -430,7 +433,6 @@ function offerShard() {
   byId("lent").textContent = `This training is a study: the server lends each browser one of ${plural(model.plan.shards, "part")} of its own data. They come to this browser when you start, and go to another one when you have left. None of your files are read.`;
   for (const id of ["lent", "seen"]) byId(id).hidden = false;
   for (const id of ["look", "counts", "classes", "samples"]) byId(id).hidden = true;
-  byId("who-samples").textContent = "The server's samples";
   byId("tried").textContent = "A sample is one of the server's.";
   byId("sample").textContent = "A sample";
 }
