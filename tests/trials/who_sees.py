@@ -1,0 +1,154 @@
+"""Make the screens that tell who sees updates and samples, in five settings, and print what the table of the code says.
+
+``python -m tests.trials.who_sees FOLDER``
+
+Peers swap, mask their updates, or add noise on the server: the screens are pictures of the page of a peer, as a person
+sees it who has opened the link, on a computer (``1.png``) and on a phone (``1p.png``). Private workers mask their
+updates, or add noise to each step: the screens are the output of ``ddlf run --dry-run`` (``4.txt``). Give the screens to
+somebody who did not build them, ask who sees the updates and who sees the pictures, and compare the answers with the
+lines that this trial prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlf.privacy import visible
+from ddlf.privacy.contradictions import Choice
+from tests.monitor.dashboard.browser import chromium, opened
+from tests.trials.browser_peers import Commands, until
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "apps" / "models" / "private_digits.nnm"
+COMPUTER, PHONE = (1280, 800), (390, 844)
+"""Width and height of a window, in pixels."""
+APP = """
+import keras
+import numpy as np
+
+import ddlf
+
+
+class Private(ddlf.IApp):
+    private = True
+    SETTINGS
+
+    async def load_dataset(self):  # on each worker, never on the master
+        mine = np.load("/data/pictures.npz")
+        self.x_train, self.y_train = mine["x"], mine["y"]
+
+    async def create_model(self):
+        layers = [keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10, activation="softmax")]
+        self.model = keras.Sequential(layers)
+        self.model.compile("sgd", "sparse_categorical_crossentropy")
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPeers:
+    """A training by peers: the options of ``ddlf peers serve``, and the same as a choice of the table."""
+
+    options: str
+    choice: Choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfWorkers:
+    """A run with private workers: the settings in its app, and the same as a choice of the table."""
+
+    settings: str
+    choice: Choice
+
+
+SCREENS: tuple[OfPeers | OfWorkers, ...] = (
+    OfPeers(options="", choice=Choice(place="peers", way="swap")),
+    OfPeers(options="--way rounds --secure-aggregation", choice=Choice(place="peers", secure=True, quorum=3)),
+    OfPeers(
+        options="--way rounds --quorum 3 --clip 1 --noise 1 --trust server",
+        choice=Choice(place="peers", quorum=3, clip=1.0, noise=1.0, trust="server"),
+    ),
+    OfWorkers(settings="secure_aggregation = True", choice=Choice(place="workers", secure=True)),
+    OfWorkers(
+        settings="update_clip, noise_multiplier, privacy_unit = 1.0, 1.0, 'sample'",
+        choice=Choice(place="workers", clip=1.0, noise=1.0, unit="sample"),
+    ),
+)
+
+
+def shown(choice: Choice) -> Iterator[str]:
+    """Yield the answers of the table."""
+    for party, cell in visible.of(choice).cells.items():
+        yield f"{visible.of(choice).name_of(party)}: updates: {cell.updates.phrase}; samples: {cell.samples.value}"
+
+
+async def take_pictures(options: str, at: Path) -> list[Path]:
+    """Serve a model, open the link of a peer in Chromium, and take a picture for each size of the window."""
+    taken = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        stack.callback((commands := Commands(Path(folder))).end)
+        words = ["serve", str(MODEL), "--port", "0", "--invite", "2", *options.split()]
+        server = commands.start(*words)
+        async with chromium() as browser:
+            for (width, height), kind in ((COMPUTER, ""), (PHONE, "p")):
+                link = await asyncio.to_thread(until, server, r"link +(\S+)")
+                async with opened(browser, link, width=width, height=height) as page:
+                    await page.locator("#state[data-state=ready]").wait_for()
+                    taken.append(at.with_name(f"{at.name}{kind}.png"))
+                    await page.screenshot(path=taken[-1])
+    return taken
+
+
+def print_plan(settings: str, at: Path) -> list[Path]:
+    """Write what ``ddlf run --dry-run`` prints of an app with these settings."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "app.py").write_text(APP.replace("SETTINGS", settings))
+        ended = subprocess.run(
+            [sys.executable, "-m", "ddlf.cli.main", "run", "app.py", "--local", "3", "--dry-run"],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+    if ended.returncode:
+        raise RuntimeError(ended.stderr)
+    file = at.with_name(f"{at.name}.txt")
+    file.write_text(ended.stdout)
+    return [file]
+
+
+def make(screen: OfPeers | OfWorkers, at: Path) -> list[Path]:
+    """Make the files of one screen.
+
+    Args:
+        screen: The settings.
+        at: The path of the files, without the end of their names.
+    """
+    if isinstance(screen, OfPeers):
+        return asyncio.run(take_pictures(screen.options, at))
+    return print_plan(screen.settings, at)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Make all screens."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the folder of the screens")
+    folder: Path = parser.parse_args(words).folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, screen in enumerate(SCREENS, 1):
+        files = make(screen, folder / str(number))
+        print(f"{number}  {visible.of(screen.choice).how}  ({', '.join(file.name for file in files)})")
+        for line in shown(screen.choice):
+            print(f"   {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
