@@ -13,7 +13,7 @@ from enum import Enum
 
 from ddlf.privacy.contradictions import Choice
 
-UPDATE = "An update is the change that data make to the model. It can reveal facts about them."
+UPDATE = "An update is the change that data make to the model. It can reveal facts about these data."
 
 
 class Party(Enum):
