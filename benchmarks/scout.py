@@ -1,11 +1,16 @@
-"""Compare the learning rates of ``ddlf scout`` with the best of a grid of full runs.
+"""Compare the learning rates of ``ddlf scout`` with the best of a grid of full runs, or measure its speed.
 
     python -m benchmarks.scout [--long] [--models digits] [--optimizers sgd,momentum,adam] [--splits 2] [--kept FILE]
+    python -m benchmarks.scout --speed [--models digits,cnn] [--repeats 3]
 
 A case is a model, an optimizer and a split of the data. The truth is the test accuracy of full runs: the mean of two
 seeds, at each rate of a grid and at each rate that a method chooses. Beside the scout are two rules of a range test, in
 which the rate rises from step to step: its steepest point, and a tenth of its minimum. The bar: within 1 point of the best
 rate of the grid in 22 of 24 cases, and never more than 3 points below. The short form has the digits only.
+
+With ``--speed``, searches on one worker, searches on two, and full runs on two take turns. Each worker has one thread. The
+bar: two workers search 1.7 times as fast as one, and a search takes at most 60 s or 15 % of the run. All searches of a
+model must give the same bits; otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ import asyncio
 import json
 import math
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +32,7 @@ from apps.digits_cnn import DigitsCNN
 from apps.lstm import LSTM
 from apps.mlp import MLP
 from apps.mnist_cnn import MNISTCNN
-from benchmarks.measure import some_of, table
+from benchmarks.measure import Spread, some_of, table, turns
 from ddlf import Cluster
 from ddlf.extras.scout.scouting import scout
 
@@ -126,6 +133,61 @@ async def swept(name: str, kind: str, split: int) -> tuple[float, float]:
     return float(rates[first + int(np.argmin(slopes))]), float(rates[int(np.argmin(losses))]) / 10
 
 
+CONTENDERS = ("one worker", "two workers", "run")
+"""What ``--speed`` measures in turns: searches, and full runs on two workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The seconds of the searches and runs of one model, by repeat.
+
+    Args:
+        trials: Of the trials of a search, by contender.
+        whole: Of the whole search with its start, or of the whole run, by contender.
+        scores: The different results of all searches, which should be one.
+    """
+
+    trials: dict[str, list[float]]
+    whole: dict[str, list[float]]
+    scores: set[str]
+
+
+async def timed(name: str, repeats: int) -> Timed:
+    """Return the seconds of searches and runs that take turns on the same two workers."""
+    found = Timed({one: [] for one in CONTENDERS}, {one: [] for one in CONTENDERS}, set())
+    async with Cluster.local(2) as cluster:
+        await cluster.map(abs, [1, 2])  # the processes of the workers have begun
+        for repeat, contender in turns(CONTENDERS, repeats):
+            app = MODELS[name](cluster.options(workers=[1]) if contender == "one worker" else cluster)
+            app.threads = 1
+            begin = time.perf_counter()
+            if contender == "run":
+                await app.train_model()
+            else:
+                facts = (await scout(app, say=lambda text: None)).to_data()
+                found.trials[contender].append(facts.pop("seconds"))
+                found.scores.add(json.dumps(facts, sort_keys=True))
+            found.whole[contender].append(time.perf_counter() - begin)
+            print(f"{name} {repeat + 1}: {contender} {found.whole[contender][-1]:.1f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def speed_rows(found: dict[str, Timed]) -> list[list[str]]:
+    """Return the table of the speeds of all models. The ratios are from the same repeats."""
+    rows = [
+        ["model", "trials on one, s", "on two, s", "ratio", "search on two, s", "run on two, s", "share", "same bits"]
+    ]
+    for name, one in found.items():
+        first, second, _ = (one.trials[contender] for contender in CONTENDERS)
+        _, search, run = (one.whole[contender] for contender in CONTENDERS)
+        ratios = [alone / both for alone, both in zip(first, second, strict=True)]
+        shares = [some / whole for some, whole in zip(search, run, strict=True)]
+        times = [Spread.of(seconds).text(".1f") for seconds in (first, second, search, run)]
+        same = "yes" if len(one.scores) == 1 else "no"
+        rows.append([name, *times[:2], Spread.of(ratios).text(), *times[2:], Spread.of(shares).text(".0%"), same])
+    return rows
+
+
 async def measure(name: str, kind: str, split: int, workers: int, known: dict[str, float]) -> dict[str, Any]:
     """Return the rates of all methods for a case, and the accuracies of full runs by rate. Known ones are not measured."""
     async with Cluster.local(workers) as cluster:
@@ -177,7 +239,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--kept", type=Path, help="JSON file with all losses and accuracies; accuracies in it are not measured again"
     )
+    parser.add_argument("--speed", action="store_true", help="measure the seconds of searches instead")
+    parser.add_argument("--repeats", type=int, default=3, help="of --speed")
     options = parser.parse_args(argv)
+    if options.speed:
+        speeds = {name: asyncio.run(timed(name, options.repeats)) for name in options.models or ("digits", "cnn")}
+        print(table(speed_rows(speeds)))
+        sys.exit(any(len(one.scores) > 1 for one in speeds.values()))
     earlier = json.loads(options.kept.read_text()) if options.kept and options.kept.exists() else []
     known = {tuple(one["case"]): one["accuracy"] for one in earlier}
     found = []
