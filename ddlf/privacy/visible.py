@@ -63,6 +63,7 @@ class Samples(Enum):
     NONE = "none"
     SOME = "some"
     ALL = "all"
+    BY_CODE = "none, unless its code reads them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +169,16 @@ def _peers(server: Updates, others: Updates, holder: Updates) -> Mapping[Party, 
 def _workers(
     server: Updates, others: Updates, holder: Updates, samples: Samples = Samples.NONE
 ) -> Mapping[Party, Cell]:
-    return _cells(Cell(server, samples), Party.WORKER, Cell(others, samples), holder)
+    of_master = Samples.BY_CODE if samples is Samples.NONE else samples
+    return _cells(Cell(server, of_master), Party.WORKER, Cell(others, samples), holder)
 
 
 OF_PEERS = "the name, the number of samples and the times of posts of each peer"
 OF_PEERS_WITH_METRICS = "the name, the number of samples, the times of posts, the loss and the accuracy of each peer"
 NO_METRICS = "The loss and the accuracy stay with the peer."
-NO_NOISE = "No noise (random numbers) is added to hide facts about data."
+NO_NOISE = "No noise (random numbers that stay in the model) is added to hide facts about data."
 RUNS_CODE = (
-    "The master's code runs on the workers. This protects from mistakes, but a master that runs other code can see"
+    "The master's code runs on the workers. `private` protects from mistakes, but a master that runs other code can see"
     " everything, also the data."
 )
 PICKS = {
@@ -198,7 +200,7 @@ SWAPS = Column(
     applies=lambda c: c.place != "workers" and c.way == "swap",
     cells=_peers(Updates.EACH, Updates.SOME, Updates.MERGED),
     also=OF_PEERS_WITH_METRICS,
-    remains=(NO_NOISE, "A peer gets the model of one other peer, as it is."),
+    remains=(NO_NOISE, "At each swap, one other peer can get your model, as it is."),
 )
 ROUNDS = Column(
     name="rounds",
@@ -217,7 +219,10 @@ CLIPPED = Column(
     also=OF_PEERS,
     metrics=False,
     before=f"The server shortens each update and adds noise to their sum, before others get it. {NO_METRICS}",
-    remains=("The server sees each update before it adds noise: random numbers that hide single updates in a sum.",),
+    remains=(
+        "The server sees each update before it adds noise: random numbers that hide single updates in a sum. A dishonest"
+        " server could leave out the noise.",
+    ),
 )
 NOBODY = Column(
     name="trust nobody",
@@ -238,11 +243,11 @@ SECURE = Column(
     cells=_peers(Updates.SUM, Updates.SUM, Updates.MERGED),
     also=OF_PEERS,
     metrics=False,
-    before=f"Each peer adds random masks to its update, which only cancel each other in the sum. {NO_METRICS}",
+    before=f"Each peer hides its update behind random masks, which cancel each other in the sum. {NO_METRICS}",
     remains=(
         NO_NOISE,
-        "A dishonest server that replaces keys by its own sees each update. To notice it, compare the code that you see in"
-        " training with another peer.",
+        "A dishonest server that replaces the keys of the masks sees each update. To notice it, compare the code that you"
+        " see in training with that of another peer.",
     ),
 )
 PRIVATE = Column(
@@ -250,7 +255,7 @@ PRIVATE = Column(
     how="`private = True` in an app",
     applies=lambda c: c.place == "workers" and c.private and not c.has_noise and not c.secure,
     cells=_workers(Updates.EACH, Updates.MERGED, Updates.MERGED),
-    also="the number of samples, their shapes and types, the metrics and the output of each worker",
+    also="the number of samples, their shapes and types, the metrics and the printed output of each worker",
     remains=(RUNS_CODE, NO_NOISE, FEW_WORKERS),
     picks=True,
 )
@@ -259,7 +264,7 @@ PRIVATE_NOISED = Column(
     how="`private = True` with `update_clip` and `noise_multiplier`",
     applies=lambda c: c.place == "workers" and c.private and c.has_noise and not c.of_samples and not c.secure,
     cells=_workers(Updates.EACH, Updates.NOISED, Updates.NOISED),
-    also="the number of samples, their shapes and types, and the output of each worker",
+    also="the number of samples, their shapes and types, and the printed output of each worker",
     metrics=False,
     before="The master shortens each update and adds noise to their sum, before workers get it.",
     remains=(RUNS_CODE,),
@@ -269,12 +274,12 @@ PRIVATE_SAMPLES = Column(
     how="`private = True` with `update_clip`, `noise_multiplier` and `privacy_unit = 'sample'`",
     applies=lambda c: c.place == "workers" and c.private and c.has_noise and c.of_samples,
     cells=_workers(Updates.STEPS, Updates.MERGED, Updates.MERGED),
-    also="the number of samples, their shapes and types, and the output of each worker",
+    also="the number of samples, their shapes and types, and the printed output of each worker",
     metrics=False,
     before="In each step, the worker shortens the gradient of each sample and adds noise to their sum.",
     remains=(
         RUNS_CODE,
-        "The noise hides one sample, and not all samples of a person or of a worker.",
+        "The noise hides each single sample, but not all samples of a person or of a worker together.",
         "In a round of one or two workers, or with krum or median, another worker can get single updates, with noise.",
     ),
 )
@@ -283,9 +288,9 @@ PRIVATE_MASKED = Column(
     how="`private = True` with `secure_aggregation = True`",
     applies=lambda c: c.place == "workers" and c.private and c.secure and not c.has_noise,
     cells=_workers(Updates.SUM, Updates.SUM, Updates.MERGED),
-    also="the number of samples, their shapes and types, and the output of each worker",
+    also="the number of samples, their shapes and types, and the printed output of each worker",
     metrics=False,
-    before="Each worker adds random masks to its update, which only cancel each other in the sum.",
+    before="Each worker hides its update behind random masks, which cancel each other in the sum.",
     remains=(MASKS_RUN_CODE, NO_NOISE),
 )
 PRIVATE_MASKED_NOISED = Column(
@@ -293,9 +298,9 @@ PRIVATE_MASKED_NOISED = Column(
     how="`private = True` with `secure_aggregation = True`, `update_clip` and `noise_multiplier`",
     applies=lambda c: c.place == "workers" and c.private and c.secure and c.has_noise,
     cells=_workers(Updates.NOISED, Updates.NOISED, Updates.NOISED),
-    also="the number of samples, their shapes and types, and the output of each worker",
+    also="the number of samples, their shapes and types, and the printed output of each worker",
     metrics=False,
-    before="Each worker shortens its update, and adds a share of the noise and random masks, which only cancel each other in the sum.",
+    before="Each worker shortens its update, adds a share of the noise, and hides it behind random masks, which cancel each other in the sum.",
     remains=(MASKS_RUN_CODE,),
 )
 PLAIN = Column(
@@ -303,7 +308,7 @@ PLAIN = Column(
     how="an app without `private`",
     applies=lambda c: c.place == "workers" and not c.private,
     cells=_workers(Updates.EACH, Updates.SOME, Updates.MERGED, Samples.ALL),
-    also="the metrics and the output of each worker",
+    also="the metrics and the printed output of each worker",
     remains=(
         "All nodes have the same samples.",
         "Workers see single updates if they merge them (`exchange='sharded'`).",
