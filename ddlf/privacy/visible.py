@@ -63,7 +63,12 @@ class Samples(Enum):
     NONE = "none"
     SOME = "some"
     ALL = "all"
-    BY_CODE = "none, unless its code reads them"
+    BY_CODE = "none*"
+
+    @property
+    def phrase(self) -> str:
+        """The meaning of the word, as screens show it."""
+        return "none, unless its code reads them" if self is Samples.BY_CODE else self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,7 @@ class Column:
         """
         for party, cell in self.cells.items():
             samples = LENT.get(party, cell.samples) if shards else cell.samples
-            yield Row(party=self.name_of(party), updates=cell.updates.phrase, samples=samples.value)
+            yield Row(party=self.name_of(party), updates=cell.updates.phrase, samples=samples.phrase)
 
     def seers(self, *, shards: bool = False) -> str:
         """Return the parties that see samples, as a clause for screens.
@@ -131,7 +136,7 @@ class Column:
             shards: Whether the server lends its own samples to peers.
         """
         seen = [
-            f"{row.party} sees {row.samples}" for row in self.rows(shards=shards) if row.samples != Samples.NONE.value
+            f"{row.party} sees {row.samples}" for row in self.rows(shards=shards) if row.samples != Samples.NONE.phrase
         ]
         return ", ".join(seen) or "nobody else sees them"
 
@@ -178,7 +183,7 @@ OF_PEERS_WITH_METRICS = "the name, the number of samples, the times of posts, th
 NO_METRICS = "The loss and the accuracy stay with the peer."
 NO_NOISE = "No noise (random numbers that stay in the model) is added to hide facts about data."
 RUNS_CODE = (
-    "The master's code runs on the workers. `private` protects from mistakes, but a master that runs other code can see"
+    "The master's code runs on the workers. The setting protects from mistakes, but a master that runs other code can see"
     " everything, also the data."
 )
 PICKS = {
@@ -255,7 +260,7 @@ PRIVATE = Column(
     how="`private = True` in an app",
     applies=lambda c: c.place == "workers" and c.private and not c.has_noise and not c.secure,
     cells=_workers(Updates.EACH, Updates.MERGED, Updates.MERGED),
-    also="the number of samples, their shapes and types, the metrics and the printed output of each worker",
+    also="the number of samples, their shapes and types, the metrics and the printed lines of each worker",
     remains=(RUNS_CODE, NO_NOISE, FEW_WORKERS),
     picks=True,
 )
@@ -264,7 +269,7 @@ PRIVATE_NOISED = Column(
     how="`private = True` with `update_clip` and `noise_multiplier`",
     applies=lambda c: c.place == "workers" and c.private and c.has_noise and not c.of_samples and not c.secure,
     cells=_workers(Updates.EACH, Updates.NOISED, Updates.NOISED),
-    also="the number of samples, their shapes and types, and the printed output of each worker",
+    also="the number of samples, their shapes and types, and the printed lines of each worker",
     metrics=False,
     before="The master shortens each update and adds noise to their sum, before workers get it.",
     remains=(RUNS_CODE,),
@@ -274,12 +279,12 @@ PRIVATE_SAMPLES = Column(
     how="`private = True` with `update_clip`, `noise_multiplier` and `privacy_unit = 'sample'`",
     applies=lambda c: c.place == "workers" and c.private and c.has_noise and c.of_samples,
     cells=_workers(Updates.STEPS, Updates.MERGED, Updates.MERGED),
-    also="the number of samples, their shapes and types, and the printed output of each worker",
+    also="the number of samples, their shapes and types, and the printed lines of each worker",
     metrics=False,
     before="In each step, the worker shortens the gradient of each sample and adds noise to their sum.",
     remains=(
         RUNS_CODE,
-        "The noise hides each single sample, but not all samples of a person or of a worker together.",
+        "The noise hides each single sample, but not all samples of a person or a worker.",
         "In a round of one or two workers, or with krum or median, another worker can get single updates, with noise.",
     ),
 )
@@ -288,7 +293,7 @@ PRIVATE_MASKED = Column(
     how="`private = True` with `secure_aggregation = True`",
     applies=lambda c: c.place == "workers" and c.private and c.secure and not c.has_noise,
     cells=_workers(Updates.SUM, Updates.SUM, Updates.MERGED),
-    also="the number of samples, their shapes and types, and the printed output of each worker",
+    also="the number of samples, their shapes and types, and the printed lines of each worker",
     metrics=False,
     before="Each worker hides its update behind random masks, which cancel each other in the sum.",
     remains=(MASKS_RUN_CODE, NO_NOISE),
@@ -298,7 +303,7 @@ PRIVATE_MASKED_NOISED = Column(
     how="`private = True` with `secure_aggregation = True`, `update_clip` and `noise_multiplier`",
     applies=lambda c: c.place == "workers" and c.private and c.secure and c.has_noise,
     cells=_workers(Updates.NOISED, Updates.NOISED, Updates.NOISED),
-    also="the number of samples, their shapes and types, and the printed output of each worker",
+    also="the number of samples, their shapes and types, and the printed lines of each worker",
     metrics=False,
     before="Each worker shortens its update, adds a share of the noise, and hides it behind random masks, which cancel each other in the sum.",
     remains=(MASKS_RUN_CODE,),
@@ -308,7 +313,7 @@ PLAIN = Column(
     how="an app without `private`",
     applies=lambda c: c.place == "workers" and not c.private,
     cells=_workers(Updates.EACH, Updates.SOME, Updates.MERGED, Samples.ALL),
-    also="the metrics and the printed output of each worker",
+    also="the metrics and the printed lines of each worker",
     remains=(
         "All nodes have the same samples.",
         "Workers see single updates if they merge them (`exchange='sharded'`).",
@@ -350,7 +355,7 @@ def tables() -> list[str]:
         lines.append("")
     lines += ["| word | updates that the party sees |", "|---|---|"]
     lines += [f"| {one.value} | {one.phrase} |" for one in Updates]
-    return lines
+    return [*lines, "", f"{Samples.BY_CODE.value}: {Samples.BY_CODE.phrase}, because the master's code runs on the workers."]
 
 
 def notes() -> list[str]:

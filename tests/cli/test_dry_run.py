@@ -107,7 +107,7 @@ async def test_dry_run_says_who_sees_private_data(folder, capsys):
     rows = [re.split(r"  +", line[10:]) for line in text.partition("\nsees ")[2].splitlines()[1:6]]
     assert ["the master", "each single update, as it is", "none, unless its code reads them"] in rows
     assert ["another worker", "only the model, which merges all updates", "none"] in rows
-    assert "          The master's code runs on the workers. This protects from mistakes" in text
+    assert "          The master's code runs on the workers. The setting protects from mistakes" in text
     assert "          The run posts its weights as a peer, too" in text
 
 
