@@ -367,11 +367,13 @@ class Converged(Event):
         version: Number of merges in the weights.
         epochs: Number of requested local epochs.
         why: Why the strategy itself has ended training; "" if it has not.
+        unit: The kind of these merges: ``"rounds"``, or ``"updates"`` if each slot trains in its own rounds.
     """
 
     version: int
     epochs: int
     why: str = ""
+    unit: str = "rounds"
 
 
 class Evaluated(Event):

@@ -687,8 +687,8 @@ class Run:
         if self.loops is None or not self.stopping:
             await self.stop_workers()
         if self.converged and not self.progress.is_complete:
-            progress = self.progress
-            self.crew.emit(Converged(version=progress.version, epochs=progress.asked, why=progress.reason))
+            progress, unit = self.progress, "rounds" if self.loops is None else "updates"
+            self.crew.emit(Converged(version=progress.version, epochs=progress.asked, why=progress.reason, unit=unit))
 
     async def close(self) -> None:
         """Stop everything that still runs, whether the run succeeded or failed."""

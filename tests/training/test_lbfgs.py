@@ -508,7 +508,7 @@ async def test_where_no_step_lowers_the_loss_the_best_weights_stay_and_it_says_s
     assert len(run.history) == 4
     assert run.history.ended == "no step along the direction of iteration 5 lowers the loss, so the best weights stay"
     assert np.array_equal(row_of(run.model.get_weights()), points[-1])
-    assert line(of(run, Converged)[0]) == f"ended     after 4 steps, before all 12 epochs: {run.history.ended}"
+    assert line(of(run, Converged)[0]) == f"ended     after 4 rounds, before all 12 epochs: {run.history.ended}"
 
 
 async def test_portions_larger_than_the_data_are_refused():

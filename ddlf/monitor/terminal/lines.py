@@ -187,8 +187,8 @@ def _line(event: e.Event) -> str:
             return f"nothing   to train: all {event.epochs} epochs are done; to continue, set more epochs"
         case e.Converged():
             if event.why:
-                steps = f"{event.version} step{'s' * (event.version != 1)}"
-                return f"ended     after {steps}, before all {event.epochs} epochs: {event.why}"
+                merges = f"{event.version} {event.unit if event.version != 1 else event.unit.removesuffix('s')}"
+                return f"ended     after {merges}, before all {event.epochs} epochs: {event.why}"
             why = "is_convergent, converge or a callback stopped it"
             return f"converged after {event.version} merges, before the end of {event.epochs} epochs: {why}"
         case e.RunEnded() if len(event.staleness) > 1:

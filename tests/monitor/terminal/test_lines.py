@@ -6,7 +6,7 @@ import pytest
 
 from ddlf import events as e
 from ddlf.monitor.terminal import lines as module
-from ddlf.monitor.terminal.lines import Lines
+from ddlf.monitor.terminal.lines import Lines, line
 from tests.monitor.terminal.told import record
 from tests.patience import PATIENCE_S
 
@@ -101,3 +101,11 @@ def test_the_thread_that_looks_ends_quietly_when_nobody_reads_any_more(monkeypat
     assert looked.wait(PATIENCE_S)
     lines.close()
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("version", "unit", "text"), [(5, "rounds", "5 rounds"), (1, "rounds", "1 round"), (7, "updates", "7 updates")]
+)
+def test_end_before_the_last_epoch_counts_rounds_or_updates(version, unit, text):
+    ended = e.Converged(version=version, epochs=12, why="the budget is spent", unit=unit)
+    assert line(ended) == f"ended     after {text}, before all 12 epochs: the budget is spent"
