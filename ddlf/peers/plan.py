@@ -142,8 +142,8 @@ class Plan:
         check_classes(self.classes)
         check_codec(self.codec)
         check_update_limit(self.update_limit)
-        check(self.choice)
         _ = self.mechanism  # it refuses values without sense
+        check(self.choice)
         if self.delta is not None:
             check_delta(self.delta, self.quorum)
         check_budget(self.privacy_budget)

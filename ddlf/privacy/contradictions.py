@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddlf.errors import ConfigError
+from ddlf.privacy.release import MOST_STD, Mechanism
 
 Place = Literal["peers", "runs", "workers"]
 
@@ -83,6 +84,19 @@ class Choice:
         return self.noise is not None
 
     @property
+    def is_loud(self) -> bool:
+        """Whether there is more noise than float32 weights can have."""
+        return self.clip is not None and self.noise is not None and self.clip * self.noise > MOST_STD
+
+    @property
+    def is_too_narrow(self) -> bool:
+        """Whether clipped updates with their shares of noise, which three members add, have values beyond the limit."""
+        if self.clip is None or self.noise is None or self.limit is None:
+            return False
+        share = Mechanism(clip=self.clip, noise=self.noise, divisor=1, least=3, trust="nobody")
+        return self.limit < share.largest
+
+    @property
     def of_samples(self) -> bool:
         """Whether each worker noises its own steps. Then the master can do anything with its updates."""
         return self.unit == "sample"
@@ -121,6 +135,13 @@ TABLE: tuple[Contradiction, ...] = (
         why="noise hides an update only if the length of updates is bounded",
         hint="add --clip with the usual length of an update, such as --clip 1",
         applies=lambda c: c.clip is None and c.noise is not None,
+    ),
+    Contradiction(
+        place="peers",
+        settings="a clip times a noise above 1e6",
+        why="so much noise fills all digits of a float32 weight",
+        hint="lower --clip to the usual length of an update, or lower --noise to 0.5 to 5",
+        applies=lambda c: c.is_loud,
     ),
     Contradiction(
         place="peers",
@@ -313,6 +334,13 @@ TABLE: tuple[Contradiction, ...] = (
     ),
     Contradiction(
         place="workers",
+        settings="update_clip times noise_multiplier above 1e6",
+        why="so much noise fills all digits of a float32 weight",
+        hint="lower update_clip to the usual length of an update, or lower noise_multiplier to 0.5 to 5",
+        applies=lambda c: c.is_loud,
+    ),
+    Contradiction(
+        place="workers",
         settings="privacy_budget without noise_multiplier",
         why="without noise, no epsilon is finite",
         hint="set update_clip and noise_multiplier, or leave out privacy_budget",
@@ -401,6 +429,13 @@ TABLE: tuple[Contradiction, ...] = (
         why="it is the largest value of an update under masks",
         hint="set secure_aggregation, too, or leave out update_limit",
         applies=lambda c: c.limit is not None and not c.secure,
+    ),
+    Contradiction(
+        place="workers",
+        settings="update_limit below the values that update_clip and noise_multiplier lead to",
+        why="a clipped and noised update would have larger values, which end the run",
+        hint="leave out update_limit: it then follows from the clip and the noise",
+        applies=lambda c: c.secure and c.is_too_narrow,
     ),
     Contradiction(
         place="workers",

@@ -41,6 +41,8 @@ from ddlf.errors import BadUpdate, ConfigError
 TRUSTED = ("server", "nobody")
 LEAST_NOISE, MOST_NOISE = 1e-9, 1e100
 """Range of the noise multiplier. Less noise protects nothing, and the square of more is not finite."""
+MOST_STD = 1e6
+"""Most noise on a sum. Weights in float32 have 7 digits, which larger noise fills, and a training with them overflows."""
 PAIRS = 1 << 16
 """Pairs of normal values that are made at once, from 1 MiB of random bytes."""
 BEYOND = 10.0
@@ -105,6 +107,11 @@ class Mechanism:
     def std_of_one(self) -> float:
         """Return the standard deviation of the noise that each peer adds to its update; 0 if the server adds it."""
         return self.noise_of_one * self.clip
+
+    @property
+    def largest(self) -> float:
+        """Return the most magnitude of a value of a clipped update with a peer's noise, except with a chance of 1e-23."""
+        return self.clip + BEYOND * self.std_of_one
 
     def start(
         self, slots: int, like: Sequence[Tensor], names: Sequence[str] = (), trainable: Sequence[bool] = ()

@@ -11,6 +11,7 @@ SECURE = {"secure": True, "quorum": 3}
 CHOICES = [
     Choice(place="peers", clip=1.0),
     Choice(place="peers", noise=1.0),
+    Choice(place="peers", clip=1e38, noise=1.0),
     Choice(place="peers", trust="nobody"),
     Choice(place="peers", divisor=3),
     Choice(place="peers", budget=3.0),
@@ -38,6 +39,7 @@ CHOICES = [
     Choice(place="runs", **SECURE),
     Choice(place="workers", clip=1.0),
     Choice(place="workers", noise=1.0),
+    Choice(place="workers", clip=1.0, noise=1e30),
     Choice(place="workers", budget=3.0),
     Choice(place="workers", delta=1e-6),
     Choice(place="workers", **NOISED, private=False),
@@ -51,6 +53,7 @@ CHOICES = [
     Choice(place="workers", **NOISED, way="sync", unit="sample", shared=("an optimizer with use_ema",)),
     Choice(place="workers", **NOISED, way="sync", unit="sample", callbacks=True),
     Choice(place="workers", limit=4.0),
+    Choice(place="workers", secure=True, way="sync", **NOISED, limit=6.7),
     Choice(place="workers", secure=True, way="sync", private=False),
     Choice(place="workers", secure=True, way="async"),
     Choice(place="workers", secure=True, way="sync", merge="median"),

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.privacy.accountant import Cost, Noise
-from ddlf.privacy.release import BEYOND, Mechanism
+from ddlf.privacy.release import Mechanism
 from ddlf.privacy.secure_sum import LEAST, Numbers
 from ddlf.privacy.weighted_sum import UPDATE_LIMIT, mean_of, numbers_of
 from ddlf.training.slot.task import Reply
@@ -128,9 +128,9 @@ def mechanism(clip: float, noise: float) -> Mechanism:
 def rule_of(*, limit: float | None, clip: float | None, noise: float | None) -> Rule:
     """Return the rule that the settings ``update_limit``, ``update_clip`` and ``noise_multiplier`` choose.
 
-    The usual limit of noised values is beyond each of them, except with a chance of 1e-23.
+    The usual limit of noised values is beyond each of them (``Mechanism.largest``). A lower one is refused.
     """
     if clip is None or noise is None:
         return BySamples(limit=UPDATE_LIMIT if limit is None else float(limit))
-    usual = clip + BEYOND * mechanism(clip, noise).std_of_one
+    usual = mechanism(clip, noise).largest
     return Noised(clip=float(clip), noise=float(noise), limit=float(usual if limit is None else limit))
