@@ -1,22 +1,25 @@
-"""Measure what secure aggregation costs one peer in one round: processor seconds, and bytes up beside a plain round.
+"""Measure what secure aggregation costs one peer or worker in one round: processor seconds, and bytes up beside a plain round.
 
-    python -m benchmarks.secure_sums [--peers 8] [--values 1000000] [--lost 2] [--repeats 5]
+    python -m benchmarks.secure_sums [--members 3,8,50] [--values 1000000] [--lost 2] [--repeats 5]
 
-All peers and the server's part run in this process, without sockets and training. The processor seconds are those of the
-first peer: its keys, the numbers of its update, its masks, its signature and its answer. The bytes are those of the frames
-that it sends. A plain round sends one post. The sum is compared with the exact one.
+Peers, private workers, and private workers with noise take turns. All members and the part of the server or master run in
+this process, without sockets and training. The processor seconds are those of the first member: its keys, the numbers of its
+update, its masks, its signature and its answer. The bytes are those of the messages that it sends. A plain round sends its
+update. The sums are compared with the exact ones, except with noise. A sum has three members at least, so of three, none is
+lost.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import table
+from benchmarks.measure import Spread, table, turns
 from ddlf.algorithms.weights import Weights
 from ddlf.peers import frames
 from ddlf.peers.entries import Arrived, Began, Invited, Joined, Left
@@ -28,18 +31,60 @@ from ddlf.peers.secure_peer import SecurePeer
 from ddlf.peers.secure_rounds import AddUp, SecureRounds, Tell
 from ddlf.peers.secure_updates import numbers_of, terms_of
 from ddlf.peers.sets import layout_of
-from ddlf.privacy.secure_sum import unmasked
+from ddlf.privacy.secure_sum import LEAST, Answer, Identity, Numbers, Offer, Share, unmasked
+from ddlf.rpc.messages import dumps
+from ddlf.training.exchanges.masked.rule import BySamples, Noised, Rule, rule_of
 
 MEASURED = 1
 SAMPLES = 100
+RULES: dict[str, Rule] = {
+    "workers": rule_of(limit=None, clip=None, noise=None),
+    "workers with noise": rule_of(limit=None, clip=1.0, noise=1.0),
+}
+WAYS = ("peers", *RULES)
+
+
+class Measured:
+    """Counts what the first member needs and sends.
+
+    Args:
+        size: Returns the bytes of an answer.
+
+    Attributes:
+        cpu_s: Processor seconds of the member.
+        bytes_up: Bytes that it has sent.
+    """
+
+    def __init__(self, size: Callable[[Any], int]) -> None:
+        self._size = size
+        self.cpu_s, self.bytes_up = 0.0, 0
+
+    def step(self, member: int, act: Callable[[], Any]) -> Any:
+        """Let a member make a step, and return its answer."""
+        began = time.process_time()
+        answer = act()
+        sent = self._size(answer)
+        if member == MEASURED:
+            self.cpu_s += time.process_time() - began
+            self.bytes_up += sent
+        return answer
+
+
+def frame_size(message: Message | None) -> int:
+    """Return the bytes of a message of a peer."""
+    return 0 if message is None else len(frames.encode(message))
+
+
+def answer_size(answer: Any) -> int:
+    """Return the bytes of an answer of a worker on the wire, without the head of its message."""
+    return sum(memoryview(part).nbytes for part in dumps(answer))
 
 
 class Round:
     """One round of peers around a server, without sockets.
 
     Attributes:
-        cpu_s: Processor seconds of the measured peer.
-        bytes_up: Bytes that it has sent.
+        measured: Counts what the measured peer needs and sends.
         work: The sum that the server can unmask.
     """
 
@@ -51,7 +96,7 @@ class Round:
         self.base: Weights = [np.zeros(values, np.float32)]
         self.set = self.base[0].tobytes()
         self.peers: dict[int, SecurePeer] = {}
-        self.cpu_s, self.bytes_up = 0.0, 0
+        self.measured = Measured(frame_size)
         self.work: AddUp | None = None
         for number in range(1, peers + 1):
             self.ledger.apply(Invited(at=1.0, code=f"{number}", until=1e12))
@@ -60,21 +105,11 @@ class Round:
             self.peers[number] = SecurePeer(self.plan, "run", number, SAMPLES, lambda line: None)
             self.peers[number].begin(1, self.base, self.set)
 
-    def measured(self, peer: int, act: Any) -> Message | None:
-        """Let a peer act, and count what the measured one needs and sends."""
-        began = time.process_time()
-        message: Message | None = act()
-        sent = frames.encode(message) if message is not None else b""
-        if peer == MEASURED:
-            self.cpu_s += time.process_time() - began
-            self.bytes_up += len(sent)
-        return message
-
     def follow(self, made: Any) -> None:
         """Pass messages on until nothing is left to do."""
         for one in made:
             if isinstance(one, Tell):
-                answer = self.measured(one.peer, lambda one=one: self.peers[one.peer].received(one.message))
+                answer = self.measured.step(one.peer, lambda one=one: self.peers[one.peer].received(one.message))
                 if answer is not None:
                     self.follow(self.rounds.received(one.peer, answer, 2.0))
             elif isinstance(one, AddUp):
@@ -90,50 +125,109 @@ class Round:
             del self.peers[number]
         for number, peer in self.peers.items():
             live = [old - new for old, new in zip(self.base, updates[number], strict=True)]
-            masked = self.measured(number, lambda peer=peer, live=live: peer.masked(live, 1, 20))
+            masked = self.measured.step(number, lambda peer=peer, live=live: peer.masked(live, 1, 20))
             assert masked is not None
             self.follow(self.rounds.received(number, masked, 2.0))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one round costs.
+
+    Args:
+        cpu_s: Processor seconds of the measured member.
+        server_s: Processor seconds of the server or master, to unmask the sum.
+        bytes_up: Bytes that the member has sent.
+    """
+
+    cpu_s: float
+    server_s: float
+    bytes_up: int
+
+
+def of_peers(updates: dict[int, Weights], lost: int) -> Cost:
+    """Add up the updates of peers except the last ones, and return the cost."""
+    one = Round(len(updates), updates[MEASURED][0].size)
+    one.run(updates, lost)
+    assert one.work is not None
+    began = time.process_time()
+    total = unmasked({peer: post.set for peer, post in one.work.posts.items()}, one.work.answers)
+    server_s = time.process_time() - began
+    check(total, [numbers_of(one.plan, one.base, [-updates[peer][0]], 1.0) for peer in one.work.posts])
+    return Cost(cpu_s=one.measured.cpu_s, server_s=server_s, bytes_up=one.measured.bytes_up)
+
+
+def of_workers(updates: dict[int, Weights], lost: int, rule: Rule) -> Cost:
+    """Add up the updates of workers except the last ones, in the steps of ``MaskedReplica``, and return the cost."""
+    measured = Measured(answer_size)
+    identities = {worker: Identity() for worker in updates}
+    shares: dict[int, Share] = {}
+
+    def offer(worker: int) -> dict[str, Any]:
+        shares[worker] = Share("run", "attempt", worker, identities[worker], LEAST)
+        return dataclasses.asdict(shares[worker].offer)
+
+    def mask(worker: int) -> Numbers:
+        shares[worker].meet([Offer(**one) for one in offers], f"0 {SAMPLES} {rule.terms} base")
+        return shares[worker].masked(rule.numbers(updates[worker], [True], SAMPLES, SAMPLES))
+
+    def unmask(worker: int) -> dict[str, Any]:
+        return dataclasses.asdict(shares[worker].answer(signatures))
+
+    offers = [measured.step(worker, lambda worker=worker: offer(worker)) for worker in updates]
+    here = list(updates)[: len(updates) - lost]
+    vectors = {worker: measured.step(worker, lambda worker=worker: mask(worker)) for worker in here}
+    signatures = {worker: measured.step(worker, lambda worker=worker: shares[worker].sign(here)) for worker in here}
+    answers = {worker: measured.step(worker, lambda worker=worker: unmask(worker)) for worker in here}
+    began = time.process_time()
+    found = {worker: Answer(**answer) for worker, answer in answers.items()}
+    total = unmasked({worker: vector.tobytes() for worker, vector in vectors.items()}, found)
+    server_s = time.process_time() - began
+    if isinstance(rule, BySamples):
+        check(total, [rule.numbers(updates[worker], [True], SAMPLES, SAMPLES) for worker in here])
+    else:
+        assert isinstance(rule, Noised)  # its numbers differ each time
+    return Cost(cpu_s=measured.cpu_s, server_s=server_s, bytes_up=measured.bytes_up)
+
+
+def check(total: Numbers, numbers: list[Numbers]) -> None:
+    """Compare a sum with the exact one."""
+    exact = np.zeros_like(total)
+    for one in numbers:
+        exact += one
+    assert (total == exact).all(), "the sum is not exact"
 
 
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=int, default=8)
+    parser.add_argument("--members", default="3,8,50", help="numbers of peers or workers in a sum")
     parser.add_argument("--values", type=int, default=1_000_000, help="parameters of the model")
-    parser.add_argument("--lost", type=int, default=2, help="peers that are lost before their post")
+    parser.add_argument("--lost", type=int, default=2, help="members that are lost before their masked numbers")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
+    sizes = [int(text) for text in options.members.split(",")]
     random = np.random.default_rng(0)
     updates = {
-        number: [random.normal(0, 0.01, options.values).astype(np.float32)] for number in range(1, options.peers + 1)
+        number: [random.normal(0, 0.01, options.values).astype(np.float32)] for number in range(1, max(sizes) + 1)
     }
     layout = layout_of({"dense/kernel": np.zeros(options.values, np.float32)})
-    plain = len(frames.encode(Post(number=1, contains=0, updates=20, set=layout.encode(updates[1]))))
-    cpu, server, sent = [], [], 0
-    for _ in range(options.repeats):
-        one = Round(options.peers, options.values)
-        one.run(updates, options.lost)
-        assert one.work is not None
-        began = time.process_time()
-        total = unmasked({peer: post.set for peer, post in one.work.posts.items()}, one.work.answers)
-        server.append(time.process_time() - began)
-        numbers = [numbers_of(one.plan, one.base, [-updates[peer][0]], 1.0) for peer in one.work.posts]
-        assert (total == np.sum(numbers, axis=0, dtype=np.uint32)).all(), "the sum is not exact"
-        cpu.append(one.cpu_s)
-        sent = one.bytes_up
-    print(
-        f"{options.peers} peers, {options.lost} lost, {options.values:,} parameters, {options.repeats} repeats; sums are exact"
-    )
-    rows = [
-        ["processor seconds of a peer", f"{statistics.median(cpu):.3f}", f"{min(cpu):.3f} to {max(cpu):.3f}"],
-        [
-            "processor seconds of the server",
-            f"{statistics.median(server):.3f}",
-            f"{min(server):.3f} to {max(server):.3f}",
-        ],
-        ["bytes up of a peer", f"{sent:,}", f"{sent / plain:.4f} times the {plain:,} of a plain round"],
-    ]
-    print(table([["one round", "median", "range"], *rows]))
+    post = Post(number=1, contains=0, updates=20, set=layout.encode(updates[MEASURED]))
+    plain = {way: answer_size(updates[MEASURED]) for way in RULES} | {"peers": frame_size(post)}
+    rows = [["one round", "members", "lost", "processor seconds of a member", "of the server", "bytes up", "of plain"]]
+    for size in sizes:
+        costs: dict[str, list[Cost]] = {way: [] for way in WAYS}
+        lost, some = min(options.lost, size - LEAST), {number: updates[number] for number in range(1, size + 1)}
+        for _, way in turns(WAYS, options.repeats):
+            costs[way].append(of_workers(some, lost, RULES[way]) if way in RULES else of_peers(some, lost))
+        for way, found in costs.items():
+            cpu, server = (
+                Spread.of([getattr(one, name) for one in found]).text(".3f") for name in ("cpu_s", "server_s")
+            )
+            sent = found[0].bytes_up
+            rows.append([way, f"{size}", f"{lost}", cpu, server, f"{sent:,}", f"{sent / plain[way]:.4f}"])
+    print(f"{options.values:,} parameters, {options.repeats} repeats, median (range); sums without noise are exact\n")
+    print(table(rows))
 
 
 if __name__ == "__main__":

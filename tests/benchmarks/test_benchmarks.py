@@ -51,7 +51,7 @@ SHORT = [
     ("replicas", "--seeds 1 --replicas 2 --samples 12000 --ways default --orders turns"),
     ("rpc", "--quick --repeats 1"),
     ("scale", "--workers 2 --simulated 3,5 --rounds 1"),
-    ("secure_sums", "--peers 4 --lost 1 --values 1000 --repeats 1"),
+    ("secure_sums", "--members 3,4 --lost 1 --values 1000 --repeats 1"),
     ("shard_copies", "kills --kills 1 --workers 3 --parameters 3e4 --cycles 20"),
     ("split", "--only idle --stages 2 --steps 1"),
     *(("stable", f"--quick --sizes 1e20 --workers 1 --parts {part}") for part in stable.PARTS),
