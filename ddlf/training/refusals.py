@@ -161,7 +161,7 @@ COMMON = (
     ("partition", "each worker trains on its own samples"),
     ("balance", "each worker trains on all its samples"),
     ("slots", "each worker is one slot"),
-    ("class_weight", "the master does not know the classes of the samples; set w_train in load_dataset"),
+    ("class_weight", "the master does not know the classes of the samples"),
     ("worker_steps", "each worker trains on all its samples in a round"),
     ("round_samples", "each worker trains on all its samples in a round"),
     ("shuffle", "private data is arrays"),
@@ -176,7 +176,7 @@ COMMON = (
 
 def of_private_data(spec: RunSpec) -> Iterator[Refusal]:
     """Yield the settings that contradict private data on the workers."""
-    private = spec.data.private
+    private, data = spec.data.private, spec.data
     exchange, mode = spec.exchange.name, spec.train.name
     yield Refusal(
         private and mode not in ("sync", "async"),
@@ -190,13 +190,14 @@ def of_private_data(spec: RunSpec) -> Iterator[Refusal]:
     )
     for name, why in COMMON:
         for setting, value in spec.changed([name]):
-            yield Refusal(
-                private, f"{name}={_text(value)} contradicts private=True: {why}", f"leave out {setting.name}"
-            )
+            hint = f"leave out {setting.name}"
+            if name == "class_weight" and data.privacy_unit != "sample":  # its steps have no sample weights
+                hint += ", and set w_train in load_dataset"
+            yield Refusal(private, f"{name}={_text(value)} contradicts private=True: {why}", hint)
     yield Refusal(
         private and spec.batchnorm == "recalibrated",
         "batchnorm='recalibrated' contradicts private=True: it reads the samples of a round twice, after its merge",
-        "use batchnorm='averaged' or 'local'",
+        "use batchnorm='averaged'" if data.hides_metrics else "use batchnorm='averaged' or 'local'",
     )
     yield Refusal(
         private and isinstance(spec.outer, Streaming),
@@ -506,12 +507,13 @@ def check_averages(spec: RunSpec) -> None:
     check([row])
 
 
-def check_evaluation(spec: RunSpec, *, validates: bool) -> None:
+def check_evaluation(spec: RunSpec, *, validates: bool, method: str = "load_dataset") -> None:
     """Raise an error for settings that need validation data if there are none.
 
     Args:
         spec: All settings of the run.
         validates: Whether there is validation data.
+        method: The method of the app that would load it.
 
     Raises:
         AppError: ``converge`` needs validation data.
@@ -521,7 +523,7 @@ def check_evaluation(spec: RunSpec, *, validates: bool) -> None:
     if rule.metric.startswith("val_") and not validates:
         raise AppError(
             f"converge={str(rule)!r} looks at {rule.metric!r}, but there is no x_val",
-            hint="set x_val, y_val in load_dataset",
+            hint=f"set x_val, y_val in {method}",
         )
     row = Refusal(
         spec.evaluation.on == "workers" and not spec.evaluation.every and not validates,

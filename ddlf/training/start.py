@@ -169,7 +169,8 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
         strategy.check_model(app)
         if not app.run_context.data.is_elsewhere(app, "test"):  # a worker checks its own test data
             check_test_data(app)
-        check_evaluation(spec, validates=app.run_context.data.has(app, "val"))
+        data = app.run_context.data
+        check_evaluation(spec, validates=data.has(app, "val"), method=data.evaluated_in)
         run = await _run(app, samples, crew, spec, fresh, callbacks)
         progress = app.run_context.progress = run.progress
         if step is not None:

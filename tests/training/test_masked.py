@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from ddlf import events
-from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ProtocolError
+from ddlf.errors import AppError, BadUpdate, ClusterTooSmall, ConfigError, ProtocolError
 from ddlf.monitor.terminal.lines import line
 from ddlf.privacy.accountant import Noise, epsilon
 from ddlf.privacy.secure_sum import LEVELS
 from ddlf.testing import in_process_cluster, local_cluster, network
 from ddlf.training.exchanges.carrier import Carrier
 from tests.later import Later
-from tests.training.models import Quick, small_model
+from tests.training.models import Quick, blobs, small_model
 from tests.training.private_apps import Private, killing, private_samples
 from tests.training.test_private import ByHand, federated_averaging
 from tests.training.test_private_noise import clipped_averaging
@@ -170,6 +170,7 @@ async def test_round_continues_without_a_worker_that_is_lost_before_the_sum_is_u
     assert first.without == ((2, 2, 50),)
     assert first.workers == (1, 3, 4)
     assert first.samples == 170
+    assert first.recomputed == 0
     assert [(one.without, one.workers) for one in others] == [((), (1, 2, 3, 4))] * 2
     [missed] = [one for one in seen if isinstance(one, events.SlotMissed)]
     assert "without slot 2 and its 50 samples: its worker was lost before the secure sum" in line(missed)
@@ -207,6 +208,7 @@ async def test_round_is_void_if_a_worker_is_lost_while_the_sum_is_unmasked(monke
     assert killed
     void, *others = app.history
     assert void.without == ((1, 1, 40), (2, 2, 50), (3, 3, 60), (4, 4, 70))
+    assert void.recomputed == 0
     np.testing.assert_array_equal(weights[0], first)
     assert not np.array_equal(weights[1], first)
     assert [one.without for one in others] == [(), ()]
@@ -307,6 +309,41 @@ async def test_update_beyond_the_limit_ends_the_run_and_says_what_to_do():
     assert not app.history
 
 
+class Counting(Private):
+    """The model counts the batches of its training, and normalizes by statistics that it has from other data."""
+
+    async def create_model(self):
+        import keras
+
+        class Counter(keras.layers.Layer):
+            def build(self, shape):
+                self.batches = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
+
+            def call(self, inputs, training=False):
+                if training:
+                    self.batches.assign_add(100)
+                return inputs
+
+        norm = keras.layers.Normalization()
+        norm.adapt(blobs(50)[0])
+        layers = [norm, Counter(), keras.layers.Dense(4, activation="softmax")]
+        self.model = keras.Sequential([keras.Input((8,)), *layers])
+        self.model.compile(keras.optimizers.SGD(0.05), "categorical_crossentropy")
+
+
+async def test_integer_weights_stay_as_they_are_as_without_masks():
+    found = []
+    for masks in (True, False):
+        async with in_process_cluster(3) as cluster:
+            app = Counting(cluster)
+            app.secure_aggregation, app.master_epochs = masks, 2
+            await app.train_sync()
+            found.append({weight.path: np.asarray(weight) for weight in app.model.weights})
+    assert [one.dtype.kind for one in found[0].values()].count("i") == 2
+    for (name, masked), plain in zip(found[0].items(), found[1].values(), strict=True):
+        np.testing.assert_allclose(masked, plain, atol=5e-6 if masked.dtype.kind == "f" else 0, err_msg=name)
+
+
 class Broken(Four):
     """Worker 3 has an update that is not finite."""
 
@@ -394,6 +431,70 @@ async def test_two_workers_are_refused():
             await Masked(cluster).train_sync()
 
 
+async def test_test_data_of_workers_is_refused_with_the_method_that_the_master_calls():
+    async with in_process_cluster(3) as cluster:
+        app = Masked(cluster)
+        app.evaluate_every = 1
+        with pytest.raises(AppError, match="there is no x_test; set x_test, y_test in load_test_dataset"):
+            await app.train_sync()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"rate_decay": "plateau"},
+            "looks at the loss, but workers report no metrics, .*; set x_val, y_val in load_test_",
+        ),
+        (
+            {"rate_decay": "webnn"},
+            "looks at validation data, but there is no x_val; set x_val, y_val in load_test_dataset",
+        ),
+        (
+            {"converge": "target:metric=val_loss"},
+            "looks at 'val_loss', but there is no x_val; set x_val, y_val in load_test_dataset",
+        ),
+    ],
+)
+async def test_rules_that_look_at_metrics_of_workers_are_refused(settings, sentence):
+    async with in_process_cluster(3) as cluster:
+        app = Masked(cluster)
+        for name, value in settings.items():
+            setattr(app, name, value)
+        with pytest.raises(AppError, match=sentence):
+            await app.train_sync()
+
+
+class Called(Masked):
+    """Three callbacks on the master, and validation data there."""
+
+    master_epochs = 2
+
+    async def load_test_dataset(self):
+        self.x_val, self.y_val = blobs(30, seed=5)
+
+    async def create_model(self):
+        import keras
+
+        await super().create_model()
+        self.callbacks = [
+            keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 / (epoch + 1)),
+            keras.callbacks.EarlyStopping("loss"),
+            keras.callbacks.EarlyStopping("val_loss", patience=5),
+        ]
+
+
+async def test_callbacks_of_the_master_see_its_validation_data_and_are_told_what_they_do_not_see():
+    async with in_process_cluster(3) as cluster:
+        app, seen = Called(cluster), []
+        app.subscribe(seen.append)
+        with pytest.warns(UserWarning, match="conditioned on metric `loss` which is not available"):
+            history = await app.train_sync()
+    assert [record.metrics.keys() for record in history] == [{"val_loss", "val_accuracy", "learning_rate"}] * 2
+    told = [one.why for one in seen if isinstance(one, events.Warned) and one.about == "callback"]
+    assert told == ["EarlyStopping looks at loss, but workers report no metrics, which have neither noise nor masks"]
+
+
 class Adam(Masked):
     """The state of Adam has sums of gradients."""
 
@@ -441,6 +542,10 @@ async def test_adam_trains_if_its_state_begins_anew_in_each_round():
         ({"local_rule": "scaffold"}, "secure_aggregation with local_rule='scaffold' cannot work"),
         ({"update_limit": 1e6}, r"update_limit = 1e\+06 would round usual updates to 0"),
         ({"secure_aggregation": False, "update_limit": 4.0}, "update_limit without secure_aggregation cannot work"),
+        (
+            {"update_clip": 1.0, "noise_multiplier": 1.0, "update_limit": 0.01},
+            "update_limit below the values that .* cannot work: .* leave out update_limit",
+        ),
     ],
 )
 async def test_settings_that_contradict_masks_are_refused(settings, sentence):

@@ -190,6 +190,14 @@ WRONG = [
     (dict(private=True, scout=True), "scout=True contradicts private=True: trials compare rates on the same samples"),
     (dict(private=True, planned=True), "planned=True contradicts private=True: a plan compares numbers of slots"),
     (dict(private=True, batchnorm="recalibrated"), "batchnorm='recalibrated' contradicts private=True: it reads"),
+    (
+        dict(private=True, update_clip=1e38, noise_multiplier=1.0),
+        "update_clip times noise_multiplier above 1e6 cannot work: so much noise fills all digits of a float32 weight; lower",
+    ),
+    (
+        dict(private=True, update_clip=1.0, noise_multiplier=1e30, privacy_unit="sample"),
+        "update_clip times noise_multiplier above 1e6 cannot work: so much noise",
+    ),
     (dict(tf32="no"), "tf32 must be one of auto, on, off, got 'no'"),
     (dict(slots=0), "slots must be a whole number of 1 or more, or None for as many as workers, got 0"),
     (dict(slots=1.5), "slots must be a whole number of 1 or more, or None for as many as workers, got 1.5"),
@@ -285,6 +293,28 @@ async def test_a_value_that_a_setting_cannot_have_is_refused_in_a_sentence(attri
         await with_settings(**attributes).run_context.check()
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "hint"),
+    [
+        (dict(batchnorm="recalibrated"), "use batchnorm='averaged' or 'local'"),
+        (dict(batchnorm="recalibrated", secure_aggregation=True), "use batchnorm='averaged'"),
+        (dict(batchnorm="recalibrated", update_clip=1.0, noise_multiplier=1.0), "use batchnorm='averaged'"),
+        (
+            dict(class_weight={0: 2.0}, secure_aggregation=True),
+            "leave out class_weight, and set w_train in load_dataset",
+        ),
+        (
+            dict(class_weight={0: 2.0}, update_clip=1.0, noise_multiplier=1.0, privacy_unit="sample"),
+            "leave out class_weight",
+        ),
+    ],
+)
+async def test_hint_for_private_data_names_only_what_its_other_settings_allow(attributes, hint):
+    with pytest.raises(ConfigError) as refused:
+        await with_settings(private=True, **attributes).run_context.check()
+    assert refused.value.hint == hint
 
 
 def test_takeover_without_checkpoints_and_workers_to_take_over_is_refused(tmp_path):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ddlf.data.parts import has
 from ddlf.errors import AppError
 from ddlf.training.callbacks.states import check_is_one, no_data
 from ddlf.training.context import App
 from ddlf.training.registry import MODE
+from ddlf.training.samples.policy import CommonData, data_of
 from ddlf.training.slot.parts import PARTS
 
 PER_PART = "sees one worker's part only"
@@ -47,18 +47,24 @@ def warnings(callbacks: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def warnings_of_master(app: App, mode: str) -> list[str]:
+def warnings_of_master(app: App, mode: str, data: CommonData | None = None) -> list[str]:
     """Return a warning for each of the app's ``callbacks`` that has no effect, or that a checkpoint cannot fully store.
 
     Args:
         app: The user's ``IApp``, which has the callbacks.
         mode: The name of the run's strategy.
+        data: The policy of the run's data; None before a run.
     """
     found, about_rates = [], MODE.kind(mode).about_rates
+    data = data or data_of(app)
     for callback in app.callbacks:
         name, monitor = type(callback).__name__, str(getattr(callback, "monitor", ""))
-        if monitor.startswith("val_") and not has(app, "val"):
+        if monitor.startswith("val_") and not data.has(app, "val"):
             found.append(f"{name} looks at {monitor}, but there is no x_val")
+        elif monitor and not monitor.startswith("val_") and data.hides_metrics:
+            found.append(
+                f"{name} looks at {monitor}, but workers report no metrics, which have neither noise nor masks"
+            )
         better = getattr(callback, "mode", None)
         if better in ("min", "max") and _better(monitor) not in ("", better):
             found.append(

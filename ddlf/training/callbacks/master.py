@@ -20,7 +20,6 @@ import numpy as np
 
 from ddlf.algorithms.rate_decay import Never, Plateau, RateDecay
 from ddlf.algorithms.weights import Weights
-from ddlf.data.parts import has
 from ddlf.errors import AppError, BadUpdate
 from ddlf.events import Warned
 from ddlf.events.record import RoundRecord, accuracy
@@ -62,7 +61,7 @@ class Callbacks:
         check(app)
         self._own = callbacks_of(app, spec.local.rate_decay)
         self._callbacks = [*app.callbacks, *self._own]
-        for why in warnings_of_master(app, spec.train.name):
+        for why in warnings_of_master(app, spec.train.name, app.run_context.data):
             app.run_context.emit(Warned(about="callback", why=why))
         self.final: Weights | None = None
         self._app = app
@@ -336,17 +335,22 @@ def callbacks_of(app: App, rule: RateDecay | Plateau) -> list[Any]:
         return []
     import keras
 
-    name = f"rate_decay={str(rule)!r}"
+    name, data = f"rate_decay={str(rule)!r}", app.run_context.data
+    hint = f"set x_val, y_val in {data.evaluated_in}"
+    validates = data.has(app, "val")
     if isinstance(rule, Plateau):
         check_rates(app.model, name)
-        monitor = "val_loss" if has(app, "val") else "loss"
+        if not validates and data.hides_metrics:
+            raise AppError(
+                f"{name} looks at the loss, but workers report no metrics, which have neither noise nor masks",
+                hint=hint,
+            )
+        monitor = "val_loss" if validates else "loss"
         more = {"min_delta": rule.delta, "cooldown": rule.cooldown, "min_lr": rule.least}
         return [keras.callbacks.ReduceLROnPlateau(monitor, rule.factor, rule.patience, mode="min", **more)]
     decay: RateDecay = rule
-    if not has(app, "val"):
-        raise AppError(
-            f"{name} looks at validation data, but there is no x_val", hint="set x_val, y_val in load_dataset"
-        )
+    if not validates:
+        raise AppError(f"{name} looks at validation data, but there is no x_val", hint=hint)
     check_rates(app.model, name)
 
     class RateDecays(keras.callbacks.Callback):  # type: ignore[misc]

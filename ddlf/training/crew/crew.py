@@ -419,7 +419,7 @@ class Crew:
         """Handle the loss of a worker, and of its work on a slot if it had one."""
         self._last_loss = error
         self._miss(worker.id)
-        self.losses += 1
+        self.losses += slot is not None
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
         of = {"round": self._round + 1} if slot is None else self._of(slot)
         why = first_line(self._crash_behind(worker, error) or error)

@@ -60,7 +60,8 @@ def check_test_data(app: App) -> None:
     """
     wrong = wrong_with_test(app)
     if wrong and app.evaluate_every:
-        raise AppError(f"evaluate_every={app.evaluate_every}, but {wrong}", hint="set x_test, y_test in load_dataset")
+        method = app.run_context.data.evaluated_in
+        raise AppError(f"evaluate_every={app.evaluate_every}, but {wrong}", hint=f"set x_test, y_test in {method}")
     if wrong and (hasattr(app, "x_test") or place_of(app, "test") is not None):
         app.run_context.emit(Warned(about="data", why=f"{wrong}: it cannot be evaluated"))
 

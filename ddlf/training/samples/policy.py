@@ -45,9 +45,11 @@ class CommonData:
         samples: n, the number of samples that slots share.
         homes: The only worker of each slot, by slot; None if any worker can train any slot.
         content: The fingerprint of the training data that all nodes have; "" if they have none in common.
+        hides_metrics: Whether workers report no metrics, because updates have noise or masks and metrics have neither.
     """
 
     homes: dict[int, int] | None = None
+    hides_metrics = False
 
     def __init__(self) -> None:
         self.samples = 0
@@ -124,6 +126,11 @@ class CommonData:
         """Return whether workers have a part of the data, and the master does not."""
         return self.has(app, part) and not parts.has(app, part)
 
+    @property
+    def evaluated_in(self) -> str:
+        """The method of an app that loads the validation and test data that a run evaluates."""
+        return OWN_TEST if self.hides_metrics else "load_dataset"
+
     def like(self, app: App) -> tuple[Any, ...] | None:
         """Return made-up samples with the shapes and types of the training data; None if the master has real ones."""
         return None
@@ -171,7 +178,7 @@ class PrivateData(CommonData):
     same data, and nobody can guess data and compare.
 
     Args:
-        hides_metrics: Whether updates have noise or masks. Then workers evaluate nothing: metrics have neither.
+        hides_metrics: Whether updates have noise or masks. Then workers evaluate nothing, too.
 
     Attributes:
         homes: The worker of each slot, by slot, without slots whose worker has not come yet.

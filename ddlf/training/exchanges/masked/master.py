@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.outer import OuterOptimizer
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Weights, is_float
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ClusterTooSmall, ProtocolError
 from ddlf.privacy.secure_sum import LEAST, SECRET_BYTES, Answer, Numbers, unmasked
@@ -50,10 +50,14 @@ class MaskedRounds:
         """Create the outer optimizer's state in ``run.state``, unless a checkpoint has restored it.
 
         Raises:
-            ConfigError: A weight has another type than float32.
+            ConfigError: A floating-point weight has another type than float32.
         """
         check_types(
-            ((name, str(weight.dtype)) for name, weight in zip(run.facts.names, run.weights, strict=True)),
+            (
+                (name, str(weight.dtype))
+                for name, weight in zip(run.facts.names, run.weights, strict=True)
+                if is_float(weight)
+            ),
             hint="use a model with float32 weights, or leave out secure_aggregation",
         )
         if "outer" not in run.state:

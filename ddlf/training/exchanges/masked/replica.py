@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ddlf.algorithms.encoding import decode_update
-from ddlf.algorithms.weights import Weights, digest, fault
+from ddlf.algorithms.weights import Weights, digest, fault, is_float
 from ddlf.errors import ProtocolError
 from ddlf.privacy.secure_sum import LEAST, Identity, Numbers, Offer, Share
 from ddlf.training.context import App
@@ -162,6 +164,8 @@ class MaskedReplica(Replica):
         update = [one.copy() for one in decode_update(reply.update, like)]  # a user's train may change its result
         found = fault(update, reply.weight, like, [weight.path for weight in self.app.model.weights])
         if found is None:
+            # No merge averages integers, such as counters. As numbers of the sum, they could be beyond the limit.
+            update = [one if is_float(one) else np.zeros_like(one) for one in update]
             self._held = Held(slot=task.slot, round=task.round, weight=reply.weight, base=self._base, update=update)
         why = None if found is None else dataclasses.asdict(found)
         return dataclasses.replace(reply, update=why, metrics={}, counted={})
