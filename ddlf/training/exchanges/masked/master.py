@@ -102,11 +102,13 @@ class Tried:
 
     Args:
         members: The replies whose workers are still here.
+        most: The most samples of a worker, which all of them have divided their own by.
         total: The sum of their numbers; None if somebody was lost meanwhile.
         is_opened: Whether a worker has helped to unmask it. Then its update may be in no other sum.
     """
 
     members: list[Reply]
+    most: int = 0
     total: Numbers | None = None
     is_opened: bool = False
 
@@ -148,7 +150,9 @@ class Sums:
             return [], None
         here = {one.slot for one in tried.members}
         self._leave_out([one for one in replies if one.slot not in here], "its worker was lost before the secure sum")
-        return tried.members, self._rule.merged(tried.total, tried.members, self._run.weights, self._run.slots)
+        return tried.members, self._rule.merged(
+            tried.total, tried.members, tried.most, self._run.weights, self._run.slots
+        )
 
     async def _try(self, members: list[Reply]) -> Tried:
         """Make one attempt at a sum, with fresh keys."""
@@ -175,7 +179,7 @@ class Sums:
             {one.slot + 1: self._vector(one, vectors[one.slot]) for one in members},
             {one.slot + 1: _answer(one, answers[one.slot], lost) for one in members},
         )
-        return Tried(members=members, total=total, is_opened=True)
+        return Tried(members=members, most=most, total=total, is_opened=True)
 
     async def _ask(
         self, members: Sequence[Reply], verb: str, arguments: Callable[[Reply], tuple[Any, ...]]

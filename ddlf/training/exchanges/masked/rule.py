@@ -2,7 +2,7 @@
 
 | rule | numbers of a worker | merged update |
 |---|---|---|
-| ``BySamples`` | its update, times its samples divided by the most samples of a worker | the mean by samples |
+| ``BySamples`` | its update, times its samples divided by the most samples of a worker at the begin | the mean by samples |
 | ``Noised`` | its clipped update with its share of the noise | the sum, divided by the number of all slots |
 
 A sum has three updates at least, so a share of the noise has the variance ``(z C)^2 / 3``. More workers add more noise.
@@ -36,18 +36,21 @@ class Rule(Protocol):
             update: The update.
             trainable: For each weight, whether it is trained.
             weight: The worker's samples.
-            most: The most samples of a worker in the sum.
+            most: The most samples of a worker that has offered a key for the sum.
 
         Raises:
             BadUpdate: A value is beyond the limit, or not finite.
         """
 
-    def merged(self, total: Numbers, replies: Sequence[Reply], like: Sequence[Tensor], slots: int) -> Weights:
+    def merged(
+        self, total: Numbers, replies: Sequence[Reply], most: int, like: Sequence[Tensor], slots: int
+    ) -> Weights:
         """Return the merged update.
 
         Args:
             total: The sum of the numbers.
             replies: The replies whose updates are in it.
+            most: The most samples of a worker, as in ``numbers``. This worker may have been lost since.
             like: Arrays with the shapes and types of the weights.
             slots: Number of all slots.
 
@@ -78,10 +81,11 @@ class BySamples:
         """Return the weighted update as numbers."""
         return numbers_of(update, weight / most, self.limit)
 
-    def merged(self, total: Numbers, replies: Sequence[Reply], like: Sequence[Tensor], slots: int) -> Weights:
+    def merged(
+        self, total: Numbers, replies: Sequence[Reply], most: int, like: Sequence[Tensor], slots: int
+    ) -> Weights:
         """Return the mean by samples."""
-        weights = [one.weight for one in replies]
-        return mean_of(total, len(weights), sum(one / max(weights) for one in weights), like, self.limit)
+        return mean_of(total, len(replies), sum(one.weight / most for one in replies), like, self.limit)
 
     def cost(self, replies: Sequence[Reply]) -> Cost | None:
         """Return None."""
@@ -111,7 +115,9 @@ class Noised:
         """Return the clipped update with its share of the noise as numbers. Each worker counts once."""
         return numbers_of(mechanism(self.clip, self.noise).protected(update, trainable), 1.0, self.limit)
 
-    def merged(self, total: Numbers, replies: Sequence[Reply], like: Sequence[Tensor], slots: int) -> Weights:
+    def merged(
+        self, total: Numbers, replies: Sequence[Reply], most: int, like: Sequence[Tensor], slots: int
+    ) -> Weights:
         """Return the sum, divided by the number of all slots. Weights that are not trained have 0."""
         return mean_of(total, len(replies), slots, like, self.limit)
 
