@@ -29,6 +29,9 @@ from ddlf.settings.checks import count_of_bytes
 from ddlf.training.context import App
 from ddlf.training.slot.task import Task
 
+ENDLESS = 2**62
+"""More batches than any pass has."""
+
 
 class Feed(Protocol):
     """Batches of samples for ``fit``, whose order can be set before each pass.
@@ -65,8 +68,7 @@ class TensorFlowFeed:
     def __init__(self, data: Any, batch_size: int) -> None:
         import tensorflow as tf
 
-        self._tf = tf
-        self._batch_size = batch_size
+        self._batch_size, self._steps = batch_size, 0
         order = self._order = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
         with tf.device("CPU:0"):
             tensors = tree_map(lambda array: tf.convert_to_tensor(array, keras_type(array)), tuples(data))
@@ -77,19 +79,17 @@ class TensorFlowFeed:
             rows = order[number * batch_size : (number + 1) * batch_size]
             return tree_map(lambda tensor: tf.gather(tensor, rows), tensors)
 
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        options.threading.private_threadpool_size = 1
-        options.deterministic = True
-        # The flat_map over one element delays reading the number of steps until a pass begins.
-        numbers = tf.data.Dataset.range(1).flat_map(
-            lambda _: tf.data.Dataset.range(self._steps(tf.size(order, tf.int64)))
-        )
-        self._batches = numbers.map(batch).prefetch(1).with_options(options)
-        self.dataset = self._batches
+        self._options = tf.data.Options()
+        self._options.autotune.enabled = False
+        self._options.threading.private_threadpool_size = 1
+        self._options.deterministic = True
+        # The number of steps limits the batches from outside, because each function in a pipeline costs milliseconds
+        # whenever a pass begins.
+        self._batches = tf.data.Dataset.range(ENDLESS).map(batch)
+        self.dataset = self._first_batches(0)
 
-    def _steps(self, samples: Any) -> Any:
-        return (samples + self._batch_size - 1) // self._batch_size
+    def _first_batches(self, steps: int) -> Any:
+        return self._batches.take(steps).prefetch(1).with_options(self._options)
 
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
         """Set the samples of the next pass in their order: indices of shape ``(n,)``, of any integer type.
@@ -97,8 +97,9 @@ class TensorFlowFeed:
         This needs no retracing: only the number of steps, which Keras asks for, is set on the data set.
         """
         self._order.assign(order.astype(np.int64))
-        steps = self._tf.data.experimental.assert_cardinality(self._steps(len(order)))
-        self.dataset = self._batches.apply(steps)
+        steps = -(-len(order) // self._batch_size)
+        if steps != self._steps:
+            self._steps, self.dataset = steps, self._first_batches(steps)
 
 
 class ArrayFeed:

@@ -87,3 +87,12 @@ def test_new_orders_of_other_lengths_trace_nothing_again():
         model.fit(feed.dataset, epochs=2, verbose=0, shuffle=False)
         counts.append(traces(model))
     assert counts[-1] == counts[0]
+
+
+def test_an_order_of_the_same_length_needs_no_other_data_set():
+    feed = TensorFlowFeed((np.arange(6),), 4)
+    feed.set_order(np.array([5, 0, 3]))
+    before = feed.dataset
+    feed.set_order(np.array([1, 2, 4]))
+    assert feed.dataset is before
+    assert list(rows(feed)[0][0]) == [1, 2, 4]
