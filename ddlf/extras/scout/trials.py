@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights, difference
+from ddlf.data.parts import has_own_train
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.evaluation.metrics import scalars
-from ddlf.training.evaluation.model import EVALUATION_BATCH, evaluate
+from ddlf.training.evaluation.model import EVALUATION_BATCH, evaluate, reading
 from ddlf.training.slot.feed import Feed, make_feed
+from ddlf.training.slot.keras_model import use_fast_steps
 from ddlf.training.slot.optimizers import HELD_PATH, innermost
 from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import Task
@@ -112,12 +114,15 @@ class TrialReplica(Replica):
     """One worker's copy of an app for trials. No callback runs, and no state stays between trials."""
 
     _factor: RateFactor
-    _evaluated: tuple[Any, Feed, int] | None = None
+    _held_out: Feed | None = None
 
     def build(self) -> dict[str, Any]:
         facts = super().build()
+        model = self.app.model
         self.app.worker_callbacks = []  # create_model may have set some
-        self._factor = RateFactor(self.app.model)
+        self._factor = RateFactor(model)
+        if not has_own_train(self.app):  # it will fit so, and would then compile the evaluation a second time
+            use_fast_steps(model, (), model.steps_per_execution)
         return facts
 
     async def trial(self, task: dict[str, Any], factor: float, warm: int, held: Any) -> dict[str, Any]:
@@ -157,13 +162,16 @@ class TrialReplica(Replica):
         """Return the validation loss of weights."""
         if held is None:
             return float(evaluate(self.app, weights, "val")["loss"])
-        if self._evaluated is None:
-            # The samples stay as one array each, because they are few.
-            kept = Task.from_message({**replace(task, indices=np.arange(0)).to_message(), "indices": held})
-            (rows, count), *_ = self._samples.batches(replace(kept, batch_size=len(kept.indices)))
-            feed = make_feed(rows, EVALUATION_BATCH)
-            self._evaluated = rows, feed, count
-        _, feed, count = self._evaluated
+        if self._held_out is None:
+            self._held_out = self._feed_of(task, held)
         set_weights(self.app.model, weights)
+        with reading(self.app, self._held_out) as dataset:
+            return float(scalars(self.app.model.evaluate(dataset, verbose=0, return_dict=True))["loss"])
+
+    def _feed_of(self, task: Task, held: Any) -> Feed:
+        """Return the samples that are held out, for an evaluation. They are in memory, because they are few."""
+        kept = Task.from_message({**replace(task, indices=np.arange(0)).to_message(), "indices": held})
+        (rows, count), *_ = self._samples.batches(replace(kept, batch_size=len(kept.indices)))
+        feed = make_feed(rows, EVALUATION_BATCH)
         feed.set_order(np.arange(count))
-        return float(scalars(self.app.model.evaluate(feed.dataset, verbose=0, return_dict=True))["loss"])
+        return feed

@@ -58,7 +58,7 @@ def evaluate(
         set_weights(app.model, weights)
     batch_size = fitting(app, part, batch_size)
     telling = [] if moved is None else [_telling(moved, batch_size)]
-    with explained(app, lambda: batch_size, evaluates=True), _reading(app, _feed(app, part, batch_size)) as dataset:
+    with explained(app, lambda: batch_size, evaluates=True), reading(app, _feed(app, part, batch_size)) as dataset:
         return scalars(app.model.evaluate(dataset, verbose=0, return_dict=True, callbacks=callbacks or telling))
 
 
@@ -106,7 +106,7 @@ def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int,
         feed = _feed(app, part, batch_size, begin, end)
     except ConfigError as error:  # this machine has less memory than the machine that chose the batches
         return {"why": error.message}
-    with explained(app, lambda: batch_size, evaluates=True), _one_at_a_time(app), _reading(app, feed) as dataset:
+    with explained(app, lambda: batch_size, evaluates=True), _one_at_a_time(app), reading(app, feed) as dataset:
         model.evaluate(dataset, verbose=0, callbacks=[Counting()])
     if why:
         return {"why": why[0]}
@@ -175,7 +175,7 @@ def _one_at_a_time(app: App) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _reading(app: App, feed: Feed | FileFeed) -> Iterator[Any]:
+def reading(app: App, feed: Feed | FileFeed) -> Iterator[Any]:
     """Yield the data set that Keras evaluates. Afterwards raise an error if samples could not be read."""
     if app.model.test_function is None and not app.model.run_eagerly and hasattr(feed.dataset, "element_spec"):
         make_metric_variables(app.model, feed.dataset.element_spec)  # of TensorFlow

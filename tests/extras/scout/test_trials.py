@@ -1,0 +1,51 @@
+"""Trials of one worker, without a cluster."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddlf.data.array_cache import ArrayCache
+from ddlf.extras.scout.trials import TrialReplica
+from ddlf.testing import FakeWorker
+from tests.training.models import Blobs, app, blobs
+from tests.training.slot.replicas import task
+
+
+class Validated(Blobs):
+    async def load_dataset(self):
+        await super().load_dataset()
+        self.x_val, self.y_val = blobs(50, seed=2)
+
+
+@pytest.fixture(params=["held out", "validation data"])
+def trials(request):
+    """Run trials of so many steps at a multiple of the rate: a function that returns the loss, and its replica."""
+    held = np.arange(160, 203) if request.param == "held out" else None
+    replica = TrialReplica(FakeWorker(2), app(None, Blobs if held is not None else Validated))
+    replica.begin()
+    replica.load_data({}, ArrayCache())
+    replica.build()
+    first = replica.app.model.get_weights()
+
+    def loss(factor, steps):
+        given = task(replica, weights=first, indices=np.arange(16 * steps))
+        given = replace(given, keep=(), back=(), state={}, steps=(0, steps, steps, steps) if steps else ())
+        return replica.tried(given.to_message(), factor, 0, held)["loss"]
+
+    return loss, replica
+
+
+def test_a_trial_leaves_nothing_to_the_next_one(trials):
+    loss, _ = trials
+    alone = [loss(0.0, 0), loss(2.0, 3), loss(4.0, 3)]
+    assert len(set(alone)) == 3
+    assert [loss(4.0, 3), loss(2.0, 3), loss(0.0, 0)] == alone[::-1]
+
+
+def test_the_evaluation_is_compiled_once(trials):
+    loss, replica = trials
+    loss(0.0, 0)
+    compiled = replica.app.model.test_function
+    loss(2.0, 3)
+    assert replica.app.model.test_function is compiled
