@@ -77,8 +77,8 @@ class Extra:
         watch_run: Checks an app on the master before training: ``async (app) -> AbstractContextManager``. The context
             is open during the training.
         advise: Looks for mistakes in an app: ``async (app, level: str) -> AdviceReport``.
-        broken_start: Returns why a model cannot learn from its first weights, "" if it can: ``(app) -> str``. The app has
-            data and the model.
+        start_check: Returns a function that tells why a model cannot learn from first weights, "" if it can: ``(app) ->
+            Callable[[Weights], str]``. The app has data and the model, which the function may change.
         plan: Predicts how long an app trains: ``async (app, budget_s: float) -> TrainingPlan``.
         measured_rounds: Returns the times of the parts of a round of an app: ``(app, cluster) -> MeasuredRounds | None``.
             The cluster is connected, or None.
@@ -103,7 +103,7 @@ class Extra:
     ready_model: str = ""
     watch_run: str = ""
     advise: str = ""
-    broken_start: str = ""
+    start_check: str = ""
     plan: str = ""
     measured_rounds: str = ""
     preview_plan: str = ""

@@ -11,5 +11,5 @@ EXTRA = Extra(
     settings="advice",
     watch_run="ddlf.extras.advice.advise:watch_run",
     advise="ddlf.extras.advice.advise:advise",
-    broken_start="ddlf.extras.advice.starts:broken_start",
+    start_check="ddlf.extras.advice.starts:StartCheck",
 )

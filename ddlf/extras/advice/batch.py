@@ -255,10 +255,19 @@ def activations(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str,
 
 
 def gradients(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """Return the norms of the kernels' gradients, from the first to the last layer."""
+    """Return the norms of the kernels' gradients for some samples."""
     if has_own_train_step(model):
         return {}
-    update, _ = Gradients(model).of(rows, model.get_weights())
+    return gradient_norms(model, Gradients(model).of(rows, model.get_weights())[0])
+
+
+def gradient_norms(model: Any, update: Weights) -> dict[str, Any]:
+    """Return the norms of the kernels' gradients, from the first to the last layer.
+
+    Args:
+        model: The model.
+        update: The gradients, one array for each of ``model.weights``.
+    """
     norms = {
         weight.path: float(np.sqrt((gradient.astype(np.float64) ** 2).sum()))
         for weight, gradient in zip(model.weights, update, strict=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -164,8 +162,7 @@ async def scout(
     async with crew_of(tried, spec.seed, replica=TrialReplica, fresh=True) as (crew, samples):
         tried.callbacks = []  # create_model may have set some
         trials = Trials(tried, settled(tried, spec), crew, samples, say or app.say)
-        with without_retracing_warnings():
-            await trials.prepare(SEEDS if "seed" in also else STARTS)
+        await trials.prepare(SEEDS if "seed" in also else STARTS)
         return await trials.found(rates, steps, also)
 
 
@@ -206,6 +203,9 @@ class Trials:
     Attributes:
         starts: The seeds of the starts.
         broken: The seeds that were left out, each with the reason.
+        run_steps: Steps of the whole run.
+        own: The user's rate; of a schedule or several optimizers, the highest one.
+        is_scaled: Whether it is such a highest one.
     """
 
     def __init__(self, app: App, spec: RunSpec, crew: Crew, samples: int, say: Callable[[str], None]) -> None:
@@ -226,6 +226,7 @@ class Trials:
         self.broken: list[tuple[int, str]] = []
         self.run_steps = spec.epochs * math.ceil(samples / self._batch)
         self.own = highest_rate(app.model, self.run_steps)
+        self.is_scaled = is_scaled(app.model)  # before the check of a start replaces the optimizer
 
     # -- starts -------------------------------------------------------------------------------------------------------
 
@@ -238,14 +239,15 @@ class Trials:
         Raises:
             AppError: All starts are broken.
         """
+        checks = [made(self._app) for made in hooks("start_check")]
         for seed in range(self._spec.seed, self._spec.seed + starts + MORE_STARTS):
-            model = self._app.model if seed == self._spec.seed else await self._built(seed)
-            if why := self._why_broken(model):
+            weights = await self._first_weights(seed)
+            if why := next(filter(None, (why_broken(weights) for why_broken in checks)), ""):
                 self.broken.append((seed, why))
                 self._say(f"seed {seed} is left out: {why}")
                 continue
             self.starts.append(seed)
-            self._weights.append(model.get_weights())
+            self._weights.append(weights)
             self._sent.append(StarWeights("float32", [True] * len(self._weights[-1])))
             if len(self.starts) == starts:
                 return
@@ -255,20 +257,16 @@ class Trials:
                 hint="look for the cause first: ddlf advise",
             )
 
-    async def _built(self, seed: int) -> Any:
-        """Return the app's model with the first weights of a seed."""
+    async def _first_weights(self, seed: int) -> Weights:
+        """Return the first weights of a seed. A check of a start changes the app's model, which has the first seed."""
+        if seed == self._spec.seed:
+            first: Weights = self._app.model.get_weights()
+            return first
         other = object.__new__(type(self._app))
         vars(other).update(vars(self._app))
         await TrialReplica.build_on_master(other, seed, lambda: awaited(other.create_model()))
-        return other.model
-
-    def _why_broken(self, model: Any) -> str:
-        """Return why the first weights cannot learn, as the adviser measures it; "" if they can."""
-        other = object.__new__(type(self._app))
-        vars(other).update(vars(self._app))
-        other.model = model
-        found = (broken(other) for broken in hooks("broken_start"))
-        return next(filter(None, found), "")
+        weights: Weights = other.model.get_weights()
+        return weights
 
     # -- trials -------------------------------------------------------------------------------------------------------
 
@@ -304,7 +302,7 @@ class Trials:
             starts=tuple(self.starts),
             broken=tuple(self.broken),
             judged_by="validation data" if self._has_val else f"{self._held:,} training samples, held out",
-            is_scaled=_is_scaled(self._app.model),
+            is_scaled=self.is_scaled,
             trials=self._count,
             steps=self._steps,
             seconds=time.perf_counter() - begin,
@@ -361,22 +359,24 @@ class Trials:
         )
         factor, warm = (trial.rate / self.own, round(trial.warmup * trial.steps)) if trial.steps else (1.0, 0)
         found = await worker.call(
-            (self._app.run_context.name, REPLICA), "trial", task.to_message(), factor, warm, self._held_out()
+            (self._app.run_context.name, REPLICA), "trial", task.to_message(), factor, warm, self._held_out
         )
         return float(found["loss"])
 
     def _batch_of(self, trial: Trial) -> int:
         return trial.batch * self._slots or self._batch
 
+    @cached_property
     def _held_out(self) -> Any:
-        """Return the samples that are held out, as a message; None if the app has validation data."""
+        """The samples that are held out, as a message; None if the app has validation data."""
         if not self._held:
             return None
-        held = self._whole()[self._samples :]
+        held = self._whole[self._samples :]
         return held.to_message() if self._files else np.sort(held)
 
+    @cached_property
     def _whole(self) -> Any:
-        """Return all training samples in an order. Its last samples are held out."""
+        """All training samples in an order. Its last samples are held out."""
         if not self._files:
             return shuffled(self._all, self._spec.seed, ORDER)
         shuffle = str(self._spec.data.shuffle)
@@ -384,7 +384,7 @@ class Trials:
 
     def _order(self, trial: Trial) -> Any:
         """Return the samples of a trial in their order. Trials of one start begin with the same ones."""
-        whole, wanted = self._whole()[: self._samples], trial.steps * self._batch_of(trial)
+        whole, wanted = self._whole[: self._samples], trial.steps * self._batch_of(trial)
         if self._files:
             return whole[:wanted]  # at most one pass
         seed, passes = self.starts[trial.start], math.ceil(wanted / self._samples)
@@ -414,21 +414,6 @@ def is_finite(array: Any) -> bool:
     """Return whether an array has only finite values. Texts and other objects have no others."""
     values = np.asarray(array)
     return values.dtype.kind not in "fc" or bool(np.isfinite(values).all())
-
-
-@contextlib.contextmanager
-def without_retracing_warnings() -> Iterator[None]:
-    """Drop TensorFlow's warnings that it compiles functions again, because each start has its own model."""
-
-    def is_another(record: logging.LogRecord) -> bool:
-        return "retracing" not in record.getMessage()
-
-    logger = logging.getLogger("tensorflow")
-    logger.addFilter(is_another)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_another)
 
 
 def check_learns(curve: Curve) -> None:
@@ -461,6 +446,7 @@ def line_of(trials: Sequence[Trial]) -> str:
     return ", ".join([*more, rates, starts, f"{several(trials[0].steps, 'step')} each"])
 
 
-def _is_scaled(model: Any) -> bool:
+def is_scaled(model: Any) -> bool:
+    """Return whether a search scales the rates of a model: a schedule, or the rates of several optimizers."""
     optimizers = list(optimizers_of(model.optimizer))
     return len(optimizers) > 1 or not all(hasattr(one._learning_rate, "assign") for one in optimizers)

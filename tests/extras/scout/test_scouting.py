@@ -1,18 +1,20 @@
 """Searches of real workers."""
 
+import asyncio
 import dataclasses
 import json
-import logging
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ddlf.errors import AppError, ConfigError, DatasetError, RemoteError
-from ddlf.extras.scout.scouting import scout, without_retracing_warnings
+from ddlf.errors import AppError, ConfigError, DatasetError, LeaseError, RemoteError
+from ddlf.extras.scout.scouting import scout
 from ddlf.extras.scout.trials import RateFactor, highest_rate
 from ddlf.training.slot.optimizers import read_optimizer
+from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, Quick, app, blobs, compiled
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -25,6 +27,14 @@ class Loud(Blobs):
     worker_callbacks = ("not a callback",)
     threads = 1
     crash = ""
+
+    async def create_model(self):
+        import keras
+
+        await super().create_model()
+        folder = Path(self.crash).parent
+        self.callbacks = [keras.callbacks.CSVLogger(str(folder / "master.csv"))]
+        self.worker_callbacks = [keras.callbacks.CSVLogger(str(folder / "worker.csv"))]
 
     def train(self, weights, worker_epochs, batch_size):
         if self.crash and len(self.indices) > batch_size and not Path(self.crash).exists():
@@ -62,6 +72,64 @@ async def test_scores_have_the_same_bits_on_other_workers_and_after_a_loss(two_w
     assert scores(alone) == scores(found)
 
 
+class Slow(Blobs):
+    """The second worker stays in its first trial until the other one trains in a later rung."""
+
+    threads = 1
+    later = ""
+
+    def train(self, weights, worker_epochs, batch_size):
+        if self.later and self.worker.id == 1 and len(self.indices) > batch_size:
+            Path(self.later).touch()
+        elif self.later and self.worker.id == 2:
+            end = time.monotonic() + PATIENCE_S
+            while not Path(self.later).exists() and time.monotonic() < end:
+                time.sleep(0.01)
+        return super().train(weights, worker_epochs, batch_size)
+
+
+@pytest.mark.slow
+async def test_another_worker_repeats_the_trial_of_a_slow_one(two_workers, tmp_path):
+    slow = app(two_workers, Slow, later=str(tmp_path / "later"))
+    found = await scout(slow, low=0.05, high=0.2, steps=40)
+    assert (tmp_path / "later").exists()
+    usual = await scout(app(two_workers, Slow), low=0.05, high=0.2, steps=40)
+    assert scores(usual) == scores(found)
+
+
+async def test_workers_in_a_search_are_in_use(two_workers):
+    begun = asyncio.Event()
+    searching = asyncio.ensure_future(
+        scout(app(two_workers), low=0.05, high=0.2, steps=40, say=lambda text: begun.set())
+    )
+    await begun.wait()
+    with pytest.raises(LeaseError, match="is in another training run of this program"):
+        await scout(app(two_workers))
+    assert (await searching).verdict.own == 0.05
+
+
+class WithoutTest(Blobs):
+    """No test data, and a loss below 0 whose metric is better if it is larger."""
+
+    async def load_dataset(self):
+        await super().load_dataset()
+        del self.x_test, self.y_test
+
+    async def create_model(self):
+        import keras
+
+        await super().create_model()
+        self.model.compile(keras.optimizers.SGD(0.05), keras.losses.CosineSimilarity(), metrics=["cosine_similarity"])
+
+
+async def test_a_search_needs_no_test_data_and_takes_the_smallest_of_losses_below_zero(two_workers):
+    found = await scout(app(two_workers, WithoutTest), low=0.01, high=1.0, steps=200)
+    assert found.judged_by == "41 training samples, held out"
+    least = min(point.loss for point in found.curve.longest)
+    assert least < max(found.curve.first) < 0
+    assert found.curve.at(found.verdict.best).loss == least
+
+
 class Validated(Blobs):
     async def load_dataset(self):
         await super().load_dataset()
@@ -70,14 +138,31 @@ class Validated(Blobs):
 
 async def test_validation_data_compare_rates_and_broken_starts_are_left_out(two_workers, monkeypatch):
     broken = iter(["", "70% of 'dense' is 0", "", ""])
-    monkeypatch.setattr("ddlf.extras.scout.scouting.hooks", lambda name: [lambda app: next(broken)])
+    monkeypatch.setattr("ddlf.extras.scout.scouting.hooks", lambda name: [lambda app: lambda weights: next(broken)])
     found = await scout(app(two_workers, Validated), low=0.01, high=1.0, steps=50)
     assert found.judged_by == "validation data"
     assert found.starts == (0, 2, 3)
     assert found.broken == ((1, "70% of 'dense' is 0"),)
-    monkeypatch.setattr("ddlf.extras.scout.scouting.hooks", lambda name: [lambda app: "no unit is alive"])
+    monkeypatch.setattr(
+        "ddlf.extras.scout.scouting.hooks", lambda name: [lambda app: lambda weights: "no unit is alive"]
+    )
     with pytest.raises(AppError, match="each of 6 starts is broken, such as that of seed 0: no unit is alive"):
         await scout(app(two_workers, Validated))
+
+
+async def test_a_check_of_starts_does_not_change_their_weights(two_workers, monkeypatch):
+    def check(app):
+        def change(weights):
+            app.model.set_weights([one + 1 for one in weights])
+            return ""
+
+        return change
+
+    found = []
+    for checks in ([], [check]):
+        monkeypatch.setattr("ddlf.extras.scout.scouting.hooks", lambda name, checks=checks: checks)
+        found.append(await scout(app(two_workers, norm=True), low=0.05, high=0.2, steps=20))
+    assert scores(found[0]) == scores(found[1])
 
 
 class Undefined(Blobs):
@@ -124,21 +209,30 @@ def _multi(keras):
     return keras.optimizers.MultiOptimizer(lambda variable: first if "kernel" in variable.path else second)
 
 
-async def test_only_warnings_about_retracing_are_dropped(caplog):
-    logger = logging.getLogger("tensorflow")
-    with without_retracing_warnings():
-        logger.warning("5 out of the last 5 calls triggered tf.function retracing")
-        logger.warning("another")
-    logger.warning("6 out of the last 6 calls triggered tf.function retracing")
-    assert [record.getMessage()[:7] for record in caplog.records] == ["another", "6 out o"]
-
-
 OPTIMIZERS = {
     "number": lambda keras: keras.optimizers.SGD(0.1),
     "schedule": lambda keras: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
     "scaled loss": lambda keras: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
     "several": _multi,
 }
+
+
+class Optimized(Blobs):
+    """Its optimizer has this name."""
+
+    kind = ""
+
+    async def create_model(self):
+        import keras
+
+        self.model = compiled(optimizer=OPTIMIZERS[self.kind](keras))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+async def test_the_highest_rate_of_each_kind_of_optimizer_is_searched(two_workers, name):
+    found = await scout(app(two_workers, Optimized, kind=name), low=0.05, high=0.2, steps=30)
+    assert found.verdict.own == pytest.approx(0.1)
+    assert found.is_scaled == (name in ("schedule", "several"))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
