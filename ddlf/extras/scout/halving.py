@@ -120,7 +120,14 @@ def grid(low: float, high: float) -> list[float]:
             f"the lower bound {low:g} is above the upper bound {high:g}", hint=f"--from {high:g} --to {low:g}"
         )
     count = max(2, round(PER_DECADE * math.log10(high / low)) + 1)
-    return sorted({rounded(low * (high / low) ** (place / (count - 1))) for place in range(count)})
+    rates = sorted({rounded(low * (high / low) ** (place / (count - 1))) for place in range(count)})
+    if len(rates) < 2:
+        raise ConfigError(
+            f"between {low:g} and {high:g} there is only the rate {rates[0]:g}, because more than two digits mean "
+            "nothing",
+            hint="search between bounds that are farther apart",
+        )
+    return rates
 
 
 def rounded(rate: float) -> float:
@@ -137,7 +144,7 @@ def rungs(steps: int, rates: int, longest: int) -> list[Rung]:
         longest: The most steps of a trial, such as the steps of the whole run.
     """
     shape = (Rung(steps=1, starts=1), Rung(steps=2, starts=2), Rung(steps=4, starts=STARTS))
-    unit = max(1, round(steps / _units(shape, rates)))
+    unit = max(1, round(steps / steps_of(shape, rates)))
     return [Rung(steps=max(1, min(rung.steps * unit, longest)), starts=rung.starts) for rung in shape]
 
 
@@ -145,7 +152,7 @@ STARTS = 3
 """The starts of the last rung."""
 
 
-def _units(shape: Sequence[Rung], rates: int) -> int:
+def steps_of(shape: Sequence[Rung], rates: int) -> int:
     """Return the steps of a search whose rungs have this shape, with half and double of the best rate."""
     total = 0
     for rung in shape:

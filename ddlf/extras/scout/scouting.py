@@ -23,7 +23,7 @@ from ddlf.errors import AppError, ConfigError, DatasetError
 from ddlf.extras import hooks
 from ddlf.extras.scout.also import SEEDS, Also, What
 from ddlf.extras.scout.also import also as compared
-from ddlf.extras.scout.halving import STARTS, Curve, Rung, Trial, beside, grid, rungs, search
+from ddlf.extras.scout.halving import STARTS, Curve, Rung, Trial, beside, grid, rungs, search, steps_of
 from ddlf.extras.scout.trials import TrialReplica, highest_rate, optimizers_of
 from ddlf.extras.scout.verdict import Verdict, doubt, judged
 from ddlf.rpc.iworker import awaited
@@ -46,6 +46,8 @@ LEAST_STEPS = 3_000
 """Steps of all trials together, at least."""
 SHARE = 0.15
 """Steps of all trials together, as a share of the run."""
+LONG_S = 90.0
+"""A search that takes more than its share of the run says how long it takes, if that is longer than this."""
 HELD_OUT, MOST_HELD_OUT = 0.2, 2_000
 """The share of the training samples that is held out without validation data, and the most samples of it."""
 MOST_HALVINGS = 4
@@ -222,6 +224,7 @@ class Trials:
         self._weights: list[Weights] = []
         self._sent: list[StarWeights] = []
         self._count = self._steps = 0
+        self._long = 0  # steps of a search that takes more than its share of the run, until the first rung has ended
         self.starts: list[int] = []
         self.broken: list[tuple[int, str]] = []
         self.run_steps = spec.epochs * math.ceil(samples / self._batch)
@@ -278,9 +281,12 @@ class Trials:
             AppError: The loss of the untrained model is not finite.
         """
         begin = time.perf_counter()
-        allowed = max(LEAST_STEPS, round(SHARE * self.run_steps)) if steps is None else steps
+        share = round(SHARE * self.run_steps)
+        allowed = max(LEAST_STEPS, share) if steps is None else steps
         ladder = rungs(allowed, len(rates) + 1, self.run_steps)
         ladder = [Rung(steps=one.steps, starts=min(one.starts, len(self.starts))) for one in ladder]
+        if steps is None and (planned := steps_of(ladder, len(rates) + 1)) > share:
+            self._long = planned
         own = float(f"{self.own:.6g}")
         curve = await self._driven(search(rates, own, ladder))
         if any(math.isinf(point.loss) for point in curve.points):
@@ -334,11 +340,17 @@ class Trials:
         self._steps += sum(trial.steps for trial in trials)
         if trials[0].steps:
             self._say(line_of(trials))
+        begin = time.perf_counter()
         carried = [
             self._crew.carry(first + place, 0, partial(self._send, trial), leaves=False)
             for place, trial in enumerate(trials)
         ]
-        return list(await asyncio.gather(*carried))
+        losses = list(await asyncio.gather(*carried))
+        if self._long and self._steps:  # after the first rung
+            seconds, self._long = self._long * (time.perf_counter() - begin) / self._steps, 0
+            if seconds > LONG_S:
+                self._say(f"about {seconds / 60:.0f} min in all; ddlf scout --steps N takes fewer steps, and less time")
+        return losses
 
     async def _send(self, trial: Trial, worker: ProxyWorker, holds: bool) -> float:
         """Run a trial on a worker, and return its loss."""

@@ -44,6 +44,7 @@ def test_a_grid_has_two_rates_a_decade_with_two_digits():
     [
         (1.0, 1e-3, "the lower bound 1 is above the upper bound 0.001; --from 0.001 --to 1"),
         (0.1, 0.1, "both bounds are 0.1, and one rate leaves nothing to compare"),
+        (1.0, 1.001, "between 1 and 1.001 there is only the rate 1, because more than two digits mean nothing"),
         (0.0, 0.1, "learning rates must be above 0"),
         (math.nan, 0.1, "learning rates must be above 0"),
     ],

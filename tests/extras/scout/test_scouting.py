@@ -108,6 +108,19 @@ async def test_workers_in_a_search_are_in_use(two_workers):
     assert (await searching).verdict.own == 0.05
 
 
+async def test_a_search_that_takes_long_says_so_after_its_first_rung(two_workers, monkeypatch):
+    monkeypatch.setattr("ddlf.extras.scout.scouting.LONG_S", 0.0)
+    said: list[str] = []
+    await scout(app(two_workers), low=0.05, high=0.2, say=said.append)
+    assert said[0] == "2 rates, 1 start, 26 steps each"
+    assert said[1].startswith("about ")
+    assert said[1].endswith(" min in all; ddlf scout --steps N takes fewer steps, and less time")
+    assert not any("about" in line for line in said[2:])
+    said.clear()
+    await scout(app(two_workers), low=0.05, high=0.2, steps=40, say=said.append)
+    assert not any("about" in line for line in said)
+
+
 class WithoutTest(Blobs):
     """No test data, and a loss below 0 whose metric is better if it is larger."""
 
