@@ -181,19 +181,19 @@ def _workers(
 OF_PEERS = "the name, the number of samples and the times of posts of each peer"
 OF_PEERS_WITH_METRICS = "the name, the number of samples, the times of posts, the loss and the accuracy of each peer"
 NO_METRICS = "The loss and the accuracy stay with the peer."
-NO_NOISE = "No noise (random numbers that stay in the model) is added to hide facts about data."
+NO_NOISE = "No noise (lasting random numbers) is added to hide facts about data."
 RUNS_CODE = (
-    "The master's code runs on the workers. The setting protects from mistakes, but a master that runs other code can see"
+    "The master's code runs on the workers. The setting protects from mistakes, but a master with other code can see"
     " everything, also the data."
 )
 PICKS = {
-    "krum": "The merge krum passes on a single update as it is.",
-    "median": "The merge median passes on values of single updates.",
+    "krum": "The merge krum passes on a single update.",
+    "median": "The merge median passes on single values.",
 }
 """By merge rule, what it passes on besides sums of updates."""
 MASKS_RUN_CODE = (
     "The master's code runs on the workers. Masks protect from mistakes and from a curious reader of the master's memory,"
-    " records and network, but a master that runs other code can see everything, also the data."
+    " records and network, but a master with other code can see everything, also the data."
 )
 FEW_WORKERS = (
     "In a round of one or two workers, and in asynchronous training, a worker can compute the update of another one."
