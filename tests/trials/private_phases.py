@@ -1,15 +1,22 @@
 """Kill workers with private data in each phase of their work, and their master, in a run that goes on without them.
 
-    python -m tests.trials.private_phases [--kills 20] [--masters 4] [--seed 0]
+    python -m tests.trials.private_phases [--kills 20] [--masters 4] [--workers 3] [--masked] [--noise] [--seed 0]
 
-Three ``ddlf-worker`` processes have their own samples. A worker is loading, building, training, or between two rounds:
+``ddlf-worker`` processes have their own samples. A worker is loading, building, training, or between two rounds:
 it answers, waits and evaluates. ``kill -9`` ends its executor ``--kills`` times in each of these phases, at a random
 moment, and the master ``--masters`` times, which continues from its checkpoint. One worker dies while it loads for the
-first time. Then no round waits long for a lost worker. The update of a worker is its number in each weight, so the
-trial computes the weights after each round by hand, from those workers that the record does not name as missing.
+first time. Then no round waits long for a lost worker. The update of a worker is its number in each weight, and a bit
+more in later rounds, so the trial computes the weights after each round by hand, from the logs of those workers that the
+record does not name as missing.
+
+With ``--masked`` the workers add up their updates under masks. Then each step of a secure sum is a phase, too: the key
+(``offer``), the masked numbers (``mask``), the signed list (``sign``), and the masks (``unmask``). A sum of three workers
+needs all of them, so their rounds wait for a lost one; use ``--workers 4`` for rounds that do not wait. With ``--noise``,
+updates are also clipped and noised.
 
 The exit code is 1 if a worker has trained on samples of another one, if a round has other weights than the mean by
-present samples, if ledger and records differ in who was missing, or if a worker does not come back by itself.
+present samples, if ledger and records differ in who was missing, if an event is missing, if noise or epsilon are less than
+they must be, or if a worker does not come back by itself.
 """
 
 from __future__ import annotations
@@ -32,18 +39,34 @@ import numpy as np
 
 import ddlf
 from benchmarks.measure import table
+from ddlf import events
+from ddlf.privacy.accountant import Noise, epsilon
+from ddlf.training.exchanges.masked.replica import MaskedReplica
+from ddlf.training.exchanges.masked.settings import Masked
+from ddlf.worker.calls import concurrent
 from tests.patience import PATIENCE_S
 from tests.trials.options import read_options
 from tests.trials.private import digest, samples
 from tests.trials.workers import Workers
 
 PHASES = ("loading", "building", "training", "between")
+STEPS = ("offer", "mask", "sign", "unmask")
+"""The phases of a secure sum."""
+RESTARTS = ("loading", "building")
+"""The phases of a worker that comes back."""
 PHASE_S = 0.2
 """Each phase of a worker takes this much longer, so that kills hit it."""
 WAIT_S = 0.3
 """Seconds that a round waits for a lost worker. Only the first master waits long, so that no worker misses its begin."""
-WORKERS = 3
+MASKED_WAIT_S = 5.0
+"""The same with masks: if two of four workers were late after a restart of the master, no sum would be possible."""
 LOOK_S = 0.01
+VALUES = 105
+"""Weights of the model."""
+CLIP, NOISE = 25.0, 1e-3
+"""The updates of workers 1 and 2 are shorter than the clip, and the others longer. A lost update is larger than the noise."""
+ROUND_SHARE, ROUNDS = 0.1, 5
+"""An update is larger by this share in each of so many rounds in turn, so that an earlier one is found out."""
 
 
 class Phases(ddlf.IApp):
@@ -52,9 +75,12 @@ class Phases(ddlf.IApp):
     private, verbose, threads, advice = True, False, 1, "off"
     batch_size, master_epochs, evaluate_every, takeover, resume = 16, 1_000_000, 1, True, "auto"
 
-    def __init__(self, cluster: Any, folder: str, wait_s: float) -> None:
+    def __init__(self, cluster: Any, folder: str, wait_s: float, masked: bool, noise: bool) -> None:
         super().__init__(cluster)
         self.folder, self.wait_for_workers_s, self.checkpoint = folder, wait_s, f"{folder}/checkpoints"
+        self.secure_aggregation = masked
+        if noise:
+            self.update_clip, self.noise_multiplier = CLIP, NOISE
 
     def note(self, who: str, *facts: Any) -> None:
         """Append a line to the log of a worker or of the master."""
@@ -73,39 +99,87 @@ class Phases(ddlf.IApp):
         self.x_train, self.y_train = samples(self.worker.id)
         self.x_test, self.y_test = self.x_train[:20], self.y_train[:20]
 
+    async def load_test_dataset(self) -> None:
+        """Give the master test data, if workers report no metrics."""
+        if self.secure_aggregation or self.noise_multiplier:
+            self.x_test, self.y_test = samples(0)
+
     async def create_model(self) -> None:
         """Make a network, on a worker or on the master."""
         import keras
 
         if getattr(self, "worker", None) is not None:
             self.begin("building")
-        self.model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(5)])
+        self.model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(5, kernel_initializer="zeros")])
         self.model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
     def train(self, weights: Any, worker_epochs: int, batch_size: int) -> Any:
-        """Return the number of this worker for each weight."""
-        self.begin("training", digest(self.x_train[self.indices]))
+        """Return the number of this worker, and a bit more in later rounds, for each weight."""
+        value = self.worker.id + ROUND_SHARE * (self.replica.round % ROUNDS)
+        self.begin("training", digest(self.x_train[self.indices]), self.replica.round, value)
         self.begin("between")
-        return [np.full_like(one, self.worker.id) for one in weights]
+        return [np.full_like(one, value) for one in weights]
+
+    def see(self, event: events.Event) -> None:
+        """Log each slot that a round goes on without."""
+        if isinstance(event, events.SlotMissed):
+            self.note("missed", event.round, event.slot, event.why)
 
     async def on_round(self, record: Any) -> None:
         """Log the record and the weights, and end if the trial asks for it while all workers are there."""
-        self.note("master", record.round, record.without, record.workers, self.model.get_weights()[1].tolist())
+        weights = np.concatenate([one.ravel() for one in self.model.get_weights()])
+        self.note("master", record.round, record.without, record.workers, weights.tolist())
         await asyncio.sleep(PHASE_S)
         if (Path(self.folder) / "stop").exists() and not record.without:
             self.stop_training()
 
 
+class SlowSteps(MaskedReplica):
+    """A replica that logs each step of a secure sum, and takes longer for it."""
+
+    @concurrent
+    async def offer(self, attempt: str, slot: int, number: int) -> Any:
+        """Log and make the step."""
+        return await self._slowly("offer", super().offer(attempt, slot, number))
+
+    @concurrent
+    async def mask(self, attempt: str, offers: Any, most: int) -> Any:
+        """Log and make the step."""
+        return await self._slowly("mask", super().mask(attempt, offers, most))
+
+    @concurrent
+    async def sign(self, attempt: str, survivors: Any) -> Any:
+        """Log and make the step."""
+        return await self._slowly("sign", super().sign(attempt, survivors))
+
+    @concurrent
+    async def unmask(self, attempt: str, signatures: Any) -> Any:
+        """Log and make the step. After it, this worker has helped to unmask a sum."""
+        return await self._slowly("unmask", super().unmask(attempt, signatures))
+
+    async def _slowly(self, phase: str, step: Any) -> Any:
+        name = f"worker-{self.app.worker.id}"
+        self.app.note(name, phase, os.getpid())
+        await asyncio.sleep(PHASE_S / 2)
+        found = await step
+        self.app.note(name, phase, os.getpid(), "made")
+        await asyncio.sleep(PHASE_S / 2)
+        return found
+
+
 async def master(facts: dict[str, Any]) -> None:
     """Train, or go on, and write the ledger and the records at the end."""
+    Masked.role = "tests.trials.private_phases:SlowSteps"
     hosts = ["127.0.0.1"] * len(facts["ports"])
     async with ddlf.Cluster(
         hosts, facts["ports"], token_file=facts["token_file"], takeover=True, connect_timeout_s=30
     ) as cluster:
-        app = Phases(cluster, facts["folder"], facts["wait_s"])
+        app = Phases(cluster, *(facts[name] for name in ("folder", "wait_s", "masked", "noise")))
+        app.subscribe(app.see)
         await app.train_model()
         shares = [[one.samples, one.trained, one.epochs, list(one.left_out)] for one in app.ledger.shares]
-        app.note("end", shares, [(record.round, record.without, record.workers) for record in app.history])
+        records = [(record.round, record.without, record.workers, record.epsilons) for record in app.history]
+        app.note("end", shares, records)
 
 
 class Watch:
@@ -149,19 +223,38 @@ class Watch:
         """Wait until the update of a worker is in a round again."""
         rounds = len(self.lines("master"))
         self.until(
-            lambda: any(number in workers for _, _, workers, _ in self.lines("master")[rounds:]),
+            lambda: any(number in present(*one[1:3]) for one in self.lines("master")[rounds:]),
             f"a round with worker {number}",
         )
 
 
-def tried(kills: int, masters: int, seed: int) -> dict[str, Any]:
+def present(without: Any, workers: Any) -> list[int]:
+    """Return the workers whose updates are in a round. A void round is without all of them."""
+    missing = {slot for slot, *_ in without}
+    return [one for one in workers if one not in missing]
+
+
+def phases(masked: bool) -> tuple[str, ...]:
+    """Return the phases of a worker."""
+    return (*PHASES, *STEPS) if masked else PHASES
+
+
+def tried(
+    kills: int, masters: int, seed: int, workers: int = 3, *, masked: bool = False, noise: bool = False
+) -> dict[str, Any]:
     """Kill workers and masters of a run, and return what the logs show."""
     chance, begin = random.Random(seed), time.monotonic()
+    every = phases(masked)
+    working = [phase for phase in every if phase not in RESTARTS]
+    wait_s = WAIT_S
+    if masked:
+        wait_s = MASKED_WAIT_S if workers > 3 else PATIENCE_S
     with Workers() as started:
         watch = Watch(started.folder / "trial", chance)
         watch.folder.mkdir()
-        ports = [started.start()[1] for _ in range(WORKERS)]
+        ports = [started.start()[1] for _ in range(workers)]
         facts = {"ports": ports, "token_file": str(started.token_file), "folder": str(watch.folder)}
+        facts.update(masked=masked, noise=noise)
 
         def begun(wait_s: float) -> subprocess.Popen[bytes]:
             words = [
@@ -180,19 +273,17 @@ def tried(kills: int, masters: int, seed: int) -> dict[str, Any]:
             watch.until(lambda: bool(watch.lines("master")), "the first round")
             done = 0
             while done <= masters:
-                while min(watch.kills[phase] for phase in PHASES) < kills * (done + 1) // (masters + 1):
-                    number = chance.randrange(WORKERS) + 1
-                    first = "training" if watch.kills["training"] <= watch.kills["between"] else "between"
-                    watch.kill(number, first)
-                    later = "loading" if watch.kills["loading"] <= watch.kills["building"] else "building"
-                    watch.kill(number, later)
+                while min(watch.kills[phase] for phase in every) < kills * (done + 1) // (masters + 1):
+                    number = chance.randrange(workers) + 1
+                    watch.kill(number, min(working, key=watch.kills.__getitem__))
+                    watch.kill(number, min(RESTARTS, key=watch.kills.__getitem__))
                     watch.trained(number)
                 if done < masters:
                     time.sleep(chance.uniform(0, 4 * PHASE_S))
                     process.kill()
                     process.wait()
-                    process = begun(WAIT_S)
-                    number = chance.randrange(WORKERS) + 1
+                    process = begun(wait_s)
+                    number = chance.randrange(workers) + 1
                     watch.kill(number, "loading")
                     watch.trained(number)
                 done += 1
@@ -201,36 +292,54 @@ def tried(kills: int, masters: int, seed: int) -> dict[str, Any]:
         finally:
             process.kill()
             process.wait()
-        found = found_in(watch)
+        found = found_in(watch, workers, masked, noise)
     return {
-        **{f"killed {phase}": watch.kills[phase] for phase in PHASES},
+        **{f"killed {phase}": watch.kills[phase] for phase in every},
         "masters": masters,
         **found,
         "seconds": round(time.monotonic() - begin, 1),
     }
 
 
-def found_in(watch: Watch) -> dict[str, Any]:
-    """Compare weights, ledger and records with the logs of the workers."""
-    sizes = {number: len(samples(number)[0]) for number in range(1, WORKERS + 1)}
-    trained = {number: [one[2] for one in watch.lines(f"worker-{number}") if one[0] == "training"] for number in sizes}
-    others = sum(one != digest(samples(number)[0]) for number, log in trained.items() for one in log)
+def found_in(watch: Watch, workers: int, masked: bool, noise: bool) -> dict[str, Any]:
+    """Compare weights, ledger, records and events with the logs of the workers."""
+    sizes = {number: len(samples(number)[0]) for number in range(1, workers + 1)}
+    logs = {number: watch.lines(f"worker-{number}") for number in sizes}
+    trained = {number: [one[2:] for one in log if one[0] == "training"] for number, log in logs.items()}
+    others = sum(one != digest(samples(number)[0]) for number, log in trained.items() for one, _, _ in log)
+    values = {(number, round): value for number, log in trained.items() for _, round, value in log}
     seen = {number: rest for number, *rest in watch.lines("master")}  # a resumed master repeats some
+    said = {(round, slot): why for round, slot, why in watch.lines("missed")}
     shares, records = watch.lines("end")[-1]
-    wrong, before, means = 0, np.zeros(5), 0.0
-    for number, without, workers in records:
-        missing = {slot for slot, _, _ in without}
-        present = [one for one in sizes if one not in missing]
-        means += sum(sizes[one] * one for one in present) / sum(sizes[one] for one in present)
+    wrong, unsaid, voids = list[str](), 0, 0
+    before, merged, variance, rest = np.zeros(VALUES), 0.0, 0.0, []
+    for number, without, replied, _ in records:
+        here = present(without, sizes)
+        voids += masked and not here
         named = all(worker in (slot, 0) and count == sizes[slot] for slot, worker, count in without)
-        wrong += not (named and workers == present)
+        if not named or present(without, replied) != here or (0 < len(here) < 3 and masked):
+            wrong.append(f"round {number} of workers {replied} is without {without}")
+        unsaid += any((number, slot) not in said for slot, *_ in without)
+        unsaid += not here and not any("the round is void" in said.get((number, slot), "") for slot in sizes)
+        if noise:
+            merged += sum(min(values[one, number], CLIP / VALUES**0.5) for one in here) / workers
+            variance += (NOISE * CLIP / workers) ** 2 * (len(here) / 3 if masked else 1.0) * bool(here)
+        elif here:
+            merged += sum(sizes[one] * values[one, number] for one in here) / sum(sizes[one] for one in here)
         if number in seen:  # a master can die between a checkpoint and its log
-            wrong += seen[number][:2] != [without, workers] or not np.allclose(
-                before - seen[number][2], means, atol=1e-3
-            )
-            before, means = np.asarray(seen[number][2]), 0.0
+            more = before - seen[number][2] - merged
+            if noise and variance:
+                rest.append(more / variance**0.5)
+                more = np.array(
+                    [more.mean() - np.clip(more.mean(), *(6 * (variance / VALUES) ** 0.5 * np.array([-1, 1])))]
+                )
+            if seen[number][:2] != [without, replied]:
+                wrong.append(f"round {number} was logged as {seen[number][:2]}, and has {[without, replied]}")
+            if not np.allclose(more, 0, atol=1e-3):
+                wrong.append(f"round {number} of workers {here} differs from their mean by {more[0]:.4f}")
+            before, merged, variance = np.asarray(seen[number][2]), 0.0, 0.0
     left_out = {
-        number: [one - 1 for one, without, _ in records if any(number == slot for slot, *_ in without)]
+        number: [one - 1 for one, without, *_ in records if any(number == slot for slot, *_ in without)]
         for number in sizes
     }
     ledger = [
@@ -239,24 +348,52 @@ def found_in(watch: Watch) -> dict[str, Any]:
     ]
     return {
         "rounds": len(records),
-        "without somebody": sum(bool(without) for _, without, _ in records),
+        "without somebody": sum(bool(without) for _, without, *_ in records),
+        "void": voids,
+        "unsaid": unsaid,
         "other samples": others,
-        "wrong rounds": wrong,
+        "wrong rounds": "; ".join(wrong),
         "not logged": len(records) - len(seen),
         "ledger": shares == ledger,
         "enough trained": all(len(trained[number]) >= len(records) - len(left_out[number]) for number in sizes),
+        **({"noise": round(float(np.std(rest)), 3), "of values": np.size(rest)} if noise else {}),
+        **({"epsilon too small": understated(logs, records, masked)} if noise else {}),
     }
+
+
+def understated(logs: dict[int, Any], records: Any, masked: bool) -> int:
+    """Return in how many records the epsilon of a worker is less than that of its releases until then.
+
+    The last record has at least the releases that the log of the worker has. Some of these are of rounds that a killed master
+    has repeated.
+    """
+    found, releases = 0, Counter[int]()
+    for _, without, workers, epsilons in records:
+        releases.update(present(without, workers))
+        found += any(epsilons[f"{one}"] < of_releases(count) for one, count in releases.items())
+    if masked:
+        made = {number: sum(one[0] == "unmask" and one[2:] == ["made"] for one in log) for number, log in logs.items()}
+        found += any(records[-1][3][f"{number}"] < of_releases(count) for number, count in made.items())
+    return found
+
+
+def of_releases(count: int) -> float:
+    """Return the epsilon of a number of releases."""
+    return epsilon({Noise(multiplier=NOISE): count}, 1e-5)
 
 
 def is_right(result: dict[str, Any]) -> bool:
     """Return whether a trial has met all its bars."""
     is_wrong = result["other samples"] or result["wrong rounds"] or result["not logged"] > result["masters"]
-    return bool(not is_wrong and result["ledger"] and result["enough trained"])
+    is_hidden = result["unsaid"] or result.get("epsilon too small")
+    spread = 6 / (2 * result.get("of values", 1)) ** 0.5
+    is_noisy = abs(result.get("noise", 1.0) - 1) < spread
+    return bool(not is_wrong and not is_hidden and is_noisy and result["ledger"] and result["enough trained"])
 
 
 def main() -> None:
     """Run the trial."""
-    options = read_options(__doc__ or "", kills=20, masters=4, seed=0)
+    options = read_options(__doc__ or "", kills=20, masters=4, workers=3, masked=False, noise=False, seed=0)
     result = tried(**vars(options))
     print(table([list(result), [str(value) for value in result.values()]]))
     sys.exit(not is_right(result))
