@@ -26,6 +26,7 @@ import os
 import socket
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -844,10 +845,20 @@ class Session:
             if isinstance(error, RequestCancelled) and self._had_lease and self.refusal() is not None:
                 connection.close()  # The call ended because the lease ended, not because the master cancelled it.
                 return
-            with contextlib.suppress(ConnectionError):
-                connection.send(Kind.ERROR, id, "", dumps(describe(error)))
+            self._send_error(id, error)
         if connection.queued_bytes > MAX_QUEUED_BYTES and not self.held_back:
             self._hold_back()
+
+    def _send_error(self, id: int, error: BaseException) -> None:
+        if isinstance(error, MemoryError):
+            traceback.clear_frames(error.__traceback__)  # arrays of the method: the answer needs memory, too
+        try:
+            self._connection.send(Kind.ERROR, id, "", dumps(describe(error)))
+        except ConnectionError:
+            pass
+        except MemoryError:  # each call gets an answer: now the daemon's, which names the crash
+            os.write(2, b"no memory was left to answer a call\n")
+            os._exit(1)
 
     @property
     def _dump(self) -> Callable[[Any], Any]:

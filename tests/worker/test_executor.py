@@ -231,6 +231,24 @@ async def test_a_memory_error_is_an_ordinary_error(cluster):
     assert await worker.run_method(add, a=1, b=2) == 3
 
 
+async def test_without_memory_for_an_answer_the_call_ends_by_a_crash(cluster):
+    """Before, the answer was lost, and the caller waited for ever."""
+    worker = cluster.workers[0]
+    with pytest.raises(ExecutorCrashed) as caught:
+        await asyncio.wait_for(worker.run_method(leave_no_memory), PATIENCE_S)
+    assert "no memory was left to answer a call" in caught.value.stderr_tail
+    assert await worker.run_method(add, a=1, b=2) == 3
+
+
+def leave_no_memory():
+    from ddlf.worker import calls
+
+    def encode(*given):
+        raise MemoryError
+
+    calls.dumps = encode
+
+
 def use_up_memory():
     import resource
 
