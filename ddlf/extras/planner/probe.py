@@ -404,15 +404,21 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
         yield from setting(timed, 1, batch, long)
     for other in batches[1:]:
         yield from setting(timed, 1, other, long * batch / other)
-    # Each way is measured with all workers, because a prediction from one slot lacks the cost of the others.
+    # Each way is measured with all workers, because a prediction from one slot lacks the cost of the others. Rounds of one
+    # step are short, so they come first.
+    for way in ways[1:]:
+        if way.is_one_step:
+            yield from setting(way, most, batch, 1)
     was_measured = FIRST_STEPS / LONGER <= usual <= FIRST_STEPS * LONGER  # the first measurement of all says as much
-    for way in ways[1:] if was_measured else ways:
+    if not was_measured:
+        yield from setting(own, most, batch, usual)
+    for other in batches[1:]:
+        yield from setting(own, most, other, long * batch / other)
+    for way in ways[1:]:
         yield from setting(way, most, batch, usual)
     yield from setting(own, most, batch, usual)
     if long > LONGER * usual:
         yield from setting(own, most, batch, long)
-    for other in batches[1:]:
-        yield from setting(own, most, other, long * batch / other)
     # Further settings make constants more certain. They hardly change the choice.
     for way in ways[1:]:
         yield from setting(way, most, batch, SHORT_STEPS if usual >= 4 * SHORT_STEPS else long)
