@@ -9,6 +9,7 @@ import pytest
 from ddlf.errors import AppError
 from ddlf.training.evaluation.master import check_test_data, evaluated
 from ddlf.training.evaluation.metrics import scalars
+from ddlf.training.samples.policy import CommonData
 
 
 def with_data(shape=(8,), **data):
@@ -16,9 +17,8 @@ def with_data(shape=(8,), **data):
     data = {"x_train": np.zeros((30, 8)), "y_train": np.zeros(30), **data}
     said = []
     model = SimpleNamespace(inputs=[SimpleNamespace(shape=(None, *shape))])
-    return SimpleNamespace(
-        evaluate_every=0, run_context=SimpleNamespace(emit=said.append), said=said, model=model, **data
-    )
+    context = SimpleNamespace(emit=said.append, data=CommonData())
+    return SimpleNamespace(evaluate_every=0, run_context=context, said=said, model=model, **data)
 
 
 @pytest.mark.parametrize(

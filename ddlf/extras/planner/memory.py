@@ -5,9 +5,10 @@ A worker that trains batches of b samples needs at most
     max(l, m0 + m1 b) + x w
 
 bytes. The constant l is the most memory until the first steps end: the framework, loading the data, and copying them into
-the framework. The constant m0 has the framework, the data, the weights, the update and the optimizer. The activations and the buffers of one sample take m1.
-An exchange other than the star adds x copies of the weights, of w bytes. Peaks of a process that trained a few steps with
-some batch sizes, one after the other, give l, m0 and m1. Such a process keeps a part of the memory of each size before.
+the framework. The constant m0 has the framework, the data, the weights, the update and the optimizer. The activations and
+the buffers of one sample take m1. An exchange other than the star adds x copies of the weights, of w bytes. Peaks of a
+process that trained a few steps with some batch sizes, one after the other, give l, m0 and m1. Such a process keeps a part
+of the memory of each size before.
 """
 
 from __future__ import annotations
