@@ -87,7 +87,7 @@ SCREENS: tuple[OfPeers | OfWorkers, ...] = (
 def shown(choice: Choice) -> Iterator[str]:
     """Yield the answers of the table."""
     for party, cell in visible.of(choice).cells.items():
-        yield f"{visible.of(choice).name_of(party)}: updates: {cell.updates.phrase}; samples: {cell.samples.value}"
+        yield f"{visible.of(choice).name_of(party)}: updates: {cell.updates.phrase}; samples: {cell.samples.phrase}"
 
 
 async def take_pictures(options: str, at: Path) -> list[Path]:
