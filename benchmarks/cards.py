@@ -259,9 +259,7 @@ class Bare:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
 
 def be_bare(facts: dict[str, Any]) -> None:

@@ -169,10 +169,7 @@ def contenders(steps: int, ways: Sequence[str]) -> Iterator[dict[str, subprocess
         yield processes
     finally:
         for process in processes.values():
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()  # type: ignore[union-attr]
-        for process in processes.values():
-            process.wait()
+            process.communicate()  # it ends with its input
 
 
 def ask(process: subprocess.Popen[str]) -> tuple[float, float]:

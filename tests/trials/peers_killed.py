@@ -125,7 +125,7 @@ async def main(kills: int) -> None:
         for _ in range(kills):
             await asyncio.sleep(random.uniform(0.05, 1.0))
             os.kill(server.pid, signal.SIGKILL)
-            server.wait()
+            server.communicate()
             begun = time.monotonic()
             server = await asyncio.to_thread(start, folder, port, 24_000)
             starts.append(time.monotonic() - begun)
@@ -133,7 +133,7 @@ async def main(kills: int) -> None:
         over.set()
         await asyncio.gather(*tasks)
         server.kill()
-        server.wait()
+        server.communicate()
         rows, ends = journal_of(folder)
     posts = [row for row in rows if row["kind"] == "Posted"]
     for number, (peer, noted) in enumerate(zip(peers, answered, strict=True), 1):

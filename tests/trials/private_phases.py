@@ -191,9 +191,10 @@ class Watch:
         self.is_running: Callable[[], bool] = lambda: True
 
     def lines(self, who: str) -> list[Any]:
-        """Return the facts that a worker or the master has logged."""
+        """Return the facts that a worker or the master has logged. The last line may still be in the making."""
         with contextlib.suppress(FileNotFoundError):
-            return [json.loads(line) for line in (self.folder / who).read_text().splitlines()]
+            whole, _, _ = (self.folder / who).read_text().rpartition("\n")
+            return [json.loads(line) for line in whole.splitlines()]
         return []
 
     def until(self, fits: Callable[[], bool], what: str) -> None:
