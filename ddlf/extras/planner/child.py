@@ -11,13 +11,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ddlf.extras.planner.memory import Peaks, find_largest
+from ddlf.extras.planner.memory import Peak, Peaks, find_largest
 from ddlf.rpc.messages import dumps
 from ddlf.worker.calls import concurrent
 from ddlf.worker.imports import MasterFinder
@@ -47,6 +47,7 @@ class Child:
     Attributes:
         facts: Bytes of the opened app, as ``Trial.open`` returns them.
         has_ended: Whether it has failed or died, so that it trains no more.
+        trained: The batch sizes that it has trained.
     """
 
     def __init__(self, app: bytes, request: dict[str, Any], ends: float) -> None:
@@ -62,6 +63,7 @@ class Child:
             )
         self._link = Connection(ours.detach())
         self.has_ended = False
+        self.trained = list[int]()
         try:
             self._send(json.dumps(request).encode())
             self._send(app)
@@ -70,15 +72,17 @@ class Child:
             self.close()
             raise
 
-    def train(self, batch: int, limit: int | None = None) -> tuple[int, int]:
-        """Let the child train some steps, and return its most bytes in the first round, and after it.
+    def train(self, batch: int, limit: int | None = None) -> tuple[int, Peak]:
+        """Let the child train some steps, and return its most bytes in the first round, and its memory after it.
 
         Raises:
             ChildEnded: It could not.
         """
         self._send(json.dumps({"batch": batch, "limit": limit}).encode())
         first, most = self._answer()
-        return first, most
+        peak = Peak(batch=batch, most=most, earlier=tuple(self.trained))
+        self.trained.append(batch)
+        return first, peak
 
     def close(self) -> None:
         """End the child."""
@@ -140,7 +144,7 @@ def measure_here(app: bytes, request: dict[str, Any]) -> dict[str, Any]:
             children.append(Child(app, request, ends))
         return children[-1]
 
-    def train(batch: int) -> int | None:
+    def train(batch: int) -> Peak | None:
         one = child()
         try:
             return one.train(batch, limit)[1]
@@ -180,44 +184,44 @@ def measured(child: Callable[[], Any], worker: int, batches: Sequence[int], ends
     """
     facts = child().facts
     samples, loaded = facts["samples"], facts["loaded"]
-    found = dict[int, int]()
+    found = list[Peak]()
     todo = sorted({min(batch, samples) for batch in batches})
-    begin, factor, first_size = time.monotonic(), FAR, todo[0]
+    begin, factor = time.monotonic(), FAR
     while todo:
         batch = todo.pop(0)
         try:
-            first, found[batch] = child().train(batch)
+            first, peak = child().train(batch)
+            found.append(peak)
             loaded = max(loaded, first) if len(found) == 1 else loaded
         except (ChildEnded, TimeoutError) as error:
             if not found:
                 raise
-            smaller = 2 * max(found)
+            smaller = 2 * found[-1].batch
             if isinstance(error, TimeoutError) or len(found) >= LEAST_SIZES or batch <= smaller:
                 break
             factor, todo = 2, [smaller]
-            child().train(first_size)  # so that another child keeps the memory of this size, too
             continue
-        grown = max(found.values()) - min(found.values())
+        grown = max(one.most for one in found) - min(one.most for one in found)
         late = len(found) >= LEAST_SIZES and time.monotonic() - begin > (ends - begin) / 3
         more = len(found) < LEAST_SIZES or (grown < ENOUGH_BYTES and len(found) < MOST_SIZES)
         if not todo and batch < samples and more and not late:
             todo.append(min(next_size(found, factor), samples))
     if len(found) < LEAST_SIZES and batch < samples:
         raise TimeoutError("it could train with too few batch sizes")
-    return Peaks(worker=worker, batches=tuple(found.items()), **{**facts, "loaded": loaded})
+    return Peaks(worker=worker, batches=tuple(found), **{**facts, "loaded": loaded})
 
 
-def next_size(found: Mapping[int, int], factor: int) -> int:
+def next_size(found: Sequence[Peak], factor: int) -> int:
     """Return the batch size to measure after some sizes: after one, its double. Then it is the size whose memory grows by
     twice ``ENOUGH_BYTES``, as it seems.
 
     Args:
-        found: Batch sizes, and the most bytes of steps with each.
+        found: The memory of the sizes so far, from the smallest.
         factor: The size is at most so many times as large as the last one.
     """
     *before, last = found
     if not before:
-        return 2 * last
-    each = (found[last] - found[before[-1]]) / (last - before[-1])
-    wanted = last + 2 * ENOUGH_BYTES / max(each, 1.0)
-    return int(min(max(wanted, 2 * last), factor * last))
+        return 2 * last.batch
+    each = (last.most - before[-1].most) / (last.batch - before[-1].batch)
+    wanted = last.batch + 2 * ENOUGH_BYTES / max(each, 1.0)
+    return int(min(max(wanted, 2 * last.batch), factor * last.batch))

@@ -21,7 +21,7 @@ from typing import Any
 
 from ddlf.errors import AuthError
 from ddlf.extras.planner.fingerprints import changed, data_of, hash_of
-from ddlf.extras.planner.memory import Largest, Peaks
+from ddlf.extras.planner.memory import Largest, Peak, Peaks
 from ddlf.extras.planner.model import Measured, Setting, Way
 from ddlf.monitor.runs.folder import write_json
 from ddlf.rpc.tokens import state_folder
@@ -30,7 +30,7 @@ from ddlf.training.registry import SETTINGS
 from ddlf.version import __version__
 from ddlf.worker.machine import keras_backend, packages
 
-FORMAT = 3
+FORMAT = 4
 OF_TIME = (
     *("threads", "deterministic", "partition", "shuffle", "data_memory", "on_bad", "class_weight"),
     *("optimizer_state", "local_rule", "precision", "tf32", "weights_codec", "update_policy", "merge", "outer"),
@@ -214,7 +214,8 @@ def _measured(data: dict[str, Any]) -> Measured:
 
 def peaks_of(data: dict[str, Any]) -> Peaks:
     """Return measured memory from its fields."""
-    return Peaks(**{**data, "batches": tuple((int(batch), int(most)) for batch, most in data["batches"])})
+    batches = (Peak(**{**one, "earlier": tuple(map(int, one["earlier"]))}) for one in data["batches"])
+    return Peaks(**{**data, "batches": tuple(batches)})
 
 
 def largest_of(data: dict[str, Any]) -> Largest:

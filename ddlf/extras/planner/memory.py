@@ -6,9 +6,9 @@ A worker that trains batches of b samples needs at most
 
 bytes. The constant l is the most memory until the first steps end: the framework, loading the data, and copying them into
 the framework. The constant m0 has the framework, the data, the weights, the update and the optimizer. The activations and
-the buffers of one sample take m1. An exchange other than the star adds x copies of the weights, of w bytes. Peaks of a
-process that trained a few steps with some batch sizes, one after the other, give l, m0 and m1. Such a process keeps a part
-of the memory of each size before.
+the buffers of one sample take m1. An exchange other than the star adds x copies of the weights, of w bytes. Peaks of
+processes that trained a few steps with some batch sizes, one after the other, give l, m0 and m1. Such a process keeps a
+part of the memory of each earlier size.
 """
 
 from __future__ import annotations
@@ -71,8 +71,23 @@ class Largest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """Measured memory of steps with one batch size.
+
+    Args:
+        batch: Samples of a batch.
+        most: The most bytes of the process during these steps.
+        earlier: Batch sizes that the same process had trained before.
+    """
+
+    batch: int
+    most: int
+    earlier: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """Measured memory of a process that trained some steps beside a worker.
+    """Measured memory of processes that trained some steps beside a worker.
 
     Args:
         worker: Number of the worker.
@@ -82,7 +97,7 @@ class Peaks:
         loaded: The most bytes until the end of the first steps.
         weights: Bytes of the weights.
         optimizer: Bytes of the optimizer's state.
-        batches: Batch sizes, and the most bytes of steps with each.
+        batches: The memory of steps with each batch size.
         master: The most bytes of the master so far, with all workers; 0 if unknown.
     """
 
@@ -93,7 +108,7 @@ class Peaks:
     loaded: int
     weights: int
     optimizer: int
-    batches: tuple[tuple[int, int], ...]
+    batches: tuple[Peak, ...]
     master: int = 0
 
 
@@ -112,14 +127,9 @@ class MemoryModel:
         if not peaks.batches:
             raise ConfigError("no step was measured, so no memory is known", hint="plan with a smaller batch")
         self.peaks = peaks
-        # The framework keeps a copy of the data from the first batch size of the process, which a worker does not have.
-        apart = len(peaks.batches) > 2
-        sizes = [float(batch) for batch, _ in peaks.batches]
-        rows = np.array(
-            [[1.0, b + KEPT * sum(sizes[:place]), float(apart and place > 0)] for place, b in enumerate(sizes)]
-        )
-        self._fit = fitted(rows, np.array([float(most) for _, most in peaks.batches]), LEAST_ERROR)
-        self.constant, self.sample = map(float, self._fit.values[:2])
+        rows = np.array([[1.0, one.batch + KEPT * sum(one.earlier)] for one in peaks.batches])
+        self._fit = fitted(rows, np.array([float(one.most) for one in peaks.batches]), LEAST_ERROR)
+        self.constant, self.sample = map(float, self._fit.values)
 
     def predict(self, batch: int, exchange: str = "star") -> Bytes:
         """Return the most bytes of a worker.
@@ -129,7 +139,7 @@ class MemoryModel:
             exchange: How updates travel.
         """
         more = COPIES.get(exchange, 0.0) * self.peaks.weights
-        count, half = self._fit.predict(np.array([1.0, float(batch), 0.0]))
+        count, half = self._fit.predict(np.array([1.0, float(batch)]))
         return Bytes(
             count=max(count, self.peaks.loaded) + more,
             low=max(count / (1.0 + half), self.peaks.loaded) + more,
@@ -156,7 +166,7 @@ def rounded(batch: int) -> int:
     return batch if batch < COARSE else batch - batch % 8
 
 
-def find_largest(peaks: Peaks, limit: int, exchange: str, train: Callable[[int], int | None]) -> tuple[Largest, Peaks]:
+def find_largest(peaks: Peaks, limit: int, exchange: str, train: Callable[[int], Peak | None]) -> tuple[Largest, Peaks]:
     """Find the largest batch that fits into a limit by the model, and confirm it.
 
     Each batch that was trained improves the model, which may then allow a clearly larger one.
@@ -165,7 +175,7 @@ def find_largest(peaks: Peaks, limit: int, exchange: str, train: Callable[[int],
         peaks: The measured memory.
         limit: The limit of a worker's memory, in bytes.
         exchange: How updates travel.
-        train: Returns the most bytes of a process that trained some steps with a batch under the limit; None if it could
+        train: Returns the memory of a process that trained some steps with a batch under the limit; None if it could
             not. It raises ``TimeoutError`` if no time is left.
 
     Returns:
@@ -179,13 +189,13 @@ def find_largest(peaks: Peaks, limit: int, exchange: str, train: Callable[[int],
         if batch <= LARGER * best:
             break
         try:
-            most = train(batch)
+            peak = train(batch)
         except TimeoutError:
             if not best:
                 return Largest(limit=limit, batch=batch, failed=tuple(failed)), peaks
             break
-        if most is None:
+        if peak is None:
             failed.append(batch)
         else:
-            best, peaks = batch, replace(peaks, batches=(*peaks.batches, (batch, most)))
+            best, peaks = batch, replace(peaks, batches=(*peaks.batches, peak))
     return Largest(limit=limit, batch=best, confirmed=best > 0, failed=tuple(failed)), peaks

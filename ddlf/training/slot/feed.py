@@ -47,6 +47,9 @@ class Feed(Protocol):
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
         """Set which samples the next pass reads, and in which order: indices of shape ``(n,)``, of any integer type."""
 
+    def with_batches_of(self, batch_size: int) -> Feed:
+        """Return a feed of the same samples with another batch size. Both share the memory of the samples."""
+
 
 def make_feed(data: Any, batch_size: int) -> Feed:
     """Return the feed (batches in a settable order) for the current Keras backend.
@@ -59,19 +62,22 @@ def make_feed(data: Any, batch_size: int) -> Feed:
     import keras
 
     made = TensorFlowFeed if keras.backend.backend() == "tensorflow" else ArrayFeed
-    return made(data, min(batch_size, 2**31))  # more than any pass has, but within TensorFlow's integers of 64 bits
+    return made(data, batch_size)
 
 
 class TensorFlowFeed:
     """A feed for TensorFlow: a ``tf.data`` pipeline that reads the samples' indices from a variable."""
 
-    def __init__(self, data: Any, batch_size: int) -> None:
+    def __init__(self, data: Any, batch_size: int, tensors: Any = None) -> None:
         import tensorflow as tf
 
+        batch_size = min(batch_size, 2**31)  # more than any pass has, but within TensorFlow's integers of 64 bits
         self._batch_size, self._steps = batch_size, 0
         order = self._order = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
-        with tf.device("CPU:0"):
-            tensors = tree_map(lambda array: tf.convert_to_tensor(array, keras_type(array)), tuples(data))
+        if tensors is None:
+            with tf.device("CPU:0"):
+                tensors = tree_map(lambda array: tf.convert_to_tensor(array, keras_type(array)), tuples(data))
+        self._tensors = tensors
         held = iter([array for _, array in leaves(tensors)])
         self.data = tree_map(lambda array: _memory_of(next(held), array), data)
 
@@ -101,6 +107,13 @@ class TensorFlowFeed:
         if steps != self._steps:
             self._steps, self.dataset = steps, self._first_batches(steps)
 
+    def with_batches_of(self, batch_size: int) -> TensorFlowFeed:
+        """Return a feed of the same samples with another batch size.
+
+        TensorFlow keeps the tensors of an old pipeline as long as the model, so both pipelines share them.
+        """
+        return TensorFlowFeed(self.data, batch_size, self._tensors)
+
 
 class ArrayFeed:
     """A feed for JAX and PyTorch: a ``keras.utils.PyDataset`` over NumPy arrays."""
@@ -123,6 +136,9 @@ class ArrayFeed:
 
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
         self._order = order
+
+    def with_batches_of(self, batch_size: int) -> ArrayFeed:
+        return ArrayFeed(self.data, batch_size)
 
 
 def gathered(data: Any, rows: np.ndarray[Any, Any]) -> tuple[Any, ...]:
@@ -371,7 +387,9 @@ class TrainingSamples:
 
     def feed(self, batch_size: int) -> Any:
         """Return the source of batches for ``fit``. It is made once and used in all rounds."""
-        if self._feed is None or self._feed[0] != batch_size:
+        if self._feed is not None and self._feed[0] != batch_size:
+            self._feed = batch_size, self._feed[1].with_batches_of(batch_size)
+        if self._feed is None:
             if place_of(self._app, "train") is not None:
                 return self._reading(batch_size)
             feed = make_feed(batches(self._app, "train"), batch_size)

@@ -8,7 +8,7 @@ import pytest
 from ddlf.cli.main import main
 from ddlf.extras.planner.choice import Choice, Wish
 from ddlf.extras.planner.command import bandwidth, latency, lines
-from ddlf.extras.planner.memory import Largest, MemoryModel, Peaks
+from ddlf.extras.planner.memory import Largest, MemoryModel, Peak, Peaks
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
 from ddlf.extras.planner.planning import Plan
 
@@ -167,7 +167,11 @@ MEMORY = MemoryModel(
         loaded=0,
         weights=1_000_000,
         optimizer=0,
-        batches=((64, 582_000_000), (128, 630_000_000), (256, 726_000_000)),
+        batches=(
+            Peak(batch=64, most=582_000_000),
+            Peak(batch=128, most=630_000_000, earlier=(64,)),
+            Peak(batch=256, most=726_000_000, earlier=(64, 128)),
+        ),
         master=640_000_000,
     )
 )
@@ -210,5 +214,5 @@ def test_memory_is_a_column_and_lines(wish, largest, said):
         "          slots  way    batch  codec    s/epoch  s/update  memory  of fit  (80 %)",
         "best          6  sync      64  int8         1.9     0.038  582 MB   4.10x  (3.69-4.51)",
     ]
-    needs = "memory    a worker needs 582 MB (515 MB to 658 MB): framework 300 MB, data 200 MB, model 50.0 MB"
+    needs = "memory    a worker needs 582 MB (519 MB to 653 MB): framework 300 MB, data 200 MB, model 50.0 MB"
     assert found[5:-2] == [f"{needs}, and 500 kB for a sample of the batch; the master 640 MB", *said]

@@ -12,7 +12,7 @@ from ddlf.extras.planner import planning
 from ddlf.extras.planner.child import Child, ChildEnded, measure_here, measured
 from ddlf.extras.planner.choice import Choice, Wish
 from ddlf.extras.planner.kept import Kept, read_file, write_file
-from ddlf.extras.planner.memory import KEPT, Bytes, Largest, MemoryModel, Peaks, find_largest
+from ddlf.extras.planner.memory import KEPT, Bytes, Largest, MemoryModel, Peak, Peaks, find_largest
 from ddlf.extras.planner.memory_probe import Memory
 from ddlf.extras.planner.model import Predicted, Setting, Way
 from ddlf.extras.planner.probe import Budget
@@ -20,9 +20,15 @@ from ddlf.extras.planner.probe import Budget
 MB = 10**6
 
 
+def peak(batch, *earlier):
+    """The memory of a process that needs 500 MB and 0.5 MB for each sample, and keeps half of that of each size before."""
+    most = 500 * MB + (2 * batch + sum(earlier)) * MB // 4
+    return Peak(batch=batch, most=most, earlier=earlier)
+
+
 def peaks(*batches, loaded=0, weights=10 * MB):
-    """A worker with 500 MB and 0.5 MB for each sample. The process that was measured keeps half of that of each size before."""
-    found = tuple((batch, 500 * MB + (2 * batch + sum(batches[:place])) * MB // 4) for place, batch in enumerate(batches))
+    """A worker that was measured with one process."""
+    found = tuple(peak(batch, *batches[:place]) for place, batch in enumerate(batches))
     facts = {"samples": 10_000, "framework": 300 * MB, "data": 150 * MB, "optimizer": 0}
     return Peaks(worker=1, loaded=loaded, weights=weights, batches=found, **facts)
 
@@ -38,12 +44,10 @@ def test_memory_of_other_batches_is_predicted():
     assert model.predict(64, "sharded").count > model.predict(64, "gradient").count > model.predict(64).count
 
 
-def test_the_copy_of_the_data_that_only_the_child_keeps_does_not_count():
-    found = tuple(
-        (batch, count + 80 * MB * (place > 0)) for place, (batch, count) in enumerate(peaks(64, 128, 256).batches)
-    )
-    model = MemoryModel(dataclasses.replace(peaks(), batches=found))
-    assert model.predict(1000).count == pytest.approx(1000 * MB)
+def test_a_second_process_has_no_memory_of_the_sizes_of_the_first_one():
+    first, second = peaks(64, 128, 256), (peak(1000), peak(2000, 1000))
+    model = MemoryModel(dataclasses.replace(first, batches=first.batches + second))
+    assert model.predict(4000).count == pytest.approx(2500 * MB)
 
 
 def test_loading_the_data_can_need_more_than_steps():
@@ -71,25 +75,25 @@ def test_a_batch_that_does_not_fit_is_followed_by_smaller_ones():
 
     def train(batch):
         tried.append(batch)
-        return 900 * MB if batch < 300 else None
+        return Peak(batch=batch, most=900 * MB) if batch < 300 else None
 
     found, more = find_largest(measured, 1000 * MB, "star", train)
     assert found == Largest(limit=1000 * MB, batch=tried[-1], confirmed=True, failed=tuple(tried[:-1]))
     assert len(tried) > 1
     assert tried == sorted(tried, reverse=True)
-    assert more.batches == (*measured.batches, (tried[-1], 900 * MB))
+    assert more.batches == (*measured.batches, Peak(batch=tried[-1], most=900 * MB))
     assert find_largest(measured, 1000 * MB, "star", lambda batch: None)[0].batch == 0
     assert find_largest(measured, 400 * MB, "star", train) == (Largest(limit=400 * MB, batch=0), measured)
 
 
 def test_a_larger_batch_follows_where_the_first_one_needs_less_than_predicted():
     """Small batches hid that a sample needs 0.1 MB: their memory grew by 2 MB for each."""
-    measured = dataclasses.replace(peaks(), batches=((8, 500 * MB), (16, 516 * MB)))
+    measured = dataclasses.replace(peaks(), batches=(Peak(batch=8, most=500 * MB), Peak(batch=16, most=516 * MB)))
     tried = []
 
     def train(batch):
         tried.append(batch)
-        return 500 * MB + batch * MB // 10
+        return Peak(batch=batch, most=500 * MB + batch * MB // 10)
 
     found, _ = find_largest(measured, 1000 * MB, "star", train)
     assert found.confirmed
@@ -120,8 +124,9 @@ class Made:
             self.has_ended = True
             raise ChildEnded("it was ended by SIGKILL")
         kept = int(sum(self.trained) * self.keeps * self.sample)  # of sizes before
+        found = Peak(batch=batch, most=500 * MB + batch * self.sample + kept, earlier=tuple(self.trained))
         self.trained.append(batch)
-        return 700 * MB, 500 * MB + batch * self.sample + kept
+        return 700 * MB, found
 
 
 def train_made(batches, **more):
@@ -139,7 +144,7 @@ def train_made(batches, **more):
 def test_batches_become_larger_until_memory_grows():
     found, trained = train_made([8], keeps=0.0)
     assert trained == [[8, 16, 256, 256 + 512 * 2**20 // (MB // 2)]]
-    assert found.batches[2] == (256, 628 * MB)
+    assert found.batches[2] == Peak(batch=256, most=628 * MB, earlier=(8, 16))
     assert found.loaded == 700 * MB
 
 
@@ -157,8 +162,8 @@ def test_memory_of_batches_before_hardly_changes_the_bytes_of_a_sample(keeps):
 
 def test_after_a_batch_that_a_child_does_not_survive_another_child_trains_a_smaller_one():
     found, trained = train_made([8], dies_at=100)
-    assert [batch for batch, _ in found.batches] == [8, 16, 32, 64]
-    assert trained == [[8, 16], [8, 32, 64]]
+    assert [(one.batch, one.earlier) for one in found.batches] == [(8, ()), (16, (8,)), (32, ()), (64, (32,))]
+    assert trained == [[8, 16], [32, 64]]
     with pytest.raises(ChildEnded, match="SIGKILL"):
         train_made([8], dies_at=1)
     with pytest.raises(TimeoutError, match="too few batch sizes"):

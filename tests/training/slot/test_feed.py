@@ -59,6 +59,19 @@ def test_the_arrays_of_a_feed_are_the_memory_it_uses(kind):
     assert rows(feed)[0][1] == feed.data[1][2]
 
 
+@pytest.mark.parametrize("kind", [TensorFlowFeed, ArrayFeed])
+def test_batches_of_another_size_share_the_memory_of_the_samples(kind):
+    """TensorFlow keeps the samples of an old pipeline, so a second copy would stay as long as the model."""
+    first = kind((np.arange(6.0), {"a": np.arange(6)}), 4)  # TensorFlow converts the first array
+    feed = first.with_batches_of(2)
+    feed.set_order(np.array([5, 0, 3]))
+    assert [list(batch[0]) for batch in rows(feed)] == [[5, 0], [3]]
+    assert [list(batch[1]["a"]) for batch in rows(feed)] == [[5, 0], [3]]
+    assert np.shares_memory(feed.data[1]["a"], first.data[1]["a"])
+    if kind is TensorFlowFeed:
+        assert feed._tensors is first._tensors
+
+
 def test_the_first_array_of_a_tree_is_found():
     assert first_array({"a": [np.zeros(3), np.zeros(3)]}).shape == (3,)
 
