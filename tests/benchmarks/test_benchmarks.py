@@ -39,6 +39,7 @@ SHORT = [
     ("honest", "--rounds 1 --samples 300 --only digits-sgd"),
     ("language", "--epochs 1 --sequences 128 --width 32 --blocks 1 --steps 8 --only 'streaming, int4'"),
     ("learning", "--data digits --rules average,gradient --epochs 2 --batch-size 16 --samples 400 --seeds 1 --looks 4"),
+    ("left_out", "--rounds 2 --seeds 1"),
     ("load", "--seconds 0.2 --data digits --samples 64"),
     ("map", "--only ddlf,process --items 20 --repeats 1"),
     ("overlap", "--workers 2 --parameters 2e5 --rate 20mbit --steps 8 --repeats 1"),
