@@ -71,9 +71,7 @@ def guesses(workers: int, samples: int, other_labels: bool, rounds: int, seed: i
             cosines = before @ guess / np.linalg.norm(before, axis=1) / np.linalg.norm(guess)
             found[number] = float(cosines[0]), float(cosines[1:].max())
         before = now
-        weights = [
-            weight + sum(update[place] for update in updates) / workers for place, weight in enumerate(weights)
-        ]
+        weights = [weight + sum(update[place] for update in updates) / workers for place, weight in enumerate(weights)]
     return found
 
 

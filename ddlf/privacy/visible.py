@@ -355,7 +355,11 @@ def tables() -> list[str]:
         lines.append("")
     lines += ["| word | updates that the party sees |", "|---|---|"]
     lines += [f"| {one.value} | {one.phrase} |" for one in Updates]
-    return [*lines, "", f"{Samples.BY_CODE.value}: {Samples.BY_CODE.phrase}, because the master's code runs on the workers."]
+    return [
+        *lines,
+        "",
+        f"{Samples.BY_CODE.value}: {Samples.BY_CODE.phrase}, because the master's code runs on the workers.",
+    ]
 
 
 def notes() -> list[str]:

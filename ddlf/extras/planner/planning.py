@@ -350,7 +350,8 @@ def _said(memory: Memory, batch: int) -> str:
     if memory.peaks is None:
         return f"the memory of a worker could not be measured: {memory.why}"
     count = MemoryModel(memory.peaks).predict(batch).count
-    return f"a worker needs {size(round(count))} with batch {batch}, measured with batches {', '.join(str(one.batch) for one in memory.peaks.batches)}"
+    batches = ", ".join(str(one.batch) for one in memory.peaks.batches)
+    return f"a worker needs {size(round(count))} with batch {batch}, measured with batches {batches}"
 
 
 def planned(

@@ -240,11 +240,12 @@ def _feed(app: App, part: str, batch_size: int, begin: int = 0, end: int | None 
     feed, *of = app.run_context.feeds.get(part, (None,))
     now = [batch_size, *map(id, data)]
     if of[:1] != [now]:
-        is_same = bool(of) and of[0][1:] == now[1:]
         if place is not None:
             feed = FileFeed(app, part, batch_size)
+        elif of and of[0][1:] == now[1:]:
+            feed = feed.with_batches_of(batch_size)
         else:
-            feed = feed.with_batches_of(batch_size) if is_same else make_feed(data, batch_size)
+            feed = make_feed(data, batch_size)
         of = []
     end = samples_of(app, part) if end is None else end
     if place is not None:

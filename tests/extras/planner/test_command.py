@@ -16,7 +16,9 @@ from ddlf.extras.planner.planning import Plan
 def choice(slots, factor, seconds, way, *, within=True):
     epoch = Predicted(seconds=seconds, low=0.9 * seconds, high=1.1 * seconds, within=within)
     setting = Setting(way=way, slots=slots, batch=64, steps=10)
-    return Choice(setting=setting, epoch=epoch, update_s=seconds / 50, factor=factor, low=0.9 * factor, high=1.1 * factor)
+    return Choice(
+        setting=setting, epoch=epoch, update_s=seconds / 50, factor=factor, low=0.9 * factor, high=1.1 * factor
+    )
 
 
 BEST = choice(6, 4.1, 1.9, Way("sync", "star", "int8"))

@@ -10,8 +10,8 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.events import Committed, Event, RoundsMeasured, RoundsPredicted
 from ddlf.events.record import RoundRecord
-from ddlf.extras.planner.explain import explain
 from ddlf.extras.planner.choice import Length
+from ddlf.extras.planner.explain import explain
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.planning import plan, possible, ways_of
 from ddlf.extras.planner.probe import LONG_ROUND_S, Budget, Probe, explore, own_ways
@@ -246,7 +246,9 @@ async def test_each_way_is_measured_with_rounds_as_long_as_those_of_the_app():
 
     budget = Budget(40.0, lambda: now[0])
     found = await explore(Made(), ways, [64], 2, budget, [].append, lambda samples: Length(samples=samples, steps=2))
-    assert {(one.setting.way, one.setting.steps) for one in found if one.setting.slots == 2} >= {(way, 2) for way in ways}
+    assert {(one.setting.way, one.setting.steps) for one in found if one.setting.slots == 2} >= {
+        (way, 2) for way in ways
+    }
     assert TimeModel(found).step(64) == pytest.approx(0.012, rel=1e-6)
 
 

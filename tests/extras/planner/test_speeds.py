@@ -28,8 +28,8 @@ def made_up(slowness, slots, batch, steps, balanced=False):
     training = max(used) * steps * (0.002 + 5e-5 * batch)
     if balanced:
         parts = [max(slots * steps / one / sum(1 / other for other in used), 1.0) for one in used]
-        training = max(one * (int(part + 1e-9) + 1) for one, part in zip(used, parts)) * 0.002
-        training += max(one * part for one, part in zip(used, parts)) * 5e-5 * batch
+        training = max(one * (int(part + 1e-9) + 1) for one, part in zip(used, parts, strict=True)) * 0.002
+        training += max(one * part for one, part in zip(used, parts, strict=True)) * 5e-5 * batch
     return training + 0.030 + 0.005 * slots
 
 
@@ -138,7 +138,9 @@ def test_rounds_of_a_slow_slot_are_awaited_without_common_rounds():
     """Worker 2 takes nine times as long for a round. Its rounds count, also where those of the other would be enough."""
     now, stopped, way = [0.0], [], Way("async", "star", "float32")
     heard = Rounds(Setting(way=way, slots=2, batch=4, steps=1), lambda: stopped.append(now[0]), clock=lambda: now[0])
-    costs = dict(transfer_s=0.0, merge_s=0.0, bytes_out=1, bytes_back=1, epochs=1, compute_s=0.1, seconds=0.1, samples=4)
+    costs = dict(
+        transfer_s=0.0, merge_s=0.0, bytes_out=1, bytes_back=1, epochs=1, compute_s=0.1, seconds=0.1, samples=4
+    )
     for number in range(1, 200):
         now[0] = 0.1 * number
         for slot in (1, 2) if number % 9 == 0 else (1,):
