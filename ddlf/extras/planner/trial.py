@@ -139,12 +139,18 @@ class Trial:
         return first, memory_peak()
 
     def _carry(self, batch: int) -> None:
-        self._replica.carry(self._task(batch))
-        self._round += 1
-
-    def _task(self, batch: int) -> Any:
         from ddlf.algorithms.codec import CODEC
         from ddlf.algorithms.encoding import encode_update
+        from ddlf.rpc.messages import dumps, loads
+
+        # A worker gets the weights in memory of their own, and holds its answer until it is sent.
+        encoded, _ = encode_update(CODEC.read("float32"), self._weights, [False] * len(self._weights))
+        received = loads([bytearray(one) for one in dumps(encoded)])
+        reply = self._replica.carry(self._task(batch, received))
+        self._sent = [bytes(one) for one in dumps(reply.update)]
+        self._round += 1
+
+    def _task(self, batch: int, encoded: Any) -> Any:
         from ddlf.algorithms.reading_order import Portion
         from ddlf.data.parts import place_of, samples_of
         from ddlf.training.slot.task import Task
@@ -154,7 +160,6 @@ class Trial:
         indices: Any = np.arange(count)
         if place_of(self._app, "train") is not None:
             indices = Portion(shuffle="none", seed=0, epoch=0, slots=1, start=0, stop=samples, end=count)
-        encoded, _ = encode_update(CODEC.read("float32"), self._weights, [False] * len(self._weights))
         return Task(
             slot=0,
             round=self._round,

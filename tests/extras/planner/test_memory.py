@@ -3,9 +3,13 @@
 import dataclasses
 import time
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.encoding import decode_update, encode_update
 from ddlf.errors import ConfigError
 from ddlf.extras.planner import child as children
 from ddlf.extras.planner import planning
@@ -15,6 +19,7 @@ from ddlf.extras.planner.kept import Kept, read_file, write_file
 from ddlf.extras.planner.memory import KEPT, Bytes, Largest, MemoryModel, Peak, Peaks, find_largest
 from ddlf.extras.planner.memory_probe import Memory
 from ddlf.extras.planner.model import Predicted, Setting, Way
+from ddlf.extras.planner.trial import Trial
 from ddlf.extras.planner.probe import Budget
 
 MB = 10**6
@@ -191,6 +196,24 @@ def test_a_child_that_dies_ends_nothing_and_is_named(monkeypatch, code, why):
     seconds = 0.3 if "time" in why else 300.0  # a busy machine starts a process slowly
     assert measure_here(b"no app", {**request, "format": None, "seconds": seconds}) == {"why": why}
     assert [one.closed for one in links] == [True]
+
+
+def test_the_child_holds_messages_as_a_worker_does(monkeypatch):
+    """Without them, a network of 9 million weights needed 80 MB more than predicted."""
+
+    class Replica:
+        def carry(self, task):
+            self.received = decode_update(task.weights["encoded"], weights)
+            return SimpleNamespace(update=encode_update(CODEC.read("float32"), self.received, [False])[0])
+
+    weights = [np.ones(100_000, np.float32)]
+    made = object.__new__(Trial)
+    app = SimpleNamespace(x_train=np.ones((8, 1)), y_train=np.ones(8), codec="float32")
+    made.__dict__.update(_replica=Replica(), _weights=weights, _app=app, _steps=2, _round=0, _keep=())
+    made._carry(4)
+    assert np.array_equal(made._replica.received[0], weights[0])
+    assert not np.shares_memory(made._replica.received[0], weights[0])
+    assert sum(map(len, made._sent)) >= weights[0].nbytes
 
 
 def test_an_error_of_the_app_is_named(monkeypatch):
