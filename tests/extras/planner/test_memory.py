@@ -19,8 +19,8 @@ from ddlf.extras.planner.kept import Kept, read_file, write_file
 from ddlf.extras.planner.memory import KEPT, Bytes, Largest, MemoryModel, Peak, Peaks, find_largest
 from ddlf.extras.planner.memory_probe import Memory
 from ddlf.extras.planner.model import Predicted, Setting, Way
-from ddlf.extras.planner.trial import Trial
 from ddlf.extras.planner.probe import Budget
+from ddlf.extras.planner.trial import Trial
 
 MB = 10**6
 
