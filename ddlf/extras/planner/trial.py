@@ -143,7 +143,7 @@ class Trial:
         from ddlf.algorithms.encoding import encode_update
         from ddlf.rpc.messages import dumps, loads
 
-        # A worker copies the weights out of a message, and holds its answer until it is sent.
+        # A worker has its own copy of the weights, and holds its answer until it is sent.
         encoded, _ = encode_update(CODEC.read("float32"), self._weights, [False] * len(self._weights))
         received = loads([bytearray(one) for one in dumps(encoded)])
         reply = self._replica.carry(self._task(batch, received))
