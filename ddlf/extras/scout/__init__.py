@@ -10,6 +10,7 @@ EXTRA = Extra(
     name="the scout",
     commands=(("train", "scout", "ddlf.extras.scout.command:SCOUT", "find a learning rate"),),
     settings="scout",
+    check_app="ddlf.extras.scout.chosen:check_settings",
     choose_settings="ddlf.extras.scout.chosen:choose_settings",
     watch_run="ddlf.extras.scout.chosen:watch_run",
 )

@@ -17,43 +17,18 @@ _chosen: WeakSet[App] = WeakSet()
 """Apps that have their rate. They keep it in later calls."""
 
 
-async def choose_settings(app: IApp) -> None:
-    """Set ``learning_rate`` of an app to the rate that trials find, if the app asks for it.
+async def check_settings(app: IApp) -> None:
+    """Refuse an app that asks for a scouted rate, if its settings alone show that it cannot take one.
 
     Raises:
-        ConfigError: Another setting contradicts it, or the app has no such attribute.
+        ConfigError: The run is resumed, or the app has no attribute ``learning_rate`` with a number.
     """
-    if not getattr(app, "scout", False) or app in _chosen:
-        return
-    if app.private:  # the run refuses the setting by name
+    if not _asks(app):
         return
     if app.resume is not None:
         raise ConfigError(
             "scout=True has no effect with resume: a resumed run trains as before", hint="leave one of them out"
         )
-    _check_has_rate(app)
-    await app.connect()
-    found = await scout(app, say=lambda text: app.say(f"trials    {text}"))
-    verdict = found.verdict
-    if not found.keeps:
-        assert verdict.own is not None
-        if not math.isclose(float(app.learning_rate), verdict.own, rel_tol=1e-5):
-            raise ConfigError(
-                f"learning_rate={app.learning_rate:g} of the app is not the rate of its optimizer, {verdict.own:g}, "
-                "so scout=True cannot change that",
-                hint=f"compile with self.learning_rate, or set the rate {verdict.rate:g} yourself",
-            )
-        app.learning_rate = verdict.rate
-    _chosen.add(app)
-    app.run_context.emit(Decided(key="learning_rate", value=f"{app.learning_rate:g}", rule="scout", why=why(found)))
-
-
-def _check_has_rate(app: IApp) -> None:
-    """Raise an error for an app without an attribute ``learning_rate`` to set.
-
-    Raises:
-        ConfigError: It has none, or its value is not a number.
-    """
     rate = getattr(app, "learning_rate", None)
     if isinstance(rate, bool) or not isinstance(rate, int | float):
         raise ConfigError(
@@ -61,6 +36,37 @@ def _check_has_rate(app: IApp) -> None:
             hint="add learning_rate = 0.01 to the class, compile with self.learning_rate; of a model text, write it "
             "with ddlf scout --write",
         )
+
+
+async def choose_settings(app: IApp) -> None:
+    """Set ``learning_rate`` of an app to the rate that trials find, if the app asks for it.
+
+    Raises:
+        ConfigError: Another setting contradicts it, or ``learning_rate`` is not the rate of the app's optimizer.
+    """
+    if not _asks(app) or app in _chosen:
+        return
+    await check_settings(app)
+    await app.connect()
+
+    def check_own(own: float) -> None:
+        if not math.isclose(float(app.learning_rate), own, rel_tol=1e-5):
+            raise ConfigError(
+                f"learning_rate={app.learning_rate:g} of the app is not the rate of its optimizer, {own:g}, so "
+                "scout=True cannot change that",
+                hint="compile the model with self.learning_rate, or leave scout out",
+            )
+
+    found = await scout(app, say=lambda text: app.say(f"trials    {text}"), check_own=check_own)
+    if not found.keeps:
+        app.learning_rate = found.verdict.rate
+    _chosen.add(app)
+    app.run_context.emit(Decided(key="learning_rate", value=f"{app.learning_rate:g}", rule="scout", why=why(found)))
+
+
+def _asks(app: IApp) -> bool:
+    """Return whether an app asks for a rate. With private data it gets none, and the run refuses the setting by name."""
+    return bool(getattr(app, "scout", False)) and not app.private
 
 
 def why(found: Scouted) -> str:

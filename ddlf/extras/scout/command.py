@@ -48,7 +48,7 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
     from ddlf.extras.scout.halving import grid
     from ddlf.extras.scout.scouting import HIGH, LOW
     from ddlf.extras.scout.scouting import scout as scouted
-    from ddlf.extras.scout.written import place_of, write_rate
+    from ddlf.extras.scout.written import checked_place, place_of, write_rate
 
     if not (inspect.isclass(target) and issubclass(target, IApp)):
         raise AppError(f"{target.__name__} is not an app, so it has no rate", hint="name a subclass of ddlf.IApp")
@@ -61,6 +61,10 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
     cluster, described = resolve_cluster(options)
     app = prepare_app(target, cluster, options)
     out = sys.stderr if options.json else sys.stdout
+
+    def check_own(own: float) -> None:
+        if options.write:  # before the trials, because they take minutes
+            checked_place(options.app, options.app.read_bytes().decode(), target.__name__, own)
 
     def note(text: str) -> None:
         if not options.quiet:
@@ -76,6 +80,7 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
             steps=options.steps,
             also=options.also or (),
             say=lambda text: note(f"trials    {text}"),
+            check_own=check_own,
         )
     finally:
         await app.close()

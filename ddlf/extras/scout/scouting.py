@@ -140,6 +140,7 @@ async def scout(
     steps: int | None = None,
     also: Sequence[What] = (),
     say: Callable[[str], None] | None = None,
+    check_own: Callable[[float], None] = nothing,
 ) -> Scouted:
     """Search a learning rate for an app with short trials on its workers.
 
@@ -150,6 +151,7 @@ async def scout(
         steps: Steps of the trials of the rates, together; None for a share of the run.
         also: Other settings to compare, at the chosen rate.
         say: Shows a line of progress; by default the app's ``say``.
+        check_own: Receives the user's rate before the first trial, and may refuse it.
 
     Raises:
         ConfigError: The app or a setting has no rate to search, or none lowers the loss.
@@ -164,6 +166,7 @@ async def scout(
     async with crew_of(tried, spec.seed, replica=TrialReplica, fresh=True) as (crew, samples):
         tried.callbacks = []  # create_model may have set some
         trials = Trials(tried, settled(tried, spec), crew, samples, say or app.say)
+        check_own(trials.own)
         await trials.prepare(SEEDS if "seed" in also else STARTS)
         return await trials.found(rates, steps, also)
 

@@ -33,18 +33,34 @@ def write_rate(path: Path, name: str, own: float, rate: float) -> str:
         ConfigError: The rate has no such place, or the file cannot be written. It is then unchanged.
     """
     text = path.read_bytes().decode()
-    begin, end = place_of(path, text, name)
+    begin, end = checked_place(path, text, name, own)
     added = begin == end
-    if not added and not math.isclose(float(text[begin:end]), own, rel_tol=1e-5):
-        raise ConfigError(
-            f"{path} says learning_rate {text[begin:end]}, but the optimizer has {own:g}, so another place sets it",
-            hint=f"write {rate:g} there",
-        )
     number = str(float(f"{rate:g}"))  # Keras refuses an int
     line_end = "\r\n" if "\r\n" in text else "\n"
     new = f"{line_end if text and not text.endswith(chr(10)) else ''}train:learning_rate {number};{line_end}"
     write_whole(path, (text[:begin] + (new if added else number) + text[end:]).encode())
     return f"{path}:{text.count(chr(10), 0, begin) + 1}"
+
+
+def checked_place(path: Path, text: str, name: str, own: float) -> tuple[int, int]:
+    """Return the place of the learning rate in a file, as ``place_of`` does, if its number is the optimizer's rate.
+
+    Args:
+        path: The user's file.
+        text: Its text.
+        name: The name of the app's class; unused for a model text.
+        own: The rate that the model's optimizer has now.
+
+    Raises:
+        ConfigError: The rate has no such place, or another place sets it.
+    """
+    begin, end = place_of(path, text, name)
+    if begin != end and not math.isclose(float(text[begin:end]), own, rel_tol=1e-5):
+        raise ConfigError(
+            f"{path} says learning_rate {text[begin:end]}, but the optimizer has {own:g}, so another place sets it",
+            hint="compile the model with self.learning_rate, or leave --write out",
+        )
+    return begin, end
 
 
 def place_of(path: Path, text: str, name: str) -> tuple[int, int]:

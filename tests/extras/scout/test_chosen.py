@@ -25,11 +25,12 @@ def made_up(monkeypatch):
     """A search finds 0.1, or that the rate of the optimizer is as good. It runs once for an app."""
     searched = []
 
-    async def search(app, say):
+    async def search(app, say, check_own):
         assert app not in searched
+        own = app.__dict__.get("of_optimizer", app.learning_rate)
+        check_own(own)
         searched.append(app)
         say("2 rates")
-        own = app.__dict__.get("of_optimizer", app.learning_rate)
         return dataclasses.replace(FOUND, verdict=judged(CURVE, own), doubt=app.__dict__.get("doubt", ""))
 
     monkeypatch.setattr(chosen, "scout", search)
@@ -88,9 +89,17 @@ async def test_other_runs_search_nothing(made_up, settings):
         ({"of_optimizer": 0.01}, "learning_rate=0.05 of the app is not the rate of its optimizer, 0.01"),
     ],
 )
-async def test_runs_that_cannot_take_a_rate_are_refused_by_name(settings, said):
+async def test_runs_that_cannot_take_a_rate_are_refused_by_name(settings, said, made_up):
     app = an_app(**settings)
     with pytest.raises(ConfigError, match=said):
         await chosen.choose_settings(app)
+    assert not made_up
     with pytest.raises(ConfigError, match="scout=True has no effect on this method; call train_model"):
         await chosen.watch_run(app)
+
+
+@pytest.mark.parametrize("settings", [{"resume": "auto"}, {"learning_rate": None}])
+async def test_a_dry_run_refuses_settings_that_a_run_refuses(settings):
+    with pytest.raises(ConfigError, match="scout=True"):
+        await an_app(**settings).run_context.check()
+    await an_app().run_context.check()

@@ -108,6 +108,17 @@ async def test_workers_in_a_search_are_in_use(two_workers):
     assert (await searching).verdict.own == 0.05
 
 
+async def test_a_rate_that_cannot_be_set_is_refused_before_the_first_trial(two_workers):
+    said: list[str] = []
+
+    def refuse(own):
+        raise ConfigError(f"{own:g} is set elsewhere")
+
+    with pytest.raises(ConfigError, match=r"0\.05 is set elsewhere"):
+        await scout(app(two_workers), low=0.05, high=0.2, steps=40, say=said.append, check_own=refuse)
+    assert said == []
+
+
 async def test_a_search_that_takes_long_says_so_after_its_first_rung(two_workers, monkeypatch):
     monkeypatch.setattr("ddlf.extras.scout.scouting.LONG_S", 0.0)
     said: list[str] = []
