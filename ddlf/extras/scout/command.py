@@ -14,7 +14,7 @@ from ddlf.cli.options import add_app_options, add_json
 from ddlf.cli.parsing import Command, Parser
 from ddlf.cli.parsing import number as whole
 from ddlf.errors import AppError, ConfigError
-from ddlf.extras.scout.curve import number, shown, svg
+from ddlf.extras.scout.curve import comparable, number, shown, svg
 
 if TYPE_CHECKING:
     from ddlf.extras.scout.also import Also, Variant
@@ -135,14 +135,15 @@ def costs(found: Scouted) -> list[str]:
     """Return lines about the loss at half and double the rate."""
     from ddlf.extras.scout.halving import rounded
 
-    curve, verdict = found.curve, found.verdict
-    at = curve.at(verdict.rate)
+    verdict = found.verdict
+    losses = comparable(found.curve, verdict.best)
     result = []
     for name, rate in (("half", rounded(verdict.rate / 2)), ("double", rounded(verdict.rate * 2))):
-        other = curve.at(rate)
-        if at is not None and other is not None:
-            loss = f"a loss of {number(other.loss)}" if math.isfinite(other.loss) else "no loss: it diverges"
-            result.append(f"{name:<10}{number(rate)} gives {loss}, {number(verdict.rate)} gives {number(at.loss)}")
+        if rate in losses:
+            loss = f"a loss of {number(losses[rate])}" if math.isfinite(losses[rate]) else "no loss: it diverges"
+            result.append(
+                f"{name:<10}{number(rate)} gives {loss}, {number(verdict.rate)} gives {number(losses[verdict.rate])}"
+            )
     return result
 
 

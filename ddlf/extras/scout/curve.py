@@ -19,16 +19,47 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def comparable(curve: Curve, best: float) -> dict[float, float]:
+    """Return a loss of each rate that can be compared with the other losses; infinite if a trial diverged.
+
+    Some starts have larger losses than others, so the mean loss of a rate also depends on its number of starts. This
+    loss is an estimate for all starts: it lies as far between the mean losses of the best rate and of the untrained models
+    as on the starts of the rate itself. The mean loss of a rate that was tried from all starts stays as it is.
+
+    Args:
+        curve: The losses of all rates.
+        best: The best rate, which has trials from all starts.
+    """
+    reference = curve.at(best)
+    assert reference is not None
+    return {point.rate: _loss_of_all_starts(point, reference, curve.first) for point in curve.points}
+
+
+def _loss_of_all_starts(point: Point, best: Point, first: tuple[float, ...]) -> float:
+    tried = len(point.losses)
+    if tried >= len(best.losses) or not (math.isfinite(point.loss) and math.isfinite(best.loss)):
+        return point.loss
+    more = math.fsum(loss - least for loss, least in zip(point.losses, best.losses, strict=False)) / tried
+    learnt = math.fsum(before - least for before, least in zip(first[:tried], best.losses, strict=False)) / tried
+    if more <= 0:  # better than the best one
+        return best.loss + more
+    untrained = math.fsum(first[: len(best.losses)]) / len(best.losses)
+    if more >= learnt:  # not better than the untrained models
+        return untrained + more - learnt
+    return best.loss + more / learnt * (untrained - best.loss)
+
+
 def shown(curve: Curve, verdict: Verdict) -> list[str]:
-    """Return the curve as lines: a row for each rate, with a bar as long as its loss."""
-    first, bottom = _first(curve), min(point.loss for point in curve.points)
+    """Return the curve as lines: a row for each rate, with a bar as long as its comparable loss."""
+    losses = comparable(curve, verdict.best)
+    first, bottom = _first(curve), min(losses.values())
     span = max(first - bottom, 1e-12)
-    lines = ["rate      steps   loss"]
+    lines = ["rate      steps  starts   loss"]
     for point in curve.points:
-        share = (min(point.loss, first) - bottom) / span if math.isfinite(point.loss) else 1.0
-        bar = "#" * max(1, round(WIDTH * share)) if math.isfinite(point.loss) else "diverged"
-        loss = number(point.loss) if math.isfinite(point.loss) else "-"
-        lines.append(f"{number(point.rate):<10}{point.steps:>5}  {loss:>5}  {bar} {_marks(point, verdict)}".rstrip())
+        loss = losses[point.rate]
+        bar = "#" * max(1, round(WIDTH * (min(loss, first) - bottom) / span)) if math.isfinite(loss) else "diverged"
+        row = f"{number(point.rate):<10}{point.steps:>5}  {len(point.losses):>6}  {number(loss) if math.isfinite(loss) else '-':>5}"
+        lines.append(f"{row}  {bar} {_marks(point, verdict)}".rstrip())
     return lines
 
 
@@ -48,13 +79,15 @@ def _marks(point: Point, verdict: Verdict) -> str:
 
 
 def svg(curve: Curve, verdict: Verdict, title: str) -> str:
-    """Return the curve as an SVG picture: the loss above the logarithm of the rate.
+    """Return the curve as an SVG picture: the comparable loss above the logarithm of the rate.
 
     Points of shorter trials are smaller. The flat interval is grey, and a line marks the chosen rate.
     """
+    losses = comparable(curve, verdict.best)
     finite = [point for point in curve.points if math.isfinite(point.loss)]
     rates = [math.log10(point.rate) for point in curve.points]
-    top, bottom = max(_first(curve), min(one.loss for one in finite)), min(one.loss for one in finite)
+    bottom = min(losses.values())
+    top = max(_first(curve), bottom)
     (width, height), inner = SIZE, (SIZE[0] - 2 * MARGIN, SIZE[1] - 2 * MARGIN)
 
     def x(rate: float) -> float:
@@ -64,7 +97,7 @@ def svg(curve: Curve, verdict: Verdict, title: str) -> str:
         return MARGIN + inner[1] * (top - min(loss, top)) / max(top - bottom, 1e-12)
 
     most = max(point.steps for point in curve.points)
-    line = " ".join(f"{x(one.rate):.1f},{y(one.loss):.1f}" for one in finite)
+    line = " ".join(f"{x(one.rate):.1f},{y(losses[one.rate]):.1f}" for one in finite)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
         f"<title>{escape(title)}</title>",
@@ -82,7 +115,7 @@ def svg(curve: Curve, verdict: Verdict, title: str) -> str:
         f'<polyline points="{line}" fill="none" stroke="#2c6fbb"/>',
     ]
     parts += [
-        f'<circle cx="{x(one.rate):.1f}" cy="{y(one.loss):.1f}" r="{4 if one.steps == most else 2}" fill="#2c6fbb"/>'
+        f'<circle cx="{x(one.rate):.1f}" cy="{y(losses[one.rate]):.1f}" r="{4 if one.steps == most else 2}" fill="#2c6fbb"/>'
         for one in finite
     ]
     decades = range(math.ceil(rates[0] - 1e-9), math.floor(rates[-1] + 1e-9) + 1)

@@ -23,6 +23,7 @@ from ddlf.errors import AppError, ConfigError, DatasetError
 from ddlf.extras import hooks
 from ddlf.extras.scout.also import SEEDS, Also, What
 from ddlf.extras.scout.also import also as compared
+from ddlf.extras.scout.curve import comparable
 from ddlf.extras.scout.halving import STARTS, Curve, Rung, Trial, beside, grid, rungs, search, steps_of
 from ddlf.extras.scout.trials import TrialReplica, highest_rate, optimizers_of
 from ddlf.extras.scout.verdict import Verdict, doubt, judged
@@ -71,7 +72,7 @@ class Scouted:
         broken: The seeds that were left out, each with the reason.
         judged_by: The samples that the losses are from.
         is_scaled: Whether the rate is the highest one of a schedule or of several optimizers, which are scaled.
-        trials: The number of trials.
+        trials: The number of trials, without the evaluations of untrained models.
         steps: The steps of all trials together.
         seconds: The time of all trials.
         also: The answers about other settings.
@@ -96,7 +97,10 @@ class Scouted:
         return self.verdict.keeps or bool(self.doubt)
 
     def to_data(self) -> dict[str, Any]:
-        """Return the result for JSON. A loss that is not finite is null."""
+        """Return the result for JSON. A loss that is not finite is null.
+
+        The field ``loss`` of a point can be compared with that of others. Its ``losses`` has one loss for each start.
+        """
 
         def plain(value: Any) -> Any:
             if isinstance(value, dict):
@@ -105,8 +109,12 @@ class Scouted:
                 return [plain(one) for one in value]
             return None if isinstance(value, float) and not math.isfinite(value) else value
 
-        found: dict[str, Any] = plain(asdict(self))
-        return found
+        found = asdict(self)
+        losses = comparable(self.curve, self.verdict.best)
+        for point in found["curve"]["points"]:
+            point["loss"] = losses[point["rate"]]
+        result: dict[str, Any] = plain(found)
+        return result
 
 
 def nothing(*given: Any) -> None:
@@ -226,7 +234,7 @@ class Trials:
         self._all = samples
         self._weights: list[Weights] = []
         self._sent: list[StarWeights] = []
-        self._count = self._steps = 0
+        self._sent_tasks = self._count = self._steps = 0
         self._long = 0  # steps of a search that takes more than its share of the run, until the first rung has ended
         self.starts: list[int] = []
         self.broken: list[tuple[int, str]] = []
@@ -339,7 +347,8 @@ class Trials:
     async def losses(self, trials: Sequence[Trial]) -> list[float]:
         """Run trials on all workers, and return their losses in the same order."""
         self._crew.begin_round()
-        first, self._count = self._count, self._count + len(trials)
+        first, self._sent_tasks = self._sent_tasks, self._sent_tasks + len(trials)
+        self._count += sum(trial.steps > 0 for trial in trials)
         self._steps += sum(trial.steps for trial in trials)
         if trials[0].steps:
             self._say(line_of(trials))

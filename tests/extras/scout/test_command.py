@@ -7,7 +7,7 @@ import pytest
 
 from ddlf.cli.main import main
 from ddlf.extras.scout.command import lines
-from ddlf.extras.scout.curve import svg
+from ddlf.extras.scout.curve import comparable, svg
 from ddlf.extras.scout.halving import Curve, Point
 from ddlf.extras.scout.scouting import Scouted
 from ddlf.extras.scout.verdict import doubt, judged
@@ -46,12 +46,12 @@ def scout(*given):
 def test_the_curve_the_costs_and_the_rate_are_printed():
     assert lines(FOUND) == [
         "tried     10 trials with 160 steps in 3 s, compared by validation data",
-        "rate      steps   loss",
-        "0.01         10    2.3  ########################################",
-        "0.05         20    1.3  ################### < yours",
-        "0.1          20    0.5  ## < flat",
-        "0.2          20    0.4  # < best, flat",
-        "1            10      -  diverged",
+        "rate      steps  starts   loss",
+        "0.01         10       1    2.3  ########################################",
+        "0.05         20       2    1.3  ################### < yours",
+        "0.1          20       2    0.5  ## < flat",
+        "0.2          20       2    0.4  # < best, flat",
+        "1            10       1      -  diverged",
         "half      0.05 gives a loss of 1.3, 0.1 gives 0.5",
         "double    0.2 gives a loss of 0.4, 0.1 gives 0.5",
         "rate      0.1 instead of 0.05; flat from 0.1 to 0.2",
@@ -96,6 +96,45 @@ def test_losses_that_cannot_decide_are_named(samples, steps, run_steps, losses, 
 
 def test_infinite_losses_are_null_in_json():
     assert FOUND.to_data()["curve"]["points"][-1]["losses"] == [None]
+    assert FOUND.to_data()["curve"]["points"][-1]["loss"] is None
+
+
+STARTS_DIFFER = Curve(
+    first=(6.3, 5.42, 4.2),
+    points=(
+        Point(rate=1e-5, steps=10, losses=(6.3,)),
+        Point(rate=1e-4, steps=20, losses=(6.25, 5.40, 4.19)),
+        Point(rate=3.2e-4, steps=20, losses=(6.20, 5.38)),
+        Point(rate=0.01, steps=20, losses=(0.1, 0.2, 0.1)),
+        Point(rate=0.032, steps=10, losses=(0.4,)),
+    ),
+)
+
+
+def test_losses_of_rates_from_different_numbers_of_starts_can_be_compared():
+    losses = comparable(STARTS_DIFFER, 0.01)
+    assert sum(STARTS_DIFFER.first) / 3 == pytest.approx(losses[1e-5])  # it has learnt nothing
+    assert losses[1e-4] == STARTS_DIFFER.at(1e-4).loss
+    assert losses[0.01] < losses[0.032] < losses[3.2e-4] < losses[1e-4] < losses[1e-5]
+    found = dataclasses.replace(FOUND, curve=STARTS_DIFFER, verdict=judged(STARTS_DIFFER, 1e-4))
+    data = found.to_data()["curve"]["points"]
+    assert [point["loss"] for point in data] == list(losses.values())
+    assert data[2]["losses"] == [6.20, 5.38]
+    assert any(line.startswith("0.00032      20       2   5.24  ###") for line in lines(found))
+    (picture,) = (
+        child for child in ElementTree.fromstring(svg(found.curve, found.verdict, "")) if "points" in child.attrib
+    )
+    heights = [float(point.partition(",")[2]) for point in picture.attrib["points"].split()]
+    assert heights == sorted(heights[:4]) + heights[4:]
+
+
+def test_equal_rates_from_different_starts_have_no_hump():
+    starts = (9.5, 13.1, 5.8)
+    points = [Point(rate=2.0**place, steps=9, losses=starts[:tried]) for place, tried in enumerate((1, 1, 2, 2, 3))]
+    best = Point(rate=64.0, steps=9, losses=(9.4, 13.2, 5.7))  # it has learnt nothing from two starts
+    curve = Curve(first=starts, points=(*points, best))
+    losses = comparable(curve, 64.0)
+    assert [losses[point.rate] for point in points] == pytest.approx([sum(starts) / 3] * 5, abs=0.05)
 
 
 def test_the_picture_has_a_dot_for_each_finite_loss():

@@ -63,6 +63,7 @@ async def test_scores_have_the_same_bits_on_other_workers_and_after_a_loss(two_w
     assert vars(asked).keys() - {"run_context"} == before.keys() - {"run_context"}
     assert [path.name for path in tmp_path.iterdir()] == ["crashed"]
     assert said[0] == "2 rates, 1 start, 1 step each"
+    assert found.trials == sum(int(line.split()[0]) * int(line.split()[2]) for line in said)
     assert found.judged_by == "41 training samples, held out"
     assert found.verdict.own == 0.05
     assert found.starts == (0, 1, 2)
