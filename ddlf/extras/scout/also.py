@@ -23,6 +23,8 @@ HIGHER = (1.0, 2.0, 4.0)
 """A warm-up may allow higher rates: these multiples of the chosen one are tried."""
 SEEDS = 8
 """Seeds to try."""
+NEAR = 0.1
+"""A larger batch may add this share to the smallest loss, or this share of what the smallest one has learnt if it is less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +55,18 @@ class Also:
         what: The setting.
         kept: The present value with its losses.
         others: The other values.
-        chosen: The value to use; ``kept`` if no other is worth a change.
+        chosen: The value to use; ``kept`` if no other is worth a change. No seed is.
+        margin: A value wins if its loss is smaller than the present one by more than this: a tenth of what the present
+            one has learnt.
+        near: A larger batch wins if its loss is above the smallest one by at most this.
     """
 
     what: What
     kept: Variant
     others: tuple[Variant, ...]
     chosen: Variant
+    margin: float = 0.0
+    near: float = 0.0
 
 
 Tries = Generator[Sequence[Trial], Sequence[float], Also]
@@ -93,7 +100,7 @@ def also(what: What, curve: Curve, rate: float, rung: Rung, batch: int, seeds: S
         others = [
             Variant(value=value, rate=rate, losses=(loss,)) for (value, _), loss in zip(given, losses, strict=True)
         ]
-        return Also(what=what, kept=others[0], others=tuple(others[1:]), chosen=min(others, key=lambda one: one.loss))
+        return Also(what=what, kept=others[0], others=tuple(others[1:]), chosen=others[0])  # differences are chance
     trials = [_trial(what, value, one, start, rung.steps, batch) for value, one in given for start in starts]
     losses = yield trials
     others = [
@@ -103,13 +110,15 @@ def also(what: What, curve: Curve, rate: float, rung: Rung, batch: int, seeds: S
     kept = Variant(value=float(batch) if what == "batch" else 0.0, rate=rate, losses=point.losses)
     margin = AS_GOOD * max(first - kept.loss, 0.0)
     better = [one for one in others if kept.loss - one.loss > margin]
-    larger = [one for one in others if what == "batch" and one.value > batch and one.loss - kept.loss <= margin]
+    least = min(one.loss for one in (kept, *others))
+    near = NEAR * max(min(first - least, abs(least)), 0.0)
+    larger = [one for one in others if what == "batch" and one.value > batch and one.loss - least <= near]
     chosen = kept
     if larger:  # it is as good with fewer steps
         chosen = min(larger, key=lambda one: (-one.value, one.loss))
     elif better:
         chosen = min(better, key=lambda one: one.loss)
-    return Also(what=what, kept=kept, others=tuple(others), chosen=chosen)
+    return Also(what=what, kept=kept, others=tuple(others), chosen=chosen, margin=margin, near=near)
 
 
 def _rates(rate: float, times: float) -> list[float]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddlf.extras.scout.also import Also, Variant
     from ddlf.extras.scout.scouting import Scouted
 
+SCALED = "scaled    the rate is the highest one of your schedule or optimizers; the other rates keep their ratio to it"
 OF_A_TRAINING = ("planned", "dry_run", "save", "checkpoint", "resume", "requeue", "out", "ui")
 """Options without effect on trials, whose models are dropped, and which have no display or folder of a run."""
 
@@ -126,7 +127,8 @@ def lines(found: Scouted) -> list[str]:
         f"tried     {found.trials} trials with {found.steps:,} steps in {found.seconds:.0f} s, compared by {found.judged_by}",
         *shown(found.curve, verdict),
         *costs(found),
-        *(line for one in found.also for line in lines_of(one)),
+        *(line for one in found.also for line in lines_of(one, found.doubt)),
+        *([SCALED] if found.is_scaled else []),
         f"rate      {sentence(found)}",
     ]
 
@@ -147,39 +149,78 @@ def costs(found: Scouted) -> list[str]:
     return result
 
 
-def lines_of(found: Also) -> list[str]:
-    """Return lines about other values of a setting: the chosen one, and the losses of all."""
-    kept, chosen, names = found.kept, found.chosen, {"batch": "batch_size", "warmup": "warmup", "seed": "seed"}
-    name = names[found.what]
+NAMES = {"batch": "batch_size", "warmup": "warmup", "seed": "seed"}
+"""Settings of ``--also`` as an app calls them."""
 
-    def shown(one: Variant) -> str:
-        return f"{one.value:g} at {number(one.rate)}: {number(one.loss) if math.isfinite(one.loss) else 'diverged'}"
 
-    said = (
-        f"{name} {kept.value:g} stays" if chosen == kept else f"{name} {chosen.value:g} with rate {number(chosen.rate)}"
-    )
+def lines_of(found: Also, doubt: str = "") -> list[str]:
+    """Return lines about other values of a setting: which one to use and why, and the losses of all.
+
+    Args:
+        found: The answer.
+        doubt: Why the trials do not decide; "" if they do.
+    """
+    kept = found.kept
+
+    def row(one: Variant) -> str:
+        share = " of the run" if found.what == "warmup" and one.value else ""
+        loss = f"loss {number(one.loss)}" if math.isfinite(one.loss) else "diverged"
+        return f"{one.value:g}{share} with rate {number(one.rate)}: {loss}{' < yours' if one == kept else ''}"
+
+    said = f"{NAMES[found.what]} {kept.value:g} stays, because the answer is unclear" if doubt else _reason(found)
+    return [f"also      {said}", *(f"          {row(one)}" for one in (kept, *found.others))]
+
+
+def _reason(found: Also) -> str:
+    """Return the value of a setting to use, and the rule that chose it."""
+    kept, chosen, name = found.kept, found.chosen, NAMES[found.what]
+    losses = [one.loss for one in (kept, *found.others)]
     if found.what == "seed":
-        losses = [one.loss for one in (kept, *found.others)]
-        said += f"; losses from {number(min(losses))} to {number(max(losses))}, which is chance"
-    if found.what == "warmup" and chosen != kept:
-        said += f": --schedule warmup:{chosen.value:g},constant"
-    return [f"also      {said}", *(f"          {shown(one)}" for one in (kept, *found.others))]
+        seeds = f"{len(losses)} seed{'s' * (len(losses) != 1)}"
+        return f"no seed: the losses of {seeds}, from {number(min(losses))} to {number(max(losses))}, differ by chance"
+    least, other = min(losses), min(one.loss for one in found.others)
+    tenth = f"{number(found.margin)}, a tenth of what yours has learnt"
+    if chosen == kept:
+        by = f"is smaller than yours, {number(kept.loss)}, by at most {tenth}"
+        why = by if other < kept.loss else f"is not smaller than yours, {number(kept.loss)}"
+        larger = _larger(found) if found.what == "batch" else ""
+        return f"{name} {kept.value:g} stays: the smallest other loss, {number(other)}, {why}{larger}"
+    use = f"{name} {chosen.value:g}{' of the run' if found.what == 'warmup' else ''} with rate {number(chosen.rate)}"
+    if chosen.loss - least <= found.near and found.what == "batch" and chosen.value > kept.value:
+        return (
+            f"{use}: the largest batch whose loss, {number(chosen.loss)}, is above the smallest one, {number(least)}, by at "
+            f"most {number(found.near)}"
+        )
+    schedule = f": --schedule warmup:{chosen.value:g},constant" if found.what == "warmup" else ""
+    return f"{use}: its loss, {number(chosen.loss)}, is smaller than yours, {number(kept.loss)}, by more than {tenth}{schedule}"
+
+
+def _larger(found: Also) -> str:
+    """Return what is said about larger batches if the present one stays."""
+    near = [one for one in found.others if one.value > found.kept.value and one.loss <= found.kept.loss + found.near]
+    if not near:
+        return ", and no larger batch has a loss near it or yours"
+    most = min(near, key=lambda one: (-one.value, one.loss))
+    return f"; {most.value:g} with rate {number(most.rate)} has about your loss, {number(most.loss)}, with fewer steps"
 
 
 def sentence(found: Scouted) -> str:
     """Return the learning rate, and what to do."""
     verdict = found.verdict
-    what = "highest rate of the schedule or the optimizers, which are scaled: " if found.is_scaled else ""
     flat = (
         f"flat from {number(verdict.low)} to {number(verdict.high)}" if verdict.low < verdict.high else "no flat part"
     )
     if found.doubt:
         kept = f"keep yours, {number(verdict.own)}; " if verdict.own is not None else ""
-        return f"{what}unclear: {kept}these trials chose {number(verdict.rate)}, but {found.doubt}"
-    if verdict.keeps:
-        return f"{what}{flat}: keep yours, {number(verdict.rate)}"
+        return f"unclear: {kept}these trials chose {number(verdict.rate)}, but {found.doubt}"
     instead = f" instead of {number(verdict.own)}" if verdict.own is not None else ""
-    return f"{what}{number(verdict.rate)}{instead}; {flat}"
+    rate = f"keep yours, {number(verdict.rate)}" if verdict.keeps else f"{number(verdict.rate)}{instead}"
+    others = [
+        f"with {NAMES[one.what]} {one.chosen.value:g} use {number(one.chosen.rate)}"
+        for one in found.also
+        if one.chosen != one.kept
+    ]
+    return "; ".join([rate, flat, *others])
 
 
 def _rate(text: str) -> float:

@@ -11,9 +11,9 @@ RUNG = Rung(steps=40, starts=2)
 CURVE = Curve(first=(2.0, 2.0), points=(Point(rate=0.1, steps=40, losses=(1.0, 1.0)),))
 
 
-def answer(what, loss, seeds=(0, 1)):
+def answer(what, loss, seeds=(0, 1), curve=CURVE):
     """The answer with made-up losses, and the trials."""
-    found = also(what, CURVE, 0.1, RUNG, 16, seeds)
+    found = also(what, curve, 0.1, RUNG, 16, seeds)
     trials = list(next(found))
     with pytest.raises(StopIteration) as end:
         found.send([loss(trial) for trial in trials])
@@ -34,7 +34,9 @@ def test_batches_see_the_same_samples_at_three_rates():
     ("losses", "batch", "rate"),
     [
         ({}, 16, 0.1),  # no other batch is as good
-        ({(32, 0.14): 1.09, (8, 0.1): 0.5}, 32, 0.14),  # it is as good with half of the steps
+        ({(32, 0.14): 1.09}, 32, 0.14),  # it is as good with half of the steps
+        ({(32, 0.14): 1.09, (8, 0.1): 0.95}, 16, 0.1),  # it is not near the smallest loss
+        ({(32, 0.14): 1.09, (8, 0.1): 0.5}, 8, 0.1),
         ({(32, 0.14): 1.0, (64, 0.4): 1.09, (64, 0.2): 1.01}, 64, 0.2),
         ({(8, 0.1): 0.89}, 8, 0.1),
         ({(8, 0.1): 0.91}, 16, 0.1),
@@ -53,7 +55,16 @@ def test_a_warmup_must_be_better(loss, share):
     assert found.chosen.value == share
 
 
-def test_the_seed_with_the_smallest_loss_is_chosen():
+@pytest.mark.parametrize(("larger", "batch"), [(0.266, 16), (0.11, 64)])
+def test_a_larger_batch_with_a_multiple_of_the_smallest_loss_is_not_as_good(larger, batch):
+    curve = Curve(first=(5.3, 5.3), points=(Point(rate=0.1, steps=40, losses=(0.268, 0.268)),))
+    losses = {(8, 0.1): 0.104, (64, 0.4): larger}
+    found, _ = answer("batch", lambda trial: losses.get((trial.batch, trial.rate), 1.5), curve=curve)
+    assert found.chosen.value == batch
+
+
+def test_no_seed_is_chosen_by_its_loss():
     found, trials = answer("seed", lambda trial: 1.0 - 0.1 * (trial.start == 2), seeds=(7, 8, 10))
     assert trials == [Trial(rate=0.1, start=start, steps=40) for start in range(3)]
-    assert (found.kept.value, found.chosen.value, found.chosen.losses) == (7, 10, (0.9,))
+    assert found.chosen == found.kept
+    assert [(one.value, one.loss) for one in (found.kept, *found.others)] == [(7, 1.0), (8, 1.0), (10, 0.9)]

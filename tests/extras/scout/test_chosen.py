@@ -46,7 +46,11 @@ def an_app(**settings):
 @pytest.mark.parametrize(
     ("own", "rate", "why"),
     [
-        (0.05, 0.1, "the lowest rate that is as good in 10 trials, instead of 0.05, flat from 0.1 to 0.2"),
+        (
+            0.05,
+            0.1,
+            "the lowest rate that is as good as the best one, instead of 0.05, flat from 0.1 to 0.2 (10 trials)",
+        ),
         (0.2, 0.2, "flat from 0.1 to 0.2, the rate of the app stays"),
     ],
 )

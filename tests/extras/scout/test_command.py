@@ -1,11 +1,13 @@
 """What ``ddlf scout`` prints and refuses, without workers."""
 
 import dataclasses
+import math
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
 from ddlf.cli.main import main
+from ddlf.extras.scout.also import Also, Variant
 from ddlf.extras.scout.command import lines
 from ddlf.extras.scout.curve import comparable, svg
 from ddlf.extras.scout.halving import Curve, Point
@@ -60,9 +62,91 @@ def test_the_curve_the_costs_and_the_rate_are_printed():
 
 def test_a_rate_that_is_as_good_stays():
     found = dataclasses.replace(FOUND, verdict=judged(CURVE, 0.2), is_scaled=True)
-    assert lines(found)[-1] == (
-        "rate      highest rate of the schedule or the optimizers, which are scaled: flat from 0.1 to 0.2: keep yours, 0.2"
-    )
+    assert lines(found)[-2:] == [
+        "scaled    the rate is the highest one of your schedule or optimizers; the other rates keep their ratio to it",
+        "rate      keep yours, 0.2; flat from 0.1 to 0.2",
+    ]
+
+
+def also_of(what, kept, *others, chosen=0):
+    """An answer about a setting, from values with a rate and a loss."""
+    every = [Variant(value=value, rate=rate, losses=(loss,)) for value, rate, loss in (kept, *others)]
+    return Also(what=what, kept=every[0], others=tuple(every[1:]), chosen=every[chosen], margin=0.5, near=0.01)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "rate"),
+    [
+        (
+            also_of("batch", (32, 0.01, 0.268), (16, 0.01, 0.104), (128, 0.04, 0.266)),
+            [
+                "batch_size 32 stays: the smallest other loss, 0.104, is smaller than yours, 0.268, by at most 0.5, a tenth "
+                "of what yours has learnt; 128 with rate 0.04 has about your loss, 0.266, with fewer steps",
+                "32 with rate 0.01: loss 0.268 < yours",
+                "16 with rate 0.01: loss 0.104",
+                "128 with rate 0.04: loss 0.266",
+            ],
+            "",
+        ),
+        (
+            also_of("batch", (32, 0.01, 0.268), (64, 0.02, 0.3)),
+            [
+                "batch_size 32 stays: the smallest other loss, 0.3, is not smaller than yours, 0.268, and no larger batch has "
+                "a loss near it or yours",
+                "32 with rate 0.01: loss 0.268 < yours",
+                "64 with rate 0.02: loss 0.3",
+            ],
+            "",
+        ),
+        (
+            also_of("batch", (32, 0.01, 0.268), (64, 0.02, 0.27), chosen=1),
+            [
+                "batch_size 64 with rate 0.02: the largest batch whose loss, 0.27, is above the smallest one, 0.268, by at "
+                "most 0.01",
+                "32 with rate 0.01: loss 0.268 < yours",
+                "64 with rate 0.02: loss 0.27",
+            ],
+            "; with batch_size 64 use 0.02",
+        ),
+        (
+            also_of("warmup", (0, 0.01, 0.9), (0.1, 0.04, 0.2), (0.3, 0.04, math.inf), chosen=1),
+            [
+                "warmup 0.1 of the run with rate 0.04: its loss, 0.2, is smaller than yours, 0.9, by more than 0.5, a tenth "
+                "of what yours has learnt: --schedule warmup:0.1,constant",
+                "0 with rate 0.01: loss 0.9 < yours",
+                "0.1 of the run with rate 0.04: loss 0.2",
+                "0.3 of the run with rate 0.04: diverged",
+            ],
+            "; with warmup 0.1 use 0.04",
+        ),
+        (
+            also_of("warmup", (0, 0.01, 0.1), (0.1, 0.04, 0.2)),
+            [
+                "warmup 0 stays: the smallest other loss, 0.2, is not smaller than yours, 0.1",
+                "0 with rate 0.01: loss 0.1 < yours",
+                "0.1 of the run with rate 0.04: loss 0.2",
+            ],
+            "",
+        ),
+        (
+            also_of("seed", (0, 0.01, 0.2), (1, 0.01, 0.162)),
+            [
+                "no seed: the losses of 2 seeds, from 0.162 to 0.2, differ by chance",
+                "0 with rate 0.01: loss 0.2 < yours",
+                "1 with rate 0.01: loss 0.162",
+            ],
+            "",
+        ),
+    ],
+)
+def test_other_settings_are_compared_by_a_rule_that_is_said(answer, said, rate):
+    found = dataclasses.replace(FOUND, also=(answer,))
+    printed = lines(found)
+    assert printed[-len(said) - 1 : -1] == [f"also      {said[0]}", *(f"          {row}" for row in said[1:])]
+    assert printed[-1] == f"rate      0.1 instead of 0.05; flat from 0.1 to 0.2{rate}"
+    unclear = lines(dataclasses.replace(found, doubt="1 sample"))
+    assert unclear[-len(said) - 1].endswith("stays, because the answer is unclear")
+    assert "use" not in unclear[-1]
 
 
 def test_an_unclear_answer_keeps_the_rate_and_says_why():
