@@ -53,8 +53,7 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
 
     if not (inspect.isclass(target) and issubclass(target, IApp)):
         raise AppError(f"{target.__name__} is not an app, so it has no rate", hint="name a subclass of ddlf.IApp")
-    low, high = options.low or LOW, options.high or HIGH
-    grid(low, high)  # what cannot be done is refused before anything starts
+    grid(options.low or LOW, options.high or HIGH)  # what cannot be done is refused before anything starts
     if options.svg:
         _check_picture(options.svg)
     if options.write:
@@ -76,8 +75,8 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
         await app.connect()
         found = await scouted(
             app,
-            low=low,
-            high=high,
+            low=options.low,
+            high=options.high,
             steps=options.steps,
             also=options.also or (),
             say=lambda text: note(f"trials    {text}"),
@@ -87,6 +86,7 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
         await app.close()
     runs = f"ddlf run {options.app} -p learning_rate={found.verdict.rate:g}" if _has_rate(app, found) else ""
     result = [*lines(found), *([f"run       {runs}"] if runs and not options.write else [])]
+    result += [] if options.write else place_line(getattr(app, "learning_rate", None), found, options.app)
     print(json.dumps(found.to_data(), indent=2) if options.json else "\n".join(result), flush=True)
     if options.svg:
         options.svg.write_text(svg(found.curve, found.verdict, f"{target.__name__}: validation loss"))
@@ -104,10 +104,14 @@ def _check_picture(path: Path) -> None:
     """Refuse a path where no picture can be written.
 
     Raises:
-        ConfigError: It is a folder, or its folder does not exist.
+        ConfigError: It is a folder or has another ending, or its folder does not exist.
     """
     if path.is_dir():
         raise ConfigError(f"--svg {path} is a folder", hint="name a file, such as curve.svg")
+    if path.suffix.lower() != ".svg":
+        raise ConfigError(
+            f"--svg {path}: the picture is SVG, whose files end in .svg", hint=f"--svg {path.with_suffix('.svg')}"
+        )
     if not path.parent.is_dir():
         raise ConfigError(f"--svg {path}: there is no folder {path.parent}", hint="make it, or name another file")
 
@@ -127,6 +131,7 @@ def lines(found: Scouted) -> list[str]:
         f"tried     {found.trials} trials with {found.steps:,} steps in {found.seconds:.0f} s, compared by {found.judged_by}",
         *shown(found.curve, verdict),
         *costs(found),
+        *outside(found),
         *(line for one in found.also for line in lines_of(one, found.doubt)),
         *([SCALED] if found.is_scaled else []),
         f"rate      {sentence(found)}",
@@ -147,6 +152,50 @@ def costs(found: Scouted) -> list[str]:
                 f"{name:<10}{number(rate)} gives {loss}, {number(verdict.rate)} gives {number(losses[verdict.rate])}"
             )
     return result
+
+
+def outside(found: Scouted) -> list[str]:
+    """Return a line about the user's rate if it is outside the user's bounds, where it cannot be the answer."""
+    verdict, (low, high) = found.verdict, found.bounds
+    if verdict.own is None or low <= verdict.own <= high:
+        return []
+    losses = comparable(found.curve, verdict.best)
+
+    def loss(rate: float) -> str:
+        return f"a loss of {number(losses[rate])}" if math.isfinite(losses[rate]) else "no loss: it diverges"
+
+    own, rate = verdict.own, verdict.rate
+    return [
+        f"bounds    yours, {number(own)}, is outside of your bounds, and was only tried for comparison: it gives {loss(own)}, "
+        f"{number(rate)} gives {loss(rate)}"
+    ]
+
+
+def place_line(set_rate: Any, found: Scouted, file: Path) -> list[str]:
+    """Return a line about where to write the rate, if the app's attribute does not set it.
+
+    Args:
+        set_rate: The app's attribute ``learning_rate``; None if it has none.
+        found: The result.
+        file: The user's file.
+    """
+    own = found.verdict.own
+    if found.keeps or own is None:
+        return []
+    has_number = isinstance(set_rate, int | float) and not isinstance(set_rate, bool)
+    if has_number and math.isclose(set_rate, own, rel_tol=1e-5):
+        return []
+    if file.suffix == ".nnm":
+        return ["place     the block train of the model text, where --write writes it"]
+    if not has_number:
+        return [
+            "place     the optimizer in create_model; with learning_rate = NUMBER in the class, and self.learning_rate in "
+            "create_model, --write, -p and --scout set it"
+        ]
+    return [
+        f"place     the optimizer in create_model, which does not use learning_rate = {set_rate:g} of the class; with "
+        "self.learning_rate there, --write, -p and --scout set it"
+    ]
 
 
 NAMES = {"batch": "batch_size", "warmup": "warmup", "seed": "seed"}
@@ -196,7 +245,7 @@ def _reason(found: Also) -> str:
 
 
 def _larger(found: Also) -> str:
-    """Return what is said about larger batches if the present one stays."""
+    """Return a clause about larger batches, for a batch that stays."""
     near = [one for one in found.others if one.value > found.kept.value and one.loss <= found.kept.loss + found.near]
     if not near:
         return ", and no larger batch has a loss near it or yours"

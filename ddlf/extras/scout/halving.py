@@ -92,6 +92,10 @@ class Curve:
         """Return the point of a rate; None without trials."""
         return next((point for point in self.points if point.rate == rate), None)
 
+    def within(self, low: float, high: float) -> Curve:
+        """Return the curve of the rates between two bounds."""
+        return replace(self, points=tuple(point for point in self.points if low <= point.rate <= high))
+
     @property
     def longest(self) -> tuple[Point, ...]:
         """The points with the longest trials, from the most starts. Only losses from the same starts can be compared."""
@@ -188,13 +192,17 @@ def search(rates: Sequence[float], own: float | None, ladder: Sequence[Rung]) ->
     return Curve(first=tuple(first), points=tuple(points[rate] for rate in sorted(points)))
 
 
-def beside(curve: Curve, rate: float, rung: Rung) -> Search:
-    """Measure half and double of a rate, if they have no trials of this rung yet, and return the curve with them."""
+def beside(curve: Curve, rate: float, rung: Rung, low: float = 0.0, high: float = math.inf) -> Search:
+    """Measure half and double of a rate, and return the curve with them.
+
+    A rate that has trials of this rung or is not between ``low`` and ``high`` is not measured.
+    """
     points = {point.rate: point for point in curve.points}
     more = [
         one
         for one in (rounded(rate / 2), rounded(rate * 2))
-        if one not in points or points[one].steps < rung.steps or len(points[one].losses) < rung.starts
+        if low <= one <= high
+        and (one not in points or points[one].steps < rung.steps or len(points[one].losses) < rung.starts)
     ]
     if more:
         yield from _measure(more, rung, points)

@@ -27,6 +27,7 @@ from ddlf.extras.scout.curve import comparable
 from ddlf.extras.scout.halving import STARTS, Curve, Rung, Trial, beside, grid, rungs, search, steps_of
 from ddlf.extras.scout.trials import TrialReplica, highest_rate, optimizers_of
 from ddlf.extras.scout.verdict import Verdict, doubt, judged
+from ddlf.monitor.runs.summary import source_of
 from ddlf.rpc.iworker import awaited
 from ddlf.training.context import App, travels
 from ddlf.training.crew.crew import Crew
@@ -76,6 +77,7 @@ class Scouted:
         steps: The steps of all trials together.
         seconds: The time of all trials.
         also: The answers about other settings.
+        bounds: The user's bounds of the answer. A bound that was not given is 0 or infinite.
         doubt: Why the trials do not decide, so that the user's rate should stay; "" if they do.
     """
 
@@ -89,6 +91,7 @@ class Scouted:
     steps: int
     seconds: float
     also: tuple[Also, ...] = ()
+    bounds: tuple[float, float] = (0.0, math.inf)
     doubt: str = ""
 
     @property
@@ -143,8 +146,8 @@ QUIET: dict[str, Any] = {
 async def scout(
     app: IApp,
     *,
-    low: float = LOW,
-    high: float = HIGH,
+    low: float | None = None,
+    high: float | None = None,
     steps: int | None = None,
     also: Sequence[What] = (),
     say: Callable[[str], None] | None = None,
@@ -154,8 +157,8 @@ async def scout(
 
     Args:
         app: The app, with its settings, connected to its cluster. A copy of it is trained.
-        low: The lowest rate.
-        high: The highest rate.
+        low: The lowest rate to try and to answer; None for ``LOW``, where the search begins.
+        high: The highest one; None for ``HIGH``.
         steps: Steps of the trials of the rates, together; None for a share of the run.
         also: Other settings to compare, at the chosen rate.
         say: Shows a line of progress; by default the app's ``say``.
@@ -165,7 +168,8 @@ async def scout(
         ConfigError: The app or a setting has no rate to search, or none lowers the loss.
         AppError: The loss of the untrained model is not finite.
     """
-    rates = grid(low, high)
+    rates = grid(low or LOW, high or HIGH)
+    bounds = (0.0 if low is None else min(low, rates[0]), math.inf if high is None else max(high, rates[-1]))
     check_common(app, "trials compare rates on the same samples")
     tried = copied(app)
     await tried.run_context.check_written()
@@ -176,7 +180,7 @@ async def scout(
         trials = Trials(tried, settled(tried, spec), crew, samples, say or app.say)
         check_own(trials.own)
         await trials.prepare(SEEDS if "seed" in also else STARTS)
-        return await trials.found(rates, steps, also)
+        return await trials.found(rates, steps, also, bounds)
 
 
 def _check_trains(spec: RunSpec) -> None:
@@ -268,7 +272,7 @@ class Trials:
         if not self.starts:
             raise AppError(
                 f"each of {len(self.broken)} starts is broken, such as that of seed {self.broken[0][0]}: {self.broken[0][1]}",
-                hint="look for the cause first: ddlf advise",
+                hint=f"look for the cause first: {advise(source_of(self._app))}",
             )
 
     async def _first_weights(self, seed: int) -> Weights:
@@ -284,8 +288,20 @@ class Trials:
 
     # -- trials -------------------------------------------------------------------------------------------------------
 
-    async def found(self, rates: Sequence[float], steps: int | None, asked: Sequence[What] = ()) -> Scouted:
+    async def found(
+        self,
+        rates: Sequence[float],
+        steps: int | None,
+        asked: Sequence[What] = (),
+        bounds: tuple[float, float] = (0.0, math.inf),
+    ) -> Scouted:
         """Search these rates, and return the result.
+
+        Args:
+            rates: The rates of the first rung.
+            steps: Steps of the trials of the rates, together; None for a share of the run.
+            asked: Other settings to compare.
+            bounds: The answer lies between them. The user's rate is also tried if it does not.
 
         Raises:
             ConfigError: No rate lowers the loss.
@@ -302,11 +318,11 @@ class Trials:
         curve = await self._driven(search(rates, own, ladder))
         if any(math.isinf(point.loss) for point in curve.points):
             check_data(self._app)
-        check_learns(curve)
-        verdict = judged(curve, own)
+        check_learns(curve.within(*bounds), source_of(self._app))
+        verdict = judged(curve.within(*bounds), own)
         for _ in range(MOST_HALVINGS):
-            curve = await self._driven(beside(curve, verdict.rate, ladder[-1]))
-            before, verdict = verdict, judged(curve, own)
+            curve = await self._driven(beside(curve, verdict.rate, ladder[-1], *bounds))
+            before, verdict = verdict, judged(curve.within(*bounds), own)
             if verdict.rate == before.rate:
                 break
         answers = [
@@ -324,7 +340,10 @@ class Trials:
             steps=self._steps,
             seconds=time.perf_counter() - begin,
             also=tuple(answers),
-            doubt=doubt(curve, samples_of(self._app, "val") if self._has_val else self._held, self.run_steps),
+            bounds=bounds,
+            doubt=doubt(
+                curve.within(*bounds), samples_of(self._app, "val") if self._has_val else self._held, self.run_steps
+            ),
         )
 
     async def _driven(self, search: Generator[Sequence[Trial], Sequence[float], Answer]) -> Answer:
@@ -337,7 +356,7 @@ class Trials:
                     check_data(self._app)
                     raise AppError(
                         f"the loss of the untrained model is {losses[0]:g}, so no learning rate helps",
-                        hint="look for the cause first: ddlf advise",
+                        hint=f"look for the cause first: {advise(source_of(self._app))}",
                     )
                 trials = search.send(losses)
         except StopIteration as end:
@@ -440,8 +459,12 @@ def is_finite(array: Any) -> bool:
     return values.dtype.kind not in "fc" or bool(np.isfinite(values).all())
 
 
-def check_learns(curve: Curve) -> None:
+def check_learns(curve: Curve, file: str = "") -> None:
     """Raise an error if no rate has learnt anything.
+
+    Args:
+        curve: The losses of all rates.
+        file: The file of the app, for the hint; empty if it has none.
 
     Raises:
         ConfigError: Each trial diverged, or none has a smaller loss than the untrained model.
@@ -453,8 +476,13 @@ def check_learns(curve: Curve) -> None:
     how = "diverged with each" if diverged == len(curve.points) else f"diverged with {diverged} of {len(curve.points)}"
     raise ConfigError(
         f"no learning rate from {low:g} to {high:g} lowers the loss of the untrained model, {first:.3g}; training {how}",
-        hint="search other rates with --from and --to, and look for the cause: ddlf advise",
+        hint=f"search other rates with --from and --to, and look for the cause: {advise(file)}",
     )
+
+
+def advise(file: str) -> str:
+    """Return the command that looks for mistakes in an app."""
+    return f"ddlf advise {file}".rstrip()
 
 
 def line_of(trials: Sequence[Trial]) -> str:

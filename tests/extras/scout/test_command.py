@@ -3,12 +3,13 @@
 import dataclasses
 import math
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
 from ddlf.cli.main import main
 from ddlf.extras.scout.also import Also, Variant
-from ddlf.extras.scout.command import lines
+from ddlf.extras.scout.command import lines, outside, place_line
 from ddlf.extras.scout.curve import comparable, svg
 from ddlf.extras.scout.halving import Curve, Point
 from ddlf.extras.scout.scouting import Scouted
@@ -66,6 +67,30 @@ def test_a_rate_that_is_as_good_stays():
         "scaled    the rate is the highest one of your schedule or optimizers; the other rates keep their ratio to it",
         "rate      keep yours, 0.2; flat from 0.1 to 0.2",
     ]
+
+
+def test_a_rate_outside_of_the_bounds_is_compared_and_named():
+    found = dataclasses.replace(FOUND, bounds=(0.1, 0.2), verdict=judged(CURVE.within(0.1, 0.2), 0.05))
+    assert lines(found)[-2:] == [
+        "bounds    yours, 0.05, is outside of your bounds, and was only tried for comparison: it gives a loss of 1.3, 0.1 "
+        "gives a loss of 0.5",
+        "rate      0.1 instead of 0.05; flat from 0.1 to 0.2",
+    ]
+    assert not outside(dataclasses.replace(FOUND, bounds=(0.05, 0.2)))
+    assert not outside(FOUND)
+
+
+def test_the_place_of_the_rate_is_named_if_no_attribute_sets_it():
+    file = Path("app.py")
+    (line,) = place_line(None, FOUND, file)
+    assert line.startswith("place     the optimizer in create_model; with learning_rate = NUMBER in the class")
+    (line,) = place_line(0.5, FOUND, file)
+    assert "which does not use learning_rate = 0.5 of the class" in line
+    assert place_line(None, FOUND, Path("m.nnm")) == [
+        "place     the block train of the model text, where --write writes it"
+    ]
+    assert place_line(0.05, FOUND, file) == place_line(0.05, FOUND, Path("m.nnm")) == []
+    assert place_line(None, dataclasses.replace(FOUND, doubt="1 sample"), file) == []
 
 
 def also_of(what, kept, *others, chosen=0):
@@ -250,6 +275,7 @@ def test_wrong_options_are_refused(given, said, capsys):
     [
         (("--svg", "missing/curve.svg"), "--svg missing/curve.svg: there is no folder missing"),
         (("--svg", "."), "--svg . is a folder; name a file, such as curve.svg"),
+        (("--svg", "x.png"), "--svg x.png: the picture is SVG, whose files end in .svg; --svg x.svg"),
         (("--write",), "Plain in app.py has no line learning_rate = NUMBER to write the rate to"),
     ],
 )

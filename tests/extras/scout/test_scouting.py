@@ -133,6 +133,15 @@ async def test_a_search_that_takes_long_says_so_after_its_first_rung(two_workers
     assert not any("about" in line for line in said)
 
 
+@pytest.mark.parametrize("bounds", [{"low": 0.2, "high": 0.4}, {"high": 0.01}])
+async def test_the_users_bounds_bound_the_answer(two_workers, bounds):
+    found = await scout(app(two_workers), steps=200, **bounds)  # its own rate is 0.05
+    low, high = found.bounds
+    assert low <= found.verdict.low <= found.verdict.rate <= found.verdict.high <= high
+    assert {point.rate for point in found.curve.points if not low <= point.rate <= high} == {0.05}
+    assert not found.verdict.keeps
+
+
 class WithoutTest(Blobs):
     """No test data, and a loss below 0 whose metric is better if it is larger."""
 
@@ -220,7 +229,7 @@ class Overflowing(Blobs):
         (
             Blobs,
             {"learning_rate": 1e31},
-            r"no learning rate from 1e\+30 to 1e\+32 lowers the loss of the untrained model, .*; training diverged with",
+            r"no learning rate from 1e\+30 to 1e\+32 lowers the loss of the untrained model, .*; training diverged with.* ddlf advise .*models\.py",
         ),
     ],
 )
