@@ -492,10 +492,12 @@ def line_of(trials: Sequence[Trial]) -> str:
         return f"{count} {noun}{'s' * (count != 1)}"
 
     starts = several(len({trial.start for trial in trials}), "start")
-    rates = several(len({trial.rate for trial in trials}), "rate")
-    more = [several(len({trial.batch for trial in trials}), "batch size")] if trials[0].batch else []
-    more += [several(len({trial.warmup for trial in trials}), "warm-up")] if trials[0].warmup else []
-    return ", ".join([*more, rates, starts, f"{several(trials[0].steps, 'step')} each"])
+    compared = len({(trial.batch, trial.warmup, trial.rate) for trial in trials})
+    values = "batch sizes" if trials[0].batch else "warm-ups" if trials[0].warmup else ""
+    what = f"{values} with rates: {several(compared, 'pair')}" if values else several(compared, "rate")
+    least, most = min(trial.steps for trial in trials), max(trial.steps for trial in trials)
+    steps = f"{least} to {most} steps" if least < most else several(most, "step")
+    return f"{what}, {starts}, {steps} each"
 
 
 def is_scaled(model: Any) -> bool:

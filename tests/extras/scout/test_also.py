@@ -6,6 +6,7 @@ import pytest
 
 from ddlf.extras.scout.also import also
 from ddlf.extras.scout.halving import Curve, Point, Rung, Trial
+from ddlf.extras.scout.scouting import line_of
 
 RUNG = Rung(steps=40, starts=2)
 CURVE = Curve(first=(2.0, 2.0), points=(Point(rate=0.1, steps=40, losses=(1.0, 1.0)),))
@@ -28,6 +29,21 @@ def test_batches_see_the_same_samples_at_three_rates():
         *((32, rate) for rate in (0.1, 0.14, 0.2)),
         *((64, rate) for rate in (0.1, 0.2, 0.4)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("batch", "batch sizes with rates: 9 pairs, 2 starts, 10 to 80 steps each"),
+        ("warmup", "warm-ups with rates: 6 pairs, 2 starts, 40 steps each"),
+        ("seed", "1 rate, 2 starts, 40 steps each"),
+    ],
+)
+def test_the_line_of_a_comparison_gives_the_number_of_its_trials(what, line):
+    _, trials = answer(what, lambda trial: 1.0)
+    assert line_of(trials) == line
+    pairs = len({(trial.batch, trial.warmup, trial.rate) for trial in trials})
+    assert len(trials) == 2 * pairs
 
 
 @pytest.mark.parametrize(
