@@ -228,9 +228,9 @@ def _reason(found: Also) -> str:
         seeds = f"{len(losses)} seed{'s' * (len(losses) != 1)}"
         return f"no seed: the losses of {seeds}, from {number(min(losses))} to {number(max(losses))}, differ by chance"
     least, other = min(losses), min(one.loss for one in found.others)
-    tenth = f"{number(found.margin)}, a tenth of what yours has learnt"
+    margin = f"the margin, {number(found.margin)}, a tenth of what yours has learnt"
     if chosen == kept:
-        by = f"is smaller than yours, {number(kept.loss)}, by at most {tenth}"
+        by = f"is smaller than yours, {number(kept.loss)}, by no more than {margin}"
         why = by if other < kept.loss else f"is not smaller than yours, {number(kept.loss)}"
         larger = _larger(found) if found.what == "batch" else ""
         return f"{name} {kept.value:g} stays: the smallest other loss, {number(other)}, {why}{larger}"
@@ -241,7 +241,7 @@ def _reason(found: Also) -> str:
             f"most {number(found.near)}"
         )
     schedule = f": --schedule warmup:{chosen.value:g},constant" if found.what == "warmup" else ""
-    return f"{use}: its loss, {number(chosen.loss)}, is smaller than yours, {number(kept.loss)}, by more than {tenth}{schedule}"
+    return f"{use}: its loss, {number(chosen.loss)}, is smaller than yours, {number(kept.loss)}, by more than {margin}{schedule}"
 
 
 def _larger(found: Also) -> str:

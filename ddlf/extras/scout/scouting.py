@@ -318,7 +318,7 @@ class Trials:
         curve = await self._driven(search(rates, own, ladder))
         if any(math.isinf(point.loss) for point in curve.points):
             check_data(self._app)
-        check_learns(curve.within(*bounds), source_of(self._app))
+        check_learns(curve, bounds, source_of(self._app))
         verdict = judged(curve.within(*bounds), own)
         for _ in range(MOST_HALVINGS):
             curve = await self._driven(beside(curve, verdict.rate, ladder[-1], *bounds))
@@ -459,21 +459,23 @@ def is_finite(array: Any) -> bool:
     return values.dtype.kind not in "fc" or bool(np.isfinite(values).all())
 
 
-def check_learns(curve: Curve, file: str = "") -> None:
+def check_learns(curve: Curve, bounds: tuple[float, float] = (0.0, math.inf), file: str = "") -> None:
     """Raise an error if no rate has learnt anything.
 
     Args:
         curve: The losses of all rates.
+        bounds: Only rates between them count.
         file: The file of the app, for the hint; empty if it has none.
 
     Raises:
         ConfigError: Each trial diverged, or none has a smaller loss than the untrained model.
     """
-    low, high, first = curve.points[0].rate, curve.points[-1].rate, max(curve.first)
-    if any(point.loss < first for point in curve.points):
+    first, inside = max(curve.first), curve.within(*bounds).points
+    if any(point.loss < first for point in inside):
         return
-    diverged = sum(math.isinf(point.loss) for point in curve.points)
-    how = "diverged with each" if diverged == len(curve.points) else f"diverged with {diverged} of {len(curve.points)}"
+    low, high, diverged = inside[0].rate, inside[-1].rate, sum(math.isinf(point.loss) for point in inside)
+    how = "diverged with each" if diverged == len(inside) else f"diverged with {diverged} of {len(inside)}"
+    how += "".join(f". Yours, {point.rate:g}, lowers it" for point in curve.points if point.loss < first)
     raise ConfigError(
         f"no learning rate from {low:g} to {high:g} lowers the loss of the untrained model, {first:.3g}; training {how}",
         hint=f"search other rates with --from and --to, and look for the cause: {advise(file)}",

@@ -105,7 +105,7 @@ def also_of(what, kept, *others, chosen=0):
         (
             also_of("batch", (32, 0.01, 0.268), (16, 0.01, 0.104), (128, 0.04, 0.266)),
             [
-                "batch_size 32 stays: the smallest other loss, 0.104, is smaller than yours, 0.268, by at most 0.5, a tenth "
+                "batch_size 32 stays: the smallest other loss, 0.104, is smaller than yours, 0.268, by no more than the margin, 0.5, a tenth "
                 "of what yours has learnt; 128 with rate 0.04 has about your loss, 0.266, with fewer steps",
                 "32 with rate 0.01: loss 0.268 < yours",
                 "16 with rate 0.01: loss 0.104",
@@ -136,7 +136,7 @@ def also_of(what, kept, *others, chosen=0):
         (
             also_of("warmup", (0, 0.01, 0.9), (0.1, 0.04, 0.2), (0.3, 0.04, math.inf), chosen=1),
             [
-                "warmup 0.1 of the run with rate 0.04: its loss, 0.2, is smaller than yours, 0.9, by more than 0.5, a tenth "
+                "warmup 0.1 of the run with rate 0.04: its loss, 0.2, is smaller than yours, 0.9, by more than the margin, 0.5, a tenth "
                 "of what yours has learnt: --schedule warmup:0.1,constant",
                 "0 with rate 0.01: loss 0.9 < yours",
                 "0.1 of the run with rate 0.04: loss 0.2",

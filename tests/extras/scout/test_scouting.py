@@ -142,6 +142,11 @@ async def test_the_users_bounds_bound_the_answer(two_workers, bounds):
     assert not found.verdict.keeps
 
 
+async def test_bounds_without_a_rate_that_learns_are_refused_although_the_own_one_does(two_workers):
+    with pytest.raises(ConfigError, match=r"no learning rate from 1e\+30 to 1e\+32 .* Yours, 0\.05, lowers it; search"):
+        await scout(app(two_workers), low=1e30, high=1e32, steps=20)
+
+
 class WithoutTest(Blobs):
     """No test data, and a loss below 0 whose metric is better if it is larger."""
 
