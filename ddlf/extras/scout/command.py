@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ddlf.extras.scout.also import Also, Variant
     from ddlf.extras.scout.scouting import Scouted
 
-SCALED = "scaled    the rate is the highest one of your schedule or optimizers; the other rates keep their ratio to it"
 OF_A_TRAINING = ("planned", "dry_run", "save", "checkpoint", "resume", "requeue", "out", "ui")
 """Options without effect on trials, whose models are dropped, and which have no display or folder of a run."""
 
@@ -200,6 +199,8 @@ def place_line(set_rate: Any, found: Scouted, file: Path) -> list[str]:
 
 NAMES = {"batch": "batch_size", "warmup": "warmup", "seed": "seed"}
 """Settings of ``--also`` as an app calls them."""
+SCALED = "scaled    the rate is the highest one of your schedule or optimizers; the other rates keep their ratio to it"
+"""The line about a schedule or several optimizers."""
 
 
 def lines_of(found: Also, doubt: str = "") -> list[str]:
