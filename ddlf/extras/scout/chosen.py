@@ -78,8 +78,8 @@ def why(found: Scouted) -> str:
     if verdict.keeps:
         return f"{flat or 'no other rate is as good'}, the rate of the app stays"
     instead = f"instead of {number(verdict.own)}" if verdict.own is not None else ""
-    lowest = "the lowest rate that is as good as the best one"
-    return f"{', '.join(filter(None, [lowest, instead, flat]))} ({found.trials} trials)"
+    rule = "the best rate" if verdict.rate == verdict.best else "between the best rate and the lowest one that is as good"
+    return f"{', '.join(filter(None, [rule, instead, flat]))} ({found.trials} trials)"
 
 
 async def watch_run(app: App) -> AbstractContextManager[None]:

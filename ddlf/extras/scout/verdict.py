@@ -1,12 +1,14 @@
 """Picks the learning rate from the losses of trials, and says which other rates are as good. Pure.
 
-A trial is shorter than the run, which favours high rates. So the answer is not the rate with the smallest loss, but the
-lowest rate whose loss is nearly as small. ``docs/LAB.md`` compares this rule with others.
+A trial is shorter than the run, which favours high rates. So the answer is not the rate with the smallest loss. It is in
+the middle between that rate and the lowest one whose loss is nearly as small. ``docs/LAB.md`` compares this rule with
+others.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -52,16 +54,26 @@ def judged(curve: Curve, own: float | None) -> Verdict:
     """Return the answer from the losses of all trials. At least one trial must have a finite loss."""
     best = best_of(curve)
     flat = interval(curve, best)
-    lowest = next(point.rate for point in flat if point in curve.longest)
+    middle = _middle([point.rate for point in flat if point in curve.longest and point.rate <= best])
     keeps = own is not None and own <= best and any(point.rate == own for point in flat)
     return Verdict(
-        rate=own if keeps and own is not None else lowest,
+        rate=own if keeps and own is not None else middle,
         best=best,
         low=flat[0].rate,
         high=flat[-1].rate,
         own=own,
         keeps=keeps,
     )
+
+
+def _middle(rates: Sequence[float]) -> float:
+    """Return the rate nearest to the middle between the first and the last one, in logarithms. Of two, it is the higher."""
+    middle = math.log(rates[0] * rates[-1]) / 2
+
+    def distance(rate: float) -> float:
+        return round(abs(math.log(rate) - middle), 6)
+
+    return min(rates, key=lambda rate: (distance(rate), -rate))
 
 
 def doubt(curve: Curve, samples: int, run_steps: int) -> str:

@@ -49,9 +49,10 @@ def an_app(**settings):
         (
             0.05,
             0.1,
-            "the lowest rate that is as good as the best one, instead of 0.05, flat from 0.1 to 0.2 (10 trials)",
+            "the best rate, instead of 0.05, flat from 0.1 to 0.2 (10 trials)",
         ),
-        (0.2, 0.2, "flat from 0.1 to 0.2, the rate of the app stays"),
+        (0.1, 0.1, "flat from 0.1 to 0.2, the rate of the app stays"),
+        (0.2, 0.1, "the best rate, instead of 0.2, flat from 0.1 to 0.2 (10 trials)"),
     ],
 )
 async def test_a_run_takes_the_rate_that_was_found_and_says_so(own, rate, why):

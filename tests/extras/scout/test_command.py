@@ -20,8 +20,8 @@ CURVE = Curve(
     points=(
         Point(rate=0.01, steps=10, losses=(2.3,), least=1.0),
         Point(rate=0.05, steps=20, losses=(1.3, 1.3)),
-        Point(rate=0.1, steps=20, losses=(0.6, 0.4)),
-        Point(rate=0.2, steps=20, losses=(0.3, 0.5)),
+        Point(rate=0.1, steps=20, losses=(0.3, 0.5)),
+        Point(rate=0.2, steps=20, losses=(0.6, 0.4)),
         Point(rate=1.0, steps=10, losses=(float("inf"),), least=1.0),
     ),
 )
@@ -52,20 +52,20 @@ def test_the_curve_the_costs_and_the_rate_are_printed():
         "rate      steps  starts   loss",
         "0.01         10       1    2.3  ########################################",
         "0.05         20       2    1.3  ################### < yours",
-        "0.1          20       2    0.5  ## < flat",
-        "0.2          20       2    0.4  # < best, flat",
+        "0.1          20       2    0.4  # < best, flat",
+        "0.2          20       2    0.5  ## < flat",
         "1            10       1      -  diverged",
-        "half      0.05 gives a loss of 1.3, 0.1 gives 0.5",
-        "double    0.2 gives a loss of 0.4, 0.1 gives 0.5",
+        "half      0.05 gives a loss of 1.3, 0.1 gives 0.4",
+        "double    0.2 gives a loss of 0.5, 0.1 gives 0.4",
         "rate      0.1 instead of 0.05; flat from 0.1 to 0.2",
     ]
 
 
 def test_a_rate_that_is_as_good_stays():
-    found = dataclasses.replace(FOUND, verdict=judged(CURVE, 0.2), is_scaled=True)
+    found = dataclasses.replace(FOUND, verdict=judged(CURVE, 0.1), is_scaled=True)
     assert lines(found)[-2:] == [
         "scaled    the rate is the highest one of your schedule or optimizers; the other rates keep their ratio to it",
-        "rate      keep yours, 0.2; flat from 0.1 to 0.2",
+        "rate      keep yours, 0.1; flat from 0.1 to 0.2",
     ]
 
 
@@ -73,7 +73,7 @@ def test_a_rate_outside_of_the_bounds_is_compared_and_named():
     found = dataclasses.replace(FOUND, bounds=(0.1, 0.2), verdict=judged(CURVE.within(0.1, 0.2), 0.05))
     assert lines(found)[-2:] == [
         "bounds    yours, 0.05, is outside of your bounds, and was only tried for comparison: it gives a loss of 1.3, 0.1 "
-        "gives a loss of 0.5",
+        "gives a loss of 0.4",
         "rate      0.1 instead of 0.05; flat from 0.1 to 0.2",
     ]
     assert not outside(dataclasses.replace(FOUND, bounds=(0.05, 0.2)))

@@ -1,6 +1,7 @@
 """The search and its answer, with made-up losses."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -63,10 +64,26 @@ def test_a_search_halves_the_rates_and_keeps_the_users():
     assert all(2e-5 in {trial.rate for trial in trials} for trials in rest)
     assert curve.first == (2.3, 2.3, 2.3)
     assert [point.rate for point in curve.points] == sorted([*RATES, 2e-5])
-    assert (judged(curve, 2e-5).best, judged(curve, 2e-5).rate) == (0.032, 0.01)
+    assert (judged(curve, 2e-5).best, judged(curve, 2e-5).rate) == (0.032, 0.032)
 
 
-def test_the_lowest_rate_that_is_as_good_wins_if_its_trials_are_the_longest():
+@pytest.mark.parametrize(
+    ("best", "chosen"),
+    [
+        (0.1, 0.06),
+        (0.06, 0.06),  # 0.03 is as near to the middle
+        (0.03, 0.03),
+        (0.3, 0.1),
+    ],
+)
+def test_the_rate_between_the_best_one_and_the_lowest_that_is_as_good_wins(best, chosen):
+    curve = points(r1=1.5, r3=1.05, r6=1.05, r10=1.05, r30=1.05)
+    found = [replace(one, losses=(1.0,)) if one.rate == best else one for one in curve.points]
+    verdict = judged(replace(curve, points=tuple(found)), None)
+    assert (verdict.low, verdict.best, verdict.rate) == (0.03, best, chosen)
+
+
+def test_a_rate_that_left_the_search_earlier_does_not_win():
     losses = {0.01: 1.5, 0.03: 1.05, 0.1: 1.0}
     curve = Curve(
         first=(2.0,),
@@ -75,7 +92,7 @@ def test_the_lowest_rate_that_is_as_good_wins_if_its_trials_are_the_longest():
         ),
     )
     verdict = judged(curve, None)
-    assert (verdict.low, verdict.rate, verdict.best, verdict.high) == (0.01, 0.03, 0.1, 0.1)
+    assert (verdict.low, verdict.rate, verdict.best, verdict.high) == (0.01, 0.1, 0.1, 0.1)
 
 
 def test_equal_losses_give_the_lowest_rate():
@@ -119,7 +136,7 @@ def test_the_interval_has_no_gaps():
 
 
 @pytest.mark.parametrize(
-    ("own", "rate", "keeps"), [(0.1, 0.1, True), (0.3, 0.03, False), (0.02, 0.03, False), (None, 0.03, False)]
+    ("own", "rate", "keeps"), [(0.03, 0.03, True), (0.1, 0.1, True), (0.3, 0.1, False), (0.02, 0.1, False), (None, 0.1, False)]
 )
 def test_the_users_rate_stays_if_it_is_as_good(own, rate, keeps):
     curve = points(r1=1.01, r2=1.5, r3=1.09, r10=1.0, r30=1.099)
@@ -149,4 +166,4 @@ def test_trials_from_fewer_starts_do_not_win_where_the_run_is_as_short_as_all_tr
     curve, _ = run(search(RATES, None, rungs(3_000, len(RATES), 10)), loss)
     assert {point.steps for point in curve.points} == {10}
     assert {len(point.losses) for point in curve.longest} == {3}
-    assert (judged(curve, None).best, judged(curve, None).rate) == (0.032, 0.01)
+    assert (judged(curve, None).best, judged(curve, None).rate) == (0.032, 0.032)
