@@ -37,6 +37,10 @@ OF_A_CLUSTER = (
 )
 
 
+NOT_SHORT = ("planned", "scout", "dry_run", "save", "checkpoint", "resume", "requeue", "out", "ui")
+"""Options without effect on short trainings, whose models are dropped, and which have no display or folder of a run."""
+
+
 def add_options(parser: Parser, *, common: bool = True) -> None:
     """Add the options that ``ddlf run`` and an app's own script share.
 
@@ -296,6 +300,31 @@ def given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
         return value is not None and value is not False
 
     return [option(name) for name in names if is_given(name)]
+
+
+def check_short(options: argparse.Namespace, what: str) -> None:
+    """Refuse options that have no effect on a command that only trains for a short time, and a missing app.
+
+    Args:
+        options: The parsed options.
+        what: The command with its purpose, such as ``"ddlf plan, which only measures"``.
+
+    Raises:
+        ConfigError: There are such options, or no app.
+    """
+    if options.app is None:
+        command = what.partition(",")[0]
+        raise ConfigError(f"{command} needs an app", hint=f"name its file: {command} app.py")
+    if unused := given(options, NOT_SHORT):
+        raise ConfigError(
+            f"{', '.join(unused)} {have(unused)} no effect on {what}",
+            hint=f"leave {'it' if len(unused) == 1 else 'them'} out",
+        )
+
+
+def have(names: Sequence[str]) -> str:
+    """Return the verb for these names: ``"has"`` for one, ``"have"`` for several."""
+    return "has" if len(names) == 1 else "have"
 
 
 def check_cluster_options(options: argparse.Namespace) -> None:

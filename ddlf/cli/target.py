@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.cli.dashboard import requested
 from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given, reads_cluster_file
 from ddlf.cli.parsing import Parser
+from ddlf.cli.words import words
 from ddlf.cluster import background_loop
 from ddlf.errors import AppError, ConfigError, DDLFError, VersionError
 from ddlf.extras import hook_for, suffixes
@@ -231,6 +232,7 @@ def prepare_app(target: type[IApp], cluster: Cluster | None, options: argparse.N
     app = target(cluster)
     for name, value, _ in overrides(target, options):
         setattr(app, name, value)
+    app.run_context.typed = tuple(words(options))
     return app
 
 

@@ -6,7 +6,7 @@ needs is in the context, so that no module uses private attributes of the object
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,6 +58,7 @@ class RunContext:
         test_function: The compiled test step of the model.
         display: The active display; None while the app is not displayed.
         recording: The writer of a run's folder.
+        typed: The options of the command line that change the run or name its workers, for messages; empty in a program.
     """
 
     emit: Callable[[Event], None]
@@ -83,6 +84,7 @@ class RunContext:
     test_function: Any = None
     display: Display | None = None
     recording: Any = None
+    typed: Sequence[str] = ()
 
 
 MASTER_ONLY = frozenset(

@@ -19,19 +19,16 @@ from ddlf.events.facts import to_data
 from ddlf.events.record import size
 from ddlf.events.sinks import from_json
 from ddlf.settings.checks import count_of_bytes
-from ddlf.training.registry import option
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
-    from ddlf.extras.planner.choice import Choice, Goal, Wish
+    from ddlf.extras.planner.choice import Goal, Wish
     from ddlf.extras.planner.explain import Explained
     from ddlf.extras.planner.model import Link
     from ddlf.extras.planner.planning import Plan
 
 OF_PREDICTIONS = ("budget", "batches", "again", "goal", "deadline", "max_memory", "bandwidth", "latency")
 """Options without effect on ``--check``."""
-OF_A_TRAINING = ("planned", "dry_run", "save", "checkpoint", "resume", "requeue", "out", "ui")
-"""Options without effect on short rounds, whose models are dropped, and which have no display or folder of a run."""
 SKIPPED = tuple(f'"event":"{name}"' for name in ("SlotStarted", "SlotFinished", "PhaseBegan", "WorkerWrote"))
 """Texts in lines of a run's events that explain nothing."""
 LEFT = (2, 4)
@@ -98,19 +95,13 @@ def memory(text: str) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """Run ``ddlf plan``: print the predictions, and return the exit code."""
-    from ddlf.cli.options import given
+    from ddlf.cli.options import check_short
     from ddlf.cli.run import execute
     from ddlf.cli.target import find_target
 
     if options.check is not None:
         return check(options)
-    if options.app is None:
-        raise ConfigError("ddlf plan needs an app", hint="name its file: ddlf plan app.py")
-    if unused := given(options, OF_A_TRAINING):
-        has, it = ("has", "it") if len(unused) == 1 else ("have", "them")
-        raise ConfigError(
-            f"{', '.join(unused)} {has} no effect on ddlf plan, which only measures", hint=f"leave {it} out"
-        )
+    check_short(options, "ddlf plan, which only measures")
     options.ui = "none"
     return execute(lambda: find_target(options.app, options.target, options), options, then=_plan)
 
@@ -128,7 +119,7 @@ def explained(options: argparse.Namespace) -> Explained:
     Raises:
         ConfigError: There is no such run, it was not predicted or was too short, or an option has no effect.
     """
-    from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, given
+    from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, given, have
     from ddlf.cli.runs import runs_folder
     from ddlf.extras.planner.explain import explain
     from ddlf.monitor.runs import folder, past
@@ -139,7 +130,10 @@ def explained(options: argparse.Namespace) -> Explained:
         *given(options, others),
         *["-p"] * bool(options.parameters),
     ]:
-        raise ConfigError(f"{', '.join(unused)} has no effect with --check, which reads a run", hint="leave it out")
+        raise ConfigError(
+            f"{', '.join(unused)} {have(unused)} no effect with --check, which reads a run",
+            hint=f"leave {'it' if len(unused) == 1 else 'them'} out",
+        )
     path = folder.find(runs_folder(options), options.check)
     events = []
     for data in past.lines(path / folder.EVENTS, SKIPPED):
@@ -197,7 +191,7 @@ async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
         )
     finally:
         await app.close()
-    print(json.dumps(found.to_data(), indent=2) if options.json else "\n".join(lines(found, options.app)))
+    print(json.dumps(found.to_data(), indent=2) if options.json else "\n".join(lines(found, command(found, options))))
     return 0
 
 
@@ -217,8 +211,13 @@ def _link(options: argparse.Namespace) -> Link | None:
     return Link(bandwidth=options.bandwidth, latency=options.latency or 0.0)
 
 
-def lines(plan: Plan, file: Path) -> list[str]:
-    """Return the plan as lines to print."""
+def lines(plan: Plan, run: str) -> list[str]:
+    """Return the plan as lines to print.
+
+    Args:
+        plan: The plan.
+        run: The command that trains as the best choice does.
+    """
     from ddlf.extras.planner.planned import factor
 
     head = ["", "slots", "way", "batch", "codec", "s/epoch", "s/update"]
@@ -258,7 +257,7 @@ def lines(plan: Plan, file: Path) -> list[str]:
         *remembered(plan),
         *wished(plan),
         f"{plan.verdict}: {sentence(plan)}",
-        f"run       {command(plan.best, file)}",
+        f"run       {run}",
     ]
 
 
@@ -349,12 +348,20 @@ def sentence(plan: Plan) -> str:
             return f"{slots} may be {fast}: measure longer (--again --budget 2m), or on idle machines."
 
 
-def command(choice: Choice, file: Path) -> str:
-    """Return the command that trains so."""
-    from ddlf.extras.planner.planned import words
+def command(plan: Plan, options: argparse.Namespace) -> str:
+    """Return the command that trains as the best choice does, with the options of this call that change a run.
 
-    slots, *others = words(choice)
-    return " ".join([f"ddlf run {file}", slots, f"{option('batch_size')} {choice.setting.batch}", *others])
+    It names a usual value if this call or the app has another one.
+    """
+    from ddlf.cli.words import command_line, given_names
+    from ddlf.extras.planner.planned import USUAL, settings_of
+
+    found, own = settings_of(plan.best), settings_of(plan.now)
+    named = {name for name, value in found.items() if not value == USUAL.get(name) == own.get(name, value)}
+    named |= given_names(options, [*found])
+    chosen = {"slots": found.pop("slots"), "batch_size": plan.best.setting.batch, **found}
+    kept = {name: value for name, value in chosen.items() if name in named or name not in USUAL}
+    return command_line("ddlf run", options.app, options, kept)
 
 
 def number(value: float) -> str:

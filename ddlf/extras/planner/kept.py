@@ -160,14 +160,13 @@ def path_on(app: App, facts: Sequence[Mapping[str, Any]]) -> Path | None:
     ]
     if not all(facts) or not all(sources):
         return None
-    own = {name: _text(value) for name, value in travels(app).items() if name not in SETTINGS and name[:1] != "_"}
     parts = {
         "format": FORMAT,
         "versions": [__version__, keras_backend(), packages()],
         "sources": sources,
         "app": type(app).__qualname__,
         "notation": _notation(getattr(app, "notation", None)),
-        "parameters": own,
+        "parameters": own_parameters(app),
         "settings": {name: _text(getattr(app, name, None)) for name in OF_TIME},
         "data": os.environ.get("DDLF_DATA", ""),
         "workers": [[_text(one.get(name)) for name in OF_A_WORKER] for one in facts],
@@ -176,6 +175,11 @@ def path_on(app: App, facts: Sequence[Mapping[str, Any]]) -> Path | None:
     with suppress(AuthError):
         return state_folder() / "plans" / f"{name}.json"
     return None
+
+
+def own_parameters(app: App) -> dict[str, str]:
+    """Return the attributes of an app that are not settings and not of its class, as text. Measurements belong to them."""
+    return {name: _text(value) for name, value in travels(app).items() if name not in SETTINGS and name[:1] != "_"}
 
 
 def _source(kind: type) -> str:

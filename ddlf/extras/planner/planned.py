@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ from ddlf.errors import ConfigError
 from ddlf.events import Decided
 from ddlf.extras.planner.choice import Choice, can_balance
 from ddlf.extras.planner.fingerprints import changed
-from ddlf.extras.planner.kept import path_on, read_file
+from ddlf.extras.planner.kept import own_parameters, path_on, read_file
 from ddlf.extras.planner.planning import Plan, planned
 from ddlf.extras.planner.probe import own_ways
 from ddlf.monitor.runs.summary import source_of
 from ddlf.training.context import App
 
+USUAL = {"mode": "sync", "exchange": "star", "codec": "float32", "balance": "equal"}
+"""Settings of most apps, which no line names."""
+SHORT = 40
+"""Letters of the longest value that a message shows."""
 OWN = "with its own settings"
 """How a run trains whose plan is unclear."""
 
@@ -133,16 +138,24 @@ def _plan(app: IApp, workers: Sequence[Mapping[str, Any]]) -> Plan:
         )
     if kept is None or not kept.answers(own[:1], [app.batch_size], 0.0):
         raise ConfigError(
-            f"there is no plan of {type(app).__name__} with {own[0]}, {own[0].codec} and batch size {app.batch_size} for these workers",
+            f"there is no plan of {type(app).__name__} with {own[0]}, {own[0].codec}, batch size {app.batch_size}{_parameters(app)} "
+            "for these workers",
             hint=f"make one: {_how(app)}",
         )
     return planned(app, own, kept, [app.batch_size])
 
 
 def _how(app: IApp) -> str:
-    """Return how to plan an app."""
+    """Return how to plan an app, with the options of the run."""
     file = source_of(app)
-    return f"ddlf plan {file}, with the options of this run that name its workers" if file else "await app.plan()"
+    if file and app.run_context.typed:
+        return f"ddlf plan {shlex.join([file, *app.run_context.typed])}"
+    return f"ddlf plan {shlex.quote(file)}, or await app.plan()" if file else "await app.plan()"
+
+
+def _parameters(app: IApp) -> str:
+    """Return the app's own attributes that were set after it was made, for a message."""
+    return "".join(f", {name}={value}" for name, value in sorted(own_parameters(app).items()) if len(value) <= SHORT)
 
 
 def _is_taken(plan: Plan) -> bool:
@@ -195,8 +208,7 @@ def settings_of(choice: Choice) -> dict[str, int | str]:
 
 def words(choice: Choice) -> list[str]:
     """Return the options of ``ddlf run`` that train so."""
-    usual = {"mode": "sync", "exchange": "star", "codec": "float32", "balance": "equal"}
-    return [f"--{name} {value}" for name, value in settings_of(choice).items() if value != usual.get(name)]
+    return [f"--{name} {value}" for name, value in settings_of(choice).items() if value != USUAL.get(name)]
 
 
 def factor(value: float) -> str:

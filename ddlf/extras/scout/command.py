@@ -20,23 +20,14 @@ if TYPE_CHECKING:
     from ddlf.extras.scout.also import Also, Variant
     from ddlf.extras.scout.scouting import Scouted
 
-OF_A_TRAINING = ("planned", "dry_run", "save", "checkpoint", "resume", "requeue", "out", "ui")
-"""Options without effect on trials, whose models are dropped, and which have no display or folder of a run."""
-
 
 def scout(options: argparse.Namespace) -> int:
     """Run ``ddlf scout``: print the learning rate and its curve, and return the exit code."""
-    from ddlf.cli.options import given
+    from ddlf.cli.options import check_short
     from ddlf.cli.run import execute
     from ddlf.cli.target import find_target
 
-    if options.app is None:
-        raise ConfigError("ddlf scout needs an app", hint="name its file: ddlf scout app.py")
-    if unused := given(options, OF_A_TRAINING):
-        has, it = ("has", "it") if len(unused) == 1 else ("have", "them")
-        raise ConfigError(
-            f"{', '.join(unused)} {has} no effect on ddlf scout, which only tries rates", hint=f"leave {it} out"
-        )
+    check_short(options, "ddlf scout, which only tries rates")
     options.ui = "none"
     return execute(lambda: find_target(options.app, options.target, options), options, then=_scout)
 
@@ -45,6 +36,7 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
     from ddlf.app import IApp
     from ddlf.cli.run import resolve_cluster
     from ddlf.cli.target import prepare_app
+    from ddlf.cli.words import command_line
     from ddlf.extras.scout.halving import grid
     from ddlf.extras.scout.scouting import HIGH, LOW
     from ddlf.extras.scout.scouting import scout as scouted
@@ -83,7 +75,8 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
         )
     finally:
         await app.close()
-    runs = f"ddlf run {options.app} -p learning_rate={found.verdict.rate:g}" if _has_rate(app, found) else ""
+    rate = {"learning_rate": f"{found.verdict.rate:g}"}
+    runs = command_line("ddlf run", options.app, options, parameters=rate) if _has_rate(app, found) else ""
     result = [*lines(found), *([f"run       {runs}"] if runs and not options.write else [])]
     result += [] if options.write else place_line(getattr(app, "learning_rate", None), found, options.app)
     print(json.dumps(found.to_data(), indent=2) if options.json else "\n".join(result), flush=True)

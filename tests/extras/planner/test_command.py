@@ -1,16 +1,20 @@
 """What ``ddlf plan`` prints and refuses, without workers."""
 
 import dataclasses
-from pathlib import Path
+import shlex
 
 import pytest
 
 from ddlf.cli.main import main
+from ddlf.cli.options import RUN as RUN_COMMAND
 from ddlf.extras.planner.choice import Choice, Wish
-from ddlf.extras.planner.command import bandwidth, latency, lines
+from ddlf.extras.planner.command import PLAN as PLANNER
+from ddlf.extras.planner.command import bandwidth, command, latency, lines
 from ddlf.extras.planner.memory import Largest, MemoryModel, Peak, Peaks
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
 from ddlf.extras.planner.planning import Plan
+
+RUN = "ddlf run app.py"
 
 
 def choice(slots, factor, seconds, way, *, within=True):
@@ -39,15 +43,63 @@ PLAN = Plan(
 )
 
 
+def asked(*words):
+    return PLANNER.parser("ddlf plan").parse_args(["my app.py", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "way", "run"),
+    [
+        ((), Way("sync", "star", "int8"), "--slots 6 --batch-size 64 --codec int8"),
+        (
+            ("--local", "2", "-p", "n=1000", "--batch-size", "16", "--budget", "30s", "-q", "--no-dashboard"),
+            Way("async", "star", "float32"),
+            "--local 2 --slots 6 --batch-size 64 --mode async -p n=1000",
+        ),
+        (
+            ("-c", "other cluster.yaml", "--codec", "int8", "--deterministic", "-p", "slots=3"),
+            Way("sync", "star", "float32"),
+            "--deterministic -c 'other cluster.yaml' --slots 6 --batch-size 64 --codec float32",
+        ),
+        (
+            ("--listen", "[::1]:9000", "--workers", "2..4", "--wait", "--seed", "0", "-p", "text=a b"),
+            Way("sync", "star", "float32"),
+            "--seed 0 --listen '[::1]:9000' --workers 2..4 --wait --slots 6 --batch-size 64 -p 'text=a b'",
+        ),
+        (
+            ("--local", "2", "--gpus", "0,1", "--gpu-memory", "8GB"),
+            Way("sync", "star", "float32"),
+            "--local 2 --gpus 0,1 --gpu-memory 8000000000 --slots 6 --batch-size 64",
+        ),
+        (
+            ("--hosts", "a:9000,b:9000", "--token-file", "t", "--insecure-plaintext", "--target", "App"),
+            Way("sync", "star", "float32"),
+            "--hosts a:9000,b:9000 --token-file t --insecure-plaintext --target App --slots 6 --batch-size 64",
+        ),
+    ],
+)
+def test_the_printed_command_has_the_options_of_the_call_that_change_a_run(words, way, run):
+    plan, options = dataclasses.replace(PLAN, best=choice(6, 4.1, 1.9, way)), asked(*words)
+    assert command(plan, options) == f"ddlf run 'my app.py' {run}"
+    again = RUN_COMMAND.parser("ddlf run").parse_args(shlex.split(command(plan, options))[2:])
+    for name in ("config", "local", "hosts", "listen", "workers", "wait", "gpus", "gpu_memory", "seed", "target"):
+        assert getattr(again, name) == getattr(options, name)
+
+
+def test_the_printed_command_names_a_usual_value_if_the_app_has_another_one():
+    plan = dataclasses.replace(PLAN, best=choice(6, 4.1, 1.9, NOW.setting.way), now=FAR)
+    assert command(plan, asked()) == "ddlf run 'my app.py' --slots 6 --batch-size 64 --mode sync"
+
+
 def test_a_plan_is_a_table_a_verdict_and_a_command():
-    assert lines(PLAN, Path("app.py")) == [
+    assert lines(PLAN, RUN) == [
         "measured  0 settings in 38 s: a step takes 8.49 ms, an exchange 68.3 ms; fit on one machine takes 7.8 s an epoch",
         "          slots  way    batch  codec    s/epoch  s/update  of fit  (80 %)",
         "best          6  sync      64  int8         1.9     0.038   4.10x  (3.69-4.51)",
         "now           8  sync      64  float32      2.3     0.046   3.40x  (3.06-3.74)",
         "             16  async     64  float32        4      0.08   2.00x  (1.80-2.20) not measured",
         "pays off: 6 slots are 4.10 times as fast as fit on one machine (3.69 to 4.51).",
-        "run       ddlf run app.py --slots 6 --batch-size 64 --codec int8",
+        "run       ddlf run app.py",
     ]
 
 
@@ -60,21 +112,21 @@ def test_a_plan_is_a_table_a_verdict_and_a_command():
 )
 def test_a_verdict_says_what_to_do(factor, said):
     best = choice(6, factor, 1.9, BEST.setting.way)
-    assert lines(dataclasses.replace(PLAN, best=best), Path("app.py"))[-2].startswith(said)
+    assert lines(dataclasses.replace(PLAN, best=best), RUN)[-2].startswith(said)
 
 
 def test_one_slot_as_the_cheapest_choice_does_not_pay_however_wide_its_interval_is():
     best = dataclasses.replace(choice(1, 0.81, 9.6, NOW.setting.way), low=0.61, high=1.07)
     plan = dataclasses.replace(PLAN, best=best, wish=Wish(goal="cost"))
     assert plan.to_data()["verdict"] == "no gain"
-    assert lines(plan, Path("app.py"))[-2] == (
+    assert lines(plan, RUN)[-2] == (
         "no gain: 1 slot is 0.81 times as fast as fit on one machine (0.61 to 1.07); several cost more worker-seconds."
     )
 
 
 def test_a_very_slow_choice_keeps_its_digits():
     best = choice(2, 0.00341, 2280.0, NOW.setting.way)
-    assert "0.0034x  (0.0031-0.0038)" in lines(dataclasses.replace(PLAN, best=best), Path("app.py"))[2]
+    assert "0.0034x  (0.0031-0.0038)" in lines(dataclasses.replace(PLAN, best=best), RUN)[2]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +137,12 @@ def test_a_very_slow_choice_keeps_its_digits():
         (
             ("plan", "app.py", "--dry-run", "--save", "m.keras", "--resume", "auto"),
             "--dry-run, --save, --resume have no effect on ddlf plan, which only measures; leave them out",
+        ),
+        (("plan", "app.py", "--scout"), "--scout has no effect on ddlf plan, which only measures; leave it out"),
+        (("scout", "app.py", "--scout"), "--scout has no effect on ddlf scout, which only tries rates; leave it out"),
+        (
+            ("plan", "--check", "last", "--budget", "9s", "--goal", "time"),
+            "--budget, --goal have no effect with --check, which reads a run; leave them out",
         ),
         (("plan", "app.py", "--ui", "json"), "--ui has no effect on ddlf plan, which only measures; leave it out"),
         (("plan", "app.py", "--out", "runs"), "--out has no effect on ddlf plan, which only measures; leave it out"),
@@ -155,9 +213,9 @@ def test_units_are_those_of_networks(read, text, value):
 )
 def test_a_wish_and_an_assumed_link_have_their_lines(wish, link, said):
     model = TimeModel([Measured(setting=NOW.setting, seconds=(1.0,))], link)
-    found = lines(dataclasses.replace(PLAN, wish=wish, model=model), Path("app.py"))
+    found = lines(dataclasses.replace(PLAN, wish=wish, model=model), RUN)
     assert [line for line in found if line in said] == said
-    assert len(found) == len(lines(PLAN, Path("app.py"))) + len(said) + (wish.goal == "cost" and bool(wish.deadline_s))
+    assert len(found) == len(lines(PLAN, RUN)) + len(said) + (wish.goal == "cost" and bool(wish.deadline_s))
 
 
 MEMORY = MemoryModel(
@@ -211,7 +269,7 @@ def test_memory_is_a_column_and_lines(wish, largest, said):
     made = dataclasses.replace(
         PLAN, best=choices[0], now=choices[1], all=tuple(choices), memory=MEMORY, wish=wish, largest=largest
     )
-    found = lines(made, Path("app.py"))
+    found = lines(made, RUN)
     assert found[1:3] == [
         "          slots  way    batch  codec    s/epoch  s/update  memory  of fit  (80 %)",
         "best          6  sync      64  int8         1.9     0.038  582 MB   4.10x  (3.69-4.51)",

@@ -130,7 +130,7 @@ async def test_a_changed_file_is_named(tmp_path):
         (
             {},
             {"planned": False},
-            r"none yet, which would say whether these workers pay; make one: ddlf plan \S+, with the options .*",
+            r"none yet, which would say whether these workers pay; make one: ddlf plan \S+, or await app.plan\(\)",
         ),
         ({"star": 0.1}, {"planned": False, "mode": "downpour"}, ""),
         ({"star": 0.1}, {"private": True}, ""),
@@ -175,9 +175,13 @@ async def test_an_app_that_does_not_ask_or_has_no_common_data_keeps_its_settings
         ({"slots": 1}, "slots=1 contradicts planned=True, which takes slots=2; leave one of them out"),
         (
             {"batch_size": 32},
-            r"there is no plan of Apart with sync, float32 and batch size 32 .*; make one: ddlf plan \S+",
+            r"there is no plan of Apart with sync, float32, batch size 32 for these .*; make one: ddlf plan \S+",
         ),
-        ({"codec": "topk"}, "there is no plan of Apart with sync, topk and batch size 64"),
+        (
+            {"n": 2000, "text": "x" * 99},
+            r"there is no plan of Apart with sync, float32, batch size 64, n=2000 for these workers; make one: ddlf plan \S+",
+        ),
+        ({"codec": "topk"}, "there is no plan of Apart with sync, topk, batch size 64"),
         ({"resume": "auto"}, "planned=True has no effect with resume"),
         ({"mode": "downpour"}, "no model of time for mode='downpour'"),
     ],
@@ -186,6 +190,13 @@ async def test_runs_that_cannot_be_planned_are_refused_by_name(settings, said):
     keep(star=0.1)
     with pytest.raises(ConfigError, match=said):
         await chosen(an_app(**settings))
+
+
+async def test_a_run_without_a_plan_names_the_command_that_makes_one():
+    app = an_app(n=2000)
+    app.run_context.typed = ("--local", "2", "-p", "n=2000")
+    with pytest.raises(ConfigError, match=r"ddlf plan \S+test_planned.py --local 2 -p n=2000$"):
+        await chosen(app)
 
 
 async def test_a_method_that_does_not_use_the_plan_is_refused():
