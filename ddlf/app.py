@@ -452,23 +452,24 @@ class IApp:
             return report
         raise ConfigError("the adviser is not installed", hint="install DDLF with all parts of ddlf.extras")
 
-    async def plan(self, budget_s: float = 60.0) -> TrainingPlan:
+    async def plan(self, budget_s: float | str = 60.0) -> TrainingPlan:
         """Measure short rounds of this app on its workers, and predict how long training takes with other settings.
 
         The app does not change: a copy of it is trained.
 
         Args:
-            budget_s: Seconds for all measurements, with the start of Keras on the workers.
+            budget_s: Time for all measurements, with the start of Keras on the workers: seconds, or a text such as
+                ``"2m"``.
 
         Returns:
-            The plan. Its ``best`` and ``now`` have the predictions for the best settings and for the settings of the app.
+            The plan. Its text has the lines that ``ddlf plan`` prints. Its ``best`` and ``now`` have the predictions for
+            the best settings and for the settings of the app.
 
         Raises:
-            ConfigError: A setting cannot be planned, or the planner is not installed.
+            ConfigError: A setting cannot be planned, the time is not above 0, or the planner is not installed.
         """
         from ddlf.extras import hooks
 
-        await self.connect()
         for plan in hooks("plan"):
             found: TrainingPlan = await plan(self, budget_s)
             return found

@@ -86,7 +86,7 @@ class Wish:
 
     Args:
         goal: The goal.
-        epochs: Epochs of the training.
+        epochs: Epochs of the training; a plan takes its app's ``master_epochs``.
         deadline_s: Seconds that the training may take, with the upper end of the interval; None for any.
         max_memory: Bytes that a worker may need, with the upper end of the interval; None for any.
     """
@@ -114,6 +114,14 @@ class Wish:
     def fits(self, choice: Choice) -> bool:
         """Return whether a training surely fits into the allowed memory."""
         return self.max_memory is None or (choice.memory is not None and choice.memory.high <= self.max_memory)
+
+    def may_meet(self, choice: Choice) -> bool:
+        """Return whether a training may end in time: the lower end of its interval does."""
+        return self.deadline_s is None or self.epochs * choice.epoch.low <= self.deadline_s
+
+    def may_fit(self, choice: Choice) -> bool:
+        """Return whether a training may fit into the allowed memory: the lower end of its interval does."""
+        return self.max_memory is None or choice.memory is None or choice.memory.low <= self.max_memory
 
     def best(self, found: Sequence[Choice]) -> Choice:
         """Return the best choice in memory and time.

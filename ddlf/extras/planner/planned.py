@@ -11,16 +11,14 @@ from weakref import WeakSet
 from ddlf.app import IApp
 from ddlf.errors import ConfigError
 from ddlf.events import Decided
-from ddlf.extras.planner.choice import Choice, can_balance
 from ddlf.extras.planner.fingerprints import changed
 from ddlf.extras.planner.kept import own_parameters, path_on, read_file
 from ddlf.extras.planner.planning import Plan, planned
 from ddlf.extras.planner.probe import own_ways
+from ddlf.extras.planner.text import settings_of, times, words
 from ddlf.monitor.runs.summary import source_of
 from ddlf.training.context import App
 
-USUAL = {"mode": "sync", "exchange": "star", "codec": "float32", "balance": "equal"}
-"""Settings of most apps, which no line names."""
 SHORT = 40
 """Letters of the longest value that a message shows."""
 OWN = "with its own settings"
@@ -188,29 +186,3 @@ def _decision(plan: Plan) -> tuple[str, str]:
         OWN,
         f"{best} is {times(plan.best)}, which is unclear: plan with more time (--budget 2m), or on idle machines",
     )
-
-
-def times(choice: Choice) -> str:
-    """Return how fast training is, beside ``fit``."""
-    return (
-        f"{factor(choice.factor)} times as fast as fit on one machine ({factor(choice.low)} to {factor(choice.high)})"
-    )
-
-
-def settings_of(choice: Choice) -> dict[str, int | str]:
-    """Return the settings of an app that trains so."""
-    way, slots = choice.setting.way, choice.setting.slots
-    found: dict[str, int | str] = {"slots": slots, "mode": way.mode, "exchange": way.exchange, "codec": way.codec}
-    if can_balance(way, slots):
-        found["balance"] = "speed" if choice.setting.balanced else "equal"
-    return found
-
-
-def words(choice: Choice) -> list[str]:
-    """Return the options of ``ddlf run`` that train so."""
-    return [f"--{name} {value}" for name, value in settings_of(choice).items() if value != USUAL.get(name)]
-
-
-def factor(value: float) -> str:
-    """Return how many times as fast something is, with two digits at least."""
-    return f"{value:.2f}" if value >= 0.1 or not value else f"{value:.2g}"

@@ -21,6 +21,8 @@ from ddlf.extras.planner.memory import Largest, MemoryModel
 from ddlf.extras.planner.memory_probe import LEAST_S, NEEDED_PART, PART, Memory, memory_of, with_master
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
 from ddlf.extras.planner.probe import Budget, Probe, explore, own_ways
+from ddlf.extras.planner.text import lines, times, words
+from ddlf.extras.planner.units import budget_of
 from ddlf.rpc.iworker import awaited
 from ddlf.training.context import App, travels
 from ddlf.training.samples.policy import check_common
@@ -31,9 +33,9 @@ CODECS = ("int8",)
 """Codecs that are measured beside the app's own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
-    """Predictions for the training of an app on a cluster.
+    """Predictions for the training of an app on a cluster. Its text has the lines that ``ddlf plan`` prints.
 
     Args:
         measured: The measured rounds.
@@ -79,8 +81,30 @@ class Plan:
         is_one = self.wish.goal == "cost" and self.best.setting.slots == 1
         return "no gain" if is_one else self.best.verdict
 
+    @property
+    def whole(self) -> Predicted:
+        """The prediction for all epochs of the training with the best choice, without validation and test data."""
+        return self.best.epoch.times(self.wish.epochs)
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether even the best choice is surely too late, or needs too much memory."""
+        return not (self.wish.may_meet(self.best) and self.wish.may_fit(self.best))
+
+    def __str__(self) -> str:
+        """Return the plan as the text that ``ddlf plan`` prints."""
+        return "\n".join(lines(self))
+
+    def __repr__(self) -> str:
+        """Return the verdict and the best choice."""
+        return f"<Plan {self.verdict}: {' '.join(words(self.best))} is {times(self.best)}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # a notebook calls this for the last line of a cell
+        printer.text(str(self))
+
     def to_data(self) -> dict[str, Any]:
         """Return the plan for JSON."""
+        epochs = self.wish.epochs
         return {
             "spent_s": self.spent_s,
             "speeds": {number: 1.0 / slowness for number, slowness in self.model.slowness.items()},
@@ -92,9 +116,16 @@ class Plan:
             "wish": asdict(self.wish),
             "in_time": self.wish.meets(self.best),
             "in_memory": self.wish.fits(self.best),
+            "beyond": self.is_beyond,
             "memory": None if self.memory is None else asdict(self.memory.peaks),
             "largest": None if self.largest is None else asdict(self.largest),
             "link": None if self.model.link is None else asdict(self.model.link),
+            "epochs": epochs,
+            "training": {
+                "best": asdict(self.whole),
+                "now": asdict(self.now.epoch.times(epochs)),
+                "fit": asdict(self.fit.times(epochs)),
+            },
             "fit": asdict(self.fit),
             "best": asdict(self.best),
             "now": asdict(self.now),
@@ -105,7 +136,7 @@ class Plan:
 
 async def plan(
     app: IApp,
-    budget_s: float = BUDGET_S,
+    budget_s: float | str = BUDGET_S,
     batches: Sequence[int] = (),
     say: Callable[[str], None] | None = None,
     *,
@@ -118,8 +149,8 @@ async def plan(
     The measurements are kept, and a second plan of the same app on the same workers uses them.
 
     Args:
-        app: The app, with its settings, connected to its cluster. A copy of it is trained.
-        budget_s: Seconds for all measurements, with the start of Keras on the workers.
+        app: The app, with its settings. It is connected to its cluster, and a copy of it is trained.
+        budget_s: Time for all measurements, with the start of Keras on the workers: seconds, or a text such as ``"2m"``.
         batches: Further batch sizes to compare. The learning rate may have to change with the batch size.
         say: Shows a line of progress; by default the app's ``say``.
         again: Whether to measure even if there are kept measurements.
@@ -127,8 +158,10 @@ async def plan(
         link: A link to assume, instead of the measured one.
 
     Raises:
-        ConfigError: A setting cannot be planned, or too little could be measured.
+        ConfigError: A setting cannot be planned, the budget is not above 0, or too little could be measured.
     """
+    budget_s = budget_of(budget_s)
+    await app.connect()
     check_common(app, "a plan compares numbers of slots, and each worker is one slot")
     assert app.cluster is not None
     if app.slots is not None and app.slots > app.cluster.N:
@@ -380,7 +413,7 @@ def planned(
     assert app.cluster is not None
     batch, workers = batches[0], app.cluster.N
     slots_now = min(app.slots or workers, workers)
-    model, wish = TimeModel(kept.measured, link), wish or Wish()
+    model, wish = TimeModel(kept.measured, link), replace(wish or Wish(), epochs=app.master_epochs)
     _check_knows_step(model, batch, kept.budget_s)
     memory = None if kept.memory is None else MemoryModel(kept.memory)
     if not {*own} & {*model.ways}:

@@ -1,18 +1,23 @@
 """What ``ddlf plan`` prints and refuses, without workers."""
 
 import dataclasses
+import re
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
 from ddlf.cli.main import main
 from ddlf.cli.options import RUN as RUN_COMMAND
+from ddlf.errors import ConfigError
 from ddlf.extras.planner.choice import Choice, Wish
 from ddlf.extras.planner.command import PLAN as PLANNER
-from ddlf.extras.planner.command import bandwidth, command, latency, lines
-from ddlf.extras.planner.memory import Largest, MemoryModel, Peak, Peaks
+from ddlf.extras.planner.command import command, longer
+from ddlf.extras.planner.memory import Bytes, Largest, MemoryModel, Peak, Peaks
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
 from ddlf.extras.planner.planning import Plan
+from ddlf.extras.planner.text import lines
+from ddlf.extras.planner.units import bandwidth, budget_of, latency
 
 RUN = "ddlf run app.py"
 
@@ -98,6 +103,7 @@ def test_a_plan_is_a_table_a_verdict_and_a_command():
         "best          6  sync      64  int8         1.9     0.038   4.10x  (3.69-4.51)",
         "now           8  sync      64  float32      2.3     0.046   3.40x  (3.06-3.74)",
         "             16  async     64  float32        4      0.08   2.00x  (1.80-2.20) not measured",
+        "training  1 epoch takes 1.9 s (1.71-2.09); fit on one machine needs 7.8",
         "pays off: 6 slots are 4.10 times as fast as fit on one machine (3.69 to 4.51).",
         "run       ddlf run app.py",
     ]
@@ -106,13 +112,69 @@ def test_a_plan_is_a_table_a_verdict_and_a_command():
 @pytest.mark.parametrize(
     ("factor", "said"),
     [
-        (0.9, "no gain: no setting is faster than fit on one machine by 5 %; the best, 6 slots, is 0.90 times as fast"),
-        (1.1, "unclear: 6 slots may be 1.10 times as fast"),
+        (
+            0.9,
+            "no gain: no setting is faster than fit on one machine by 5 %; the best, 6 slots, is 0.90 times as fast.*\n"
+            "fit       train with fit on one machine, which needs no exchange: an epoch takes about 7.8 s there",
+        ),
+        (1.1, "unclear: 6 slots may be 1.10 times as fast.*\nlonger    ddlf plan app.py --again"),
+        (4.1, "pays off: 6 slots are 4.10 times as fast.*\nrun       ddlf run app.py"),
     ],
 )
 def test_a_verdict_says_what_to_do(factor, said):
     best = choice(6, factor, 1.9, BEST.setting.way)
-    assert lines(dataclasses.replace(PLAN, best=best), RUN)[-2].startswith(said)
+    told = lines(dataclasses.replace(PLAN, best=best), RUN, "ddlf plan app.py --again")
+    assert re.fullmatch(said, "\n".join(told[-2:]))
+
+
+def test_the_command_that_measures_longer_has_all_options_of_the_call():
+    words = ("--local", "2", "-p", "n=5", "--budget", "30s", "--batches", "8,9", "--deadline", "2h", "--goal", "cost")
+    more = ("--max-memory", "4GB", "--bandwidth", "100mbit", "--latency", "5ms")
+    assert longer(asked(*words, *more)) == (
+        "ddlf plan 'my app.py' --local 2 -p n=5 --again --batches 8,9 --goal cost --deadline 7200s --max-memory 4000MB "
+        "--bandwidth 100mbit --latency 5ms --budget 60s"
+    )
+    assert longer(asked()) == "ddlf plan 'my app.py' --again --budget 120s"
+
+
+def test_rows_compare_with_fit_with_their_own_batch_size():
+    other = choice(6, 3.0, 1.2, NOW.setting.way)
+    other = dataclasses.replace(other, setting=dataclasses.replace(other.setting, batch=128))
+    plan = dataclasses.replace(PLAN, all=(other, *PLAN.all))
+    assert lines(plan, RUN)[0].endswith("fit on one machine takes 7.8 s an epoch with batch 64, 3.6 s with 128")
+
+
+def test_in_a_program_a_plan_is_a_text_and_names_settings():
+    assert str(PLAN).splitlines()[:-1] == lines(PLAN)[:-1] == lines(PLAN, RUN)[:-1]
+    assert str(PLAN).endswith("\nrun       set slots = 6, codec = 'int8' in the app, and train")
+    assert str(dataclasses.replace(PLAN, best=NOW)).endswith("\nrun       train with the present settings")
+    shown = []
+    PLAN._repr_pretty_(SimpleNamespace(text=shown.append), False)
+    assert shown == [str(PLAN)]
+    assert repr(PLAN) == (
+        "<Plan pays off: --slots 6 --codec int8 is 4.10 times as fast as fit on one machine (3.69 to 4.51)>"
+    )
+
+
+def test_the_whole_training_is_predicted():
+    plan = dataclasses.replace(PLAN, wish=Wish(epochs=10))
+    assert "training  all 10 epochs take 19 s (17.1-20.9); fit on one machine needs 78" in lines(plan)
+    data = plan.to_data()
+    assert data["epochs"] == 10
+    assert data["training"]["best"]["seconds"] == pytest.approx(19.0)
+    assert data["training"]["fit"]["seconds"] == pytest.approx(78.0)
+
+
+@pytest.mark.parametrize("value", [-1, 0, float("nan"), float("inf"), True, None, "soon", "0s", "-30s"])
+def test_a_time_that_is_none_is_refused(value):
+    with pytest.raises(
+        ConfigError, match=r"the time of a plan must be seconds above 0, or a text such as '30s' or '2m'"
+    ):
+        budget_of(value)
+
+
+def test_a_time_is_a_number_or_a_text():
+    assert [budget_of(value) for value in (1, 2.5, "30s", "2m")] == [1.0, 2.5, 30.0, 120.0]
 
 
 def test_one_slot_as_the_cheapest_choice_does_not_pay_however_wide_its_interval_is():
@@ -192,17 +254,25 @@ def test_units_are_those_of_networks(read, text, value):
         (
             Wish(epochs=10, deadline_s=60.0),
             None,
-            ["deadline  10 epochs take 19 s (17.1-20.9) of 60 s: in time"],
+            ["deadline  60 s: in time"],
         ),
         (
             Wish(epochs=10, deadline_s=20.0),
             None,
-            ["deadline  10 epochs take 19 s (17.1-20.9) of 20 s: not surely in time"],
+            ["deadline  20 s: not surely in time, and no choice is"],
         ),
         (
             Wish(goal="cost", epochs=10, deadline_s=20.0),
             None,
-            ["deadline  10 epochs take 19 s (17.1-20.9) of 20 s: not surely in time, and no choice is"],
+            ["deadline  20 s: not surely in time, and no choice is"],
+        ),
+        (
+            Wish(epochs=10, deadline_s=10.0),
+            None,
+            [
+                "deadline  10 s: not in time, and no choice is",
+                "help      fewer epochs, more or faster workers, another batch size (--batches), or a later deadline",
+            ],
         ),
         (
             Wish(),
@@ -215,7 +285,7 @@ def test_a_wish_and_an_assumed_link_have_their_lines(wish, link, said):
     model = TimeModel([Measured(setting=NOW.setting, seconds=(1.0,))], link)
     found = lines(dataclasses.replace(PLAN, wish=wish, model=model), RUN)
     assert [line for line in found if line in said] == said
-    assert len(found) == len(lines(PLAN, RUN)) + len(said) + (wish.goal == "cost" and bool(wish.deadline_s))
+    assert all("ddlf run" not in line for line in found) == found[-1].startswith("help")
 
 
 MEMORY = MemoryModel(
@@ -253,8 +323,16 @@ MEMORY = MemoryModel(
             Wish(max_memory=10**8),
             Largest(limit=10**8, batch=0),
             [
-                "limit     batch 64 may not fit into 100 MB, and no choice surely does",
+                "limit     batch 64 does not fit into 100 MB, and no choice does",
                 "largest   no batch was found that fits into 100 MB of worker 1",
+            ],
+        ),
+        (
+            Wish(max_memory=600 * 10**6),
+            Largest(limit=600 * 10**6, batch=0),
+            [
+                "limit     batch 64 may not fit into 600 MB, and no choice surely does",
+                "largest   no batch was found that fits into 600 MB of worker 1",
             ],
         ),
         (
@@ -272,7 +350,38 @@ def test_memory_is_a_column_and_lines(wish, largest, said):
     found = lines(made, RUN)
     assert found[1:3] == [
         "          slots  way    batch  codec    s/epoch  s/update  memory  of fit  (80 %)",
-        "best          6  sync      64  int8         1.9     0.038  582 MB   4.10x  (3.69-4.51)",
+        f"{'nearest' if wish.max_memory == 10**8 else 'best':<10}    6  sync      64  int8         1.9     0.038  582 MB   4.10x"
+        "  (3.69-4.51)",
     ]
     needs = "memory    a worker needs 582 MB (519 MB to 653 MB): framework 300 MB, data 200 MB, model 50.0 MB"
-    assert found[5:-2] == [f"{needs}, and 500 kB for a sample of the batch; the master 640 MB", *said]
+    assert found[5:-3] == [f"{needs}, and 500 kB for a sample of the batch; the master 640 MB", *said]
+
+
+@pytest.mark.parametrize(
+    ("limit", "largest", "batches", "said"),
+    [
+        (10**8, 0, (64,), "allow more memory, because a worker needs 550 MB without any sample of a batch"),
+        (515 * 10**6, 16, (64,), "--batch-size 16 fits"),
+        (515 * 10**6, 16, (64, 8), "within the limits are --slots 6 --codec int8 --batch-size 8"),
+    ],
+)
+def test_a_limit_that_no_choice_keeps_has_no_command_but_help(limit, largest, batches, said):
+    choices = [
+        dataclasses.replace(
+            BEST,
+            setting=dataclasses.replace(BEST.setting, batch=batch),
+            memory=Bytes(count=batch * 10**7, low=low, high=high),
+        )
+        for batch, low, high in zip(batches, (519 * 10**6, 10**6), (653 * 10**6, 10**7), strict=False)
+    ]
+    plan = dataclasses.replace(
+        PLAN,
+        best=choices[0],
+        now=choices[0],
+        all=tuple(choices),
+        memory=MEMORY,
+        wish=Wish(max_memory=limit),
+        largest=Largest(limit=limit, batch=largest),
+    )
+    assert plan.is_beyond
+    assert lines(plan, RUN)[-1] == f"help      {said}"

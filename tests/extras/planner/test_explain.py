@@ -179,7 +179,7 @@ def test_the_command_explains_a_run_in_its_folder(tmp_path, capsys):
     [
         ([], (), "the rounds of 20260102-030405-App were not predicted; plan first"),
         (list(rounds(count=2)), (), "has too few rounds to compare"),
-        ([], ("app.py", "--local", "2", "--budget", "9s"), "app.py, --local, --budget has no effect with --check"),
+        ([], ("app.py", "--local", "2", "--budget", "9s"), "app.py, --local, --budget have no effect with --check"),
         ([], ("--ui", "json"), "--ui has no effect with --check"),
     ],
 )

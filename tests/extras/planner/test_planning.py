@@ -109,6 +109,11 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     assert (explained.cause, explained.worker) == ("straggler", 2)
 
 
+async def test_a_time_that_is_none_is_refused_before_the_workers_are_connected():
+    with pytest.raises(ConfigError, match=r"the time of a plan must be seconds above 0.*got -1"):
+        await Loud(None).plan(-1)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

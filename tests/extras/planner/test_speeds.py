@@ -7,13 +7,13 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.events import Committed, UpdateArrived
 from ddlf.events.record import RoundRecord
-from ddlf.extras.planner.command import unequal
 from ddlf.extras.planner.kept import Kept
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.planned import words
 from ddlf.extras.planner.planning import planned
 from ddlf.extras.planner.probe import Rounds
 from ddlf.extras.planner.speeds import slowest, slowness_of
+from ddlf.extras.planner.text import unequal
 from tests.extras.planner.test_explain import rounds
 
 STAR = Way("sync", "star", "float32")
@@ -79,6 +79,7 @@ def plan_of(slowness, monkeypatch, batches=(64,), **settings):
     app = SimpleNamespace(
         cluster=SimpleNamespace(N=len(slowness), workers=workers),
         slots=None,
+        master_epochs=4,
         worker_epochs=1,
         worker_steps=None,
         round_samples=None,
@@ -95,6 +96,7 @@ def test_a_batch_of_more_than_all_samples_is_refused(monkeypatch):
 def test_a_slow_worker_is_left_out_or_gets_less(monkeypatch):
     found = plan_of((1, 1, 1, 3), monkeypatch, balance=None)  # parts cannot follow the speeds
     assert (found.now.setting.slots, found.best.setting.slots) == (4, 3)
+    assert found.wish.epochs == 4  # those of the app
     assert found.in_other_order is None
     found = plan_of((1, 1, 1, 3), monkeypatch, balance="equal")
     assert (found.best.setting.slots, found.best.setting.balanced) == (4, True)

@@ -1,0 +1,243 @@
+"""Writes a plan as text: the lines that ``ddlf plan`` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddlf.events.record import size
+from ddlf.extras.planner.choice import Choice, can_balance
+
+if TYPE_CHECKING:
+    from ddlf.extras.planner.planning import Plan
+
+LEFT = (2, 4)
+"""Columns of words in the table; the others are numbers."""
+MOST_ROWS = 6
+"""Predictions in the table beside the best and the present one."""
+USUAL = {"mode": "sync", "exchange": "star", "codec": "float32", "balance": "equal"}
+"""Settings of most apps, which no line names."""
+
+
+def lines(plan: Plan, run: str = "", longer: str = "") -> list[str]:
+    """Return the plan as lines to print.
+
+    Args:
+        plan: The plan.
+        run: The command that trains as the best choice does; in a program, the lines name its settings instead.
+        longer: The command that measures longer; in a program, the lines say it in general.
+    """
+    head = ["", "slots", "way", "batch", "codec", "s/epoch", "s/update"]
+    rows = [[*head, *["memory"] * (plan.memory is not None), "of fit", "(80 %)"]]
+    shown = [("nearest" if plan.is_beyond else "best", plan.best), ("now", plan.now)]
+    shown += [("", one) for one in plan.all if one not in (plan.best, plan.now)][:MOST_ROWS]
+    for label, one in shown:
+        setting = one.setting
+        rows.append(
+            [
+                label,
+                str(setting.slots),
+                setting.how,
+                str(setting.batch),
+                setting.way.codec,
+                number(one.epoch.seconds),
+                number(one.update_s),
+                *([] if one.memory is None else [size(round(one.memory.count))]),
+                f"{factor(one.factor)}x",
+                f"({factor(one.low)}-{factor(one.high)})" + ("" if one.epoch.within else " not measured"),
+            ]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    sides = ["<" if column in LEFT else ">" for column in range(len(widths) - 1)]
+    table = [
+        f"{row[0]:<10}"
+        + "  ".join(f"{cell:{side}{width}}" for cell, side, width in list(zip(row, sides, widths, strict=False))[1:])
+        + f"  {row[-1]}"
+        for row in rows
+    ]
+    return [
+        f"measured  {len(plan.measured)} settings in {plan.spent_s:.0f} s: a step takes {number(plan.step_s * 1e3)} ms, "
+        f"an exchange {number(plan.exchange_s * 1e3)} ms; fit on one machine takes {number(plan.fit.seconds)} s an epoch"
+        + of_batches(plan),
+        *unequal(plan),
+        *assumed(plan),
+        *table,
+        *remembered(plan),
+        *wished(plan),
+        f"{plan.verdict}: {sentence(plan)}",
+        last(plan, run, longer),
+    ]
+
+
+def of_batches(plan: Plan) -> str:
+    """Return the end of a line about ``fit``: its seconds with each batch size, because a row of the table compares with
+    ``fit`` with the same one; empty for one batch size.
+    """
+    own = plan.best.setting.batch
+    found = {one.setting.batch: one.factor * one.epoch.seconds for one in plan.all if one.setting.batch != own}
+    others = [f"{number(seconds)} s with {batch}" for batch, seconds in sorted(found.items())]
+    return f" with batch {own}, {', '.join(others)}" if others else ""
+
+
+def unequal(plan: Plan) -> list[str]:
+    """Return a line about the slowest worker; none if all are about equally fast."""
+    if not plan.model.slowness:
+        return []
+    number_of_slowest, slowness = max(plan.model.slowness.items(), key=lambda one: one[1])
+    host = plan.hosts.get(number_of_slowest, "")
+    found = [f"slowest   worker {number_of_slowest}{f' on {host}' * bool(host)} ({1 / slowness:.2g}x)"]
+    if (other := plan.in_other_order) is not None:
+        found[0] += (
+            f": if the cluster lists it last, {other.setting.slots} slot{'s' * (other.setting.slots != 1)} take "
+            f"{number(other.epoch.seconds)} s an epoch"
+        )
+    return found
+
+
+def assumed(plan: Plan) -> list[str]:
+    """Return a line about the assumed link; none without one."""
+    if (link := plan.model.link) is None:
+        return []
+    said = [f"{number(link.bandwidth * 8 / 1e6)} Mbit/s"] if link.bandwidth else []
+    said += [f"{number(link.latency * 1e3)} ms more each way"] * bool(link.latency)
+    return [f"assumed   {' and '.join(said)} at the master: this link was not measured"]
+
+
+def remembered(plan: Plan) -> list[str]:
+    """Return lines about memory; none if it was not measured."""
+    if plan.memory is None:
+        return []
+    peaks, best = plan.memory.peaks, plan.best.memory
+    assert best is not None
+    parts = ", ".join(f"{name} {size(round(count))}" for name, count in plan.memory.parts.items() if count)
+    master = f"; the master {size(peaks.master)}" if peaks.master else ""
+    found = [
+        f"memory    a worker needs {size(round(best.count))} ({size(round(best.low))} to {size(round(best.high))}): {parts},"
+        f" and {size(round(plan.memory.sample))} for a sample of the batch{master}"
+    ]
+    if (limit := plan.wish.max_memory) is not None:
+        fits, none = "fits into", ""
+        if not plan.wish.fits(plan.best):
+            fits, none = "may not fit into", ", and no choice surely does"
+        if not plan.wish.may_fit(plan.best):
+            fits, none = "does not fit into", ", and no choice does"
+        found.append(f"limit     batch {plan.best.setting.batch} {fits} {size(limit)}{none}")
+    if (largest := plan.largest) is not None:
+        where = f"into {size(largest.limit)} of worker {peaks.worker}"
+        more = f"; not {', '.join(map(str, largest.failed))}" if largest.failed else ""
+        how = "a process there trained with it" if largest.confirmed else "no time was left to confirm it"
+        found.append(
+            f"largest   batch {largest.batch:,} fits {where}: {how}{more}"
+            if largest.batch
+            else f"largest   no batch was found that fits {where}{more}"
+        )
+    return found
+
+
+def wished(plan: Plan) -> list[str]:
+    """Return a line about the whole training, and lines about the cost and the deadline if somebody asked for them."""
+    wish, best, whole = plan.wish, plan.best, plan.whole
+    takes = "1 epoch takes" if wish.epochs == 1 else f"all {wish.epochs} epochs take"
+    found = [
+        f"training  {takes} {number(whole.seconds)} s ({number(whole.low)}-{number(whole.high)}); fit on one machine needs "
+        f"{number(plan.fit.times(wish.epochs).seconds)}"
+    ]
+    if wish.goal == "cost":
+        found.append(
+            f"cost      {number(best.cost)} worker-seconds an epoch; fit on one machine needs {number(plan.fit.seconds)}"
+        )
+    if wish.deadline_s is not None:
+        which = "in time" if wish.meets(best) else "not surely in time" if wish.may_meet(best) else "not in time"
+        none = "" if any(wish.meets(one) for one in (best, *plan.all)) else ", and no choice is"
+        found.append(f"deadline  {number(wish.deadline_s)} s: {which}{none}")
+    return found
+
+
+def sentence(plan: Plan) -> str:
+    """Return why the verdict is so."""
+    best, one = plan.best, plan.best.setting.slots == 1
+    slots, are = ("1 slot", "is") if one else (f"{best.setting.slots} slots", "are")
+    fast = times(best)
+    match plan.verdict:
+        case "no gain" if plan.wish.goal == "cost":
+            return f"{slots} {are} {fast}; several cost more worker-seconds." if one else f"{slots} {are} {fast}."
+        case "pays off":
+            return f"{slots} {are} {fast}."
+        case "no gain":
+            return f"no setting is faster than fit on one machine by 5 %; the best, {slots}, is {fast}."
+        case _:
+            return f"{slots} may be {fast}: measure longer, or on idle machines."
+
+
+def last(plan: Plan, run: str, longer: str) -> str:
+    """Return the line that says what to do."""
+    if plan.is_beyond:
+        return f"help      {'; '.join(helps(plan))}"
+    match plan.verdict:
+        case "pays off":
+            return f"run       {run or setting(plan)}"
+        case "no gain":
+            return (
+                "fit       train with fit on one machine, which needs no exchange: an epoch takes about "
+                f"{number(plan.fit.seconds)} s there"
+            )
+        case _:
+            return f"longer    {longer or 'plan again with more time: ddlf plan APP --again --budget 2m'}"
+
+
+def helps(plan: Plan) -> list[str]:
+    """Return what would keep the limits that no choice with the app's batch size keeps."""
+    wish, own = plan.wish, plan.best.setting.batch
+    if (other := next((one for one in plan.all if wish.meets(one) and wish.fits(one)), None)) is not None:
+        return [f"within the limits are {' '.join(words(other))} --batch-size {other.setting.batch}"]
+    found = []
+    if not wish.may_fit(plan.best):
+        assert plan.memory is not None
+        alone, largest = sum(plan.memory.parts.values()), 0 if plan.largest is None else plan.largest.batch
+        found.append(
+            f"--batch-size {largest} fits"
+            if largest
+            else f"allow more memory, because a worker needs {size(round(alone))} without any sample of a batch"
+            if wish.max_memory is not None and alone > wish.max_memory
+            else f"a batch smaller than {own}, or more memory"
+        )
+    if not wish.may_meet(plan.best):
+        found.append("fewer epochs, more or faster workers, another batch size (--batches), or a later deadline")
+    return found
+
+
+def setting(plan: Plan) -> str:
+    """Return how a program trains as the best choice does."""
+    best, now = settings_of(plan.best), settings_of(plan.now)
+    changed = [f"{name} = {value!r}" for name, value in best.items() if value != now.get(name)]
+    return f"set {', '.join(changed)} in the app, and train" if changed else "train with the present settings"
+
+
+def times(choice: Choice) -> str:
+    """Return how fast training is, beside ``fit``."""
+    return (
+        f"{factor(choice.factor)} times as fast as fit on one machine ({factor(choice.low)} to {factor(choice.high)})"
+    )
+
+
+def settings_of(choice: Choice) -> dict[str, int | str]:
+    """Return the settings of an app that trains so."""
+    way, slots = choice.setting.way, choice.setting.slots
+    found: dict[str, int | str] = {"slots": slots, "mode": way.mode, "exchange": way.exchange, "codec": way.codec}
+    if can_balance(way, slots):
+        found["balance"] = "speed" if choice.setting.balanced else "equal"
+    return found
+
+
+def words(choice: Choice) -> list[str]:
+    """Return the options of ``ddlf run`` that train so."""
+    return [f"--{name} {value}" for name, value in settings_of(choice).items() if value != USUAL.get(name)]
+
+
+def factor(value: float) -> str:
+    """Return how many times as fast something is, with two digits at least."""
+    return f"{value:.2f}" if value >= 0.1 or not value else f"{value:.2g}"
+
+
+def number(value: float) -> str:
+    """Return a number with three digits."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
