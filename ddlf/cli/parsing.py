@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
+import itertools
 import os
 import re
 import shutil
@@ -28,6 +30,8 @@ from ddlf.settings.setting import SYNONYMS
 HELP_COLUMN = 24
 """Where the texts of options begin."""
 MAX_COLUMNS = 100
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of writing to a disk."""
 COMMON = "options"
 """The group that every help shows first."""
 
@@ -302,6 +306,10 @@ class Parser(argparse.ArgumentParser):
 
         An unknown option is a better reason than a missing argument, which argparse finds first.
         """
+        if "expected one argument" in message:  # argparse takes such a value for an option
+            for name, word in itertools.pairwise(self._words):
+                if name in self._names and re.match(r"-\d", word):
+                    message = f"argument {name}: must not be negative, got {word!r}"
         if "arguments are required" in message:
             for word in self._words:
                 if word.startswith("--") and word.partition("=")[0] not in self._names:
@@ -439,9 +447,19 @@ def reader_may_leave() -> Iterator[None]:
         sys.exit(141)
 
 
-def _flush() -> None:
-    """Write the rest of the output; exit with 1 if there is no space for it."""
+def check_output(error: BaseException) -> None:
+    """Exit with 1 and a sentence if an error is that standard output cannot be written, as on a full disk.
+
+    Only another write shows whether the error was about standard output.
+    """
+    if isinstance(error, OSError) and error.filename is None and error.errno in FULL:
+        _flush("\n")
+
+
+def _flush(more: str = "") -> None:
+    """Write the rest of the output, and more; exit with 1 if there is no space for it."""
     try:
+        sys.stdout.write(more)
         sys.stdout.flush()
     except BrokenPipeError:
         raise

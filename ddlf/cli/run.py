@@ -24,6 +24,7 @@ from ddlf.cli.options import (
     reads_cluster_file,
 )
 from ddlf.cli.output import native_output_to_log, show_error
+from ddlf.cli.parsing import check_output
 from ddlf.cli.runs import runs_folder
 from ddlf.cli.stopping import (
     StopRequest,
@@ -123,6 +124,7 @@ def execute(find: Callable[[], Any], options: argparse.Namespace, then: Then | N
                 print("\nstopped", file=sys.stderr)
                 leave_an_import(130)
                 return 130
+            check_output(error)
             # Other errors come from the user's own code on the master, so their traceback helps.
             show_error(error, whole=options.debug)
             code = error.exit_code if isinstance(error, DDLFError) else 1

@@ -88,10 +88,17 @@ def test_messages_show_worker_names_of_the_cluster_file(tmp_path, free_port):
     assert worker.name == "worker 1 (pc03)"
 
 
-def test_command_fails_when_the_output_cannot_be_written():
+@pytest.mark.parametrize("words", [("env",), ("plan", "app.py", "--local", "1"), ("scout", "app.py", "--local", "1")])
+def test_command_fails_when_the_output_cannot_be_written(tmp_path, words):
+    (tmp_path / "app.py").write_text("import ddlf\n\n\nclass App(ddlf.IApp):\n    batch_size = 8\n")
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
-            [sys.executable, "-m", "ddlf", "env"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S
+            [sys.executable, "-m", "ddlf", *words],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
         )
     assert (ended.returncode, ended.stderr) == (1, "error  the output could not be written: No space left on device\n")
 

@@ -20,7 +20,7 @@ from ddlf.extras.planner.kept import Kept, read, write
 from ddlf.extras.planner.memory import Largest, MemoryModel
 from ddlf.extras.planner.memory_probe import LEAST_S, NEEDED_PART, PART, Memory, memory_of, with_master
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
-from ddlf.extras.planner.probe import Budget, Probe, explore, own_ways
+from ddlf.extras.planner.probe import Budget, Probe, check_samples, explore, own_ways
 from ddlf.extras.planner.text import lines, times, words
 from ddlf.extras.planner.units import budget_of
 from ddlf.rpc.iworker import awaited
@@ -173,11 +173,14 @@ async def plan(
     say, wish = say or app.say, wish or Wish()
     own = possible(app, own_ways(app))
     asked = list(dict.fromkeys([app.batch_size, *batches]))
-    ways, budget = possible(app, ways_of(own)), Budget(budget_s)
+    ways = possible(app, ways_of(own))
     kept = None if again else await _kept(app, say)
     is_kept = kept is not None and kept.answers(ways, asked, budget_s, len(own))
-    if not is_kept and batches:
-        _check_batches(asked, await _samples(app))
+    if not is_kept:
+        samples = await _samples(app)
+        _check_batches(asked, samples)
+        check_samples(app.batch_size, app.cluster.N, samples)
+    budget = Budget(budget_s)
     if kept is not None and is_kept:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.when))
         say(f"{len(kept.measured)} settings were measured on {when}; --again measures them again")
@@ -276,7 +279,11 @@ async def _measured(
     if budget.seconds >= LEAST_S or wish.needs_memory:
         seconds = (NEEDED_PART if wish.needs_memory else PART) * budget.seconds
         memory = await _memory(app, batches, ways[0].exchange, wish, seconds, budget, say)
-    measured = await explore(probe, ways, batches, workers, budget, say, partial(length_of, app))
+    try:
+        measured = await explore(probe, ways, batches, workers, budget, say, partial(length_of, app))
+    except ConnectionError as error:  # a worker was lost
+        error.add_note("the rounds measured until then are not kept: plan again when all workers are there")
+        raise
     if app.balance == "speed":
         measured = [_as_balanced(one) for one in measured]
     if workers > 1 and all(one.setting.slots > 1 for one in measured):

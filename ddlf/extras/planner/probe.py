@@ -156,6 +156,7 @@ class Probe:
         self.app = app
         self.samples = 0
         self.threads: dict[int, int] = {}
+        self._setting: Setting | None = None
         for name, value in QUIET.items():
             setattr(app, name, value)
 
@@ -171,6 +172,7 @@ class Probe:
         app.slots, app.batch_size = setting.slots, setting.batch
         app.worker_steps = None if way.is_one_step else round(setting.steps)
         app.master_epochs = self._epochs(setting)
+        self._setting = setting
         heard = Rounds(setting, app.stop_training)
         ends = [app.subscribe(self._hear), app.subscribe(heard.hear)]
         limit = asyncio.timeout(most_s)
@@ -196,6 +198,13 @@ class Probe:
         if isinstance(event, TrainingBegan):
             self.samples = event.samples
             self.threads[event.slots] = self.app.run_context.threads or 0
+        if isinstance(event, Committed) and self._setting is not None and is_longer(self._setting, self.samples):
+            self.app.stop_training()  # no round will count
+
+
+def is_longer(setting: Setting, samples: int) -> bool:
+    """Return whether an epoch with so many samples is clearly shorter than a round of a setting."""
+    return setting.samples - samples >= setting.batch
 
 
 QUIET: dict[str, Any] = {
@@ -332,6 +341,11 @@ async def explore(
                 await measure(setting)
 
     await measure(first)
+    if first not in found and probe.samples and is_longer(first, probe.samples):
+        shorter = next(_setting(first.way, most, first.batch, FIRST_STEPS, probe.samples), None)
+        if shorter is not None:
+            first = shorter
+            await measure(first)
     if first not in found and budget.left == 0.0:
         when = "did not train" if probe.samples else "were not ready to train"
         raise ConfigError(
@@ -341,7 +355,7 @@ async def explore(
         )
     if first not in found:
         raise ConfigError(
-            f"no round of {first.samples:g} samples was measured: the data has {probe.samples}",
+            f"no whole round of {first.samples:,.0f} samples was trained: the data has {probe.samples:,}",
             hint="plan with a smaller batch size, or more data",
         )
     timed = list(_timed(ways, most, batches[0], probe.samples))
@@ -352,6 +366,20 @@ async def explore(
     await measure_all(todo)
     await measure_all([one for one in todo if one in found])
     return list(found.values())
+
+
+def check_samples(batch: int, slots: int, samples: int) -> None:
+    """Refuse data without a batch for each slot, or with only one batch. Two lengths of rounds show what a step takes.
+
+    Raises:
+        ConfigError: There are fewer samples.
+    """
+    if samples < (needed := max(slots, 2) * batch):
+        batches = f"a batch of {batch:,} for each of the {slots} workers" if slots > 1 else f"two batches of {batch:,}"
+        raise ConfigError(
+            f"a plan trains {batches}, which are {needed:,} samples, and the data has {samples:,}",
+            hint="plan with a smaller batch size, fewer workers or more data",
+        )
 
 
 def step_of(found: Sequence[Measured]) -> float:
@@ -377,9 +405,9 @@ def _many_steps(ways: Sequence[Way]) -> Way:
 
 def _timed(ways: Sequence[Way], most: int, batch: int, samples: int) -> Iterator[Setting]:
     """Yield two settings of one slot, whose rounds differ only in their steps."""
-    way = _many_steps(ways)
-    yield from _setting(way, 1, batch, FIRST_STEPS if most == 1 else SHORT_STEPS, samples)
-    yield from _setting(way, 1, batch, SECOND_STEPS, samples)
+    way, second = _many_steps(ways), min(SECOND_STEPS, samples // batch)
+    yield from _setting(way, 1, batch, min(FIRST_STEPS if most == 1 else SHORT_STEPS, second / 2), samples)
+    yield from _setting(way, 1, batch, second, samples)
 
 
 def _setting(way: Way, slots: int, batch: int, steps: float, samples: int) -> Iterator[Setting]:

@@ -208,6 +208,9 @@ def test_a_very_slow_choice_keeps_its_digits():
         ),
         (("plan", "app.py", "--ui", "json"), "--ui has no effect on ddlf plan, which only measures; leave it out"),
         (("plan", "app.py", "--out", "runs"), "--out has no effect on ddlf plan, which only measures; leave it out"),
+        (("plan", "app.py", "--budget", "-5s"), "argument --budget: must not be negative, got '-5s'"),
+        (("plan", "app.py", "--latency", "-1ms"), "argument --latency: must not be negative, got '-1ms'"),
+        (("plan", "app.py", "--budget"), "argument --budget: expected one argument"),
         (("plan", "app.py", "--budget", "soon"), "must be a duration such as 30s or 2m, got 'soon'"),
         (("plan", "app.py", "--budget", "0"), "must be a duration such as 30s or 2m, got '0'"),
         (

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ddlf.errors import ConfigError
+from ddlf.errors import ClusterTooSmall, ConfigError
 from ddlf.events import Committed, Event, RoundsMeasured, RoundsPredicted
 from ddlf.events.record import RoundRecord
 from ddlf.extras.planner.choice import Length
 from ddlf.extras.planner.explain import explain
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.planning import plan, possible, ways_of
-from ddlf.extras.planner.probe import LONG_ROUND_S, Budget, Probe, explore, own_ways
+from ddlf.extras.planner.probe import LONG_ROUND_S, Budget, Probe, check_samples, explore, own_ways
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, Quick, app, blobs
 
@@ -119,7 +119,11 @@ async def test_a_time_that_is_none_is_refused_before_the_workers_are_connected()
     [
         ({"mode": "downpour"}, "no model of time for mode='downpour'.*--mode sync or async"),
         ({"slots": 9}, "slots=9 take turns on 2 workers.*one slot for each worker"),
-        ({"batch_size": 5_000}, "no round of 40000 samples was measured: the data has 4000"),
+        ({"batch_size": 5_000}, "a batch of 5000 samples is more than the 4000 samples of the data"),
+        (
+            {"batch_size": 2_500},
+            "a plan trains a batch of 2,500 for each of the 2 workers, which are 5,000 samples, and the data has 4,000",
+        ),
     ],
 )
 async def test_what_cannot_be_planned_is_refused(two_workers, settings, said):
@@ -221,6 +225,59 @@ async def test_the_first_measurement_counts_in_the_budget_but_not_as_the_length_
     found = await explore(Made(), [way], [64, 128], 2, budget, [].append, whole_epochs)
     assert {one.setting.slots for one in found} == {1, 2}
     assert budget.spent == now[0] == 40.0
+
+
+async def test_rounds_are_no_longer_than_small_data():
+    """The data have 10 samples, and the first round of all workers would need 32."""
+    tried = []
+
+    class Made:
+        samples = 0
+
+        async def rounds(self, setting, most_s):
+            self.samples = 10
+            tried.append(setting)
+            if setting.samples > self.samples:
+                return None
+            return Measured(setting=setting, seconds=(0.070 + 0.001 * setting.steps,))
+
+    way = Way("sync", "star", "float32")
+    found = await explore(Made(), [way], [4], 2, Budget(60.0), [].append, whole_epochs)
+    assert [one.samples for one in tried if one.samples > 10] == [32]
+    assert {(one.setting.slots, one.setting.steps) for one in found} == {(1, 1), (1, 2), (2, 1)}
+    assert TimeModel(found).knows_step(4)
+
+
+async def test_rounds_that_the_data_cannot_fill_end_after_the_first_one(two_workers):
+    probe = Probe(app(two_workers, Loud, samples=100, batch_size=32))
+    assert await probe.rounds(Setting(way=Way("sync", "star", "float32"), slots=2, batch=32, steps=4)) is None
+    assert (probe.samples, len(probe.app.history)) == (100, 1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "slots", "said"),
+    [
+        (4, 3, "a batch of 4 for each of the 3 workers, which are 12 samples, and the data has 10"),
+        (6, 1, "two batches of 6, which are 12 samples, and the data has 10"),
+    ],
+)
+async def test_data_that_are_too_small_for_a_plan_are_refused_in_the_numbers_of_the_user(batch, slots, said):
+    with pytest.raises(ConfigError, match=said):
+        check_samples(batch, slots, 10)
+    check_samples(4, 2, 10)
+    check_samples(5, 1, 10)
+
+
+async def test_a_plan_that_ends_with_a_lost_worker_says_that_nothing_is_kept(two_workers, monkeypatch):
+    async def rounds(probe, setting, most_s=None):
+        raise ClusterTooSmall("1 of 2 workers could not be reached")
+
+    monkeypatch.setattr(Probe, "rounds", rounds)
+    with pytest.raises(ClusterTooSmall) as lost:
+        await plan(app(two_workers, Loud), 1.0)
+    assert lost.value.__notes__ == [
+        "the rounds measured until then are not kept: plan again when all workers are there"
+    ]
 
 
 async def test_a_long_round_is_long_where_a_round_takes_mostly_for_other_things_than_its_steps():
