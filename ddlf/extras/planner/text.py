@@ -165,7 +165,7 @@ def sentence(plan: Plan) -> str:
         case "no gain":
             return f"no setting is faster than fit on one machine by 5 %; the best, {slots}, is {fast}."
         case _:
-            return f"{slots} may be {fast}: measure longer, or on idle machines."
+            return f"{slots} may be {fast}{': measure longer, or on idle machines' * (not plan.is_beyond)}."
 
 
 def last(plan: Plan, run: str, longer: str) -> str:

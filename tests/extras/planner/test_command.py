@@ -127,6 +127,13 @@ def test_a_verdict_says_what_to_do(factor, said):
     assert re.fullmatch(said, "\n".join(told[-2:]))
 
 
+def test_a_plan_beyond_its_limits_does_not_ask_for_longer_measurements():
+    best = choice(6, 1.1, 1.9, BEST.setting.way)
+    told = lines(dataclasses.replace(PLAN, best=best, wish=Wish(deadline_s=0.1)), RUN, "ddlf plan app.py --again")
+    assert told[-2] == "unclear: 6 slots may be 1.10 times as fast as fit on one machine (0.99 to 1.21)."
+    assert told[-1].startswith("help      ")
+
+
 def test_the_command_that_measures_longer_has_all_options_of_the_call():
     words = ("--local", "2", "-p", "n=5", "--budget", "30s", "--batches", "8,9", "--deadline", "2h", "--goal", "cost")
     more = ("--max-memory", "4GB", "--bandwidth", "100mbit", "--latency", "5ms")
