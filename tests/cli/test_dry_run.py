@@ -93,7 +93,7 @@ async def test_dry_run_leads_to_the_plan_and_is_refused_without_one(folder, caps
     assert (
         "plan      none yet, which would say whether these workers pay; make one: ddlf plan " in capsys.readouterr().out
     )
-    with pytest.raises(ConfigError, match="there is no plan of App with sync, float32 and batch size 64"):
+    with pytest.raises(ConfigError, match="there is no plan of App with sync, float32, batch size 64"):
         await planned("--planned")
     assert await planned("--planned", "--listen", "127.0.0.1:9100", "--workers", "2") == 0
     assert "plan      unknown, because it belongs to the workers" in capsys.readouterr().out

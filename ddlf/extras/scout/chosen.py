@@ -78,7 +78,9 @@ def why(found: Scouted) -> str:
     if verdict.keeps:
         return f"{flat or 'no other rate is as good'}, the rate of the app stays"
     instead = f"instead of {number(verdict.own)}" if verdict.own is not None else ""
-    rule = "the best rate" if verdict.rate == verdict.best else "between the best rate and the lowest one that is as good"
+    rule = (
+        "the best rate" if verdict.rate == verdict.best else "between the best rate and the lowest one that is as good"
+    )
     return f"{', '.join(filter(None, [rule, instead, flat]))} ({found.trials} trials)"
 
 

@@ -67,7 +67,7 @@ def judged(curve: Curve, own: float | None) -> Verdict:
 
 
 def _middle(rates: Sequence[float]) -> float:
-    """Return the rate nearest to the middle between the first and the last one, in logarithms. Of two, it is the higher."""
+    """Return the rate nearest to the middle between the first and the last one, in logarithms. The higher one of two is taken."""
     middle = math.log(rates[0] * rates[-1]) / 2
 
     def distance(rate: float) -> float:

@@ -136,7 +136,8 @@ def test_the_interval_has_no_gaps():
 
 
 @pytest.mark.parametrize(
-    ("own", "rate", "keeps"), [(0.03, 0.03, True), (0.1, 0.1, True), (0.3, 0.1, False), (0.02, 0.1, False), (None, 0.1, False)]
+    ("own", "rate", "keeps"),
+    [(0.03, 0.03, True), (0.1, 0.1, True), (0.3, 0.1, False), (0.02, 0.1, False), (None, 0.1, False)],
 )
 def test_the_users_rate_stays_if_it_is_as_good(own, rate, keeps):
     curve = points(r1=1.01, r2=1.5, r3=1.09, r10=1.0, r30=1.099)
