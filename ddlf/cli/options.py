@@ -37,7 +37,10 @@ OF_A_CLUSTER = (
 )
 
 
-NOT_SHORT = ("planned", "scout", "dry_run", "save", "checkpoint", "resume", "requeue", "out", "ui")
+NOT_SHORT = (
+    *("planned", "scout", "dry_run", "save", "checkpoint", "checkpoint_every", "resume", "requeue"),
+    *("out", "run_name", "trackers", "ui"),
+)
 """Options without effect on short trainings, whose models are dropped, and which have no display or folder of a run."""
 
 

@@ -207,6 +207,10 @@ def test_a_very_slow_choice_keeps_its_digits():
             ("plan", "app.py", "--dry-run", "--save", "m.keras", "--resume", "auto"),
             "--dry-run, --save, --resume have no effect on ddlf plan, which only measures; leave them out",
         ),
+        (
+            ("plan", "app.py", "--name", "a", "--log", "csv", "--checkpoint-every", "3"),
+            "--checkpoint-every, --name, --log have no effect on ddlf plan, which only measures; leave them out",
+        ),
         (("plan", "app.py", "--scout"), "--scout has no effect on ddlf plan, which only measures; leave it out"),
         (("scout", "app.py", "--scout"), "--scout has no effect on ddlf scout, which only tries rates; leave it out"),
         (
