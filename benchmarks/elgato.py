@@ -38,7 +38,8 @@ from ddlf.errors import ConfigError
 from ddlf.events import Committed, Event, TrainingBegan
 from ddlf.extras.planner.choice import alone, epoch
 from ddlf.extras.planner.model import Predicted, Setting, Way
-from ddlf.extras.planner.planning import Plan, plan
+from ddlf.extras.planner.planning import plan
+from ddlf.extras.planner.result import Plan
 
 WORKERS = 2
 SAMPLES, BATCHES = 50_000, (100, 500, 1000, 2000)

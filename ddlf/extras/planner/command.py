@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddlf.extras.planner.choice import Goal, Wish
     from ddlf.extras.planner.explain import Explained
     from ddlf.extras.planner.model import Link
-    from ddlf.extras.planner.planning import Plan
+    from ddlf.extras.planner.result import Plan
 
 OF_PREDICTIONS = ("budget", "batches", "again", "goal", "deadline", "max_memory", "bandwidth", "latency")
 """Options without effect on ``--check``."""
@@ -103,7 +103,7 @@ async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
     from ddlf.cli.target import prepare_app
     from ddlf.extras.planner.planning import BUDGET_S
     from ddlf.extras.planner.planning import plan as planned
-    from ddlf.extras.planner.text import lines
+    from ddlf.extras.planner.result import lines
 
     if not (inspect.isclass(target) and issubclass(target, IApp)):
         raise AppError(f"{target.__name__} is not an app, so it cannot be planned", hint="name a subclass of ddlf.IApp")
@@ -156,7 +156,7 @@ def command(plan: Plan, options: argparse.Namespace) -> str:
     It names a usual value if this call or the app has another one.
     """
     from ddlf.cli.words import command_line, given_names
-    from ddlf.extras.planner.text import USUAL, settings_of
+    from ddlf.extras.planner.result import USUAL, settings_of
 
     found, own = settings_of(plan.best), settings_of(plan.now)
     named = {name for name, value in found.items() if not value == USUAL.get(name) == own.get(name, value)}

@@ -13,9 +13,9 @@ from ddlf.errors import ConfigError
 from ddlf.events import Decided
 from ddlf.extras.planner.fingerprints import changed
 from ddlf.extras.planner.kept import own_parameters, path_on, read_file
-from ddlf.extras.planner.planning import Plan, planned
+from ddlf.extras.planner.planning import planned
 from ddlf.extras.planner.probe import own_ways
-from ddlf.extras.planner.text import settings_of, times, words
+from ddlf.extras.planner.result import Plan, settings_of, times, words
 from ddlf.monitor.runs.summary import source_of
 from ddlf.training.context import App
 

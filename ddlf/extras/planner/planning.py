@@ -6,22 +6,21 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ddlf.app import IApp
 from ddlf.data.parts import samples_of, take_made
 from ddlf.errors import ConfigError, DDLFError
 from ddlf.events.record import size
-from ddlf.extras.planner.choice import WORTH, Choice, Length, Verdict, Wish, alone, can_balance, choices
+from ddlf.extras.planner.choice import WORTH, Length, Wish, alone, can_balance, choices
 from ddlf.extras.planner.fingerprints import data_of, files_of
 from ddlf.extras.planner.kept import Kept, read, write
-from ddlf.extras.planner.memory import Largest, MemoryModel
+from ddlf.extras.planner.memory import MemoryModel
 from ddlf.extras.planner.memory_probe import LEAST_S, NEEDED_PART, PART, Memory, memory_of, with_master
-from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
+from ddlf.extras.planner.model import Link, Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.probe import Budget, Probe, check_samples, explore, own_ways
-from ddlf.extras.planner.text import lines, times, words
+from ddlf.extras.planner.result import Plan
 from ddlf.extras.planner.units import budget_of
 from ddlf.rpc.iworker import awaited
 from ddlf.training.context import App, travels
@@ -31,107 +30,6 @@ from ddlf.training.start import check
 BUDGET_S = 60.0
 CODECS = ("int8",)
 """Codecs that are measured beside the app's own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Plan:
-    """Predictions for the training of an app on a cluster. Its text has the lines that ``ddlf plan`` prints.
-
-    Args:
-        measured: The measured rounds.
-        spent_s: Seconds of all measurements.
-        workers: Workers of the cluster.
-        samples: n, the training samples.
-        now: The prediction for the app's own settings.
-        best: The best choice with the app's own batch size.
-        fit: Seconds of an epoch of ``fit`` on one machine.
-        all: All predictions, the fastest first.
-        step_s: Seconds of a step of one slot, without an exchange.
-        exchange_s: Seconds of an exchange of the app's own settings.
-        model: Predicts other settings.
-        wish: The goal of the best choice.
-        memory: Predicts the memory of a worker; None if it was not measured.
-        largest: The largest batch that fits into the memory; None without a limit.
-        hosts: The machines of workers, by their numbers.
-        in_other_order: The best choice of a cluster that lists the fastest worker first, if it is clearly faster.
-    """
-
-    measured: tuple[Measured, ...]
-    spent_s: float
-    workers: int
-    samples: int
-    now: Choice
-    best: Choice
-    fit: Predicted
-    all: tuple[Choice, ...]
-    step_s: float
-    exchange_s: float
-    model: TimeModel
-    wish: Wish = field(default_factory=Wish)
-    memory: MemoryModel | None = None
-    largest: Largest | None = None
-    hosts: dict[int, str] = field(default_factory=dict)
-    in_other_order: Choice | None = None
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether several workers pay. If one slot is the cheapest choice, they do not: it trains as ``fit`` does, and
-        exchanges besides.
-        """
-        is_one = self.wish.goal == "cost" and self.best.setting.slots == 1
-        return "no gain" if is_one else self.best.verdict
-
-    @property
-    def whole(self) -> Predicted:
-        """The prediction for all epochs of the training with the best choice, without validation and test data."""
-        return self.best.epoch.times(self.wish.epochs)
-
-    @property
-    def is_beyond(self) -> bool:
-        """Whether even the best choice is surely too late, or needs too much memory."""
-        return not (self.wish.may_meet(self.best) and self.wish.may_fit(self.best))
-
-    def __str__(self) -> str:
-        """Return the plan as the text that ``ddlf plan`` prints."""
-        return "\n".join(lines(self))
-
-    def __repr__(self) -> str:
-        """Return the verdict and the best choice."""
-        return f"<Plan {self.verdict}: {' '.join(words(self.best))} is {times(self.best)}>"
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # a notebook calls this for the last line of a cell
-        printer.text(str(self))
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the plan for JSON."""
-        epochs = self.wish.epochs
-        return {
-            "spent_s": self.spent_s,
-            "speeds": {number: 1.0 / slowness for number, slowness in self.model.slowness.items()},
-            "workers": self.workers,
-            "samples": self.samples,
-            "verdict": self.verdict,
-            "step_s": self.step_s,
-            "exchange_s": self.exchange_s,
-            "wish": asdict(self.wish),
-            "in_time": self.wish.meets(self.best),
-            "in_memory": self.wish.fits(self.best),
-            "beyond": self.is_beyond,
-            "memory": None if self.memory is None else asdict(self.memory.peaks),
-            "largest": None if self.largest is None else asdict(self.largest),
-            "link": None if self.model.link is None else asdict(self.model.link),
-            "epochs": epochs,
-            "training": {
-                "best": asdict(self.whole),
-                "now": asdict(self.now.epoch.times(epochs)),
-                "fit": asdict(self.fit.times(epochs)),
-            },
-            "fit": asdict(self.fit),
-            "best": asdict(self.best),
-            "now": asdict(self.now),
-            "all": [asdict(one) for one in self.all],
-            "measured": [asdict(one) for one in self.measured],
-        }
 
 
 async def plan(
@@ -161,8 +59,8 @@ async def plan(
         ConfigError: A setting cannot be planned, the budget is not above 0, or too little could be measured.
     """
     budget_s = budget_of(budget_s)
-    await app.connect()
     check_common(app, "a plan compares numbers of slots, and each worker is one slot")
+    await app.connect()
     assert app.cluster is not None
     if app.slots is not None and app.slots > app.cluster.N:
         raise ConfigError(

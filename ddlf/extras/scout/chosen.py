@@ -66,7 +66,7 @@ async def choose_settings(app: IApp) -> None:
 
 def _asks(app: IApp) -> bool:
     """Return whether an app asks for a rate. With private data it gets none, and the run refuses the setting by name."""
-    return bool(getattr(app, "scout", False)) and not app.private
+    return getattr(app, "scout", False) is True and not app.private
 
 
 def why(found: Scouted) -> str:

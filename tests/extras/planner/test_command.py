@@ -15,8 +15,7 @@ from ddlf.extras.planner.command import PLAN as PLANNER
 from ddlf.extras.planner.command import command, longer
 from ddlf.extras.planner.memory import Bytes, Largest, MemoryModel, Peak, Peaks
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
-from ddlf.extras.planner.planning import Plan
-from ddlf.extras.planner.text import lines
+from ddlf.extras.planner.result import Plan, lines
 from ddlf.extras.planner.units import bandwidth, budget_of, latency
 
 RUN = "ddlf run app.py"

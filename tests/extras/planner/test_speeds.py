@@ -12,8 +12,8 @@ from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.planned import words
 from ddlf.extras.planner.planning import planned
 from ddlf.extras.planner.probe import Rounds
+from ddlf.extras.planner.result import unequal
 from ddlf.extras.planner.speeds import slowest, slowness_of
-from ddlf.extras.planner.text import unequal
 from tests.extras.planner.test_explain import rounds
 
 STAR = Way("sync", "star", "float32")
