@@ -199,7 +199,7 @@ class Commands:
     def end(self) -> None:
         for process in self.running:
             process.kill()
-            process.communicate()
+            process.wait()
 
 
 def until(process: subprocess.Popen[str], pattern: str) -> str:

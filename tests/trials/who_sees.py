@@ -97,6 +97,8 @@ async def take_pictures(options: str, at: Path) -> list[Path]:
         stack.callback((commands := Commands(Path(folder))).end)
         words = ["serve", str(MODEL), "--port", "0", "--invite", "2", *options.split()]
         server = commands.start(*words)
+        assert server.stdout is not None
+        stack.enter_context(server.stdout)  # closes it
         async with chromium() as browser:
             for (width, height), kind in ((COMPUTER, ""), (PHONE, "p")):
                 link = await asyncio.to_thread(until, server, r"link +(\S+)")
