@@ -74,11 +74,11 @@ async def plan(
     ways = possible(app, ways_of(own))
     kept = None if again else await _kept(app, say)
     is_kept = kept is not None and kept.answers(ways, asked, budget_s, len(own))
+    budget = Budget(budget_s)
     if not is_kept:
         samples = await _samples(app)
         _check_batches(asked, samples)
         check_samples(app.batch_size, app.cluster.N, samples)
-    budget = Budget(budget_s)
     if kept is not None and is_kept:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.when))
         say(f"{len(kept.measured)} settings were measured on {when}; --again measures them again")

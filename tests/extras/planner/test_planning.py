@@ -10,6 +10,7 @@ import pytest
 from ddlf.errors import ClusterTooSmall, ConfigError
 from ddlf.events import Committed, Event, RoundsMeasured, RoundsPredicted
 from ddlf.events.record import RoundRecord
+from ddlf.extras.planner import planning
 from ddlf.extras.planner.choice import Length
 from ddlf.extras.planner.explain import explain
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
@@ -349,3 +350,21 @@ async def test_few_measurements_show_how_long_a_step_takes_on_one_worker(exchang
     model = TimeModel(found)
     assert model.knows_step(64)
     assert model.step(64) == pytest.approx(0.001, rel=1e-6)
+
+
+async def test_the_budget_counts_the_loading_of_the_data_on_the_master(two_workers, monkeypatch):
+    begun = list[str]()
+
+    async def samples(app):
+        begun.append("data")
+        raise ConfigError("enough")
+
+    def budget(seconds):
+        begun.append("budget")
+        return Budget(seconds)
+
+    monkeypatch.setattr(planning, "_samples", samples)
+    monkeypatch.setattr(planning, "Budget", budget)
+    with pytest.raises(ConfigError, match="enough"):
+        await plan(app(two_workers, Loud), again=True)
+    assert begun == ["budget", "data"]
