@@ -10,7 +10,7 @@ from ddlf.training.progress import WeightsRef
 
 
 class Doubles:
-    """Doubles all weights after some epochs.
+    """Doubles all weights after chosen epochs.
 
     Attributes:
         after: Numbers of these epochs, from 1.

@@ -7,7 +7,7 @@ import numpy as np
 import ddlf
 
 WIDE = 64
-"""So many hidden units that both kernels are large enough for codecs."""
+"""Number of hidden units. It makes both kernels large enough for codecs."""
 
 
 def blobs(samples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -20,9 +20,9 @@ def blobs(samples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def small_model(learning_rate=0.05, *, width=16, norm=False, dropout=0.0, optimizer="sgd"):
-    """A compiled classifier of the blobs.
+    """Return a compiled classifier of the blobs with ``width`` hidden units.
 
-    ``width`` units are hidden. Codecs leave tensors below 1,024 bytes alone, which are all of the 16 by default; those of ``WIDE`` are encoded.
+    Codecs leave tensors below 1,024 bytes alone. With the default width, all tensors are smaller. With ``WIDE`` the kernels are encoded.
     """
     import keras
 
@@ -39,7 +39,7 @@ def small_model(learning_rate=0.05, *, width=16, norm=False, dropout=0.0, optimi
 
 
 class Blobs(ddlf.IApp):
-    """Trains on the blobs; attributes choose what is special."""
+    """Trains on the blobs. Its attributes choose the variant of the model."""
 
     verbose = False
     master_epochs = 2
@@ -63,9 +63,9 @@ class Blobs(ddlf.IApp):
 
 
 class Quick(Blobs):
-    """Learns by hand what ``fit`` would have learned: before its first step Keras compiles for half a second on every node.
+    """Trains by hand to the weights of ``fit``, because Keras compiles for half a second on every node before its first step.
 
-    For what is promised about rounds, slots and workers, whatever is computed in them. Its model must be ``small_model()`` of any ``width``.
+    It is for tests of rounds, slots and workers, which hold for any computation. Its model must be ``small_model()`` of any ``width``.
     """
 
     def train(self, weights, worker_epochs, batch_size):

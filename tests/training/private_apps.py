@@ -20,7 +20,7 @@ def private_samples(number, samples=None):
 
 
 class Private(ddlf.IApp):
-    """Each worker has blobs of its own, also for validation and test."""
+    """Each worker has different blobs, also for validation and test."""
 
     private = True
     verbose = False

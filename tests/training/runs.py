@@ -1,4 +1,4 @@
-"""Runs of fake workers whose weights differ in type, size and kind."""
+"""Runs of fake workers. Their weights differ in type, size and kind."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A folder of checkpoints always holds a complete one, tells every damage, and is never written by two."""
+"""Tests of the folder of checkpoints: it always has a complete checkpoint, it reports all damage, and it has one writer."""
 
 import errno
 import gc
@@ -46,7 +46,7 @@ def listed(folder):
     return sorted(name for name in os.listdir(folder.path) if name not in (".lock", "owner.json"))
 
 
-# What is saved comes back
+# A saved state is read back
 
 
 @settings(max_examples=15)  # each syncs its files; test_tensors.py tries more arrays
@@ -55,7 +55,7 @@ def listed(folder):
         st.from_regex(r"[a-z][a-z0-9_]{0,9}", fullmatch=True), st.dictionaries(names(), arrays()), max_size=3
     )
 )
-def test_arrays_come_back_with_the_same_bits_types_names_and_order(tmp_path_factory, groups):
+def test_arrays_are_read_back_with_the_same_bits_types_names_and_order(tmp_path_factory, groups):
     folder = CheckpointFolder(tmp_path_factory.mktemp("any"))
     folder.open("the test")
     folder.save(Checkpoint(round=3, arrays=groups, facts={}))
@@ -69,7 +69,7 @@ def test_arrays_come_back_with_the_same_bits_types_names_and_order(tmp_path_fact
             assert found.arrays[group][name].tobytes() == array.tobytes()
 
 
-def test_facts_come_back_the_same_also_nan_large_numbers_and_the_order(folder):
+def test_facts_are_read_back_unchanged_with_nan_large_numbers_and_their_order(folder):
     facts = {
         "z": 1,
         "a": [1, 2.5, None, True, "é\ud800"],
@@ -99,7 +99,7 @@ def test_facts_that_json_would_change_are_refused_by_name(folder, facts, sentenc
     assert listed(folder) == []
 
 
-def test_facts_nested_without_end_are_refused(folder):
+def test_facts_that_contain_themselves_are_refused(folder):
     facts = {}
     facts["again"] = facts
     with pytest.raises(CheckpointError, match="nested more than 100 deep"):
@@ -107,7 +107,7 @@ def test_facts_nested_without_end_are_refused(folder):
 
 
 @pytest.mark.parametrize("group", ["", "../weights", "Weights", "a/b", "manifest.json", ".hidden", "x" * 65, "a\n"])
-def test_a_group_that_is_no_plain_file_name_is_refused(folder, group):
+def test_a_group_whose_name_is_not_a_plain_file_name_is_refused(folder, group):
     with pytest.raises(CheckpointError, match="cannot name a file"):
         folder.save(Checkpoint(round=1, arrays={group: {}}, facts={}))
 
@@ -133,7 +133,7 @@ def test_only_the_owner_may_read_a_checkpoint(folder):
     assert stat.S_IMODE(saved.stat().st_mode) == stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
 
-# Which one
+# Which checkpoint is kept and read
 
 
 def test_last_three_are_kept_and_the_newest_has_the_highest_round(folder):
@@ -175,7 +175,7 @@ def test_leftovers_of_killed_writers_are_removed_and_never_read(folder):
     assert listed(folder) == []
 
 
-def test_names_that_are_not_ours_are_left_alone(folder):
+def test_files_of_other_programs_are_left_alone(folder):
     for name in ("round-1", "round-0000001", "round-000001x", "notes", "round-000001.replaced.old"):
         (folder.path / name).mkdir()
     folder.save(state(3, 0.01))
@@ -185,7 +185,7 @@ def test_names_that_are_not_ours_are_left_alone(folder):
     assert [entry.name for entry in folder.entries()] == ["round-000003"]
 
 
-def test_a_round_that_is_saved_again_takes_the_place_of_the_first(folder):
+def test_a_round_that_is_saved_again_replaces_the_first_checkpoint(folder):
     folder.save(of(4, {"attempt": 1}))
     folder.save(of(4, {"attempt": 2}))
     assert listed(folder) == ["round-000004"]
@@ -205,9 +205,9 @@ def test_writer_killed_between_two_renames_loses_nothing(folder):
     assert folder.newest().facts == {"attempt": 2}
 
 
-def test_writing_and_reading_leave_nothing_to_the_garbage_collector(folder):
-    """It holds up all threads, the longer the more there is in the process, and what it finds makes it come more often."""
-    for number in (1, 2, 3):  # imports, and what is kept for good
+def test_writing_and_reading_create_no_reference_cycles(folder):
+    """The garbage collector stops all threads while it runs, and reference cycles make it run more often."""
+    for number in (1, 2, 3):  # the first calls import modules and fill caches
         folder.load(folder.save(state(number, 0.01)))
     gc.collect()
     gc.disable()
@@ -218,7 +218,7 @@ def test_writing_and_reading_leave_nothing_to_the_garbage_collector(folder):
         gc.enable()
 
 
-def test_a_round_before_the_newest_is_not_saved_unseen(folder):
+def test_saving_an_earlier_round_than_the_newest_is_refused(folder):
     folder.save(of(9))
     with pytest.raises(CheckpointError, match=r"round-000009 is from a later round than 5"):
         folder.save(of(5))
@@ -239,7 +239,7 @@ def test_training_replaces_a_damaged_later_checkpoint(folder):
     assert [entry.complete for entry in folder.entries()] == [True] * 3
 
 
-def test_one_that_is_removed_while_it_is_read_gives_way_to_a_newer_one(folder, monkeypatch):
+def test_reader_takes_a_newer_checkpoint_if_its_own_is_removed(folder, monkeypatch):
     folder.save(of(1))
     load = CheckpointFolder.load
 
@@ -258,7 +258,7 @@ def test_one_that_is_removed_while_it_is_read_gives_way_to_a_newer_one(folder, m
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """The short form of the long run."""
+    """A shorter form of the trial that breaks checkpoints."""
     found = tmp_path_factory.mktemp("run") / "found.json"
     counts = ["--kills", "5", "--flips", "30", "--cuts", "10"]
     done = command("tests.trials.checkpoints", *counts, "--json", found)
@@ -297,12 +297,12 @@ def test_a_missing_zeroed_or_longer_file_is_named(folder, file):
     (saved / file).unlink()
     with pytest.raises(CheckpointCorrupt, match=f"{file} is missing"):
         folder.load(saved)
-    os.mkfifo(saved / file)  # reading it would wait for ever
+    os.mkfifo(saved / file)  # opening a pipe to read it would block
     with pytest.raises(CheckpointCorrupt, match="expected a file, found something else"):
         folder.load(saved)
 
 
-def test_a_damaged_newest_one_is_reported_and_the_one_before_used(folder, caplog):
+def test_a_damaged_newest_checkpoint_is_reported_and_the_previous_one_used(folder, caplog):
     for number in (1, 2, 3):
         folder.save(state(number, 0.01))
     for number in (2, 3):
@@ -316,7 +316,7 @@ def test_a_damaged_newest_one_is_reported_and_the_one_before_used(folder, caplog
     assert "weights.safetensors is damaged: expected SHA-256" in entries[0].problem
 
 
-def test_only_damaged_ones_are_an_error_and_never_a_new_beginning(folder):
+def test_a_folder_with_damaged_checkpoints_only_is_an_error_instead_of_a_new_run(folder):
     saved = folder.save(state(1, 0.01))
     (saved / "manifest.json").write_bytes(b"")
     with pytest.raises(
@@ -335,7 +335,7 @@ def test_a_file_that_the_manifest_does_not_name_is_named(folder):
 
 
 def changed(saved, change):
-    """Seal the manifest again after a change: not damage, but somebody's intention."""
+    """Change the manifest and seal it again, as a person could do on purpose."""
     file = saved / "manifest.json"
     content = unseal(file.read_bytes(), file)
     change(content)
@@ -359,14 +359,14 @@ def changed(saved, change):
         (lambda m: m["files"][0]["arrays"].append("x"), "expected 11 arrays named in the manifest"),
     ],
 )
-def test_a_manifest_that_is_whole_but_wrong_is_refused(folder, change, sentence):
+def test_a_sealed_manifest_with_wrong_content_is_refused(folder, change, sentence):
     saved = folder.save(state(1, 0.01))
     changed(saved, change)
     with pytest.raises(CheckpointCorrupt, match=sentence):
         folder.load(saved)
 
 
-def test_a_newer_format_names_both_versions_and_is_never_passed_over(folder):
+def test_a_newer_format_is_refused_with_both_versions_and_not_skipped(folder):
     folder.save(state(1, 0.01))
     saved = folder.save(state(2, 0.01))
     changed(saved, lambda manifest: manifest.update(format=4, ddlf="2.1", something="new"))
@@ -384,7 +384,7 @@ def test_missing_checkpoint_is_an_error_and_a_renamed_one_is_not(folder):
     assert same(folder.load("best"), state(1, 0.01))
 
 
-# Killed, full, forbidden
+# Killed writers, full disks and missing rights
 
 
 def test_files_are_synced_before_a_checkpoint_gets_its_name(folder, monkeypatch):
@@ -434,8 +434,8 @@ print(folder.newest().round)
 """
 
 
-def test_a_full_disk_is_told_with_both_sizes_and_the_one_before_stays(tmp_path):
-    # A file system of 1 MB of its own: real, and gone with the process.
+def test_a_full_disk_is_reported_with_both_sizes_and_the_previous_checkpoint_stays(tmp_path):
+    # The process mounts a real file system of 1 MB, which disappears when the process ends.
     script = f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c '{FULL}' {tmp_path}"
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
@@ -466,7 +466,7 @@ assert same(folder.newest(), state(1, 0.3))
 """
 
 
-def test_a_limit_on_the_size_of_files_is_told(tmp_path):
+def test_a_limit_on_the_size_of_files_is_reported(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -492,7 +492,7 @@ def test_refusal_of_the_system_leaves_the_previous_checkpoint(folder, monkeypatc
     assert folder.newest().round == 2
 
 
-def test_an_old_one_that_cannot_be_removed_fails_no_checkpoint(folder, monkeypatch, caplog):
+def test_saving_succeeds_if_an_old_checkpoint_cannot_be_removed(folder, monkeypatch, caplog):
     folder.keep = 1
     folder.save(state(1, 0.01))
     with monkeypatch.context() as patch:
@@ -504,7 +504,7 @@ def test_an_old_one_that_cannot_be_removed_fails_no_checkpoint(folder, monkeypat
     assert listed(folder) == ["round-000003"]
 
 
-def test_a_file_in_place_of_the_folder_is_told(tmp_path):
+def test_a_file_with_the_name_of_the_folder_is_reported(tmp_path):
     (tmp_path / "run").touch()
     for path in (tmp_path / "run", tmp_path / "run" / "deeper"):
         with pytest.raises(CheckpointError, match="is a file, not a folder; name a folder"):
@@ -513,7 +513,7 @@ def test_a_file_in_place_of_the_folder_is_told(tmp_path):
             CheckpointFolder(path).newest()
 
 
-def test_a_folder_that_cannot_be_written_is_told_when_it_is_opened(tmp_path):
+def test_a_folder_without_write_permission_is_reported_when_it_is_opened(tmp_path):
     script = (
         "from ddlf.training.checkpoints.checkpoint import *; import sys; CheckpointFolder(sys.argv[1]).open('the test')"
     )
@@ -531,7 +531,7 @@ def test_a_folder_that_cannot_be_written_is_told_when_it_is_opened(tmp_path):
 # One writer
 
 
-def test_nobody_writes_without_opening_but_everybody_reads(folder):
+def test_writing_needs_an_open_folder_and_reading_does_not(folder):
     folder.save(state(1, 0.01))
     reader = CheckpointFolder(folder.path)
     assert same(reader.newest(), state(1, 0.01))
@@ -555,7 +555,7 @@ def test_master_that_lost_the_folder_writes_nothing(folder, monkeypatch):
 
         monkeypatch.setattr(module, step, overtaken)
         with pytest.raises(
-            LeaseError, match=r"taken over by .* \(the new master\), epoch \d+ > \d+; nothing was written"
+            LeaseError, match=r"taken over by .* \(the new master\), epoch \d+ > \d+; nothing\ was written"
         ):
             folder.save(state(2, 0.01))
         assert listed(folder) == ["round-000001"]
@@ -586,7 +586,7 @@ def test_reader_finds_a_checkpoint_while_a_writer_replaces_them(folder):
     assert wrong == []
 
 
-def test_manifest_is_json_that_people_can_read(folder):
+def test_manifest_is_readable_json(folder):
     saved = folder.save(of(12, {"seed": 7}, kernel=np.ones(3, ml_dtypes.bfloat16)))
     content = json.loads((saved / "manifest.json").read_text())
     assert list(content) == ["format", "ddlf", "round", "epoch", "files", "records", "facts", "sha256"]

@@ -1,4 +1,4 @@
-"""Sealed JSON, files that are on the disk when the call returns, and sentences for what the operating system says."""
+"""Tests of sealed JSON, of files that are on the disk when the call returns, and of the texts for errors of the system."""
 
 import errno
 import json
@@ -21,14 +21,14 @@ CONTENTS = st.dictionaries(st.text().filter(lambda key: key != durable.SEAL), JS
 
 
 @given(CONTENTS)
-def test_sealed_data_comes_back_the_same_in_the_same_order(tmp_path_factory, content):
+def test_sealed_data_is_read_back_unchanged_in_its_order(tmp_path_factory, content):
     found = durable.unseal(durable.seal(content), tmp_path_factory.getbasetemp())
     assert found == content
     assert list(found) == list(content)
 
 
 @given(CONTENTS, st.floats())
-def test_what_is_sealed_is_spelled_as_the_json_module_does(content, number):
+def test_sealed_data_is_spelled_like_the_json_module_spells_it(content, number):
     content = {**content, "number": number, "nested": [{}, [], [content]]}
     spelled = durable.seal(content).decode()
     seal = json.loads(spelled)[durable.SEAL]
@@ -66,13 +66,13 @@ def test_the_same_values_spelled_otherwise_break_the_seal(tmp_path):
         (b'{"round": 3, "sha256": "00"}', "expected SHA-256 00, found SHA-256 "),
     ],
 )
-def test_what_is_no_sealed_json_is_refused_in_a_sentence_of_its_own(tmp_path, data, sentence):
+def test_each_kind_of_unsealed_data_is_refused_with_its_own_sentence(tmp_path, data, sentence):
     with pytest.raises(CheckpointCorrupt, match=sentence) as caught:
         durable.unseal(data, tmp_path / "manifest.json")
     assert caught.value.file == str(tmp_path / "manifest.json")
 
 
-def test_json_nested_without_end_is_damage_at_any_depth(tmp_path):
+def test_deeply_nested_json_is_damage_at_any_depth(tmp_path):
     for depth in range(50, 2000, 50):
         data = b'{"a": ' + b"[" * depth + b"]" * depth + b', "sha256": "00"}'
         with pytest.raises(CheckpointCorrupt):
@@ -80,7 +80,7 @@ def test_json_nested_without_end_is_damage_at_any_depth(tmp_path):
 
 
 @pytest.mark.parametrize("content", [{"n": 10**5000}, {"o": object()}, {"s": {1, 2}}])
-def test_what_is_no_json_is_not_sealed(content):
+def test_values_that_json_cannot_hold_are_not_sealed(content):
     with pytest.raises(CheckpointError, match="JSON"):
         durable.seal(content)
 
@@ -124,7 +124,7 @@ def test_a_file_is_synced_before_it_gets_its_name_and_the_folder_after(tmp_path,
         (errno.EIO, "cannot write in .*: Input/output error"),
     ],
 )
-def test_what_the_operating_system_says_becomes_a_sentence(tmp_path, number, sentence):
+def test_an_error_of_the_operating_system_becomes_a_sentence(tmp_path, number, sentence):
     with (
         pytest.raises(CheckpointError, match=sentence) as caught,
         durable.explained(tmp_path, "write in", need=412_000_000),
@@ -134,10 +134,10 @@ def test_what_the_operating_system_says_becomes_a_sentence(tmp_path, number, sen
     assert caught.value.exit_code == 7
 
 
-def test_a_full_disk_is_told_also_where_the_need_is_not_known(tmp_path):
+def test_a_full_disk_is_reported_also_when_the_needed_size_is_unknown(tmp_path):
     assert str(durable.no_space(tmp_path, 0)).startswith("no space: free ")
 
 
-def test_our_own_errors_pass_as_they_are(tmp_path):
+def test_errors_of_ddlf_pass_unchanged(tmp_path):
     with pytest.raises(LeaseError, match="only said"), durable.explained(tmp_path, "write in"):
         raise LeaseError("only said")

@@ -1,4 +1,4 @@
-"""A folder has one writer: a living one is not replaced unless told, a dead one is, and one that lost it writes nothing."""
+"""Tests of the single writer of a folder: only a takeover replaces a living writer, and a replaced writer writes nothing."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 
 
 def put_owner(folder, **changes):
-    """An ``owner.json`` of this process, but for the changes."""
+    """Write the ``owner.json`` of this process, with some fields changed."""
     owner = Owner(
         session="s",
         epoch=4,
@@ -30,7 +30,7 @@ def put_owner(folder, **changes):
 
 @pytest.fixture
 def ended():
-    """A process that has ended, but whose parent has not asked how."""
+    """A process that has ended, but that its parent has not waited for."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     yield process
@@ -49,11 +49,11 @@ def test_takeover_stops_a_living_writer(tmp_path):
     old, new = Ownership(tmp_path), Ownership(tmp_path)
     old.claim("old")
     new.claim("new", takeover=True)
-    with pytest.raises(LeaseError, match=r"taken over by pid \d+ on .* \(new\), epoch 2 > 1; nothing was written"):
+    with pytest.raises(LeaseError, match=r"taken over by pid \d+ on .* \(new\), epoch 2 > 1; nothing\ was written"):
         old.check()
     with pytest.raises(LeaseError, match="taken over"), old.held():
         pytest.fail("the lock was given to a writer that lost the folder")
-    old.release()  # does not release what is another's
+    old.release()  # leaves the folder with its new writer
     new.check()
 
 
@@ -85,7 +85,7 @@ def test_a_writer_on_another_machine_is_only_replaced_by_takeover(tmp_path):
     assert Ownership(tmp_path).claim("new", takeover=True).epoch == 5
 
 
-def test_the_epoch_only_grows(tmp_path):
+def test_the_epoch_grows_with_each_claim(tmp_path):
     epochs = []
     for _ in range(3):
         mine = Ownership(tmp_path)
@@ -97,14 +97,14 @@ def test_the_epoch_only_grows(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", seal({"epoch": "4"}), seal({"x": 1})])
-def test_a_damaged_owner_is_nobody_only_for_a_takeover(tmp_path, data):
+def test_a_damaged_owner_file_is_only_replaced_by_takeover(tmp_path, data):
     (tmp_path / "owner.json").write_bytes(data)
     with pytest.raises(CheckpointCorrupt, match=r"owner.json.*take it over with --takeover"):
         Ownership(tmp_path).claim("new")
     assert Ownership(tmp_path).claim("new", takeover=True, epoch_above=lambda: 7).epoch == 8
 
 
-def test_who_never_claimed_or_released_cannot_write(tmp_path):
+def test_a_writer_without_a_claim_or_after_its_release_cannot_write(tmp_path):
     mine = Ownership(tmp_path)
     with pytest.raises(LeaseError, match="was not opened for writing"):
         mine.check()
@@ -123,7 +123,7 @@ def test_a_writer_whose_claim_was_deleted_stops(tmp_path):
         mine.check()
 
 
-def test_a_lock_that_is_not_given_back_is_waited_for_only_so_long(tmp_path, monkeypatch):
+def test_a_writer_waits_a_limited_time_for_the_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(ownership, "LOCK_WAIT_S", 0.1)
     stopped = Ownership(tmp_path)
     stopped.claim("stopped while it held the lock")
@@ -131,7 +131,7 @@ def test_a_lock_that_is_not_given_back_is_waited_for_only_so_long(tmp_path, monk
         Ownership(tmp_path).claim("new", takeover=True)
 
 
-def test_of_many_that_claim_at_once_one_gets_the_folder(tmp_path):
+def test_one_of_many_simultaneous_claims_gets_the_folder(tmp_path):
     begin, got = threading.Barrier(8), []
 
     def claim():

@@ -1,4 +1,4 @@
-"""The account of releases: on the disk before each release, also after ``kill -9``; budgets; damage."""
+"""Tests of the account of releases: it is on the disk before each release, it ends budgets, and it refuses damaged files."""
 
 import errno
 import os
@@ -48,7 +48,7 @@ def test_budget_ends_before_the_release_that_would_exceed_it(tmp_path):
     assert account.accountant.worst() > 17.9
 
 
-def test_resumed_account_has_the_budget_that_is_left(tmp_path):
+def test_resumed_account_has_the_remaining_budget(tmp_path):
     counted(tmp_path, 2, budget=7.0)
     account = ReleaseAccount.resume(tmp_path, TERMS, 7.0)
     with pytest.raises(BudgetSpent, match="privacy budget of 7"):
@@ -182,10 +182,10 @@ for line in sys.stdin:
     os.close(reading)
     print(left, flush=True)
 """
-"""Forks a child for each line that it reads. The child releases until it is killed; the answer says how much has left."""
+"""Forks a child for each line that it reads. The child releases until it is killed. The answer counts its releases."""
 
 
-def test_account_has_each_release_that_left_after_kills_at_50_moments(tmp_path):
+def test_account_has_each_completed_release_after_kills_at_50_moments(tmp_path):
     moments = random.Random(5)
     folders = [tmp_path / str(number) for number in range(50)]
     for folder in folders:

@@ -1,4 +1,4 @@
-"""A checkpoint in slices holds what a whole one does, and nothing of a slice is believed."""
+"""Tests of checkpoints in slices: they contain the same arrays as one file, and each slice is verified."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def folder(tmp_path):
 
 
 def saved(folder, number=1, *, count=3, run="abc", write=write_if_seen, harm=lambda begun: None):
-    """A checkpoint of weights and of what is kept of them, in so many slices."""
+    """Save a checkpoint of weights and of the state beside them, in ``count`` slices."""
     begun, kept = folder.begin(number, run), [[np.asarray(w * 2, w.dtype) for w in LIKE]]
     begun.sliced[WEIGHTS] = [(f"{i:04d} {NAMES[i]}", w.dtype.name, list(w.shape)) for i, w in enumerate(LIKE)]
     begun.sliced[OUTER] = [(f"{i:04d}", w.dtype.name, list(w.shape)) for i, w in enumerate(LIKE)]
@@ -125,13 +125,13 @@ def test_wrong_slice_is_named_and_the_previous_checkpoint_used(folder, tmp_path,
     ],
     ids=["a file too many", "an array too few", "an array too many", "another shape"],
 )
-def test_slices_that_do_not_make_up_what_the_manifest_says_are_refused(folder, harm, sentence):
+def test_slices_that_contradict_the_manifest_are_refused(folder, harm, sentence):
     saved(folder, harm=harm)
     with pytest.raises(CheckpointCorrupt, match=sentence):
         folder.load("round-000001")
 
 
-def test_who_sees_no_folder_or_that_of_another_run_writes_nothing(folder, tmp_path):
+def test_a_worker_that_sees_no_folder_or_that_of_another_run_writes_nothing(folder, tmp_path):
     place = folder.begin(1, "abc").place()
     assert is_seen(place)
     for other in ({"folder": str(tmp_path / "none")}, {"session": "another"}):
@@ -143,7 +143,7 @@ def test_who_sees_no_folder_or_that_of_another_run_writes_nothing(folder, tmp_pa
     assert not os.path.exists(place["file"])
 
 
-def test_who_sees_it_and_cannot_write_says_why(folder):
+def test_a_worker_that_sees_the_folder_and_cannot_write_gives_the_reason(folder):
     place = folder.begin(1, "abc").place()
     told = write_if_seen({**place, "file": place["file"] + "/none/x"}, {"weights 0 a": np.zeros(3)})
     assert told["seen"]
@@ -180,7 +180,7 @@ def test_slices_can_be_read_before_and_after_they_are_complete(folder):
     assert begun.folder == begun.final
 
 
-def test_of_two_attempts_the_one_counts_that_the_master_took(folder):
+def test_the_attempt_that_the_master_accepted_counts(folder):
     begun = folder.begin(1, "abc")
     late, taken = begun.place(), begun.place()
     for place, value in ((late, 1.0), (taken, 2.0)):
@@ -191,7 +191,7 @@ def test_of_two_attempts_the_one_counts_that_the_master_took(folder):
     assert folder.newest().arrays[WEIGHTS]["0000 a"].tolist() == [2.0] * 3
 
 
-def test_slice_that_differs_from_what_was_written_does_not_count(folder):
+def test_slice_that_differs_from_the_written_bytes_does_not_count(folder):
     begun = folder.begin(1, "abc")
     place = begun.place()
     told = write(place, {part_name(WEIGHTS, 0, "0000 a"): np.zeros(3)})

@@ -1,4 +1,4 @@
-"""Arrays come back from a file bit for bit, and a file that is not of the format is refused in a sentence."""
+"""Tests of tensor files: arrays are read back bit for bit, and a file in another format is refused with a sentence."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ def there_and_back(given_, path):
 
 @settings(max_examples=3 * settings.default.max_examples)
 @given(st.dictionaries(names(), arrays(), max_size=5))
-def test_any_array_comes_back_with_the_same_bits_type_and_shape(tmp_path_factory, given_):
+def test_any_array_is_read_back_with_the_same_bits_type_and_shape(tmp_path_factory, given_):
     found = there_and_back(given_, tmp_path_factory.getbasetemp() / "any.safetensors")
     assert found.keys() == given_.keys()
     for name, array in given_.items():
@@ -63,7 +63,7 @@ def test_any_array_comes_back_with_the_same_bits_type_and_shape(tmp_path_factory
         assert found[name].flags.writeable
 
 
-def test_the_file_is_what_other_programs_read(tmp_path):
+def test_other_programs_can_read_the_file(tmp_path):
     from safetensors.numpy import load_file
 
     tensors.write(tensors.plain({"w": np.arange(6.0).reshape(2, 3).T}), tmp_path / "w")
@@ -84,7 +84,7 @@ def test_the_file_is_what_other_programs_read(tmp_path):
         ("\ud800", np.ones(1), r"cannot have the name '\\ud800'"),
     ],
 )
-def test_what_cannot_be_stored_exactly_is_refused_by_name(name, value, sentence):
+def test_an_array_that_cannot_be_stored_exactly_is_refused_by_name(name, value, sentence):
     with pytest.raises(CheckpointError, match=sentence):
         tensors.plain({name: value})
 
@@ -127,7 +127,7 @@ def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
         made_up({"a": entry()}, b"12345"),
     ],
 )
-def test_what_is_not_of_the_format_is_refused_in_one_kind_of_error(tmp_path, data):
+def test_a_file_in_another_format_is_refused_with_one_kind_of_error(tmp_path, data):
     with pytest.raises(CheckpointCorrupt, match=r"weights.safetensors is damaged"):
         tensors.read(data, tmp_path / "weights.safetensors")
 
@@ -141,7 +141,7 @@ def test_a_header_of_more_than_10_mb_is_refused_before_it_is_parsed(tmp_path, mo
 
 
 @given(st.binary(max_size=200))
-def test_a_made_up_header_never_raises_anything_else(tmp_path_factory, text):
+def test_an_invented_header_raises_no_other_error(tmp_path_factory, text):
     with contextlib.suppress(CheckpointCorrupt):
         tensors.read(made_up(text, b"12345678"), tmp_path_factory.getbasetemp() / "w")
 

@@ -1,4 +1,4 @@
-"""The mean of parts' gradients and the step along it equal one Keras step with the whole batch: in float64 to 1e-12, whatever the optimizer."""
+"""Tests of the gradient exchange: a step along the mean of the parts' gradients equals one Keras step, in float64 to 1e-12."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ FAST = {"Adam, global_clipnorm"}
 
 
 def model_of(optimizer="sgd", kind=None, *, embeds=False, **options):
-    """A classifier of the blobs in float64, whose kernel is regularized; with ``kind`` its class."""
+    """Return a classifier of the blobs in float64 with a regularized kernel. ``kind`` is its class."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -58,7 +58,7 @@ def optimizer_of(name):
 
 
 def steps(worker, model, slots, x=X, y=Y, w=W):
-    """Step by step the weights after each, along the means of ``slots`` parts, and the optimizer's state."""
+    """Return the weights after each step along the means of ``slots`` parts, and the optimizer's state."""
     step, weights = Step(model), model.get_weights()
     state, trainable = step.init(weights), [weight.trainable for weight in model.weights]
     for begin in range(0, len(x), BATCH):
@@ -83,7 +83,7 @@ def float64():
 
 @pytest.fixture(scope="module")
 def worker(float64):
-    """The gradients of models as of ``model_of()``: what they are compiled with is the master's."""
+    """The gradients of models like ``model_of()``. The master has their optimizer."""
     return Gradients(model_of())
 
 
@@ -104,7 +104,7 @@ def test_parts_of_a_batch_make_the_step_of_the_whole(worker, name):
     assert distance(final_weights(model, weights, [state]), plain.get_weights()) < 1e-12
 
 
-def test_of_an_embedding_the_rows_that_were_not_used_have_no_gradient():
+def test_unused_rows_of_an_embedding_have_no_gradient():
     x, (plain, model, worker) = np.arange(203 * 8).reshape(203, 8) % 47, (model_of(embeds=True) for _ in range(3))
     keeps = Gradients(worker)
     for begin, (weights, _) in zip(range(0, 203, BATCH), steps(keeps, model, 2, x=x), strict=True):
@@ -183,7 +183,7 @@ def test_moving_statistics_become_the_mean_of_the_workers_values():
         (None, None, False),
     ],
 )
-def test_a_loss_that_is_no_mean_over_samples_is_refused(reduction, weights, fits):
+def test_a_loss_other_than_a_mean_over_samples_is_refused(reduction, weights, fits):
     app = Blobs()
     app.x_train, app.y_train, app.w_train = X, Y, weights
     app.model = model_of(reduction=reduction, name="mine")
@@ -257,7 +257,7 @@ def two_outputs(loss, weights):
 
 
 @pytest.mark.parametrize("loss", [rmse, summed])
-def test_function_of_the_user_that_is_no_mean_over_samples_is_refused(loss):
+def test_function_of_the_user_other_than_a_mean_over_samples_is_refused(loss):
     app = Blobs()
     app.x_train, app.y_train = X, Y
     app.model = model_of()
@@ -289,7 +289,7 @@ def test_losses_that_are_means_or_unknown_are_not_refused(loss):
     check_loss(app)
 
 
-def test_a_loss_that_leaves_entries_out_is_refused_where_updates_do_not_weigh_by_them():
+def test_a_loss_that_leaves_entries_out_is_refused_unless_updates_weigh_by_entries():
     import keras
 
     from ddlf.extras.stabilisers import Masked
@@ -336,10 +336,10 @@ def test_a_loss_that_is_scaled_is_refused(scaled):
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * PATIENCE_S)
-def test_it_holds_on_jax_too():
-    """Without what is written for TensorFlow, and without schedules, which Keras computes in float32 there."""
+def test_steps_are_equal_on_jax_too():
+    """Tests for TensorFlow are left out, and tests with schedules, because Keras computes schedules in float32 on JAX."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    # On JAX what a layer does to a trained weight when it is called is lost in one process, too.
+    # On JAX a layer's change of a trained weight in its call is lost also in one process.
     command += ["-k", "not step_of_the_whole and not custom_loss_and_step and not jax and not changes_a_trained_weight"]
     jax = {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1"}
     subprocess.run(command, env={**os.environ, **jax}, check=True)

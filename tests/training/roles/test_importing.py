@@ -1,4 +1,4 @@
-"""Keras is imported without the garbage collector, which is then what it was before."""
+"""Tests of the import of Keras: it switches the garbage collector off, and restores its state afterwards."""
 
 import gc
 import sys
@@ -10,7 +10,7 @@ from ddlf.training.roles import import_keras
 
 @pytest.fixture
 def imported(monkeypatch):
-    """Whether the collector was on, at each import."""
+    """For each import, whether the collector was on."""
     seen = []
 
     def import_module(name):
@@ -24,14 +24,14 @@ def imported(monkeypatch):
 
 
 def test_the_collector_is_off_during_the_import_and_then_on_again(imported):
-    gc.unfreeze()  # what other tests have left
+    gc.unfreeze()  # objects that other tests have frozen
     import_keras()
     assert imported == [False]
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
 
 
-def test_what_was_imported_is_not_looked_at_by_the_next_collection(imported):
+def test_the_next_collection_skips_imported_objects(imported):
     gc.unfreeze()
     young = [[] for _ in range(10)]
     import_keras()
@@ -44,7 +44,9 @@ def test_disabled_collector_and_frozen_objects_stay_so(imported):
     try:
         frozen = gc.get_freeze_count()
         import_keras()
-        assert gc.get_freeze_count() > frozen // 2  # some objects die meanwhile; to unfreeze makes it 0
+        assert (
+            gc.get_freeze_count() > frozen // 2
+        )  # some objects are freed in the meantime; after gc.unfreeze() the count would be 0
     finally:
         gc.unfreeze()
     gc.disable()

@@ -35,8 +35,10 @@ def made(floatx=None, policy=None):
 def test_floatx_alone_decides_the_type_and_does_not_reach_the_next_app(run):
     run(set_precision, "auto")
     assert run(made) == ("float32", "float32")
-    assert run(made, "float64") == ("float64", "float64"), "although this thread has made a layer before"
-    assert run(made, "float32") == ("float32", "float32"), "as on the master, where nothing is set in between"
+    assert run(made, "float64") == ("float64", "float64"), "a layer that this thread made before must have no effect"
+    assert run(made, "float32") == ("float32", "float32"), (
+        "like on the master, where no precision is set between two apps"
+    )
     run(made, "float64")
     run(set_precision, "auto")
     assert run(made) == ("float32", "float32")

@@ -1,4 +1,4 @@
-"""Tests of the probe of a processor: its answer is what the processor can do, on a machine that is busy, too. No Keras."""
+"""Tests of the probe that measures how fast a processor computes each number format, also on a busy machine. No Keras."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from ddlf.training.slot.build import LEAST_TURNS, times_as_fast
 
 
 class Machine:
-    """A clock, and work that takes what it is told, turn after turn; the last one for ever."""
+    """A clock, and work that takes the given seconds turn by turn. After the last one, all turns take the same time."""
 
     def __init__(self, **seconds):
         self.now, self.turns = 0.0, dict.fromkeys(seconds, 0)
@@ -26,7 +26,7 @@ class Machine:
 
 
 def test_first_turns_of_the_probe_do_not_count():
-    """188 times, it said once: the first product in float32 had taken longer than the whole probe, and there was no second."""
+    """A probe once reported a factor of 188, because the first product in float32 took longer than the whole probe."""
     assert Machine(float32=[0.188, 0.002], bfloat16=[0.001]).measured() == pytest.approx(2)
     assert Machine(float32=[0.002], bfloat16=[0.5, 0.001]).measured() == pytest.approx(2)
 
@@ -47,9 +47,9 @@ def test_other_programs_do_not_change_the_probe():
     ],
     ids=["no processor has it", "float32 had no time", "bfloat16 had no time", "nothing was done"],
 )
-def test_what_cannot_be_is_not_said(took):
+def test_impossible_factors_are_not_reported(took):
     assert Machine(**took).measured() == 0
 
 
-def test_slow_ones_are_slower():
+def test_slow_formats_have_smaller_factors():
     assert Machine(float32=[0.002], bfloat16=[0.01]).measured() == pytest.approx(0.2)

@@ -10,11 +10,11 @@ from ddlf.algorithms.push_rules import Cadence
 from ddlf.training.strategies.downpour.client import LARGE, ModelReplica, Owners
 
 LONG = 1e9
-"""Seconds: longer than anything that a test waits."""
+"""Seconds, longer than any wait of a test."""
 
 
 class Shard:
-    """In the place of a shard: notes what reaches it, and answers a fetch when it is told to."""
+    """A stand-in for a shard. It records each call, and answers fetches while ``open`` is set."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -44,13 +44,13 @@ def replica_of(shard: Shard) -> ModelReplica:
 
 
 async def stepped(shard: Shard, waited_s: float) -> ModelReplica:
-    """A replica that has pushed behind a step whose fetch took so long, while the next fetch has no answer yet."""
+    """Return a replica that has pushed after a step whose fetch took ``waited_s``. Its next fetch has no answer yet."""
     replica = replica_of(shard)
     shard.open.set()
     taking = asyncio.ensure_future(replica.take(None, 0.0))
     await shard.hears(1)
     await taking
-    shard.open.clear()  # the fetch that it has begun asks behind this
+    shard.open.clear()  # the fetch that has begun is asked after this line
     await shard.hears(2)
     replica.done, replica._waited_s = 1, waited_s
     await replica.push(np.zeros(shard.size, np.float32), np.zeros(0, np.float32))
@@ -60,7 +60,7 @@ async def stepped(shard: Shard, waited_s: float) -> ModelReplica:
 async def test_large_push_waits_for_the_fetch_of_the_next_step() -> None:
     shard = Shard(LARGE + 1)
     replica = await stepped(shard, 0.0)
-    for _ in range(20):  # all that waits for no answer is done by then
+    for _ in range(20):  # by then, all work is done that does not wait for an answer
         await asyncio.sleep(0)
     assert shard.asked == ["fetch", "fetch"]
     shard.open.set()

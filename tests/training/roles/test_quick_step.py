@@ -1,4 +1,4 @@
-"""The training step of one batch that costs less to call: the bits of Keras's own."""
+"""Tests of the faster training step of one batch: it has the bits of Keras's own step."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def made(kind, units=5):
 
 @pytest.mark.parametrize("kind", ["dense", "lstm"])
 def test_quick_step_has_the_bits_and_metrics_of_keras(kind):
-    """An LSTM has a loop, which threads compute to other bits than one: its step goes to them as ever."""
+    """The bits of an LSTM's loop depend on threads, so its step uses threads like in Keras."""
     found = []
     for quick in (False, True):
         model, feed = made(kind), make_feed((X, Y), 16)
@@ -43,7 +43,7 @@ def test_quick_step_has_the_bits_and_metrics_of_keras(kind):
     assert found[1] == found[0]
 
 
-def test_a_model_that_makes_its_own_step_or_is_large_keeps_kerass():
+def test_a_large_model_or_one_with_its_own_step_keeps_the_step_of_keras():
     import keras
 
     class Own(keras.Model):

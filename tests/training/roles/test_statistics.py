@@ -1,4 +1,4 @@
-"""Moving statistics of merged weights: what workers compute, what becomes of it on the master, and where there is nothing to compute."""
+"""Tests of the moving statistics of merged weights: workers measure them, the master merges them."""
 
 import sys
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ NORMAL = {
 
 
 class Known(FakeWorker):
-    """Says of a slot's samples what the formula says of them."""
+    """Measures the mean and the variance of the numbers of a slot's samples."""
 
     def measure(self, task, weights):
         rows = task.indices.astype("f8")
@@ -52,7 +52,7 @@ async def test_statistics_are_merged_by_samples_over_the_round():
     assert np.allclose(variance, sum(len(rows) * rows.var() for rows in last) / 203, rtol=1e-6)
 
 
-async def test_a_robust_merge_is_that_of_statistics_too():
+async def test_a_robust_merge_applies_to_statistics_too():
     class Wrong(Known):
         def measure(self, task, weights):
             found = super().measure(task, weights)
@@ -95,13 +95,13 @@ async def test_statistics_with_nan_end_the_run_and_name_the_weight():
 
 
 @pytest.mark.parametrize("norms", [frozenset(), frozenset(["norm/gamma"])])
-async def test_a_model_in_which_nothing_moves_refuses_to_compute_it_anew(norms):
+async def test_a_model_without_moving_statistics_refuses_to_recalibrate_them(norms):
     with pytest.raises(ConfigError, match="batchnorm='recalibrated' has no effect: the model has no trained layer"):
         await run_of(FakeWorker, norms=norms).train_model()
 
 
 class Layer:
-    """Moves its statistics towards those of the batch in training, like ``BatchNormalization`` of Keras."""
+    """Moves its statistics towards the statistics of the batch in training, like ``BatchNormalization`` of Keras."""
 
     def __init__(self, trainable=True):
         self.trainable, self.momentum = trainable, 0.99
@@ -122,7 +122,7 @@ class Weight:
 
 
 class Model:
-    """One such layer that is trained, and one that is not."""
+    """A model with a trained and a frozen layer."""
 
     def __init__(self):
         self.layers = [Layer(), Layer(trainable=False)]
@@ -157,7 +157,7 @@ def test_statistics_are_means_of_batches_and_keep_the_momentum(no_keras):
     assert [layer.momentum for layer in model.layers] == [0.99, 0.99]
 
 
-def test_a_model_without_call_is_named_and_its_momentum_is_what_it_was(no_keras, monkeypatch):
+def test_a_model_whose_call_fails_is_named_and_keeps_its_momentum(no_keras, monkeypatch):
     model = Model()
 
     def call(inputs, training):

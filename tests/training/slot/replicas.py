@@ -25,7 +25,7 @@ def replica_of(app_class=Blobs, **attributes):
 
 
 def task(replica, *, weights=None, indices=None, epochs=1, round=0, slot=0):
-    """A task with all samples, unless others are given."""
+    """Return a task with the samples ``indices``, by default all."""
     weights = replica.app.model.get_weights() if weights is None else weights
     encoded, _ = encode_update(CODEC.read("float32"), weights, [False] * len(weights))
     return Task(
@@ -54,7 +54,7 @@ def _has_state(replica, slot, round):
 
 
 def arrays(reply, like):
-    """The update of a reply."""
+    """Return the decoded update of a reply."""
     return decode_update(reply.update, like)
 
 

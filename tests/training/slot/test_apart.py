@@ -1,4 +1,4 @@
-"""Weights that slots keep apart: what each goes on with, what the global model has, and what is said of batch normalization."""
+"""Tests of weights that each slot keeps for itself: local weights, global weights, and warnings about batch normalization."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ async def test_global_weights_are_the_mean_by_samples_of_local_ones():
     counts = [len(task.indices) for _, task in sorted(tasks_of(run, 0).items())]
     own = [state["apart"][1] for state in run.run_context.progress.states]
     mean = sum(n * np.asarray(one, "f8") for n, one in zip(counts, own, strict=True)) / sum(counts)
-    assert np.allclose(run.model.get_weights()[1], mean, rtol=0, atol=1e-6)  # sent as differences of float32
+    assert np.allclose(run.model.get_weights()[1], mean, rtol=0, atol=1e-6)  # updates travel as differences of float32
     assert not np.allclose(own[0], own[1], atol=1e-3)
     assert all(state["apart"][0] is None for state in run.run_context.progress.states)
 
@@ -41,7 +41,7 @@ async def test_outer_momentum_does_not_move_local_weights():
     assert not np.array_equal(plain.model.get_weights()[0], moved.model.get_weights()[0])
 
 
-async def test_one_slot_that_keeps_its_own_is_one_that_does_not():
+async def test_keeping_weights_apart_changes_nothing_with_one_slot():
     one, other = await trained(slots=1), await trained(slots=1, batchnorm="averaged")
     for a, b in zip(one.model.get_weights(), other.model.get_weights(), strict=True):
         assert np.allclose(a, b, rtol=0, atol=1e-6)
@@ -68,7 +68,7 @@ LABELS = np.arange(203) % 7
     ],
     ids=str,
 )
-async def test_batch_norm_is_warned_of_for_small_batches_or_uneven_labels(settings, said):
+async def test_run_warns_of_batch_norm_with_small_batches_or_uneven_labels(settings, said):
     run = await trained(**{"batchnorm": "averaged", "master_epochs": 1, **settings})
     warned = [event.why for event in run.told if isinstance(event, Warned) and event.about == "model"]
     assert len(warned) == bool(said)

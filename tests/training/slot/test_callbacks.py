@@ -1,4 +1,4 @@
-"""The state of callbacks travels as data. A callback here is an object with attributes, without Keras."""
+"""Tests of the state of callbacks, which travels as data. Callbacks here are objects with attributes, without Keras."""
 
 import pickle
 import threading
@@ -26,7 +26,7 @@ def moved(state):
     return pickle.loads(pickle.dumps(state))
 
 
-def test_what_has_changed_is_put_into_equal_callbacks_with_its_types():
+def test_changed_state_is_restored_in_equal_callbacks_with_its_types():
     first, second = [Counts(), Other(), Counts()], [Counts(), Other(), Counts()]
     here, there = CallbackStates(first), CallbackStates(second)
     first[0].best, first[0].weights = 1.5, [np.arange(3000, dtype=np.float32), np.float64(2)]
@@ -36,7 +36,7 @@ def test_what_has_changed_is_put_into_equal_callbacks_with_its_types():
     assert second[0].best == 1.5
     assert second[0].weights[0].dtype == np.float32
     assert np.array_equal(second[0].weights[0], first[0].weights[0])
-    second[0].weights[0] += 1  # it can be changed, and changes nothing else
+    second[0].weights[0] += 1  # the array is writable, and is not shared with the state
     assert first[0].weights[0][0] == 0
     assert (second[2].seen, second[2].at) == ({1, (2, "x")}, {"a": 3})
     assert second[1].best is None
@@ -59,7 +59,7 @@ def test_unchanged_state_does_not_travel_and_reset_restores_it():
     assert callback.more == [1]
 
 
-def test_the_direction_of_a_monitored_value_is_found_out_anew():
+def test_the_direction_of_a_monitored_value_is_determined_again():
     callback, other = (Counts(monitor_op=None, min_delta=0.1) for _ in range(2))
     states, others = CallbackStates([callback]), CallbackStates([other])
     callback.monitor_op, callback.min_delta, callback.best = min, -0.1, 3.0
@@ -67,11 +67,11 @@ def test_the_direction_of_a_monitored_value_is_found_out_anew():
     assert (other.monitor_op, other.min_delta, other.best) == (None, 0.1, 3.0)
 
 
-def test_state_of_a_callback_that_is_not_here_is_named():
+def test_state_of_a_missing_callback_is_refused_by_name():
     assert CallbackStates([Counts()]).write(CallbackStates([Other()]).read()) == ["Other"]
 
 
-def test_what_cannot_move_with_a_slot_is_refused_by_name():
+def test_state_that_cannot_move_with_a_slot_is_refused_by_name():
     with pytest.raises(
         AppError, match="Counts in worker_callbacks keeps a lock in 'best', which cannot move with a slot"
     ):
@@ -79,7 +79,7 @@ def test_what_cannot_move_with_a_slot_is_refused_by_name():
     CallbackStates([Counts(what=len, module=pickle, kind=Counts)]).checked()
 
 
-def test_what_fit_cannot_call_is_refused_by_name():
+def test_an_object_that_fit_cannot_call_is_refused_by_name():
     class Called(Counts):
         def set_model(self, model):
             pass

@@ -1,4 +1,4 @@
-"""Updates of a loss that leaves entries out weigh by the entries that are left."""
+"""Tests of losses that leave entries out: updates are weighted by the counted entries."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.training.models import Blobs, app, distance
 
 
 class Left:
-    """Stands for the loss ``Masked``."""
+    """A stand-in for the loss ``Masked``."""
 
     def entries_in(self, labels):
         return (labels != -1).sum(axis=1)
@@ -32,13 +32,13 @@ def test_each_sample_has_the_entries_that_count():
     assert not len(entries_of(Labels("mse")))
 
 
-def test_several_outputs_would_need_several_merges():
+def test_several_outputs_are_refused_because_they_would_need_several_merges():
     with pytest.raises(ConfigError, match="with several outputs each has its own"):
         entries_of(Labels([Left(), "mse"]))
 
 
 class Sequences(Blobs):
-    """Points with labels for each of 3 copies; one half of the samples has one label, the other all."""
+    """Points with labels for each of 3 copies. Half of the samples have one label, and the other half have three."""
 
     batch_size, samples, learning_rate, exchange = 16, 64, 0.1, "gradient"
 
@@ -76,7 +76,7 @@ async def test_the_mean_over_slots_is_that_of_one_process_with_all_entries(two_w
 @pytest.mark.asyncio(loop_scope="session")
 async def test_frozen_layers_keep_their_bits_and_do_not_come_back(two_workers):
     class Frozen(Blobs):
-        """Two large layers of three are frozen: more than 75 % of the values."""
+        """Two large layers of three are frozen. They have more than 75 % of the values."""
 
         master_epochs = 2
 

@@ -1,4 +1,4 @@
-"""Batches in a given order: the same samples, and the same weights as plain ``fit``."""
+"""Tests of feeds: they give batches in a chosen order, and lead to the weights of plain ``fit``."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_a_pass_gives_every_sample_of_the_order_once_and_in_order(kind, samples)
 
 
 @pytest.mark.parametrize("batch_size", [2**31, 10**30])
-def test_a_batch_that_is_larger_than_any_pass_is_the_whole_pass(batch_size):
+def test_a_batch_larger_than_the_pass_is_the_whole_pass(batch_size):
     feed = make_feed((np.arange(6),), batch_size)
     feed.set_order(np.array([5, 0, 3]))
     ((batch,),) = rows(feed)
@@ -50,7 +50,7 @@ def test_models_of_several_inputs_get_trees_of_batches(kind):
 
 
 @pytest.mark.parametrize("kind", [TensorFlowFeed, ArrayFeed])
-def test_the_arrays_of_a_feed_are_the_memory_it_uses(kind):
+def test_the_arrays_of_a_feed_are_the_memory_of_its_batches(kind):
     feed = kind(({"a": np.arange(6)}, np.arange(6)), 4)
     assert list(feed.data[0]["a"]) == list(range(6))
     feed.data[1].flags.writeable = kind is ArrayFeed  # TensorFlow's own memory stays read-only
@@ -90,7 +90,7 @@ def test_fit_on_a_feed_has_the_weights_of_fit_on_arrays(steps):
     assert equal(plain.get_weights(), fed.get_weights())
 
 
-def test_new_orders_of_other_lengths_trace_nothing_again():
+def test_new_orders_of_other_lengths_cause_no_new_trace():
     x, y = blobs(100)
     model, feed = small_model(), make_feed((x, y), 16)
     model.steps_per_execution = 16
@@ -102,7 +102,7 @@ def test_new_orders_of_other_lengths_trace_nothing_again():
     assert counts[-1] == counts[0]
 
 
-def test_an_order_of_the_same_length_needs_no_other_data_set():
+def test_an_order_of_the_same_length_keeps_the_data_set():
     feed = TensorFlowFeed((np.arange(6),), 4)
     feed.set_order(np.array([5, 0, 3]))
     before = feed.dataset

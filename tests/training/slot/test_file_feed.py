@@ -1,4 +1,4 @@
-"""A worker that trains on partition files: the bits of arrays in the same order; ended at once, and never on what is damaged."""
+"""Tests of a worker that trains on partition files: it has the bits of arrays, it stops at once, and it refuses damaged files."""
 
 import itertools
 import threading
@@ -61,7 +61,7 @@ def test_round_on_files_has_the_bits_of_arrays_in_that_order(place, shuffle, mem
     assert set(opened) == {0, 1, 2}
 
 
-def test_epochs_of_a_round_have_the_same_samples_in_other_orders(place):
+def test_epochs_of_a_round_have_the_same_samples_in_different_orders(place):
     files, plain = of_files(place()), replica_of()
     start = plain.app.model.get_weights()
     (portion,) = portions(SIZES, [203], "global", seed=3, epoch=1)
@@ -102,7 +102,7 @@ def test_trees_of_inputs_come_as_batches_on_every_backend(place, backend, monkey
     for _ in range(2):
         feed.set_order(portion)
         if backend == "jax":
-            feed.dataset[0]  # Keras looks, and begins anew
+            feed.dataset[0]  # Keras reads a first batch, and then restarts
             found = [feed.dataset[number] for number in range(len(feed.dataset))]
         else:
             next(iter(feed.dataset))
@@ -138,7 +138,7 @@ def test_a_stop_ends_a_round_that_waits_for_a_slow_store(place):
     assert not replica.carry(task(replica, indices=portion)).stopped
 
 
-def test_a_damaged_file_ends_a_round_by_its_name_and_leaves_no_update(place):
+def test_a_damaged_file_ends_a_round_with_its_name_and_without_an_update(place):
     where = place()
     path = where / "v0001" / "00001.safetensors"
     replica = of_files(where)
@@ -159,7 +159,7 @@ def test_an_own_train_cannot_choose_samples_of_files(place):
         replica.fit(1, 16)
 
 
-def test_an_evaluation_of_files_is_that_of_arrays(place):
+def test_an_evaluation_of_files_equals_that_of_arrays(place):
     files, plain = of_files(place()).app, replica_of().app
     plain.x_test, plain.y_test = blobs(203)
     weights = plain.model.get_weights()
@@ -168,7 +168,7 @@ def test_an_evaluation_of_files_is_that_of_arrays(place):
 
 
 class Measured(Blobs):
-    """An app with metrics of sums and of confusion counts, and a penalty of weights."""
+    """An app with metrics of sums, metrics of confusion counts, and a penalty on weights."""
 
     own = ""
 
@@ -220,7 +220,7 @@ def test_metrics_counted_by_batches_have_the_bits_of_one_evaluation(cuts):
     ("own", "said"),
     [("metric", "Largest is a metric with its own update_state"), ("step", "'more' is not a metric")],
 )
-def test_metrics_that_need_not_add_up_are_not_counted_batch_by_batch(own, said):
+def test_metrics_that_may_not_add_up_are_not_counted_batch_by_batch(own, said):
     replica = replica_of(Measured, own=own)
     assert said in counts(replica.app, replica.app.model.get_weights(), "test", 16, 0, 203)["why"]
 
@@ -291,7 +291,7 @@ def generated(x, y):
     return ddlf.data.generated(batches, SIZES)
 
 
-def test_one_order_of_five_sources_is_the_same_bits(place):
+def test_five_sources_in_one_order_give_the_same_bits(place):
     x, y = blobs(203)
     batches = [32] * 6 + [11]
     plain, files = replica_of(), of_files(place())
@@ -321,7 +321,7 @@ def test_slots_that_share_a_pipeline_have_each_of_its_samples_once():
     data, sizes = replica.app.train_data, [32] * 6 + [11]
     parts = [portion for epoch in (0, 1) for portion in portions(sizes, [103, 100], "none", seed=3, epoch=epoch)]
     start = replica.app.model.get_weights()
-    for portion in parts:  # also back to the beginning
+    for portion in parts:  # the second epoch starts the pipeline again
         feed = FileFeed(replica.app, "train", 32)
         feed.set_order(portion)
         found = np.concatenate([np.asarray(x) for x, *_ in feed.batches(portion)])

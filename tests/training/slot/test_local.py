@@ -1,4 +1,4 @@
-"""Local rules act on the gradients of the model's optimizer, whoever computes them and on every backend."""
+"""Tests of local rules: they correct the gradients that the optimizer receives, in every training step and backend."""
 
 import dataclasses
 import os
@@ -40,7 +40,7 @@ class Linear(Blobs):
 
 
 def carried(replica, local, *, number=0, weights=BEGIN, **more):
-    """The update of a round, and the reply."""
+    """Carry a round. Return its update and the reply."""
     keep = ("optimizer", CONTROL) if local == "scaffold" else ("optimizer",)
     one = task(replica, weights=weights, round=number)
     reply = replica.carry(dataclasses.replace(one, local=local, keep=keep, back=keep, **more))
@@ -48,7 +48,7 @@ def carried(replica, local, *, number=0, weights=BEGIN, **more):
 
 
 def by_hand(replica, correction, weights=BEGIN):
-    """The update of a round of gradient descent; ``correction`` has weights and gives what is added to each gradient."""
+    """Return the update of a round of gradient descent. ``correction`` takes weights and returns a summand for each gradient."""
     x, y = (a.astype("float64") for a in (replica.app.x_train, replica.app.y_train))
     now = [w.astype("float64") for w in weights]
     for begin in range(0, len(x), BATCH):
@@ -99,7 +99,7 @@ def test_scaffold_steps_along_its_control_and_leaves_the_next_one():
 
 
 def test_scaffold_counts_each_step_by_the_rate_that_it_was_taken_with():
-    """26 steps with two rates, as callbacks on the master set them: the control is the mean of the gradients weighted by rate."""
+    """Callbacks on the master set two rates for 26 steps. The control is the mean of the gradients, weighted by rate."""
     replica = replica_of(Linear)
     _, reply = carried(replica, "scaffold", epochs=2, first_epoch=0, rates=((RATE,), (RATE / 10,)))
     update = decode_update(reply.update, BEGIN)
@@ -113,8 +113,8 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_optimizer_takes_the_corrected_gradient_as_any_other(kind):
-    """Adding the pull to the loss by hand gives the same."""
+def test_the_optimizer_treats_the_corrected_gradient_like_any_other(kind):
+    """A loss with the pull added by hand gives the same result."""
     import keras
 
     mu = 0.5
@@ -156,7 +156,7 @@ def test_local_rule_without_an_optimizer_step_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * PATIENCE_S)
-def test_all_of_this_holds_on_jax():
+def test_local_rules_hold_on_jax():
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""The variables of losses and metrics are there before the first step, so that TensorFlow compiles it once."""
+"""Tests that the variables of losses and metrics exist before the first step, so that TensorFlow compiles the step once."""
 
 from types import SimpleNamespace
 
@@ -30,7 +30,7 @@ def made(kind, **compiled):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """The numbers of steps that TensorFlow has compiled for training and for evaluation."""
+    """The counts of steps that TensorFlow has compiled for training and for evaluation."""
     import keras
 
     counts = {"train_step": 0, "test_step": 0}
@@ -73,7 +73,7 @@ def test_first_step_is_compiled_once_and_has_the_same_bits(kind, compiled, data,
     assert names[1] == names[0]
 
 
-def test_models_with_a_step_of_their_own_and_wrong_labels_are_left_to_the_step():
+def test_models_with_an_own_step_or_wrong_labels_get_no_early_variables():
     import keras
 
     class Own(keras.Model):
@@ -90,7 +90,7 @@ def test_models_with_a_step_of_their_own_and_wrong_labels_are_left_to_the_step()
     assert not usual._compile_metrics.built
 
 
-def test_any_error_of_a_loss_is_left_to_the_step():
+def test_an_error_of_a_loss_is_raised_by_the_step():
     def loss(y, predicted):
         raise KeyError("mine")
 

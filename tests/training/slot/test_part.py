@@ -1,4 +1,4 @@
-"""A new part of a slot is one class in the list: worker, master, checkpoints and moves between workers then know it."""
+"""Tests of a new part of a slot's state: one class in the list is enough for worker, master, checkpoints and moves."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ class Rounds(SlotPart):
 
 @pytest.fixture(params=[True, False], ids=["back", "stays"])
 def counted(request, monkeypatch):
-    """The parts with one more, which comes back with each reply or stays on the worker."""
+    """Add a part to the list. It returns with each reply, or stays on the worker."""
     monkeypatch.setattr(Rounds, "back", request.param)
     for where in (parts, Replica):
         monkeypatch.setattr(where, "PARTS", (*parts.PARTS, Rounds))
@@ -59,7 +59,7 @@ async def trained(workers=2, **settings):
     return run
 
 
-async def test_a_new_part_goes_with_its_slot_from_round_to_round(counted):
+async def test_a_new_part_stays_with_its_slot_from_round_to_round(counted):
     run = await trained()
     assert rounds(run) == [4, 4, 4]
 
@@ -78,7 +78,7 @@ async def test_a_new_part_is_in_checkpoints(counted, tmp_path):
     assert np.array_equal(resumed.model.get_weights()[0], whole.model.get_weights()[0])
 
 
-async def test_a_new_part_is_checked_when_it_comes_back(monkeypatch, counted):
+async def test_a_new_part_is_checked_when_it_returns(monkeypatch, counted):
     monkeypatch.setattr(Rounds, "end", lambda self, round, update: (update, [np.asarray(0)]))
     if Rounds.back:
         with pytest.raises(ProtocolError, match="has counted wrongly"):
@@ -88,7 +88,7 @@ async def test_a_new_part_is_checked_when_it_comes_back(monkeypatch, counted):
 
 
 class Average(Rounds):
-    """A part that slots keep with any schedule, which strategies and exchanges of an earlier time do not know."""
+    """A part that slots keep with any schedule. Strategies and exchanges that are older than it do not know it."""
 
     name = "average"
     setting = "schedule"
@@ -134,7 +134,7 @@ def test_strategies_and_exchanges_name_only_parts_that_exist(kind):
         (parts.LocalBatchNorm, "local", True),
     ],
 )
-def test_a_part_says_with_which_values_of_its_setting_slots_keep_it(part, value, keeps):
+def test_a_part_names_the_values_of_its_setting_with_which_slots_keep_it(part, value, keeps):
     assert part.kept_with(value) is keeps
 
 

@@ -1,4 +1,4 @@
-"""The worker's side of a round: still plain ``fit``, and nothing that depends on who carries a slot."""
+"""Tests of the worker's side of a round: it equals plain ``fit``, and the result does not depend on the worker."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ from tests.training.slot.replicas import arrays, replica_of, task, traces
 
 
 def test_an_error_after_the_caller_was_cancelled_is_not_printed(monkeypatch):
-    """Two parts of a model may fail at once. The master cancels the second one, which then fails, too."""
+    """Two parts of a model may fail at once. The master cancels the second part, which then fails, too."""
     replica, printed = replica_of(), []
 
     async def cancelled_and_failed():
@@ -48,7 +48,7 @@ def test_an_error_after_the_caller_was_cancelled_is_not_printed(monkeypatch):
     assert printed == []
 
 
-def test_a_round_tells_how_far_it_is_with_the_loss_so_far(monkeypatch):
+def test_a_round_reports_its_progress_with_the_loss_so_far(monkeypatch):
     monkeypatch.setattr("ddlf.training.slot.replica.MOVED_EVERY_S", 0)
     replica = replica_of()
     reply = replica.carry(task(replica, epochs=2, round=1))
@@ -140,7 +140,7 @@ def test_a_round_does_not_make_the_step_ready_again(monkeypatch):
     from tensorflow.python.eager.context import Context, context
 
     replica, forgotten = replica_of(dropout=0.3), []
-    # What other tests have drawn in this process is none of this one's.
+    # Functions that other tests in this process have compiled are not counted.
     monkeypatch.setattr(keras_model, "_functions", dict.fromkeys(context().list_function_names(), False))
     monkeypatch.setattr(Context, "_set_global_seed", lambda self, seed: forgotten.append(seed))
     for number in range(3):
@@ -148,7 +148,7 @@ def test_a_round_does_not_make_the_step_ready_again(monkeypatch):
     assert forgotten == []
 
 
-def test_what_tensorflow_draws_follows_from_the_seed_alone():
+def test_random_numbers_of_tensorflow_depend_on_the_seed_only():
     import tensorflow as tf
 
     def drawn(number):
@@ -163,7 +163,7 @@ def test_what_tensorflow_draws_follows_from_the_seed_alone():
         lambda: tf.random.normal([3]),
         tf.function(lambda: tf.while_loop(lambda _: True, step, [tf.zeros(3)], maximum_iterations=1)[0]),
     ]
-    functions[1]()  # what is compiled keeps the seed of this moment
+    functions[1]()  # a compiled function keeps the seed that it was compiled with
     first, second = drawn(1), drawn(2)
     assert not equal(first[:2], second[:2])
     assert equal(drawn(1), first)
@@ -219,7 +219,7 @@ def test_worker_callbacks_keep_the_state_of_their_slot():
     here, there = replica_of(worker_callbacks=[Counts()]), replica_of(worker_callbacks=[Counts()])
     keeps = {"keep": ("callbacks",), "back": ("callbacks",)}
     first = here.carry(replace(task(here, epochs=2), **keeps))
-    here.carry(replace(task(here, slot=1), **keeps))  # another slot begins with nothing
+    here.carry(replace(task(here, slot=1), **keeps))  # another slot begins without a state
     here.carry(replace(task(here, round=1, epochs=2), **keeps))
     there.carry(replace(task(there, round=1, epochs=2), state=first.state, **keeps))
     assert told == [(0, 1), (1, 2), (0, 1), (2, 3), (3, 4), (2, 3), (3, 4)]
@@ -252,7 +252,7 @@ def test_a_custom_train_step_runs():
     assert replica.carry(task(replica)).metrics["mine"] == 1.5
 
 
-def test_a_learning_rate_schedule_goes_on_over_rounds():
+def test_a_learning_rate_schedule_continues_over_rounds():
     import keras
 
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([13], [0.05, 0.0])
@@ -265,7 +265,7 @@ def test_a_learning_rate_schedule_goes_on_over_rounds():
     assert max(np.abs(array).max() for array in last) == 0
 
 
-def test_a_model_that_is_not_there_not_built_or_without_data_is_named():
+def test_a_missing_or_unbuilt_model_and_missing_data_are_named():
     import keras
 
     class Nothing(Blobs):
@@ -325,7 +325,7 @@ def test_epochs_are_counted_over_the_run_for_schedules():
         replica.carry(task(replica, round=number, epochs=2))
     assert [epoch for epoch, _ in seen] == [0, 1, 2, 3, 4, 5]
     assert float(replica.app.model.optimizer.learning_rate) == pytest.approx(0.1 / 32)
-    assert replica.app.model.steps_per_execution == 16  # it does not look at batches
+    assert replica.app.model.steps_per_execution == 16  # the schedule does not act on single batches
 
 
 def test_callbacks_that_an_own_train_gives_to_fit_see_every_batch():
@@ -409,7 +409,7 @@ def test_a_metric_that_is_an_array_becomes_several_with_numbers():
         (([], {"loss": "good"}), "the metric 'loss' is 'good', which is not a number"),
     ],
 )
-def test_what_train_cannot_return_is_told_in_a_sentence(outcome, sentence):
+def test_a_wrong_return_value_of_train_is_refused_with_a_sentence(outcome, sentence):
     class Own(Blobs):
         def train(self, weights, worker_epochs, batch_size):
             return outcome
@@ -437,7 +437,7 @@ def test_numbers_of_any_library_are_metrics():
 
 
 @pytest.mark.parametrize("inputs", ["subclassed", "sequential"])
-def test_a_model_that_does_not_say_its_input_is_built_on_samples(inputs):
+def test_a_model_without_a_declared_input_is_built_on_samples(inputs):
     import keras
 
     class Own(keras.Model):
@@ -505,7 +505,7 @@ def test_weights_of_samples_and_of_classes_count_as_in_fit():
         ((np.zeros(3), np.zeros((2, 2)), 5), "Mine.train returned 3 arrays for 2 weights"),
     ],
 )
-def test_an_update_of_other_shapes_is_refused_where_the_app_is_known(outcome, sentence):
+def test_an_update_of_other_shapes_is_refused_on_the_worker(outcome, sentence):
     weights = [np.zeros(3, np.float32), np.zeros((2, 2), np.float32)]
     with pytest.raises(AppError, match=sentence):
         run_train(type("Mine", (), {"train": lambda *_: outcome})(), weights, 1, 1)
@@ -518,11 +518,11 @@ def test_an_update_of_float64_becomes_one_of_the_weights_type():
 
 
 def test_moving_statistics_follow_the_formula_and_change_no_training():
-    """Against the layer before, computed by hand: two batches of 16 and one of 8."""
+    """The statistics are compared with the output of the layer before, computed by hand: two batches of 16 and one of 8."""
     replica = replica_of(norm=True, dropout=0.5)
     indices = np.random.default_rng(1).permutation(203)[:40].astype(np.uint8)
     weights = replica.app.model.get_weights()
-    weights[-4] += 7  # the moving mean of before matters to nobody
+    weights[-4] += 7  # the earlier moving mean has no influence
     asked = task(replica, weights=weights, indices=indices)
     mean, variance = replica.statistics(asked)
     hidden = np.tanh(blobs(203)[0][indices].astype("f8") @ weights[0] + weights[1])
@@ -530,7 +530,9 @@ def test_moving_statistics_follow_the_formula_and_change_no_training():
     wanted = [sum(len(batch) * one(batch, axis=0) for batch in batches) / 40 for one in (np.mean, np.var)]
     assert np.allclose(mean, wanted[0], rtol=1e-5, atol=1e-6)
     assert np.allclose(variance, wanted[1], rtol=1e-4, atol=1e-6)
-    assert not np.allclose(variance, hidden.var(axis=0), rtol=1e-3)  # which has what batches differ by, too
+    assert not np.allclose(
+        variance, hidden.var(axis=0), rtol=1e-3
+    )  # the variance of all samples also has the differences between batches
     first = arrays(replica.carry(asked), weights)
     replica.statistics(asked)
     again = arrays(replica.carry(replace(asked, state={})), weights)

@@ -1,4 +1,4 @@
-"""DP-SGD: sums of clipped gradients against a formula in NumPy, noise, and what is refused."""
+"""Tests of DP-SGD: sums of clipped gradients against a formula in NumPy, the noise, and refused models."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def sums_by_hand(kernel, bias, x, y):
 
 def test_step_equals_the_formula_in_numpy(monkeypatch):
     monkeypatch.setattr(sample_noise, "gaussian_like", lambda like, std: np.zeros(like.shape))
-    model, (x, y) = model_of(), samples_of(CHUNK + 8)  # the second chunk is filled up
+    model, (x, y) = model_of(), samples_of(CHUNK + 8)  # the second chunk is padded
     before = [np.array(one, float) for one in model.trainable_variables]
     SampleNoise(model, CLIP, 1.0).step(x, y, EXPECTED)
     for variable, old, total in zip(model.trainable_variables, before, sums_by_hand(*before, x, y), strict=True):

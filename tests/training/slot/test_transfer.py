@@ -1,4 +1,4 @@
-"""Moving values of variables between a card and memory, here with JAX on the CPU, which has pinned memory, too."""
+"""Tests of moving variables between a GPU and memory. Here JAX runs on the CPU, which has pinned memory, too."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_read_returns_value_of_each_variable() -> None:
 
 @pytest.fixture(params=[4 * 1024**2, 8], ids=["together", "alone"])
 def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays move together, or those of 8 bytes and more move alone."""
+    """Arrays move together. With the small limit, arrays of 8 bytes and more move alone."""
     monkeypatch.setattr("ddlf.training.slot.transfer.LARGE_BYTES", request.param)
 
 
@@ -83,7 +83,7 @@ def test_arrays_keep_values_when_variables_change(limit: None) -> None:
     assert all(np.array_equal(one, other) for one, other in zip(found, ARRAYS, strict=True))
 
 
-def test_arrays_that_are_read_belong_to_the_caller(limit: None) -> None:
+def test_caller_owns_the_arrays_that_it_reads(limit: None) -> None:
     some = variables()
     for array in transfer.JaxTransfer().read(some):
         array[...] = 1
@@ -94,7 +94,7 @@ def test_write_sets_each_variable_to_its_array(limit: None) -> None:
     some, others = variables(), variables()
     wanted = [~array if array.dtype == bool else array + 1 for array in ARRAYS]
     transfer.JaxTransfer().write(some, wanted)
-    transfer.JaxTransfer().write(others, ARRAYS)  # through the same pinned memory
+    transfer.JaxTransfer().write(others, ARRAYS)  # uses the same pinned memory
     assert all(np.array_equal(one.value, other) for one, other in zip(some, wanted, strict=True))
     assert all(np.array_equal(one.value, other) for one, other in zip(others, ARRAYS, strict=True))
 

@@ -1,4 +1,4 @@
-"""Variables without values have the first values of a whole model later."""
+"""Tests of variables that are created without values: they later get the initial values of a whole model."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def without_values():
         return made(small_model)
 
 
-def test_each_weight_alone_has_the_value_that_it_has_in_the_whole_model():
+def test_each_weight_alone_gets_its_value_of_the_whole_model():
     whole, model = made(small_model), without_values()
     assert not any(map(is_made, model.weights))
     assert all(map(alone, model.weights))
@@ -24,7 +24,7 @@ def test_each_weight_alone_has_the_value_that_it_has_in_the_whole_model():
     assert [one.shape for one in shapes_of(model.weights)] == [one.shape for one in whole.get_weights()]
 
 
-def test_weights_are_set_whether_they_have_values_or_not():
+def test_weights_with_and_without_values_can_be_set():
     model, values = without_values(), made(small_model).get_weights()
     set_weights(model, values)
     assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), values, strict=True))

@@ -1,4 +1,4 @@
-"""The setting ``split``, and what is refused with it before anything starts."""
+"""Tests of the setting ``split``, and of settings that are refused beside it before a worker starts."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_split_selects_its_exchange():
 
 
 @pytest.mark.parametrize("text", ["stages:2", "within:3", "stages:2,within:3", "memory:2GB", "layers:a,b"])
-def test_a_cut_is_its_text(text):
+def test_a_cut_is_read_from_its_text_and_written_as_it(text):
     assert str(CUT("split", text)) == text
     assert CUT("split", CUT("split", text)) == CUT("split", text)
     assert isinstance(CUT("split", text), Cut)

@@ -1,4 +1,4 @@
-"""Downpour whose replicas are groups of workers with a part of the model each."""
+"""Tests of Downpour in which each replica is a group of workers, and each worker has a part of the model."""
 
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ PUSHES = dict(mode="downpour", push_rule="sgd:0.05", micro_batches=1)
 
 
 class Plain(Cut):
-    """Steps of SGD without momentum, so that a shard's steps are those of ``fit``."""
+    """Steps of SGD without momentum, so that a shard takes the steps of ``fit``."""
 
     async def create_model(self):
         self.model = dense_model()
@@ -60,7 +60,7 @@ async def test_no_server_has_layers_of_two_parts():
         shards_of(rows, plan, 1, None)
 
 
-async def test_facts_of_parts_become_those_of_all_servers():
+async def test_facts_of_parts_are_joined_to_facts_of_all_servers():
     assert joined([[3, 0, 11, 12, 21, 22], [3, 0, 13, 23]], 2) == [3, 0, 11, 12, 13, 21, 22, 23]
     assert joined([[3, 5, 6], [3, 7]], 1) == [3, 5, 6, 7]
 
@@ -101,7 +101,7 @@ async def test_a_lost_worker_costs_no_push_and_a_run_resumes(two_workers, tmp_pa
 
 @pytest.mark.slow
 async def test_a_worker_lost_while_two_groups_train_costs_no_push(one_template):
-    """A part of the second group is killed after the first of its six rounds. The first group may be anywhere."""
+    """A part of the second group is killed after the first of its six rounds. The first group may be in any round."""
     async with Cluster.local(4) as cluster:
         trained = app(cluster, Plain, **PUSHES, split="stages:2", slots=2, master_epochs=6, n_push=2, n_fetch=2)
         parts, told, killed = {}, [], []
@@ -134,7 +134,7 @@ class Looking(Plain):
 
 
 @pytest.mark.slow
-async def test_parts_talk_to_the_servers_of_their_layers_only(one_template):
+async def test_parts_connect_to_the_servers_of_their_layers_only(one_template):
     async with Cluster.local(4) as cluster:
         trained, parts = app(cluster, Looking, **PUSHES, split="stages:2", slots=2, shards=2, copies=0), {}
         trained.master_epochs = 2
@@ -143,7 +143,7 @@ async def test_parts_talk_to_the_servers_of_their_layers_only(one_template):
         )
         await trained.train_model()
     workers = [parts[slot] for slot in (1, 2, 3, 4)]
-    owners = {0: 1, 1: 2}  # shards are on the first two workers
+    owners = {0: 1, 1: 2}  # the first two workers have the shards
     planned = {frozenset(workers[:2]), frozenset(workers[2:])}
     planned |= {frozenset((worker, owners[place % 2])) for place, worker in enumerate(workers)}
     seen = {frozenset((one, other)) for one, others in trained.seen.items() for other in others}

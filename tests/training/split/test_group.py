@@ -1,4 +1,4 @@
-"""The group of workers that train one copy of a model."""
+"""Tests of the group of workers that train one copy of a model."""
 
 import asyncio
 from types import SimpleNamespace
@@ -30,14 +30,14 @@ async def test_a_run_with_too_few_workers_ends_after_the_wait():
 
 
 async def test_groups_that_share_too_few_workers_end_after_the_wait():
-    """Otherwise two groups with a worker each would wait for each other."""
+    """Two groups with one worker each would otherwise wait for each other."""
     made, _ = group(workers=2, slot=1, groups=2)
     made._attempt.workers[0] = SimpleNamespace(id=1)
     with pytest.raises(ClusterTooSmall, match="the model has 2 parts in 2 slots, and 2 workers are there"):
         await made._all_there(made._attempt, 0)
 
 
-async def test_a_wait_is_told_once_however_many_parts_wait():
+async def test_a_wait_is_reported_once_for_all_waiting_parts():
     made, crew = group(workers=1)
     made._attempt.workers.update({0: SimpleNamespace(id=1), 1: SimpleNamespace(id=1)})
     waiting = [asyncio.ensure_future(made._all_there(made._attempt, part)) for part in (1, 0)]
@@ -45,7 +45,7 @@ async def test_a_wait_is_told_once_however_many_parts_wait():
     assert len(crew.told) == 1
 
 
-async def test_parts_wait_for_a_worker_that_is_there_and_busy():
+async def test_parts_wait_for_a_connected_worker_that_is_busy():
     made, crew = group(workers=2)
     made._attempt.workers[0] = SimpleNamespace(id=1)
     waiting = asyncio.ensure_future(made._all_there(made._attempt, 0))
@@ -57,13 +57,13 @@ async def test_parts_wait_for_a_worker_that_is_there_and_busy():
     assert crew.told == []
 
 
-async def test_a_lost_part_begins_one_new_attempt_for_all():
+async def test_a_lost_part_starts_one_new_attempt_of_all_parts():
     made, _ = group(workers=2)
     first = made._attempt
     first.workers.update({0: SimpleNamespace(id=1), 1: SimpleNamespace(id=2)})
     made._fail(1)
     second = made._attempt
-    made._fail(0)  # it has failed with the first attempt, too
+    made._fail(0)  # this part has failed in the first attempt, too
     assert first.over.is_set()
     assert made._attempt is second
     assert second is not first

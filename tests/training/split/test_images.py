@@ -1,4 +1,4 @@
-"""Convolutions that are cut by image rows compute what whole ones compute, and exchange only rows at borders."""
+"""Tests of convolutions that are cut by image rows: they equal whole convolutions, and exchange only rows at borders."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ NUMBERS = np.eye(4, dtype="float32")[CHANCE.integers(0, 4, 44)]
 
 
 def valid():
-    """Kernels of 1, 3 and 5, a dilation, strides, and pooling, without padding."""
+    """Return a model without padding, with kernels of 1, 3 and 5, a dilation, strides and pooling."""
     import keras
 
     layers = keras.layers
@@ -37,7 +37,7 @@ def valid():
 
 
 def padded():
-    """Zeros at the edges, strides, both kinds of pooling with padding, batch normalization, a skip and a mean."""
+    """Return a model with zeros at the edges, strides, padded pooling, batch normalization, a skip and a mean."""
     import keras
 
     layers = keras.layers
@@ -57,7 +57,7 @@ def padded():
 
 
 def filters():
-    """Whole images of the first layers, then filters."""
+    """Return a model whose first layers are cut by images, and whose other layers are cut by filters."""
     return padded()
 
 

@@ -1,4 +1,4 @@
-"""What a part accepts from other parts."""
+"""Tests of the inbox of a part: which tensors it accepts."""
 
 import threading
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def take(made, key=KEY):
     return made.take(key, (2, None), "float32", "dense")
 
 
-def test_a_tensor_is_taken_once():
+def test_a_tensor_can_be_taken_once():
     made = inbox()
     made.put(1, KEY, VALUE, SENDER)
     assert take(made) is VALUE
@@ -46,7 +46,7 @@ def test_a_tensor_is_taken_once():
         (KEY, [1.0], "is not an array"),
     ],
 )
-def test_what_does_not_belong_to_the_round_is_refused(key, value, sentence):
+def test_a_tensor_with_a_wrong_key_or_type_is_refused(key, value, sentence):
     with pytest.raises(ProtocolError, match=sentence):
         inbox().put(1, key, value, SENDER)
 
@@ -55,7 +55,7 @@ def test_what_does_not_belong_to_the_round_is_refused(key, value, sentence):
     "fields",
     [["activation"], ["activation", "x", 0, 7, 0], ["activation", 0, 0, 7, 0, 0], [1, 0, 0, 7, 0], "key", None],
 )
-def test_fields_that_are_no_key_are_refused(fields):
+def test_fields_that_form_no_key_are_refused(fields):
     with pytest.raises(ProtocolError, match="another worker sent an array under"):
         Key.read(fields)
     assert Key.read(list(KEY)) == KEY
@@ -76,7 +76,7 @@ def test_nan_names_the_layer():
         take(made)
 
 
-def test_an_earlier_attempt_is_dropped_and_a_later_one_waits_for_its_beginning():
+def test_tensors_of_earlier_attempts_are_dropped_and_of_later_ones_kept_until_they_begin():
     made = inbox(attempt=2)
     made.put(1, KEY, VALUE, SENDER)
     made.put(3, KEY, VALUE, SENDER)
@@ -89,13 +89,13 @@ def test_only_the_worker_of_the_sending_part_sends_its_tensors(worker, name):
     made = inbox()
     with pytest.raises(ProtocolError, match=f"came from {name}, but worker 5 has that part"):
         made.put(1, KEY, VALUE, worker)
-    made.put(2, KEY, VALUE * 2, worker)  # the workers of this attempt are not known yet
+    made.put(2, KEY, VALUE * 2, worker)  # the inbox does not know the workers of this attempt yet
     made.put(2, KEY, VALUE, SENDER)
     made.begin(2, lambda key: True, WORKERS)
     assert take(made) is VALUE
 
 
-def test_the_next_step_may_be_there_already():
+def test_tensors_of_the_next_step_may_arrive_early():
     made = inbox()
     made.put(1, KEY._replace(step=1), VALUE, SENDER)
     made.stepped()
@@ -104,7 +104,7 @@ def test_the_next_step_may_be_there_already():
         made.put(1, KEY, VALUE, SENDER)
 
 
-def test_whoever_waits_ends_when_the_round_does():
+def test_a_waiting_thread_is_released_when_the_round_stops():
     made, ended = inbox(), threading.Event()
 
     def wait():
@@ -122,7 +122,7 @@ def test_whoever_waits_ends_when_the_round_does():
     [Key(ACTIVATION, 0, 0, 1, 2), Key(ACTIVATION, 0, 0, 1, 7), Key(ACTIVATION, 0, 4, 1, 0), Key("unknown", 0, 0, 1, 0)],
     ids=["of another part", "from outside the group", "of another micro-batch", "of an unknown kind"],
 )
-def test_what_no_part_of_the_group_sends_is_refused(key):
+def test_a_tensor_that_no_part_of_the_group_sends_is_refused(key):
     me, value = SimpleNamespace(borrows=(), lends=()), Value((3,), "float32", "dense", 0, (1,), True)
     of_replica = dict(replica=lambda number: 0, parts_of_replica=3)
     program = SimpleNamespace(values=(None, value))

@@ -1,4 +1,4 @@
-"""Models in parts compute with JAX what whole models compute."""
+"""Tests of models in parts with JAX."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S
 @pytest.mark.slow
 @pytest.mark.timeout(6 * PATIENCE_S)
 def test_parts_cut_layers_and_image_rows_take_the_steps_of_whole_models_with_jax():
-    """In a process of their own, because a process has one backend; in one process, because all compile the same small functions."""
+    """A process has one backend, so these tests need another process. They share it, because they compile the same functions."""
     cases = {
         "test_parts.py": "test_parts and skips",
         "test_within.py": "whole_ones and block-within:2",

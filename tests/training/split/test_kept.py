@@ -1,4 +1,4 @@
-"""States of parts in files, and how they travel."""
+"""Tests of the states of parts: how they are kept in files, and how they travel."""
 
 import numpy as np
 import pytest

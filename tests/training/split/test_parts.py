@@ -1,4 +1,4 @@
-"""The parts of a model together take the steps of one process that adds up the same micro-batches."""
+"""Tests that the parts of a model take the steps of one process that adds up the same micro-batches."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def convolutions():
 
 
 def skips():
-    """A skip crosses two cuts, and a layer is used in several parts."""
+    """Return a model in which a skip crosses two cuts, and several parts use the same layer."""
     import keras
 
     layers = keras.layers
@@ -64,7 +64,7 @@ def skips():
 
 
 def attention(dropout=0.0):
-    """A block of a transformer that is used twice, in an embedding's space."""
+    """Return a model with an embedding and a transformer block that is used twice."""
     import keras
 
     layers = keras.layers
@@ -78,7 +78,7 @@ def attention(dropout=0.0):
 
 
 def several():
-    """Two inputs and two outputs, of which one is computed in an early part."""
+    """Return a model with two inputs and two outputs. An early part computes one output."""
     import keras
 
     layers = keras.layers

@@ -1,4 +1,4 @@
-"""Where models are cut, what the plan says, and which models are refused."""
+"""Tests of the plan of a split: where models are cut, the numbers of each part, and refused models."""
 
 import re
 
@@ -41,14 +41,16 @@ def test_the_numbers_of_a_part_follow_from_shapes():
     plan = plan_of(model_of(*dense(100, 10), optimizer="adam"), "stages:2")
     first, last = plan.parts
     assert plan.bytes_of_weights(first) == 4 * (8 * 100 + 100)
-    assert plan.bytes_of_optimizer(first) == 2 * plan.bytes_of_weights(first) + 8 + 4  # iterations, and learning rate
+    assert (
+        plan.bytes_of_optimizer(first) == 2 * plan.bytes_of_weights(first) + 8 + 4
+    )  # the iterations and the learning rate
     assert plan.bytes_of_activations(first) == 2 * 4 * 100 * 4  # two micro-batches of 4 samples
     assert plan.bytes_of_activations(last) == 1 * 4 * 10 * 4
     assert plan.bytes_sent(first) == plan.bytes_sent(last) == 16 * 100 * 4
     assert re.search(r"1 +d0 +3\.6 kB +7\.2 kB +3\.2 kB +900 +6\.4 kB", plan.table())
 
 
-def test_as_few_parts_as_fit_into_the_memory():
+def test_automatic_cut_has_the_fewest_parts_that_fit_into_the_memory():
     model = model_of(*dense(100, 100, 100, 100))
     whole = plan_of(model, "stages:1")
     assert len(plan_of(model, f"memory:{whole.memory(whole.parts[0])}").parts) == 1
@@ -128,7 +130,7 @@ def test_an_optimizer_whose_variables_share_names_is_refused():
         plan_of(model_of(*dense(4, 2), optimizer=keras.optimizers.Adafactor(0.1)), "stages:2")
 
 
-def test_a_layer_that_changes_when_it_is_called_stays_in_one_part():
+def test_a_layer_that_its_call_changes_stays_in_one_part():
     import keras
 
     x, norm = keras.Input((8,)), keras.layers.BatchNormalization(name="norm")

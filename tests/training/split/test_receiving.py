@@ -1,4 +1,4 @@
-"""Who may send tensors to a part."""
+"""Tests of the check of senders: only workers of the group may send tensors to a part."""
 
 import asyncio
 

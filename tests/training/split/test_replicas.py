@@ -1,4 +1,4 @@
-"""Several copies of a model in parts take the steps of one process with the samples of all."""
+"""Tests of several copies of a model in parts: they take the steps of one process with all samples."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_parts_of_later_replicas_own_nothing():
     assert [plan.stage(part) for part in range(4)] == [0, 1, 0, 1]
     assert plan.ends == [1, 2]
     assert plan.told().startswith("2 replicas of 2 parts, 1 micro-batch")
-    apart = plan_of(model, "stages:2")  # slots that do not wait for each other
+    apart = plan_of(model, "stages:2")  # a plan for slots that do not wait for each other
     assert apart.told(3).startswith("3 replicas of 2 parts, 1 micro-batch")
     with pytest.raises(ConfigError, match="makes 4 parts of this model in 2 slots, and there are 3 workers"):
         check_workers("stages:2", plan, 3)
@@ -36,7 +36,7 @@ def test_the_number_of_steps_comes_from_the_first_part_that_steps():
     assert steps == [False, True, False, False]
 
 
-def test_parts_of_two_replicas_call_the_parts_that_they_exchange_arrays_with():
+def test_parts_of_two_replicas_call_only_parts_that_they_exchange_arrays_with():
     plan = plan_of(dense(6, 4), "stages:2", replicas=2)
     pairs = {frozenset(pair) for pair in ((0, 1), (2, 3), (0, 2), (1, 3))}
     assert plan.links() == pairs
@@ -60,7 +60,10 @@ def test_two_replicas_take_the_steps_of_one_process_with_the_samples_of_both(bui
     parts = Parts(build, split, 16, 2, replicas=2)
     steps = []
     for number in range(2):
-        one, other = batches[number], tuple(a[: 5 * number] for a in batches[2])  # the other one begins without samples
+        one, other = (
+            batches[number],
+            tuple(a[: 5 * number] for a in batches[2]),
+        )  # the second replica begins without samples
         steps.append(([one, other], [(0, number), (0, number, 1)]))
         parts.train_replicas(*steps[-1])
     assert distance(parts.weights(), trained_replicas(build, steps, 2)) < tolerance

@@ -1,4 +1,4 @@
-"""Models in parts on real workers."""
+"""Tests of models in parts on real workers."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def clipped():
 
 
 class Cut(Blobs):
-    """203 samples in batches of 32: the last batch of an epoch has 11."""
+    """Trains on 203 samples in batches of 32, so the last batch of an epoch has 11."""
 
     split = "stages:2"
     micro_batches = 4
@@ -54,7 +54,7 @@ class Cut(Blobs):
 
 
 def lowering():
-    """A callback that counts epochs: it halves the learning rate after two epochs without a better loss."""
+    """Return a callback that halves the learning rate after two epochs without a better loss."""
     import keras
 
     return keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2, min_delta=10.0, min_lr=0.0)
@@ -101,7 +101,7 @@ async def test_two_workers_take_the_steps_of_one_process(two_workers, tmp_path):
 
 
 class Loaded(Cut):
-    """Sets its weights, and looks at the master's model without reading it."""
+    """Sets its weights, and records whether the master's model has values, without reading them."""
 
     evaluate_every = 1
 
@@ -114,7 +114,7 @@ class Loaded(Cut):
 
 
 @pytest.mark.slow
-async def test_the_master_has_no_weights_before_the_end_and_parts_evaluate_as_it_would(two_workers):
+async def test_the_master_has_no_weights_before_the_end_and_parts_evaluate_like_one_process(two_workers):
     trained, told = app(two_workers, Loaded, made=[]), []
     trained.subscribe(lambda event: told.append(event.why) if isinstance(event, Warned) else None)
     await trained.train_model()
@@ -153,7 +153,7 @@ async def test_losses_and_a_resume_with_another_cut_change_no_bit(two_workers, t
 @pytest.mark.parametrize(
     "cut", [{"split": "stages:2"}, {"split": "within:2", "micro_batches": 1}], ids=["slices", "shares"]
 )
-async def test_the_run_goes_back_to_its_checkpoint_if_a_part_and_its_copy_are_lost(two_workers, tmp_path, cut):
+async def test_the_run_returns_to_its_checkpoint_if_a_part_and_its_copy_are_lost(two_workers, tmp_path, cut):
     options = dict(master_epochs=6, batch_size=64, callbacks=[], checkpoint_every=2) | cut
     whole, lost = (
         app(two_workers, Cut, **{**options, "callbacks": [lowering()], "checkpoint": tmp_path / name})
@@ -278,7 +278,7 @@ class Looking(Cut):
 
 @pytest.mark.slow
 async def test_groups_have_the_planned_connections_only(one_template):
-    """Two slots of two stages: stages send activations to each other, and each stage its gradients to the other slot."""
+    """Two slots have two stages each. Stages of a slot exchange activations, and equal stages exchange gradients."""
     async with Cluster.local(4) as cluster:
         trained, parts = app(cluster, Looking, slots=2, master_epochs=2), {}
         trained.subscribe(
@@ -291,8 +291,8 @@ async def test_groups_have_the_planned_connections_only(one_template):
 
 
 @pytest.mark.slow
-async def test_two_slots_are_the_two_slots_of_the_gradient_exchange(two_workers):
-    """Each epoch is one step, so that both have the same samples in it."""
+async def test_two_slots_equal_two_slots_of_the_gradient_exchange(two_workers):
+    """Each epoch is one step, so both exchanges have the same samples in it."""
     options = dict(samples=50, batch_size=32, master_epochs=6, optimizer="adam")
     split = app(two_workers, Blobs, split="stages:1", slots=2, micro_batches=4, **options)
     await split.train_model()

@@ -1,4 +1,4 @@
-"""Shares of weights become whole weights in checkpoints."""
+"""Tests of uniting: shares of weights become whole weights in checkpoints."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Layers that are cut between the workers of a stage compute what whole layers compute."""
+"""Tests of layers that are cut between the workers of a stage: they compute the results of whole layers."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.training.split.together import Parts, made, trained_plain
 
 
 def images():
-    """Strides, both kinds of padding, a branch, units that lie apart after Flatten, and a softmax over cut units."""
+    """Return a model with strides, both paddings, a branch, units that Flatten spreads, and a softmax over cut units."""
     import keras
 
     layers = keras.layers
@@ -34,7 +34,7 @@ def images():
 
 
 def block(dropout=0.0):
-    """A block of a transformer."""
+    """Return a model with a block of a transformer."""
     import keras
 
     layers = keras.layers
@@ -48,7 +48,7 @@ def block(dropout=0.0):
 
 
 def tied():
-    """A layer that multiplies by the matrix of another one, which therefore stays whole."""
+    """Return a model with a layer that uses the matrix of another layer, so this other layer stays whole."""
     import keras
 
     class Back(keras.layers.Layer):
@@ -108,7 +108,7 @@ def test_nothing_is_gathered_between_columns_and_rows():
     assert kinds == {"addend"}
     n, first = 16, plan.parts[0]
     assert plan.bytes_sent(first) == 4 * n * 10
-    assert plan.bytes_sent(plan.parts[-1]) == 2 * 4 * n * 10  # the gradients of the sums, to two others
+    assert plan.bytes_sent(plan.parts[-1]) == 2 * 4 * n * 10  # the gradients of the sums, to two workers
     assert max(share for _, _, share, _ in plan.layers()) <= 0.4
 
 
@@ -116,12 +116,12 @@ def test_each_border_value_goes_to_each_machine_once():
     plan = plan_of(dense(6, 60, 6), "within:3")
     assert [way.name for way in plan.program.ways] == ["columns", "columns", "rows"]
     n, workers = 16, 3
-    gather = 4 * n * 6 * (workers - 1) // workers  # and as much for its gradient, which is a reduce-scatter
+    gather = 4 * n * 6 * (workers - 1) // workers  # its gradient is a reduce-scatter with as many bytes
     assert plan.bytes_sent(plan.parts[0]) == 2 * gather + 4 * n * 6
     assert plan.bytes_sent(plan.parts[-1]) == 2 * gather + 2 * 4 * n * 6
 
 
-def test_the_table_says_how_each_layer_is_cut_and_which_are_whole():
+def test_the_table_shows_how_each_layer_is_cut_and_which_layers_stay_whole():
     import keras
 
     model = made(attention)
@@ -136,7 +136,7 @@ def test_the_table_says_how_each_layer_is_cut_and_which_are_whole():
     assert rows["dense_1"] == "dense_1 whole 100.0 % its regularizer OrthogonalRegularizer needs whole weights"
 
 
-def test_the_table_says_which_layers_stay_whole_because_of_their_weights_or_types():
+def test_the_table_shows_layers_that_stay_whole_because_of_weights_or_types():
     import keras
 
     def whole(model):
@@ -154,7 +154,7 @@ def test_the_table_says_which_layers_stay_whole_because_of_their_weights_or_type
     assert whole(model) == {"h": (why := "it computes in another type than its weights or its input have"), "f": why}
 
 
-def test_the_table_says_why_a_worker_has_much_of_a_layer():
+def test_the_table_explains_a_large_share_of_a_layer():
     import keras
 
     x = keras.Input((6, 8))

@@ -1,4 +1,4 @@
-"""Models in parts without processes, and the plain Keras that they must equal."""
+"""Helpers that train models in parts without processes, and plain Keras models to compare them with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def made_without_memory(build):
 
 
 class Parts:
-    """All parts of a model, each on its own copy of it, as on workers."""
+    """All parts of a model. Each part has its own copy of the model, like on workers."""
 
     def __init__(self, build, split, batch_size, micro_batches, replicas=1):
         import keras
@@ -140,7 +140,7 @@ def leaves(tree):
 def trained_replicas(build, steps, micro_batches):
     """Return the weights of one process that adds up the gradients of the micro-batches of all replicas.
 
-    ``steps`` has for each step the batches of the replicas, and their seeds.
+    ``steps`` contains for each step the batches and the seeds of the replicas.
     """
     import keras
 
@@ -172,7 +172,7 @@ def trained_replicas(build, steps, micro_batches):
 def trained_plain(build, batches, micro_batches, *, first=3, seeds=(), epoch=0):
     """Return weights and metrics of one process that adds up the gradients of micro-batches, written with Keras only.
 
-    ``first`` is the seed of the first weights, and ``epoch`` the number of batches after which metrics begin again.
+    ``first`` is the seed of the first weights. Metrics are reset every ``epoch`` batches.
     """
     import keras
 
@@ -204,7 +204,7 @@ def seed_layers(model, seed):
 
 
 def gradients_of(model, batch, samples, share):
-    """Return the gradients of a micro-batch times its share, compiled as ``fit`` compiles its steps."""
+    """Return the gradients of a micro-batch times its share, compiled like the steps of ``fit``."""
     import keras
 
     if "gradients" not in vars(model):
