@@ -1,4 +1,4 @@
-"""A setting is declared once: what is made from the declarations has all of them, and nothing else."""
+"""Tests that each setting is declared once: options, help, schema, pages and checkpoints follow from the declarations."""
 
 import re
 import runpy
@@ -67,7 +67,7 @@ def test_cluster_file_and_schema_have_each_setting_of_a_file():
     assert set(RunConfig.model_fields) == set(schema()["$defs"]["RunConfig"]["properties"]) == in_the_file
 
 
-def test_what_is_said_of_a_rule_names_all_that_exist():
+def test_help_of_a_rule_setting_names_all_rules():
     said = RUN.parser("ddlf run").format_help(list(GROUPS))
     described = schema()["$defs"]["RunConfig"]["properties"]
     for name, family in (
@@ -101,8 +101,8 @@ def test_checkpoint_has_each_setting_that_decides_the_result():
 
 
 @pytest.mark.parametrize("path", MADE, ids=lambda path: path.name)
-def test_what_is_made_from_the_declarations_is_as_they_are_now(path):
-    assert path.read_text(encoding="utf-8") == MADE[path](), "python docs/reference writes it anew"
+def test_generated_pages_match_the_declarations(path):
+    assert path.read_text(encoding="utf-8") == MADE[path](), "run python docs/reference to update it"
 
 
 def test_settings_page_has_every_setting_in_its_group():

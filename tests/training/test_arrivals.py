@@ -1,4 +1,4 @@
-"""What asynchronous training promises of the order, age and number of its updates. No process, no Keras."""
+"""Tests of the order, age and number of updates in asynchronous training. No process, no Keras."""
 
 from unittest import mock
 
@@ -32,10 +32,10 @@ def weights(run):
 # -- bounded staleness -----------------------------------------------------------------------------------------------
 
 
-async def test_with_a_bound_of_0_it_is_synchronous_training():
-    """To rounding: there a round's updates are summed and then divided, here each share is subtracted when it comes.
+async def test_a_bound_of_0_equals_synchronous_training():
+    """Results are equal except for rounding, because each update is subtracted when it arrives instead of after the round.
 
-    Parts are equal, since synchronous training weighs by samples.
+    All slots have equally many samples, because synchronous training weighs updates by samples.
     """
     sync = await trained(mode="sync", slots=3)
     order = [1, 2, 3, 3, 1, 2, 2, 3, 1, 1, 2, 3]
@@ -64,7 +64,7 @@ async def test_lost_slot_with_bound_0_restarts_with_weights_of_its_round():
 
 
 def lose_once(cluster, slot, round):
-    """Lose the worker that carries a slot's round, both from 0, when it has computed it."""
+    """Lose the worker that carries a slot's round after it has computed the round. Both numbers count from 0."""
     lost = []
 
     def train(worker, task):
@@ -107,7 +107,7 @@ async def test_no_slot_begins_a_round_further_ahead_than_the_bound(bound):
     assert run.ledger.is_exact(6)
 
 
-async def test_a_bound_of_0_does_not_hold_up_the_end_of_a_run():
+async def test_a_bound_of_0_does_not_delay_the_end_of_a_run():
     run = FakeRun(mode="async", slots=2, max_staleness=0, master_epochs=50)
     run.is_convergent = lambda record: record.version == 5
     await run.train_model()
@@ -125,7 +125,7 @@ async def test_arrivals_before_all_slots_are_measured_are_refused():
         FakeRun(mode="async", slots=2, arrivals=[1, 1, 1, 2, 2, 2], master_epochs=3, **pace)
 
 
-async def test_how_stale_updates_were_is_told_at_the_end(capsys):
+async def test_staleness_is_reported_at_the_end(capsys):
     told = []
     run = FakeRun(mode="async", slots=2, arrivals=[1, 1, 2, 2], master_epochs=2, verbose=True)
     run.subscribe(told.append)
@@ -145,11 +145,11 @@ async def test_staleness_line_follows_the_last_record(capsys):
     finally:
         run.run_context.display.close()
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("round ") for line in lines) == 3  # of eight, which have come at once
+    assert sum(line.startswith("round ") for line in lines) == 3  # of eight records that have arrived at once
     assert lines[-1] == "staleness 0 in 4, 1 in 4 of 8 updates"
 
 
-async def test_synchronous_training_after_asynchronous_tells_no_staleness(capsys):
+async def test_synchronous_training_after_asynchronous_reports_no_staleness(capsys):
     run = FakeRun(mode="async", slots=2, verbose=True)
     await run.train_model()
     assert "staleness" in capsys.readouterr().out
@@ -189,14 +189,14 @@ async def test_a_target_that_no_round_can_reach_is_refused_by_name():
         assert what in str(refused.value)
 
 
-# -- updates that wait for others ---------------------------------------------------------------------------------------
+# -- updates that wait in a buffer --------------------------------------------------------------------------------------
 
 
 def warnings(run):
     return [event.why for event in run.told if isinstance(event, Warned)]
 
 
-async def test_buffer_that_is_never_full_is_warned_of():
+async def test_run_warns_of_a_buffer_that_is_never_full():
     assert not warnings(await trained(arrival="fedbuff:3", slots=3, cluster=FakeCluster(3)))
     (never,) = warnings(await trained(arrival="fedbuff:13", slots=3, cluster=FakeCluster(3)))
     assert never == (
@@ -206,7 +206,7 @@ async def test_buffer_that_is_never_full_is_warned_of():
     assert left == "1 of its updates wait for others, and are not in the model: continued training merges them"
 
 
-async def test_what_waits_when_the_last_update_is_rejected_is_told_too():
+async def test_run_reports_waiting_updates_also_if_the_last_one_is_rejected():
     cluster = spoiling(FakeCluster(2), slot=1, round=3)
     run = await trained(arrival="fedbuff:4", update_policy="reject", arrivals=[1, 1, 1, 1, 2, 2, 2, 2], cluster=cluster)
     assert len(run.history) == 7
@@ -216,7 +216,7 @@ async def test_what_waits_when_the_last_update_is_rejected_is_told_too():
 
 
 def spoiling(cluster, slot, round):
-    """Have a slot's update of a round, both from 0, be of no use."""
+    """Make a slot's update of a round NaN. Both numbers count from 0."""
 
     def fit(worker, task, weights, momentum):
         update, momentum = FakeWorker.fit(worker, task, weights, momentum)
@@ -227,8 +227,8 @@ def spoiling(cluster, slot, round):
     return cluster
 
 
-async def test_an_update_that_is_rejected_moves_no_epochs_end():
-    """Of 4 epochs of 2 slots the third update is not merged."""
+async def test_a_rejected_update_does_not_move_the_end_of_an_epoch():
+    """Two slots train for 4 epochs, and the third update is not merged."""
     settings = {
         "update_policy": "reject",
         "arrivals": [1, 2, 1, 2, 1, 2, 1, 2],
@@ -258,7 +258,7 @@ async def test_an_update_that_is_rejected_moves_no_epochs_end():
         ({"mode": "sync", "max_staleness": 2}, "max_staleness=2 is for asynchronous and Downpour training"),
     ],
 )
-async def test_what_cannot_be_is_refused_before_anything_is_connected(settings, what):
+async def test_impossible_settings_are_refused_before_workers_are_connected(settings, what):
     run = FakeRun(**{"mode": "async", **settings})
     with pytest.raises(ConfigError) as refused:
         await run.train_model()

@@ -1,4 +1,4 @@
-"""Asynchronous training on real workers."""
+"""Tests of asynchronous training on real workers."""
 
 import pytest
 
@@ -8,8 +8,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.mark.slow
-async def test_it_learns(two_workers):
-    trained = app(two_workers.options(workers=[1]), slots=2)  # Keras compiles for each worker
+async def test_asynchronous_training_learns(two_workers):
+    trained = app(two_workers.options(workers=[1]), slots=2)  # one worker, because Keras compiles on each
     records = await trained.train_async(master_epochs=10)
     assert records[-1].loss < 0.7 * records[0].loss
     assert (await trained.evaluate_model())["accuracy"] > 0.9
@@ -19,7 +19,7 @@ async def test_it_learns(two_workers):
 async def test_convergence_stops_all_slots_in_the_middle_of_their_rounds(two_workers):
     trained = app(two_workers)
     trained.is_convergent = lambda record: True
-    # Without STOP a round would take minutes.
+    # Without a stop within the round, a round would take minutes.
     trained.samples = 20_000
     records = await trained.train_async(master_epochs=3000, worker_epochs=1)
     assert len(records) == 1

@@ -1,4 +1,7 @@
-"""Keras's callbacks on the master decide as in ``fit``. The model has one weight, which goes from 0 to 1, and is best for validation on its way."""
+"""Tests of Keras's callbacks on the master: they decide like in ``fit``.
+
+The model has one weight, which moves from 0 to 1. Its validation loss is smallest on the way.
+"""
 
 import asyncio
 import csv
@@ -75,7 +78,7 @@ class OneWeight(ddlf.IApp):
 
 
 def on_master(make):
-    """Makes callbacks on the master only: a test's folder is nothing for workers."""
+    """Return a function that makes callbacks on the master only, because they use the folder of the test."""
     import os
 
     here = os.getpid()
@@ -136,7 +139,7 @@ async def test_callbacks_on_the_master_decide_as_in_fit_at_the_same_epochs(one_w
     kept = sorted(file.name for file in (tmp_path / "here").glob("*.keras"))
     assert kept == sorted(file.name for file in (tmp_path / "fit").glob("*.keras"))
     mine, theirs = (keras.models.load_model(tmp_path / side / kept[-1]) for side in ("here", "fit"))
-    assert mine.optimizer.variables[0] == theirs.optimizer.variables[0]  # the iterations
+    assert mine.optimizer.variables[0] == theirs.optimizer.variables[0]  # the number of steps
     assert float(mine.optimizer.learning_rate) == pytest.approx(float(theirs.optimizer.learning_rate), abs=1e-7)
     assert not (tmp_path / "here" / "backup").exists()
     shown, wanted = scalars_of(tmp_path / "here" / "board"), scalars_of(tmp_path / "fit" / "board")
@@ -146,7 +149,7 @@ async def test_callbacks_on_the_master_decide_as_in_fit_at_the_same_epochs(one_w
 
 
 @pytest.mark.slow
-async def test_callbacks_go_on_from_a_checkpoint_as_if_nothing_had_been(one_worker, tmp_path):
+async def test_callbacks_continue_from_a_checkpoint_like_an_uninterrupted_run(one_worker, tmp_path):
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
     settings = {"checkpoint": tmp_path / "whole" / "checkpoints"}
@@ -173,7 +176,7 @@ async def test_callbacks_go_on_from_a_checkpoint_as_if_nothing_had_been(one_work
         undisturbed.best_epoch,
     )
     again = OneWeight(one_worker, on_master(lambda: the_eight(tmp_path / "parts")), **settings)
-    assert await again.train_sync() == []  # it has converged
+    assert await again.train_sync() == []  # the run has converged
     assert equal(again.model.get_weights(), whole.model.get_weights())
 
 
@@ -208,7 +211,7 @@ async def test_two_slots_stop_and_slow_down_by_their_merged_metrics(two_workers,
 
 
 @pytest.mark.slow
-async def test_a_run_that_was_broken_off_goes_on_from_the_backup(one_worker, tmp_path):
+async def test_an_interrupted_run_continues_from_the_backup(one_worker, tmp_path):
     import keras
 
     class Breaks(keras.callbacks.Callback):
@@ -251,7 +254,7 @@ async def test_a_loss_that_is_not_a_number_ends_the_run_where_fit_ends(one_worke
     app = Explodes(one_worker, on_master(lambda: [keras.callbacks.TerminateOnNaN()]))
     await app.train_sync()
     assert 1 < len(told.epoch) < 10
-    assert len(told.epoch) - 1 <= len(app.history) <= len(told.epoch)  # an update that is not a number is not merged
+    assert len(told.epoch) - 1 <= len(app.history) <= len(told.epoch)  # an update with NaN is not merged
     assert app.run_context.progress.converged
     assert all(np.isfinite(array).all() for array in app.model.get_weights())
 
@@ -336,7 +339,7 @@ async def test_callbacks_that_cannot_run_on_the_master_are_refused(one_worker, t
 
 
 @pytest.mark.slow
-async def test_what_looks_for_a_metric_that_is_not_there_is_told_of(one_worker, capsys):
+async def test_run_warns_of_a_callback_that_monitors_a_missing_metric(one_worker, capsys):
     import keras
 
     class NoValidation(OneWeight):
@@ -351,7 +354,7 @@ async def test_what_looks_for_a_metric_that_is_not_there_is_told_of(one_worker, 
 
 
 @pytest.mark.slow
-async def test_raising_callback_ends_the_run_and_a_long_one_stops(one_worker):
+async def test_a_callback_that_raises_ends_the_run_and_a_long_one_is_stopped(one_worker):
     import keras
 
     def fails(epoch, logs):
@@ -360,7 +363,7 @@ async def test_raising_callback_ends_the_run_and_a_long_one_stops(one_worker):
     app = OneWeight(one_worker, on_master(lambda: [keras.callbacks.LambdaCallback(on_epoch_end=fails)]))
     with pytest.raises(ArithmeticError, match="in my callback"):
         await app.train_sync()
-    assert len(app.history) == 1  # it has been merged
+    assert len(app.history) == 1  # the round was merged before
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
 

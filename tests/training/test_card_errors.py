@@ -1,4 +1,4 @@
-"""Full memory and ops without equal bits end a run with one sentence. Faults are injected: CPUs have neither."""
+"""Tests of errors of GPUs: full memory, and operations without equal bits. The faults are injected, as CPUs have none."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.training.models import Blobs, Quick, app
 
 
 class Lacking(Blobs):
-    """Its training step meets an op that TensorFlow cannot compute with equal bits."""
+    """Its training step has an operation that TensorFlow cannot compute with equal bits."""
 
     text = "Determinism is not yet supported in GPU implementation of DenseBincount."
 
@@ -21,7 +21,7 @@ class Lacking(Blobs):
 
 
 class Evaluated(Quick):
-    """Its card is full when the master evaluates."""
+    """The memory of its GPU is full when the master evaluates."""
 
     async def create_model(self):
         from ddlf.worker.frameworks import framework
@@ -60,7 +60,7 @@ async def test_largest_batch_of_earlier_rounds_is_named_without_a_search():
         assert caught.value.hint.startswith("see what else uses it with ddlf doctor or set a smaller batch_size or")
 
 
-async def test_memory_that_holds_no_batch_is_said():
+async def test_memory_that_holds_no_batch_is_reported():
     async with in_process_cluster(1) as cluster:
         trained = app(cluster, batch_size=4)
         async with FaultPlan().fill_memory(worker=1, at_round=1, fits=0).on(trained):
@@ -71,7 +71,7 @@ async def test_memory_that_holds_no_batch_is_said():
         assert caught.value.fitted == 0
 
 
-async def test_full_memory_of_an_evaluation_is_said():
+async def test_full_memory_of_an_evaluation_is_reported():
     async with in_process_cluster(1) as cluster:
         trained = app(cluster, Evaluated, master_epochs=1)
         await trained.train_sync()
@@ -92,7 +92,7 @@ def test_error_of_full_memory_names_card_limit_and_peak(monkeypatch):
         "at most; the largest batch that fitted has 128 samples"
     )
     assert caught.value.hint == "set batch_size=128 or use precision='mixed_bfloat16' or raise --gpu-memory"
-    caught.value.__traceback__ = None  # as of a worker, whose frames are DDLF's
+    caught.value.__traceback__ = None  # like an error from a worker, whose frames belong to DDLF
     arrived = rebuild(describe(caught.value), worker="worker 3")
     assert (arrived.batch_size, arrived.fitted, arrived.peak) == (256, 128, 8 * 10**9)
     assert arrived.card == "0 (NVIDIA H100), at most 8.6 GB"
@@ -106,6 +106,8 @@ async def test_op_without_equal_bits_is_named():
             await app(cluster, Lacking, deterministic=True).train_sync()
         with pytest.raises(AppError, match="a random op of TensorFlow has no seed; give it a seed"):
             await app(cluster, Lacking, deterministic=True, text="Random ops require a seed").train_sync()
-        with pytest.raises(Exception, match="DenseBincount") as caught:  # not asked for: the framework's own error
+        with pytest.raises(
+            Exception, match="DenseBincount"
+        ) as caught:  # without deterministic=True, the framework's own error is raised
             await app(cluster, Lacking).train_sync()
         assert not isinstance(caught.value, AppError)

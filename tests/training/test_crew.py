@@ -1,4 +1,4 @@
-"""Carrying slots on workers that come and go; the workers are stand-ins, the event loop is real."""
+"""Tests of the crew, which has slots carried by workers that join and leave. The workers are fake, the event loop is real."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from tests.patience import PATIENCE_S
 
 
 class Returning(FakeWorker):
-    """A worker that comes back when the test says so, or fails to."""
+    """A worker that returns, or fails to return, when the test decides it."""
 
     def __init__(self, number):
         super().__init__(number)
@@ -40,7 +40,7 @@ class Returning(FakeWorker):
 
 
 class Story:
-    """Records what happened, and answers for the workers, in order; the last answer stays."""
+    """Records events, and gives the answers of the workers in order. The last answer is repeated."""
 
     def __init__(self, count, **options):
         self.cluster = FakeCluster(0)
@@ -57,13 +57,13 @@ class Story:
 
     @contextlib.asynccontextmanager
     async def begun(self):
-        """The crew, which opens its workers."""
+        """Enter the crew, which opens its workers."""
         async with self.crew as crew, hooked(self.app, crew.end):
             yield crew
 
     @contextlib.asynccontextmanager
     async def ready(self):
-        """The crew, when training can begin."""
+        """Enter the crew, and wait until training can begin."""
         async with self.begun() as crew:
             await asyncio.wait_for(crew.ready(), 5)
             yield crew
@@ -102,7 +102,7 @@ class Story:
         return [(event.kind, event.worker) for event in self.events if event.kind not in ("start", "finish")]
 
 
-async def test_the_slot_of_a_lost_worker_is_carried_by_another_one():
+async def test_another_worker_carries_the_slot_of_a_lost_worker():
     story = Story(2)
     story.answers[1] = [WorkerLost("gone")]
     async with story.ready() as crew:
@@ -111,7 +111,7 @@ async def test_the_slot_of_a_lost_worker_is_carried_by_another_one():
     assert crew.losses == 1
 
 
-async def test_a_worker_that_comes_back_is_opened_before_it_carries_again():
+async def test_a_returning_worker_is_opened_before_it_carries_a_slot():
     story = Story(1)
     story.answers[1] = [ExecutorCrashed("ended"), "done"]
     story.cluster.workers[0].back.set()
@@ -167,7 +167,7 @@ async def test_slot_that_ends_three_executors_raises_the_last_error():
             await crew.carry(0, 0, story.work)
 
 
-async def test_without_any_worker_training_waits_and_then_says_so():
+async def test_without_workers_training_waits_and_then_raises():
     story = Story(1, wait_s=0.05)
     story.answers[1] = [WorkerLost("cable cut")]
     async with story.ready() as crew:
@@ -176,7 +176,7 @@ async def test_without_any_worker_training_waits_and_then_says_so():
     assert story.kinds() == [("lost", 1), ("waiting", None)]
 
 
-async def test_a_worker_that_refuses_takes_no_part_any_more():
+async def test_a_worker_that_refuses_the_run_is_excluded():
     story = Story(2)
     story.answers[1] = [WorkerLost("gone")]
     story.cluster.workers[0].back.set()
@@ -283,7 +283,7 @@ async def test_worker_lost_while_it_opens_is_opened_again(loss):
     assert story.kinds() == [("lost", 2), ("back", 2)]
 
 
-async def test_when_all_are_lost_while_they_are_opened_the_run_waits_for_one():
+async def test_run_waits_for_a_worker_if_all_are_lost_while_they_are_opened():
     story = Story(2)
     story.openings = {1: [WorkerLost("cut")], 2: [WorkerLost("cut")]}
     async with story.begun() as crew:
@@ -299,7 +299,7 @@ async def test_when_all_are_lost_while_they_are_opened_the_run_waits_for_one():
             pass
 
 
-async def test_nobody_loses_patience_with_a_worker_that_loads_its_data(monkeypatch):
+async def test_a_worker_may_take_long_to_load_its_data(monkeypatch):
     monkeypatch.setattr("ddlf.training.crew.recovery.RETRY_S", (0.0, 0.0))
     story = Story(1, wait_s=0.1)
     loading = asyncio.Event()
@@ -348,7 +348,7 @@ async def test_different_errors_of_the_app_are_raised_together():
     assert [error.remote_message for error in (caught.value, *caught.value.others)] == ["layers", "shape"]
 
 
-async def test_a_worker_whose_executor_ends_in_each_opening_is_put_out():
+async def test_a_worker_whose_executor_ends_in_each_opening_is_excluded():
     story = Story(2)
     story.openings[1] = [ExecutorCrashed(f"number {n}") for n in range(3)]
     async with story.ready():
@@ -361,7 +361,7 @@ async def test_a_worker_whose_executor_ends_in_each_opening_is_put_out():
             pass
 
 
-async def test_a_worker_that_loses_the_app_again_and_again_is_put_out():
+async def test_a_worker_that_loses_the_app_repeatedly_is_excluded():
     story = Story(1)
     story.cluster.workers[0].back.set()
     story.answers[1] = ["fine", AppMissing("no app"), AppMissing("no app"), "fine", *[AppMissing("no app")] * 3]
@@ -452,7 +452,7 @@ async def test_an_error_inside_the_crew_itself_ends_the_run(monkeypatch):
 
 
 async def wait_for(story, event):
-    """Until an event has come."""
+    """Wait until the story has an event."""
     await asyncio.wait_for(story.seen(event).wait(), PATIENCE_S)
 
 

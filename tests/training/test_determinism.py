@@ -1,4 +1,4 @@
-"""``deterministic`` and ``tf32``: what a run does with them, what it says, and what a checkpoint compares."""
+"""Tests of the settings ``deterministic`` and ``tf32``: their effect on a run, its warnings, and resumed checkpoints."""
 
 import sys
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def process_of(self):
 
 
 async def test_run_turns_op_determinism_on_and_the_next_one_off(monkeypatch):
-    # Another test may have used JAX in this process, which then keeps its flags. A worker would start a new process.
+    # If another test has used JAX in this process, JAX keeps its flags. A real worker would start a new process.
     monkeypatch.setattr(determinism, "jax_was_used", lambda: False)
     async with in_process_cluster(1) as cluster:
         first = app(cluster, deterministic=True, optimizer="adam", dropout=0.2)
@@ -49,7 +49,7 @@ async def test_run_turns_op_determinism_on_and_the_next_one_off(monkeypatch):
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_executor_computes_like_the_run_demands(two_workers):
+async def test_executor_computes_as_the_run_demands(two_workers):
     one = two_workers.options(workers=[1])  # its executor starts twice with Keras
 
     async def process():
@@ -61,7 +61,7 @@ async def test_executor_computes_like_the_run_demands(two_workers):
     during = await process()
     assert during[:3] == ["--xla_gpu_deterministic_ops=true", ":4096:8", True]
     await app(one, Quick, deterministic=True, master_epochs=1).train_sync()
-    assert await process() == during  # nothing was restarted
+    assert await process() == during  # the executor was not restarted
     await app(one, Quick, master_epochs=1).train_sync()
     assert (await process())[:3] == ["", "", False]
 
@@ -88,12 +88,12 @@ async def test_run_is_not_resumed_with_another_arithmetic(tmp_path):
         ({}, ["H100", ""], ["cards"]),
     ],
 )
-def test_what_a_setting_cannot_do_is_said(settings, workers, about):
+def test_run_warns_of_a_setting_without_full_effect(settings, workers, about):
     computed = {f"worker {number}": Arithmetic(card=card) for number, card in enumerate(workers, 1)}
     assert [found for found, _ in said_of(app(None, **settings), computed, Arithmetic())] == about
 
 
-def test_determinism_without_effect_is_said():
+def test_run_warns_of_determinism_without_effect():
     why = "JAX computes equal bits on CPUs in any case"
     workers = {"worker 1": Arithmetic(in_any_case=why)}
     trained = app(None, deterministic=True)
@@ -111,7 +111,7 @@ def test_mixed_cards_are_named_with_their_workers():
     )
 
 
-async def test_a_worker_that_comes_later_with_another_card_is_said_once():
+async def test_run_warns_once_of_a_late_worker_with_another_card():
     opening, said = Opening(app(None), "a run"), []
     opening.app.subscribe(said.append)
     opening._kinds = {"H100"}
@@ -129,7 +129,7 @@ def test_jax_that_has_used_the_card_of_the_master_is_refused(monkeypatch):
     prepare_master(app(None))
 
 
-async def test_products_in_tf32_are_said(monkeypatch):
+async def test_run_reports_products_in_tf32(monkeypatch):
     from ddlf.monitor.terminal.lines import line
     from ddlf.worker.frameworks import TensorFlow
 
@@ -157,7 +157,7 @@ def test_workers_with_different_backends_are_named_or_refused_if_bits_must_be_eq
 
 
 class Mirrored(Blobs):
-    """Its model is made in a strategy of TensorFlow."""
+    """It makes its model in the scope of a TensorFlow strategy."""
 
     async def create_model(self):
         import tensorflow as tf

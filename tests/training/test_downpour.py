@@ -1,4 +1,4 @@
-"""Downpour SGD: exact counts, every push once, whichever worker is lost. Shards and pushes are real. No process, no Keras."""
+"""Tests of Downpour SGD: each push counts once, whichever worker is lost. Shards and pushes are real. No process, no Keras."""
 
 import asyncio
 import itertools
@@ -56,7 +56,7 @@ def row(weights):
 
 
 def summed(run):
-    """Have a run's workers add up all gradients that they compute; returns the sum."""
+    """Make the workers of a run add up all their gradients. Return the sum."""
     total = np.zeros(row(START.values()).size)
 
     def added(*arguments):
@@ -70,7 +70,7 @@ def summed(run):
 
 
 def delayed(run, seed):
-    """Have messages between workers take their time, by chance."""
+    """Delay messages between workers by a random number of turns."""
     chance = np.random.default_rng(seed)
     for worker in run.cluster.workers:
 
@@ -110,7 +110,7 @@ async def test_each_push_of_several_replicas_counts_once_at_each_shard():
 
 
 async def test_a_replica_alone_steps_as_the_formula_says():
-    """n_fetch = n_push = 1: each step begins with the weights of before its last pushes, moved on by the gradients of these."""
+    """With n_fetch = n_push = 1 a step uses weights from before the last pushes, moved by the gradients of these pushes."""
     run = run_of(1, slots=1, samples=64, master_epochs=1, learning_rate=0.25, start={"w": np.ones(3, "f4")}, **PLAIN)
     seen = []
 
@@ -146,14 +146,14 @@ async def test_the_first_replica_is_alone_until_the_warm_start_is_over():
     assert all(min(fetch[1:]) >= 3 for record in run.history for fetch in record.fetches if fetch[0])
 
 
-async def test_with_softsync_several_pushes_are_a_step():
+async def test_with_softsync_several_pushes_make_one_step():
     run = await trained(n_push=2, softsync=1, **PLAIN)
     versions, received = (run.run_context.progress.state["shards"][0][:, i] for i in (0, 1))
     assert (versions == received // 3).all()
     assert received.min() > 6
 
 
-# --- again, and on from there -------------------------------------------------------------------------------------------
+# --- continued runs -----------------------------------------------------------------------------------------------------
 
 
 FILES = {"files": (31, 17, 40, 29, 28, 29, 29), "shuffle": "window:2"}
@@ -189,7 +189,7 @@ async def test_ledger_of_files_is_exact_after_a_replica_is_lost(monkeypatch, tmp
     assert resumed.ledger.is_exact(2)
 
 
-async def test_of_batches_that_a_program_makes_each_slot_is_one_replica():
+async def test_data_that_a_program_generates_allows_one_replica_for_each_slot():
     data = MadeUp((60, 60))
     data.on_disk = False
     with pytest.raises(ConfigError, match="replicas=5 on 3 slots read in turn from several places"):
@@ -230,12 +230,12 @@ async def test_lost_replica_continues_on_another_worker_after_its_last_push(monk
     pushes = [push for record in run.history for push in record.pushes]
     received = run.run_context.progress.state["shards"][0][0, 1]
     steps = 3 * 4 * -(-51 // 16)
-    assert received == steps // 2  # of the lost one, too, each once
+    assert received == steps // 2  # also from the lost replica, each push once
     assert len(pushes) < received or all(push[3] >= 0 for push in pushes)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-async def test_a_worker_that_is_lost_as_shards_are_given_out_ends_nothing(workers):
+async def test_run_continues_if_a_worker_is_lost_while_shards_are_assigned(workers):
     run = run_of(workers, **PLAIN)
     worker, count = run.cluster.workers[0], itertools.count()
     asked = worker.rpc
@@ -251,7 +251,7 @@ async def test_a_worker_that_is_lost_as_shards_are_given_out_ends_nothing(worker
     assert np.allclose(row(run.model.get_weights()), row(START.values()) - 0.01 * total, rtol=0, atol=1e-5)
 
 
-async def test_without_any_worker_a_run_waits_as_long_as_it_was_told():
+async def test_without_workers_a_run_waits_for_its_set_time():
     run = run_of(1, wait_for_workers_s=0.01)
     worker = run.cluster.workers[0]
 
@@ -275,7 +275,7 @@ async def test_lost_shard_without_copy_and_checkpoint_ends_the_run():
         await run.train_model()
 
 
-async def test_a_link_between_two_workers_that_the_master_sees_is_named(monkeypatch):
+async def test_a_failed_link_between_two_workers_is_named(monkeypatch):
     monkeypatch.setattr("ddlf.training.strategies.downpour.client.NOTICED_S", 0.1)
     run = run_of(2, slots=2)
     first = run.cluster.workers[0]
@@ -308,7 +308,7 @@ def shard(size=4, **facts):
 NONE = np.zeros(0, "f4")
 
 
-async def test_what_was_fetched_does_not_change_and_stale_pushes_step_less():
+async def test_fetched_weights_do_not_change_and_stale_pushes_step_less():
     one, g = shard(), np.ones(4, "f4")
     before = await one.fetch(0, 1)
     assert [await one.push(0, 1, 0, number, 0, g, NONE) for number in range(3)] == [(0, 0), (1, 1), (2, 2)]
@@ -339,7 +339,7 @@ async def test_replicas_fetch_encoded_values_and_shards_keep_exact_ones():
     assert bits(run) == digest(list(START.values()))
 
 
-async def test_a_push_counts_once_and_an_answer_that_was_lost_is_given_again():
+async def test_a_push_counts_once_and_a_lost_answer_is_repeated():
     one, g = shard(), np.ones(4, "f4")
     await one.push(2, 1, 0, 0, 0, g, NONE)
     with pytest.raises(BadUpdate, match="push 1 of replica 3 in round 1 came twice"):
@@ -370,7 +370,7 @@ async def test_push_that_does_not_fit_is_refused_and_changes_nothing(read, gradi
     assert (one.received, one.weights.sum()) == (0, 0)
 
 
-async def test_a_shard_goes_on_elsewhere_where_it_was():
+async def test_a_moved_shard_continues_from_its_state():
     one, g = shard(rule="adam", collects=2), np.ones(4, "f4")
     for number in range(3):
         await one.push(1, 1, 0, number, 0, g, NONE)
@@ -382,7 +382,7 @@ async def test_a_shard_goes_on_elsewhere_where_it_was():
     assert (one.version, one.last) == (other.version, other.last)
 
 
-async def test_a_model_of_which_nothing_is_trained_is_refused():
+async def test_a_model_without_trained_weights_is_refused():
     with pytest.raises(ConfigError, match="this model has none that are trained"):
         await run_of(frozen=frozenset(START)).train_model()
 
@@ -393,10 +393,10 @@ async def test_training_continues_with_other_push_rule_and_shard_count():
     run.push_rule, run.shards = "adam", 2
     await run.train_model()
     assert len(run.run_context.progress.state["shards"][0]) == 2
-    assert len(run.run_context.progress.state["push"]) == 2  # both moments of Adam, and nothing of Adagrad
+    assert len(run.run_context.progress.state["push"]) == 2  # both moments of Adam, without the state of Adagrad
 
 
-async def test_replicas_get_nothing_of_the_optimizers_of_the_training_before(monkeypatch):
+async def test_replicas_get_no_optimizer_state_of_the_earlier_training(monkeypatch):
     found, go_on = [], resume._go_on
 
     def noted(*given):
@@ -413,7 +413,7 @@ async def test_replicas_get_nothing_of_the_optimizers_of_the_training_before(mon
     assert found == [[True] * 3, [False] * 3]
 
 
-async def test_weights_that_lose_digits_on_the_shards_are_told():
+async def test_run_warns_of_weights_that_lose_digits_on_the_shards():
     for kind, told in (("f4", 0), ("f8", 1)):
         run = run_of(start=START | {"scale": np.asarray(0.5, kind)}, master_epochs=1)
         found = []
@@ -424,7 +424,7 @@ async def test_weights_that_lose_digits_on_the_shards_are_told():
         assert all("the first is 'scale'" in why for why in whys)
 
 
-async def test_worker_epochs_of_another_mode_change_no_number_of_epochs():
+async def test_worker_epochs_of_another_mode_have_no_effect():
     class Long(FakeRun):
         worker_epochs = 2
 
@@ -434,12 +434,12 @@ async def test_worker_epochs_of_another_mode_change_no_number_of_epochs():
     assert run.ledger.is_exact(2)
     assert len(run.history) == 2 * 3
 
-    Long.mode = "downpour"  # of which it says that itself
+    Long.mode = "downpour"  # now the class sets worker_epochs for Downpour
     with pytest.raises(ConfigError, match="worker_epochs=2 has no effect in Downpour training"):
         await Long(FakeCluster(3), **settings).train_model()
 
 
-async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
+async def test_a_shard_refuses_verbs_that_it_does_not_offer_to_other_workers():
     roles = Hosting(None)
     servers = Servers(1, "run", roles, None, lambda: Rows.of([np.zeros(4, "f4")], [True]))
     how = {"part": (0, 4), "rule": "sgd", "staleness": "inverse", "collects": 1}
@@ -477,14 +477,14 @@ async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
     ],
     ids=str,
 )
-async def test_what_cannot_be_is_refused_by_name(settings, said):
+async def test_impossible_settings_are_refused_by_name(settings, said):
     with pytest.raises(ConfigError, match=said):
         await FakeRun(
             FakeCluster(3), **{"mode": "downpour", "slots": 3, "start": START, "frozen": FROZEN, **settings}
         ).train_model()
 
 
-def test_callback_that_sets_the_learning_rate_is_warned_of():
+def test_run_warns_of_a_callback_that_sets_the_learning_rate():
     app = SimpleNamespace(callbacks=[type("ReduceLROnPlateau", (), {})()], checkpoint=None, resume=None)
     assert warnings_of_master(app, "sync") == []
     assert warnings_of_master(app, "downpour") == [

@@ -1,4 +1,4 @@
-"""Wrong settings are refused before anything starts. No test here has a worker."""
+"""Tests of wrong settings, which are refused before a worker starts. No test here has a worker."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ class Plain(ddlf.IApp):
 
 
 def made(**attributes):
-    """An app whose class has these attributes."""
+    """Return an app whose class has these attributes."""
     return type("Mine", (Plain,), attributes)()
 
 
@@ -70,7 +70,7 @@ def test_settings_that_are_written_as_a_dict_or_a_text_are_refused(attributes, h
     check(made(data={"train": 1}, local="here", name_of_it=own), "sync")
 
 
-def test_two_that_set_the_learning_rate_are_refused():
+def test_two_settings_of_the_learning_rate_are_refused():
     with pytest.raises(ConfigError, match=r"schedule='cosine.* and rate_decay='plateau.*' both set the learning rate"):
         check(made(schedule="cosine", rate_decay="plateau"), "sync")
     assert check(made(schedule="cosine", rate_decay="never"), "sync")
@@ -85,8 +85,8 @@ def own(self):
     "attributes",
     [
         dict(learning_rate=0.1, layers=2, optimizer="adam", width=3, model_name="x"),
-        dict(seeds=[1, 2]),  # of another type than a seed
-        dict(batch_sizes=3, seeds=4, name_of_it=own),  # read by a method
+        dict(seeds=[1, 2]),  # another type than that of a seed
+        dict(batch_sizes=3, seeds=4, name_of_it=own),  # a method reads them
         dict(epochs=3, name_of_it=lambda self: self.epochs),
         dict(_master_epoch=3),
     ],
@@ -95,7 +95,7 @@ def test_attributes_of_the_app_itself_are_left_alone(attributes):
     assert check(made(**attributes), "sync").data.batch_size == 32
 
 
-def test_a_train_that_cannot_be_called_is_told_what_to_write():
+def test_error_of_a_train_with_wrong_parameters_shows_the_right_ones():
     with pytest.raises(
         AppError, match=r"Mine.train cannot be .*; write train\(self, weights, worker_epochs, batch_size\)"
     ):
@@ -146,7 +146,7 @@ def test_a_model_that_is_read_only_is_not_replaced(tmp_path, monkeypatch):
     path = tmp_path / "model.keras"
     path.touch()
     check_path(path)
-    # As for anybody but root, who may write to every file.
+    # Like for any user except root, who may write to every file.
     monkeypatch.setattr("os.access", lambda name, mode: name != path)
     with pytest.raises(ConfigError, match="already exists and is read-only; choose another name"):
         check_path(path)
@@ -236,7 +236,7 @@ LARGE, SMALL, DOUBLE = np.zeros((300, 2), "f4"), np.zeros(3, "f4"), np.zeros((30
         ({"mode": "downpour", "weights_codec": "float16"}, [SMALL], [True], ""),
     ],
 )
-def test_a_codec_that_changes_nothing_in_this_model_is_told(settings, weights, trainable, said):
+def test_run_warns_of_a_codec_without_effect_in_its_model(settings, weights, trainable, said):
     found = check_effect(used(**settings), weights, trainable)
     assert found.startswith(said)
     assert bool(found) == bool(said)

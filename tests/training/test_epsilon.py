@@ -1,4 +1,4 @@
-"""Epsilon of private workers: in each record, over a resume, and a budget that ends a run in time."""
+"""Tests of epsilon with private workers: each record has it, a resumed run continues it, and a budget ends the run in time."""
 
 import shutil
 
@@ -13,7 +13,7 @@ from tests.training.private_apps import Private
 
 
 class Counted(Private):
-    """Rounds whose noise has the norm of the clipped updates."""
+    """An app whose noise has the norm of the clipped updates."""
 
     train = Quick.train
 
@@ -23,7 +23,7 @@ class Counted(Private):
 
 
 def after(releases):
-    """Epsilon of a number of releases with z = 1."""
+    """Return epsilon after a number of releases with a noise multiplier of 1."""
     return pytest.approx(epsilon({Noise(multiplier=1.0): releases}, 1e-5), abs=1e-3)
 
 

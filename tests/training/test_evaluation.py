@@ -1,4 +1,4 @@
-"""The master's own model: what test data it takes."""
+"""Tests of the test data that the master accepts for its own model."""
 
 import sys
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from ddlf.training.samples.policy import CommonData
 
 
 def with_data(shape=(8,), **data):
-    """An app of one input of this shape, its data, and what it told."""
+    """Return an app with one input of this shape and this data. It records its events."""
     data = {"x_train": np.zeros((30, 8)), "y_train": np.zeros(30), **data}
     said = []
     model = SimpleNamespace(inputs=[SimpleNamespace(shape=(None, *shape))])
@@ -47,11 +47,11 @@ def test_unusable_test_data_is_warned_of_or_refused(data, sentence):
     [
         dict(x_test=np.zeros((9, 8)), y_test=np.zeros(9)),
         dict(x_test=np.zeros((9, 64, 3)), y_test=np.zeros(9), shape=(None, 3)),  # images of any size
-        dict(x_test=np.zeros((9, 8, 1)), y_test=np.zeros((9, 1))),  # Keras takes one dimension more or less
+        dict(x_test=np.zeros((9, 8, 1)), y_test=np.zeros((9, 1))),  # Keras accepts one dimension more or less
         dict(x_test=np.zeros((9, 8)), y_train=None),  # a model without labels
     ],
 )
-def test_test_data_that_can_be_evaluated_passes_without_a_word(data):
+def test_usable_test_data_causes_no_warning(data):
     app = with_data(**data)
     app.evaluate_every = 1
     check_test_data(app)
@@ -74,7 +74,7 @@ async def test_test_data_the_model_refuses_is_named_after_training(monkeypatch):
     monkeypatch.setattr("ddlf.training.evaluation.master.measured", refused)
     with pytest.raises(AppError, match=r"samples of x_test are of shape \(7,\), .*: it cannot be evaluated"):
         await evaluated(with_data(x_test=np.zeros((9, 7)), y_test=np.zeros(9)))
-    with pytest.raises(ValueError, match="expected axis"):  # what is not known to be the data's fault stays what it is
+    with pytest.raises(ValueError, match="expected axis"):  # another error is raised unchanged
         await evaluated(with_data(x_test=np.zeros((9, 8)), y_test=np.zeros(9)))
 
 

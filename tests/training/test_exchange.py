@@ -1,4 +1,4 @@
-"""Weights and updates as they travel: both ends together, without a network."""
+"""Tests of sending weights and updates: sender and receiver together, without a network."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def tensors(seed):
 
 
 @pytest.mark.parametrize("name", ["float32", "delta:float32"])
-def test_exact_codecs_bring_the_same_bits(name):
+def test_exact_codecs_deliver_the_same_bits(name):
     out, held = StarWeights(name, [False, False]), None
     for round in range(3):
         held = read_weights(out.encode(0, tensors(round), round), held, tensors(0))
@@ -37,12 +37,12 @@ def test_error_of_deltas_does_not_add_up():
         weights = [w + 0.01 * random.normal(size=w.shape).astype("float32") for w in weights]
         for slot in range(2):
             if slot == 1 and round % 3:
-                continue  # this one is asked less often
+                continue  # this worker is asked less often
             held[slot] = read_weights(out.encode(slot, weights, round), held.get(slot), weights)
             assert max(np.abs(a - b).max() for a, b in zip(held[slot], weights, strict=True)) < 0.001
 
 
-def test_another_worker_gets_exactly_what_the_slots_own_one_holds():
+def test_another_worker_gets_the_weights_that_the_slots_own_worker_holds():
     out, held = StarWeights("delta:int8", [False, False]), None
     for round in range(3):
         weights = tensors(round)
@@ -55,7 +55,7 @@ def test_another_worker_gets_exactly_what_the_slots_own_one_holds():
 
 
 @pytest.mark.parametrize("codec", ["float16", "int8"])
-def test_unchanged_weights_bring_the_same_difference_once(codec):
+def test_difference_of_unchanged_weights_is_sent_once(codec):
     out, held = StarWeights(f"delta:{codec}", [False, False]), None
     for round, weights in enumerate([tensors(0), *[tensors(1)] * 3]):  # the same list
         held = read_weights(out.encode(0, weights, round), held, weights)

@@ -1,7 +1,7 @@
-"""Training through failures: the result is the same bits as that of the undisturbed run on real workers.
+"""Tests of training with failures: the result has the bits of an undisturbed run on real workers.
 
-Where it is enough, the failing workers are in this process. Real kills are in two tests here; many in one job, with all that has a state, are in
-``tests/tests/trials/test_training.py``.
+Most failing workers are in this process. Two tests here kill real processes. ``tests/trials/test_training.py`` kills many
+in one job that has all kinds of state.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tests.training.models import Quick, app, equal
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HARD = {"optimizer": "adam", "dropout": 0.3, "norm": True, "master_epochs": 4}
-"""Everything that has a state: an inner optimizer, random numbers, statistics."""
+"""Settings with all kinds of state: an inner optimizer, random numbers, moving statistics."""
 
 quick_and_hard = pytest.mark.parametrize(
     "kind", [{"app_class": Quick}, pytest.param(HARD, marks=pytest.mark.slow)], ids=["quick", "hard"]
@@ -51,7 +51,7 @@ def kill_executor(cluster, number):
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def start_here(token_file):
-    """Starts workers without processes, which are ended after the test."""
+    """Start workers without processes, and end them after the test."""
     started = []
 
     def start(port=0):
@@ -65,7 +65,7 @@ async def start_here(token_file):
 
 @pytest.fixture
 def no_backups(monkeypatch):
-    """However late a slot is, nobody else gets it."""
+    """Give a late slot to no other worker."""
     monkeypatch.setattr("ddlf.training.crew.schedule.STRAGGLER_LEAST_S", 1000)
 
 
@@ -80,9 +80,7 @@ async def undisturbed(cluster, **options):
 
 
 @quick_and_hard
-async def test_a_worker_that_joins_and_one_that_goes_change_no_bit(
-    two_workers, token_file, start_here, no_backups, kind
-):
+async def test_joining_and_leaving_workers_change_no_bit(two_workers, token_file, start_here, no_backups, kind):
     options = dict(kind, master_epochs=5, slots=3)
     plain = await undisturbed(two_workers, **options)
     first, second = start_here(), start_here()
@@ -130,7 +128,7 @@ async def test_a_worker_that_was_missing_at_the_start_comes_later(
 
 
 class Poisoned(Quick):
-    """Worker 2 sends something else than it computed, of slot 2 or of all."""
+    """Worker 2 sends a wrong update, of slot 2 or of all slots."""
 
     kind = ""
     only_one = False

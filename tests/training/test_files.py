@@ -1,4 +1,4 @@
-"""Training on partition files: portions travel in the place of samples, the ledger is some numbers, and the bits are those of an undisturbed run."""
+"""Tests of training on partition files: tasks contain portions instead of samples, and losses and resumes change no bit."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.progress import FileLedger
 
 SEVEN = (31, 17, 40, 29, 28, 29, 29)
-"""203 samples, as the arrays of a made-up run have."""
+"""203 samples, as many as a fake run has in arrays."""
 
 
 @pytest.fixture(autouse=True)
@@ -92,17 +92,17 @@ async def test_run_resumes_within_an_epoch_with_the_same_bits(files, mode, tmp_p
 
 
 @pytest.mark.parametrize("length", [{}, {"round_samples": 80}, {"worker_steps": 2}, {"worker_epochs": 2}])
-async def test_mixed_as_a_whole_files_are_the_bits_of_arrays(length):
+async def test_files_with_a_global_shuffle_have_the_bits_of_arrays(length):
     files = await trained(shuffle="global", master_epochs=4, **length)
     assert bits(files) == bits(await trained(files=(), master_epochs=4, **length))
 
 
-async def test_a_round_is_so_many_samples_whatever_the_number_of_workers():
+async def test_round_samples_hold_for_any_number_of_slots():
     rounds = [len((await trained(slots=slots, round_samples=70, master_epochs=2)).history) for slots in (1, 2, 5)]
     assert rounds == [6, 6, 6]
 
 
-async def test_slots_of_files_come_with_workers_where_an_epoch_begins():
+async def test_joining_workers_get_slots_of_files_when_an_epoch_begins():
     run = FakeRun(FakeCluster(2), files=SEVEN, round_samples=70, master_epochs=3)
 
     def on_round(record):
@@ -133,7 +133,7 @@ async def test_parts_by_speed_last_an_epoch_and_survive_a_resume(tmp_path):
     assert run.ledger.is_exact(4)
     tasks = [asked[1] for worker in run.cluster.workers for asked in worker.asked if asked[0] == "train"]
     shares = {(task.round, task.slot): len(task.indices) for task in tasks}
-    assert max(shares[0, slot] for slot in range(3)) < 30  # equal, before anything was measured
+    assert max(shares[0, slot] for slot in range(3)) < 30  # equal shares before the first measurement
     for number in range(3, 12):
         assert shares[number, 1] > 1.5 * shares[number, 0] > shares[number, 2] > 0
         assert 65 <= sum(shares[number, slot] for slot in range(3)) <= 70
@@ -144,7 +144,7 @@ async def test_parts_by_speed_last_an_epoch_and_survive_a_resume(tmp_path):
         assert bits(again) == bits(run)
 
 
-def test_of_ranges_that_count_the_ledger_has_no_others():
+def test_the_ledger_counts_only_the_given_ranges_of_a_portion():
     (one, other) = portions([6, 6], [6, 6], "none", seed=0, epoch=0)
     ledger = FileLedger(12, [6, 6])
     ledger.add(one, 1, [[0, 2], [4, 6]])
@@ -155,7 +155,7 @@ def test_of_ranges_that_count_the_ledger_has_no_others():
     assert ledger.is_exact(1)
 
 
-def test_the_ledger_of_files_counts_what_was_read_and_nothing_else():
+def test_the_ledger_of_files_counts_exactly_the_samples_read():
     ledger = FileLedger(10, [4, 3, 3])
     one = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=0, stop=5)
     ledger.add(one, 1)
@@ -172,7 +172,7 @@ def test_the_ledger_of_files_counts_what_was_read_and_nothing_else():
     ledger.add(one, 2, fed=1)
     assert not ledger.is_exact(1)
     assert ledger.counts.tolist() == [2] * 5 + [1] * 5
-    ledger.add(one, 1)  # twice, and the others never: no epoch
+    ledger.add(one, 1)  # half of the samples count three times, and the other half once
     assert not ledger.is_exact(2)
     assert ledger.counts.tolist() == [3] * 5 + [1] * 5
 
@@ -190,7 +190,7 @@ def test_a_copy_of_the_ledger_does_not_change_with_it():
     assert before.counts.tolist() == [1] * 4 + [0] * 8
 
 
-def test_what_was_left_out_is_in_the_ledger_and_stays_there():
+def test_samples_left_out_stay_in_the_ledger():
     sizes = [4, 3, 5]
     one, other = portions(sizes, [6, 6], "window:2", seed=0, epoch=0)
     ledger = FileLedger(12, sizes)
@@ -223,12 +223,12 @@ def test_what_was_left_out_is_in_the_ledger_and_stays_there():
         ({"round_samples": 50, "worker_epochs": 2}, "both set the length of a round"),
     ],
 )
-async def test_what_would_have_no_effect_or_cannot_be_is_refused_by_name(settings, said):
+async def test_settings_that_are_impossible_or_without_effect_are_refused_by_name(settings, said):
     with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
         await trained(**settings)
 
 
-async def test_on_bad_is_refused_for_data_that_the_app_opened_but_nobody_can_check():
+async def test_on_bad_is_refused_for_data_without_checksums():
     run = FakeRun(files=SEVEN, on_bad="skip")
     run.train_data.on_disk = False
     with pytest.raises(

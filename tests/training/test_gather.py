@@ -1,4 +1,4 @@
-"""Updates that are compared with each other; workers and judgement are stand-ins."""
+"""Tests of gathering updates that are compared with each other. Workers and the check of updates are fake."""
 
 import asyncio
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ async def test_update_judged_twice_is_reported_once(monkeypatch):
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("settings", [{"outer": "subtract:1e200"}, {"mode": "async", "outer": "fedavgm:1e200"}])
 async def test_infinite_weights_after_a_step_are_blamed_on_the_rule(settings):
-    """Also in the last round, behind which no worker would have noticed."""
+    """This holds also in the last round, although no later task would show the weights to a worker."""
     run = FakeRun(master_epochs=1, **settings)
     before = run.model.get_weights()
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A run continues an earlier training of its app, a folder of checkpoints, or one checkpoint. Looking changes nothing."""
+"""Tests of continued runs: from an earlier training of the app, from a folder of checkpoints, or from one checkpoint."""
 
 import asyncio
 import dataclasses
@@ -28,7 +28,7 @@ from tests.patience import PATIENCE_S
 from tests.training.models import equal
 
 ALL = {"codec": "topk:0.05", "weights_codec": "delta:int8", "outer": Nesterov(learning_rate=0.7, momentum=0.9)}
-"""Everything that one round leaves for the next one."""
+"""Settings with all kinds of state that one round passes to the next."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,15 +48,15 @@ def weights(app):
 
 
 def content(folder):
-    """Every name and byte below a folder."""
+    """Return every name and byte below a folder."""
     return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
-# Trained again
+# Training the same app again
 
 
 @pytest.mark.parametrize("options", [{}, ALL], ids=["plain", "all"])
-async def test_trained_again_an_app_goes_on_as_if_it_had_been_one_run(options):
+async def test_an_app_trained_again_continues_like_one_run(options):
     whole = FakeRun(**options)
     await whole.train_sync(7)
     parts = FakeRun(**options)
@@ -70,7 +70,7 @@ async def test_trained_again_an_app_goes_on_as_if_it_had_been_one_run(options):
     assert parts.ledger.is_exact(7)
 
 
-async def test_asynchronous_training_goes_on_with_every_slots_next_round():
+async def test_asynchronous_training_continues_with_every_slots_next_round():
     app = FakeRun(mode="async")
     first = await app.train_model()
     second = await app.train_async(2)
@@ -92,7 +92,7 @@ async def test_mode_and_length_of_rounds_may_change_between_trainings():
     assert app.ledger.is_exact(10)
 
 
-async def test_fresh_begins_anew_from_the_models_weights():
+async def test_fresh_restarts_from_the_models_weights():
     app = FakeRun()
     await app.train_sync(2)
     start = weights(app)
@@ -105,7 +105,7 @@ async def test_fresh_begins_anew_from_the_models_weights():
     assert app.ledger.is_exact(2)
 
 
-async def test_it_starts_from_the_weights_that_the_model_has_now():
+async def test_second_training_starts_from_the_models_current_weights():
     app = FakeRun()
     await app.train_sync(1)
     app.model.set_weights([array + 1 for array in weights(app)])
@@ -126,7 +126,7 @@ async def test_it_starts_from_the_weights_that_the_model_has_now():
         ("precision", "mixed_bfloat16", "precision: 'auto' before, 'mixed_bfloat16' now"),
     ],
 )
-async def test_what_cannot_change_between_two_trainings_is_refused_by_name(name, value, sentence):
+async def test_changes_that_two_trainings_cannot_have_are_refused_by_name(name, value, sentence):
     app = FakeRun()
     await app.train_sync(1)
     start = weights(app)
@@ -137,7 +137,7 @@ async def test_what_cannot_change_between_two_trainings_is_refused_by_name(name,
     assert len(await app.train_sync(1, fresh=True)) == 1
 
 
-async def test_an_optimizer_that_only_the_master_was_given_is_refused():
+async def test_an_optimizer_that_only_the_master_has_is_refused():
     app = FakeRun()
     await app.train_sync(1)
     app.model.optimizer.get_config = lambda: {"name": "sgd", "learning_rate": 0.5}
@@ -170,7 +170,7 @@ async def test_training_continues_with_the_interrupted_round():
     assert app.ledger.is_exact(4)
 
 
-async def test_after_convergence_training_goes_on_when_it_is_asked_for():
+async def test_after_convergence_training_continues_if_more_epochs_are_requested():
     app = FakeRun(mode="async")
     app.is_convergent = lambda record: record.version == 3
     await app.train_async(4)
@@ -181,7 +181,7 @@ async def test_after_convergence_training_goes_on_when_it_is_asked_for():
     assert app.ledger.is_exact(rounds), "the slot that was behind has caught up"
 
 
-async def test_a_second_training_writes_on_in_the_same_folder(tmp_path):
+async def test_a_second_training_writes_to_the_same_folder(tmp_path):
     app = FakeRun(checkpoint=tmp_path, **ALL)
     await app.train_sync(2)
     await app.train_sync(1)
@@ -198,7 +198,7 @@ async def test_a_second_training_writes_on_in_the_same_folder(tmp_path):
     assert equal(weights(resumed), weights(whole))
 
 
-async def test_a_fresh_training_does_not_write_over_the_one_before(tmp_path):
+async def test_a_fresh_training_does_not_overwrite_the_earlier_one(tmp_path):
     app = FakeRun(checkpoint=tmp_path)
     await app.train_sync(2)
     before = content(tmp_path)
@@ -224,7 +224,7 @@ async def test_folder_that_another_app_wrote_to_is_refused(tmp_path):
 # One checkpoint, and another folder
 
 
-async def test_a_run_goes_on_from_one_certain_checkpoint_into_another_folder(tmp_path):
+async def test_a_run_continues_from_a_chosen_checkpoint_in_another_folder(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     whole = FakeRun(checkpoint=old, checkpoint_keep=9, **ALL)
     await whole.train_sync(6)
@@ -274,7 +274,7 @@ async def test_a_checkpoint_that_was_copied_alone_needs_a_folder_to_write_to(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "new", "run"]
 
 
-async def test_a_folder_that_is_named_in_two_ways_is_one_folder(tmp_path, monkeypatch):
+async def test_two_paths_of_one_folder_count_as_one_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     await FakeRun(checkpoint="run").train_sync(1)
     as_of_0_1(tmp_path / "run")
@@ -285,7 +285,7 @@ async def test_a_folder_that_is_named_in_two_ways_is_one_folder(tmp_path, monkey
     assert len(await app.train_model()) == 1
 
 
-async def test_a_misspelt_folder_is_neither_made_nor_claimed(tmp_path):
+async def test_a_misspelt_folder_is_neither_created_nor_claimed(tmp_path):
     await FakeRun(checkpoint=tmp_path / "run").train_sync(1)
     before = content(tmp_path)
     for name, sentence in (("rum", "there is no folder"), ("run/round-000009", "there is no folder")):
@@ -294,7 +294,7 @@ async def test_a_misspelt_folder_is_neither_made_nor_claimed(tmp_path):
     assert content(tmp_path) == before
 
 
-async def test_a_run_that_is_cancelled_while_its_folder_is_opened_lets_it_go(tmp_path, monkeypatch):
+async def test_a_run_that_is_cancelled_while_it_opens_its_folder_releases_it(tmp_path, monkeypatch):
     opened, go_on = threading.Event(), threading.Event()
     usual = CheckpointFolder.open
 
@@ -315,7 +315,7 @@ async def test_a_run_that_is_cancelled_while_its_folder_is_opened_lets_it_go(tmp
     await FakeRun(checkpoint=tmp_path).train_sync(1)
 
 
-# What a checkpoint is of
+# Which run a checkpoint belongs to
 
 
 async def test_a_longer_run_after_a_shorter_last_round_loses_no_epoch(tmp_path):
@@ -356,7 +356,7 @@ async def test_slots_interrupted_at_different_rounds_end_together(tmp_path, vers
     assert longer.ledger.is_exact(9)
 
 
-async def test_what_has_converged_is_trained_no_more_until_more_is_asked_for(tmp_path):
+async def test_a_converged_run_trains_only_if_more_epochs_are_requested(tmp_path):
     app = FakeRun(checkpoint=tmp_path, checkpoint_every=2)
     app.is_convergent = lambda record: record.round == 3
     await app.train_sync(6)
@@ -393,7 +393,7 @@ async def test_other_learning_rate_is_refused_if_the_checkpoint_has_one(tmp_path
 
 
 class PlainOuter:
-    """Subtracts, and has no repr."""
+    """An outer optimizer without a repr."""
 
     def __init__(self, rate):
         self.rate = rate
@@ -420,7 +420,7 @@ async def test_custom_outer_optimizer_is_resumed_and_another_refused(tmp_path):
             await FakeRun(resume=folder, outer=kind(0.7)).train_model()
 
 
-def test_a_description_has_no_address_and_tells_values_apart():
+def test_a_description_has_no_address_and_differs_between_values():
     class Slots:
         __slots__ = ("inner", "x")
 
@@ -434,7 +434,7 @@ def test_a_description_has_no_address_and_tells_values_apart():
 
 
 def as_of_0_1(folder):
-    """Make the newest checkpoint one as DDLF 0.1.0 wrote it."""
+    """Rewrite the newest checkpoint in the form of DDLF 0.1.0."""
     reader = CheckpointFolder(folder)
     found = reader.newest()
     file = folder / f"round-{found.round:06d}" / "manifest.json"
@@ -453,7 +453,7 @@ def as_of_0_1(folder):
     del manifest["records"]
     for now, then in GROUPS_OF_0_1.items():
         entry = next((entry for entry in manifest["files"] if entry["name"] == f"{now}.safetensors"), None)
-        if entry is None:  # every group had a file
+        if entry is None:  # in 0.1.0, every group had a file
             path = file.with_name(f"{then}.safetensors")
             tensors.write({}, path)
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -469,7 +469,7 @@ GROUPS_OF_0_1 = {"state_outer": "outer", "slots_optimizer": "optimizer", "slots_
 
 
 @pytest.mark.parametrize("codecs", [{"codec": "int8"}, ALL], ids=["int8", "all"])
-async def test_what_slots_have_left_is_taken_from_a_checkpoint_of_0_1(tmp_path, codecs):
+async def test_states_of_slots_are_read_from_a_checkpoint_of_0_1(tmp_path, codecs):
     whole = FakeRun(master_epochs=5, **codecs)
     await whole.train_model()
     await FakeRun(checkpoint=tmp_path, **codecs).train_sync(3)
@@ -481,7 +481,7 @@ async def test_what_slots_have_left_is_taken_from_a_checkpoint_of_0_1(tmp_path, 
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-async def test_a_checkpoint_of_0_1_is_gone_on_from(tmp_path, mode):
+async def test_a_run_continues_from_a_checkpoint_of_0_1(tmp_path, mode):
     whole = FakeRun(mode=mode, master_epochs=9, worker_epochs=2)
     await whole.train_model()
     await FakeRun(mode=mode, checkpoint=tmp_path, master_epochs=4, worker_epochs=2).train_model()
@@ -509,7 +509,7 @@ async def test_a_checkpoint_of_0_1_is_gone_on_from(tmp_path, mode):
     ],
     ids=["none", "subtract", "all"],
 )
-async def test_rules_as_0_1_stored_them_are_known_again(tmp_path, options, stored, other):
+async def test_rules_in_the_form_of_0_1_are_recognized(tmp_path, options, stored, other):
     await FakeRun(checkpoint=tmp_path, **options).train_sync(2)
     file = tmp_path / "round-000002" / "manifest.json"
     manifest = unseal(file.read_bytes(), file)
@@ -549,11 +549,11 @@ async def test_a_shorter_last_round_of_0_1_is_known_by_its_ledger(tmp_path):
     assert app.ledger.is_exact(10)
 
 
-# Snapshots, and what they cost
+# Snapshots and their cost
 
 
-async def test_each_asynchronous_checkpoint_has_one_moment_and_resumes(tmp_path):
-    """Each update adds 1 to every weight, so weights say how many updates they have."""
+async def test_each_asynchronous_checkpoint_is_consistent_and_resumes(tmp_path):
+    """Each update adds 1 to every weight, so weights show the number of updates."""
 
     def counting(**settings):
         app = FakeRun(mode="async", slots=2, **settings)
@@ -580,18 +580,18 @@ async def test_each_asynchronous_checkpoint_has_one_moment_and_resumes(tmp_path)
             assert resumed.model.get_weights()[0].flat[0] == len(resumed.history) == 2 * epochs
 
 
-async def test_checkpoint_has_its_moment_however_slow_the_disk_is(tmp_path):
-    went_on = threading.Event()
+async def test_checkpoint_is_consistent_also_on_a_slow_disk(tmp_path):
+    continued = threading.Event()
     usual, left = checkpoints.seal, SlotStates.left
 
     def slowly(content):
-        went_on.wait(PATIENCE_S)
+        continued.wait(PATIENCE_S)
         return usual(content)
 
     def on_left(self, *arguments):
         left(self, *arguments)
         if app.run_context.progress.version:
-            went_on.set()  # the state goes on while that of before is written
+            continued.set()  # training continues while the earlier state is written
 
     app = FakeRun(mode="async", checkpoint=tmp_path, checkpoint_keep=99)
     with mock.patch.object(checkpoints, "seal", slowly), mock.patch.object(SlotStates, "left", on_left):
@@ -629,7 +629,7 @@ async def test_metrics_of_any_kind_can_be_kept(tmp_path):
     assert [record.metrics for record in CheckpointFolder(tmp_path).newest().records] == [{"loss": 0.5}] * 2
 
 
-async def test_damaged_records_cost_the_history_and_nothing_else(tmp_path):
+async def test_damaged_records_cost_the_history_only(tmp_path):
     app = FakeRun(checkpoint=tmp_path, checkpoint_keep=9)
     await app.train_sync(3)
     file = tmp_path / JOURNAL
@@ -699,7 +699,7 @@ async def test_with_fresh_optimizers_none_is_sent_back_or_kept(tmp_path):
     assert [sizes["fresh"], sizes["fresh", "stored"], sizes["fresh", "memory"]] == [0, 0, 0]
 
 
-def test_the_rounds_of_a_longer_plan_begin_where_the_foremost_slot_is():
+def test_the_rounds_of_a_longer_plan_begin_after_the_rounds_done():
     for before, worker_epochs, more in itertools.product((1, 4, 5), (1, 2, 3), (0, 1, 5)):
         progress = Progress(weights=[], ledger=None)
         progress.plan(before, worker_epochs, more=False)
@@ -730,7 +730,7 @@ async def test_a_record_whose_test_comes_later_is_kept_with_it(tmp_path):
     assert [record.round for record in found] == [1, 2, 3, 4]
 
 
-async def test_a_keeper_that_is_interrupted_lets_the_folder_go(tmp_path):
+async def test_a_keeper_that_fails_releases_the_folder(tmp_path):
     folder = CheckpointFolder(tmp_path)
     folder.open("a test")
     keeper = Keeper(folder, 1, ["a"], print)
@@ -744,7 +744,7 @@ async def test_a_keeper_that_is_interrupted_lets_the_folder_go(tmp_path):
     CheckpointFolder(tmp_path).open("another")
 
 
-def test_a_checkpoint_has_the_same_facts_when_it_comes_back():
+def test_facts_of_a_checkpoint_are_read_back_unchanged():
     progress = Progress(
         weights=[np.zeros(2)], ledger=SampleLedger(1), states=[{}], speeds=[None],
         epochs=[2, 2, 1, 2, 2], round=3, version=7, asked=9, converged=True, settings={"worker_epochs": 2},
@@ -761,8 +761,8 @@ class Killed(Exception):
 
 
 async def test_a_sharded_run_whose_residuals_are_all_empty_is_resumed(tmp_path):
-    """Its last checkpoint is that of a running round, with each slot's state in slices that workers wrote."""
-    small = {"kernel": np.zeros((4, 3), np.float32), "bias": np.zeros(3, np.float32)}  # travel without a codec
+    """Its last checkpoint belongs to a running round. Workers wrote each slot's state in slices."""
+    small = {"kernel": np.zeros((4, 3), np.float32), "bias": np.zeros(3, np.float32)}  # too small for a codec
     settings = {"exchange": "sharded", "local_rule": "scaffold", "codec": "powersgd:2", "slots": 3, "start": small}
     whole = FakeRun(**settings)
     await whole.train_sync(4)

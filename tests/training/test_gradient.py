@@ -1,4 +1,4 @@
-"""The exchange of gradients on real workers: the steps of one process, through whatever happens."""
+"""Tests of the gradient exchange on real workers: it takes the steps of one process, also with losses and resumes."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 class Clipped(Blobs):
-    """Has everything in its optimizer that a step may depend on."""
+    """Its optimizer uses all options that a step may depend on."""
 
     exchange = "gradient"
     class_weight = {0: 3.0}  # noqa: RUF012
@@ -51,7 +51,7 @@ async def test_two_slots_take_the_steps_of_one_process_with_the_double_batch(two
 
 
 class Images:
-    """Made-up images of the size of MNIST, for the models of the study."""
+    """Random images of the size of MNIST, for the models of the study."""
 
     shape = (28, 28, 1)
     exchange, verbose, master_epochs, batch_size = "gradient", False, 2, 100

@@ -1,4 +1,4 @@
-"""The gradient exchange through the real replica, with a model of NumPy arrays."""
+"""Tests of the gradient exchange with the real replica and a model of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RATE = 0.1
 
 
 class Step:
-    """A common step of plain SGD, in the place of the optimizer of a Keras model."""
+    """A common step of plain SGD. It replaces the optimizer of a Keras model."""
 
     def plan(self, steps, epochs):
         self.steps = steps
@@ -32,7 +32,7 @@ def step(monkeypatch):
     step = Step()
     gradient = "ddlf.training.exchanges.gradient.settings.Gradient"
     monkeypatch.setattr(f"{gradient}.step", lambda self, app: step)
-    monkeypatch.setattr(f"{gradient}.check_app", lambda self, app: None)  # ``FakeRun`` has a ``train`` of its own
+    monkeypatch.setattr(f"{gradient}.check_app", lambda self, app: None)  # ``FakeRun`` overrides ``train``
     return step
 
 

@@ -1,4 +1,4 @@
-"""Training as Keras's users know it: what a program does with ``fit``, an app does on workers."""
+"""Tests of features that users know from ``fit``: an app has them on workers, too."""
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ async def test_metrics_of_several_slots_are_those_over_all_of_their_samples(two_
             )
 
     made = Weighted(two_workers)
-    keras.metrics.AUC()  # so that the next one here is auc_1
+    keras.metrics.AUC()  # then Keras names the next one in this process auc_1
     await made.load_dataset()
     await made.create_model()
     (record,) = await made.train_sync(1)
@@ -92,7 +92,7 @@ async def test_metrics_of_several_slots_are_those_over_all_of_their_samples(two_
     assert record.metrics == pytest.approx({**whole, **{f"f1_score_{i}": f1[i] for i in range(4)}}, abs=1e-6)
 
 
-async def test_callbacks_with_another_meaning_on_a_worker_are_warned_of(one_worker, capsys):
+async def test_run_warns_of_callbacks_with_another_meaning_on_a_worker(one_worker, capsys):
     class Stops(Blobs):
         verbose = True
         samples = 20
@@ -110,7 +110,7 @@ async def test_callbacks_with_another_meaning_on_a_worker_are_warned_of(one_work
     ]
 
 
-async def test_a_name_of_another_library_is_asked_for(one_worker, capsys):
+async def test_run_suggests_the_setting_for_a_name_of_another_library(one_worker, capsys):
     class Named(Blobs):
         verbose = True
         samples = 20
@@ -124,7 +124,7 @@ async def test_a_name_of_another_library_is_asked_for(one_worker, capsys):
 
 
 @pytest.mark.slow
-async def test_averages_of_the_optimizer_need_the_optimizer_to_be_kept(one_worker):
+async def test_averages_of_the_optimizer_need_a_kept_optimizer_state(one_worker):
     def build(app):
         import keras
 
@@ -164,13 +164,13 @@ async def test_own_layers_load_with_the_weights_of_a_file(one_worker, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("advice", ["quick", "asked"])
-async def test_advice_changes_no_bit_of_what_is_trained(one_worker, advice):
+async def test_advice_changes_no_bit_of_the_training(one_worker, advice):
     class Random(Blobs):
         norm, dropout, optimizer = True, 0.3, "adam"
 
         async def load_dataset(self):
             await super().load_dataset()
-            self.x_train = self.x_train * 1000  # there is something to be said
+            self.x_train = self.x_train * 1000  # large inputs cause an advice
 
     without, having = Random(one_worker), Random(one_worker)
     without.advice = "off"

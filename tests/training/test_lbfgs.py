@@ -1,4 +1,4 @@
-"""Sandblaster L-BFGS: same bits whoever computes what and is lost, and the minimum of SciPy. Shards and portions are real. No process, no Keras."""
+"""Tests of Sandblaster L-BFGS: it reaches SciPy's minimum, and lost workers change no bit. Shards are real. No process, no Keras."""
 
 import asyncio
 import math
@@ -48,7 +48,7 @@ def row_of(weights):
 
 
 def gradient_of(model, batch, weights):
-    """The method of ``NumpyModel`` with a loss that has a minimum."""
+    """Replace the method of ``NumpyModel`` by a loss that has a minimum."""
     loss, gradient = loss_of(row_of(weights), batch[0])
     update, at = [], 0
     for w, path in zip(weights, START, strict=True):
@@ -81,7 +81,7 @@ async def trained(workers=3, **settings):
 
 
 def bits(run):
-    """Weights and records, but for who computed what and how long it took."""
+    """Return the weights and the records, except workers and times."""
     numbers = ("loss", "gradient", "step", "passes", "left_out")
     records = [(record.round, record.samples, *(record.metrics[name] for name in numbers)) for record in run.history]
     return weights_of(run), records
@@ -92,7 +92,7 @@ def weights_of(run):
 
 
 def of_shards(run):
-    """The warnings about shards and their vectors."""
+    """Return the warnings about shards and their vectors."""
     return [event.why for event in of(run, Warned) if event.about == "shards"]
 
 
@@ -101,7 +101,7 @@ KNOWN = {}
 
 @pytest.fixture
 async def undisturbed():
-    """The bits of a run without losses, which is trained once."""
+    """The bits of a run without lost workers, which is trained once."""
     if not KNOWN:
         KNOWN[0] = bits(await trained())
     return KNOWN[0]
@@ -165,7 +165,7 @@ async def test_fewer_shards_than_asked_for_are_named(monkeypatch, shards, said):
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-async def test_training_goes_on_with_its_pairs_unless_the_weights_have_changed(checkpoint, tmp_path, undisturbed):
+async def test_training_continues_with_its_pairs_unless_the_weights_have_changed(checkpoint, tmp_path, undisturbed):
     run = run_of(master_epochs=5, **({"checkpoint": tmp_path} if checkpoint else {}))
     await run.train_model()
     assert run.history.ended == "all 5 epochs are done"
@@ -187,7 +187,7 @@ async def test_training_goes_on_with_its_pairs_unless_the_weights_have_changed(c
     assert not of_shards(fresh)
 
 
-async def test_vectors_that_are_too_large_for_the_master_are_dropped_and_it_says_so(monkeypatch):
+async def test_vectors_too_large_for_the_master_are_dropped_with_a_warning(monkeypatch):
     monkeypatch.setattr("ddlf.training.strategies.lbfgs.master.KEPT_BYTES", 21 * VALUES * 8 - 1)
     run = run_of(master_epochs=5)
     await run.train_model()
@@ -202,8 +202,8 @@ async def test_vectors_that_are_too_large_for_the_master_are_dropped_and_it_says
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-async def test_it_goes_on_from_synchronous_training(checkpoint, tmp_path):
-    """First another optimizer, then L-BFGS, in one program, or in one that is started again and has two folders."""
+async def test_lbfgs_continues_synchronous_training(checkpoint, tmp_path):
+    """L-BFGS follows another optimizer in one program, or in a restarted program with two folders."""
 
     async def program(epochs):
         run = FakeRun(FakeCluster(2), slots=2, start=START, frozen=FROZEN, master_epochs=3)
@@ -236,7 +236,7 @@ async def test_it_goes_on_from_synchronous_training(checkpoint, tmp_path):
 
 
 def losing(run, verb, times, between=False):
-    """Lose the worker that is asked for a verb, at each of these times that one is asked; returns the lost workers."""
+    """Lose the worker that receives a verb, each time the count of its calls is in ``times``. Return the lost workers."""
     count, lost = [0], []
 
     def ends(worker, name):
@@ -292,7 +292,7 @@ async def test_many_losses_change_no_bit(seed, undisturbed):
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("checkpoint", [False, True])
-async def test_iterations_are_computed_again_if_all_copies_are_lost(workers, checkpoint, undisturbed, tmp_path):
+async def test_iterations_are_repeated_if_all_copies_are_lost(workers, checkpoint, undisturbed, tmp_path):
     run = run_of(workers, **({"checkpoint": tmp_path, "checkpoint_every": 3} if checkpoint else {}))
     count = [0]
 
@@ -338,8 +338,8 @@ async def test_lost_shard_continues_with_its_copy(undisturbed):
     assert bits(run) == undisturbed
 
 
-async def test_a_worker_that_is_slow_has_its_portions_computed_by_others(undisturbed):
-    """The slow worker never answers for its last portion, and nobody waits for it."""
+async def test_other_workers_compute_the_portions_of_a_slow_worker(undisturbed):
+    """The slow worker never answers for its last portion, and the pass ends without this answer."""
     run = run_of()
     slow, stuck = run.cluster.workers[1], []
 
@@ -467,7 +467,9 @@ def with_loss(monkeypatch, change):
         ),
     ],
 )
-async def test_a_loss_that_is_no_function_is_refused_before_the_first_step(monkeypatch, change, kind, said):
+async def test_a_loss_that_is_not_a_function_of_the_weights_is_refused_before_the_first_step(
+    monkeypatch, change, kind, said
+):
     with_loss(monkeypatch, change)
     run = run_of()
     with pytest.raises(kind, match=f"^{said}"):
@@ -489,7 +491,7 @@ async def test_a_loss_without_a_lower_bound_is_refused(monkeypatch):
         await run_of().train_model()
 
 
-async def test_where_no_step_lowers_the_loss_the_best_weights_stay_and_it_says_so(monkeypatch):
+async def test_run_keeps_its_best_weights_and_warns_if_no_step_lowers_the_loss(monkeypatch):
     """The gradient points the wrong way from the fifth iteration on."""
     run, points = run_of(), []
 
@@ -524,7 +526,7 @@ async def test_types_of_weights_that_differ_are_refused():
         await run_of(start=start).train_model()
 
 
-async def test_model_of_which_nothing_is_trained_is_refused():
+async def test_model_without_trained_weights_is_refused():
     with pytest.raises(ConfigError, match="steps weights by gradients, and this model has none that are trained"):
         await run_of(start={"w": np.zeros(3)}, frozen=frozenset("w")).train_model()
 
@@ -581,7 +583,7 @@ USED = {
     *("out", "run_name", "trackers", "echo", "verbose", "ui", "dashboard", "advice"),
 }
 FOR_FILES = {"shuffle", "data_memory", "on_bad"}
-"""Settings that every mode refuses for arrays, and L-BFGS refuses files."""
+"""Settings for files. Every mode refuses them for arrays, and L-BFGS refuses files."""
 REFUSED = {
     "exchange": "sharded",
     "worker_callbacks": ["one"],
@@ -626,7 +628,7 @@ REFUSED = {
 NOISE = {"update_clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-6, "privacy_budget": 8.0, "privacy_unit": "sample"}
 """Settings of private data, which L-BFGS refuses."""
 MASKS = {"secure_aggregation": True, "update_limit": 4.0}
-"""Settings of masks, which it refuses, too."""
+"""Settings of masks, which L-BFGS refuses, too."""
 
 
 def test_each_setting_is_used_or_refused():
