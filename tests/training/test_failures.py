@@ -1,7 +1,7 @@
 """Tests of training with failures: the result has the bits of an undisturbed run on real workers.
 
-Most failing workers are in this process. Two tests here kill real processes. ``tests/trials/test_training.py`` kills many
-in one job that has all kinds of state.
+Most failing workers are in this process. Two tests here kill real processes. ``tests/trials/deaths.py`` kills workers at
+random moments.
 """
 
 import asyncio

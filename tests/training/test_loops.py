@@ -1,4 +1,4 @@
-"""Training loops keep their promises to hooks. Workers are in this process, so no test waits for one to start."""
+"""Tests of training loops with workers in this process: weights of every type, settings, hooks, joining workers, the ledger."""
 
 import asyncio
 import threading
@@ -57,7 +57,7 @@ async def test_weights_of_bfloat16_are_trained(cluster, mode):
 @pytest.mark.slow
 @both_modes
 async def test_schedule_of_keras_continues_with_fresh_optimizers(cluster, mode):
-    """SGD keeps nothing but its number of steps: the same weights, unless the schedule begins again in each round."""
+    """SGD keeps only its number of steps, so the weights are equal, unless the schedule restarts in each round."""
 
     def build(app):
         import keras
@@ -115,7 +115,7 @@ async def test_resume_names_the_parquet_files_that_changed(cluster, tmp_path):
     (folder / "a.parquet").write_bytes(same)
     app, events = made(), []
     app.subscribe(events.append)
-    await app.train_sync(master_epochs=1)  # nothing to train: the warning comes all the same
+    await app.train_sync(master_epochs=1)  # the run has no rounds left, and warns nevertheless
     [warned] = [event.why for event in events if isinstance(event, Warned) and event.about == "data"]
     assert warned == "a.parquet may have other values than before the run stopped: the time of writing is another"
     write("b.parquet", 2)
@@ -134,7 +134,7 @@ async def test_numbered_names_in_older_checkpoints_make_no_difference():
 
 
 def masked(trainable_mask=False, kind="bool"):
-    """A layer that multiplies by a mask, a weight that is not a float."""
+    """Return a layer that multiplies by a mask. The mask is a weight with another type than float."""
     import keras
 
     class Masked(keras.layers.Layer):
@@ -161,14 +161,14 @@ def with_mask(**options):
 
 
 @both_modes
-async def test_boolean_weights_stay_what_they_are_and_the_others_train(cluster, mode):
+async def test_boolean_weights_stay_unchanged_and_floats_train(cluster, mode):
     trained = with_mask()(cluster.options(workers=[1]))
     records = await getattr(trained, f"train_{mode}")(master_epochs=2)
     assert records[-1].loss < records[0].loss
     assert np.all(trained.model.layers[0].mask.numpy())
 
 
-async def test_integer_weights_that_each_round_resets_are_warned_of():
+async def test_run_warns_of_integer_weights_that_each_round_resets():
     kinds = {"steps": "int32", "mask": "bool", "mean": "float32"}
     run = FakeRun(start={name: np.zeros(3, kind) for name, kind in kinds.items()}, frozen=frozenset(["steps", "mask"]))
     told = []
@@ -178,7 +178,7 @@ async def test_integer_weights_that_each_round_resets_are_warned_of():
     assert warned.startswith("the weight 'steps' is of type int32: counts of layers in it are lost after each round")
 
 
-async def test_a_model_with_optimizers_of_its_own_is_warned_of_by_name():
+async def test_run_warns_of_a_model_with_its_own_optimizers_by_name():
     run, told = FakeRun(), []
     run.subscribe(told.append)
     run.model.optimizer.apply_gradients = None
@@ -188,7 +188,7 @@ async def test_a_model_with_optimizers_of_its_own_is_warned_of_by_name():
     assert warned.startswith("the model has another optimizer in others: its state")
 
 
-async def test_what_keras_counts_itself_before_training_is_not_warned_of():
+async def test_run_does_not_warn_of_counters_that_keras_changes_before_training():
     import keras
 
     inner = keras.Sequential([keras.Input((8,)), keras.layers.Normalization(), masked(kind="int32")])
@@ -197,7 +197,7 @@ async def test_what_keras_counts_itself_before_training_is_not_warned_of():
     assert [weight.name for weight in may_count(model)] == ["mask"]
 
 
-async def test_a_weight_that_is_trainable_and_no_float_is_refused_by_name(cluster):
+async def test_a_trainable_weight_of_another_type_than_float_is_refused_by_name(cluster):
     with pytest.raises(AppError, match=r"'masked_?\d*/mask' is of type int32 and trainable, but only floats"):
         await with_mask(trainable_mask=True, kind="int32")(cluster).train_sync()
 
@@ -246,7 +246,7 @@ async def test_evaluation_without_test_data_is_refused_before_training(cluster):
 
 
 @both_modes
-async def test_in_the_hooks_model_history_and_ledger_are_those_of_the_round(cluster, mode, tmp_path):
+async def test_hooks_see_the_model_history_and_ledger_of_their_round(cluster, mode, tmp_path):
     import keras
 
     seen = []
@@ -267,7 +267,7 @@ async def test_in_the_hooks_model_history_and_ledger_are_those_of_the_round(clus
     trained.on_round, trained.is_convergent = on_round, is_convergent
     records = await trained.train_model()
     assert [version for version, *_ in seen] == [record.version for record in records]
-    assert len(seen) == 4 if mode == "sync" else len(seen) in (4, 5)  # one was on its way
+    assert len(seen) == 4 if mode == "sync" else len(seen) in (4, 5)  # one more update may have been on its way
     losses = [loss for _, loss, _ in seen]
     assert losses == sorted(losses, reverse=True)
     for version, _, weights in seen:
@@ -278,20 +278,20 @@ async def test_in_the_hooks_model_history_and_ledger_are_those_of_the_round(clus
 
 
 @pytest.mark.slow
-async def test_a_run_that_does_not_look_at_its_model_does_not_pay_for_it(cluster):
+async def test_a_run_that_does_not_read_its_model_does_not_fill_it(cluster):
     trained = app(cluster, Quick)
     await trained.prepare()
     usual, calls = trained.model.set_weights, []
     trained.model.set_weights = lambda weights: (calls.append(weights), usual(weights))
     await trained.train_sync(5)
-    assert len(calls) == 1  # at the end
+    assert len(calls) == 1  # the model is filled at the end
     assert trained.model.set_weights is not usual
     assert equal(trained.model.get_weights(), calls[0])
 
 
 @pytest.mark.slow
 @both_modes
-async def test_the_test_in_a_record_is_of_its_own_weights_also_in_the_last(cluster, mode):
+async def test_each_record_has_the_test_of_its_own_weights(cluster, mode):
     tests = {}
 
     async def on_round(record):
@@ -354,7 +354,7 @@ async def test_cancelled_evaluation_ends_after_a_batch():
 
 
 class Interrupted(Exception):
-    """Stands for whatever ends a run."""
+    """Ends a run."""
 
 
 @both_modes
@@ -421,7 +421,7 @@ async def test_run_resumed_on_more_workers_uses_them_unless_slots_are_set(cluste
 
 
 class Fewer(Blobs):
-    """Trains on every second sample of its part, or on something that is not there."""
+    """Trains on every second sample of its part, or on a missing sample."""
 
     choose = "half"
 
@@ -439,7 +439,7 @@ async def test_the_ledger_counts_what_an_own_train_gave_to_fit(cluster, mode):
     assert not trained.ledger.is_exact(2)
 
 
-async def test_training_on_a_sample_that_is_not_there_is_told(cluster):
+async def test_training_on_a_missing_sample_is_reported(cluster):
     trained = Fewer(cluster)
     trained.choose = "outside"
     with pytest.raises(RemoteError, match=r"self.indices has sample 1000, but there are 203 samples, counted from 0"):
@@ -507,8 +507,8 @@ async def test_sharded_keras_slot_states_have_the_bits_of_the_star(cluster, sett
 
 
 @pytest.mark.slow
-async def test_sharded_run_ends_with_optimizer_averages_as_the_star(cluster):
-    """Of slots whose optimizers are on the workers until then."""
+async def test_sharded_run_ends_with_the_optimizer_averages_of_the_star(cluster):
+    """The optimizers of slots are on the workers until the end of the run."""
 
     def build(app):
         import keras
@@ -545,7 +545,7 @@ async def test_sharded_run_evaluates_on_a_worker_to_the_same_metrics(cluster, mo
 
 
 @pytest.mark.slow
-async def test_where_a_worker_has_other_test_data_that_of_the_master_counts(cluster):
+async def test_test_data_of_the_master_counts_if_a_worker_has_other_test_data(cluster):
     class Others(Quick):
         async def load_dataset(self):
             await super().load_dataset()

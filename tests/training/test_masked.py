@@ -1,4 +1,4 @@
-"""Secure aggregation of private workers: exact sums, what the wire has, workers lost in each phase, and steps that are refused."""
+"""Tests of secure aggregation: exact sums, no plain updates on the wire, workers lost in each phase, refused steps."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ class Plain(ByHand):
 
 
 class Four(Plain):
-    """Four workers whose updates have masks, so that three can go on without the fourth."""
+    """Four workers whose updates have masks. Three of them can continue without the fourth."""
 
     secure_aggregation = True
     master_epochs = 3
@@ -57,7 +57,7 @@ async def test_weights_are_those_of_federated_averaging_and_no_worker_reports_a_
     assert app.ledger.is_exact(5)
 
 
-async def test_workers_without_samples_are_said_where_too_few_are_left_for_a_sum():
+async def test_workers_without_samples_are_named_if_too_few_remain_for_a_sum():
     class Empty(Masked):
         async def load_dataset(self):
             await super().load_dataset()
@@ -97,7 +97,7 @@ async def test_real_processes_add_up_under_masks():
 
 
 class Writing(Plain):
-    """Each worker writes its update into a file of its own, to look for on the wire."""
+    """Each worker writes its updates into files. The test searches the wire for them."""
 
     log = ""
     master_epochs = 2
@@ -110,7 +110,7 @@ class Writing(Plain):
 
 
 def on_the_wire(update, share, wire):
-    """Whether any 16 values of an update, or of its numbers without masks, are on the wire."""
+    """Whether 16 successive values of an update, or of its numbers without masks, are on the wire."""
     numbers = np.rint(update.astype(float) * share * LEVELS / 8.0).astype("<i4")
     plain = (update[at : at + 16].tobytes() for at in range(0, update.size - 16, 16))
     return any(part in wire for part in plain) or any(
@@ -141,7 +141,7 @@ async def test_the_wire_and_the_files_of_the_master_have_no_plain_update(masks, 
     }
     assert all(np.abs(update).max() > 0 for update in updates.values())
     found = [on_the_wire(update, (30 + 10 * worker) / 70, seen) for (worker, _), update in updates.items()]
-    assert found == [not masks] * 8  # without masks, this search finds each of them
+    assert found == [not masks] * 8  # without masks, this search finds each update
 
 
 def killing_at(monkeypatch, cluster, verb, *, worker, slot):
@@ -179,7 +179,7 @@ async def test_round_continues_without_a_worker_that_is_lost_before_the_sum_is_u
 
 @pytest.mark.parametrize("lost", [2, 4])
 async def test_sum_without_a_lost_worker_is_the_mean_of_the_others(lost, monkeypatch):
-    """Worker 4 has the most samples, which the numbers of all others depend on."""
+    """Worker 4 has the most samples, and the numbers of all workers depend on the most samples."""
     async with in_process_cluster(4) as cluster:
         app = Four(cluster)
         app.master_epochs = 1
@@ -240,7 +240,7 @@ async def test_run_ends_if_fewer_than_three_workers_are_left():
 
 
 async def test_resumed_run_ends_with_the_bits_of_one_run(tmp_path):
-    """Masks are other ones in each run, and cancel each other exactly."""
+    """Each run has other masks, but they cancel each other exactly."""
     found = []
     for epochs, resume, folder in ((3, None, "a"), (1, None, "b"), (3, "auto", "b")):
         async with in_process_cluster(4) as cluster:
@@ -253,7 +253,7 @@ async def test_resumed_run_ends_with_the_bits_of_one_run(tmp_path):
 
 
 class Asked(Carrier):
-    """Notes a master's steps, and makes one more."""
+    """Records the steps of a master, and makes one more step."""
 
     async def ask(self, worker, verb, *arguments):
         found = await super().ask(worker, verb, *arguments)
@@ -310,7 +310,7 @@ async def test_update_beyond_the_limit_ends_the_run_and_says_what_to_do():
 
 
 class Counting(Private):
-    """The model counts the batches of its training, and normalizes by statistics that it has from other data."""
+    """The model counts its training batches, and normalizes by statistics of other data."""
 
     async def create_model(self):
         import keras
@@ -331,7 +331,7 @@ class Counting(Private):
         self.model.compile(keras.optimizers.SGD(0.05), "categorical_crossentropy")
 
 
-async def test_integer_weights_stay_as_they_are_as_without_masks():
+async def test_integer_weights_stay_unchanged_with_and_without_masks():
     found = []
     for masks in (True, False):
         async with in_process_cluster(3) as cluster:
@@ -345,7 +345,7 @@ async def test_integer_weights_stay_as_they_are_as_without_masks():
 
 
 class Broken(Four):
-    """Worker 3 has an update that is not finite."""
+    """Worker 3 computes an update that is not finite."""
 
     def train(self, weights, worker_epochs, batch_size):
         update, metrics = Quick.train(self, weights, worker_epochs, batch_size)
@@ -359,7 +359,7 @@ async def test_update_that_is_not_finite_ends_the_run_and_names_its_worker():
 
 
 class Noised(Masked):
-    """Two rounds, whose noise is too small to see."""
+    """Two rounds with negligible noise."""
 
     master_epochs = 2
     update_clip = 0.1
@@ -402,14 +402,14 @@ async def test_masked_updates_are_hardly_larger_than_plain_ones():
 
 
 class Loud(Wide):
-    """One round whose noise is all there is."""
+    """One round in which noise is the only change."""
 
     update_clip = 1e-3
     noise_multiplier = 3e3
 
 
 async def test_sum_of_clipped_updates_has_at_least_the_stated_noise(monkeypatch):
-    """A share is a third of the whole noise. Of four workers, one is lost: three shares remain."""
+    """A share is a third of the whole noise. One of the four workers is lost, and three shares remain."""
     async with in_process_cluster(4) as cluster:
         app = Loud(cluster)
         await app.prepare()
@@ -484,7 +484,7 @@ class Called(Masked):
         ]
 
 
-async def test_callbacks_of_the_master_see_its_validation_data_and_are_told_what_they_do_not_see():
+async def test_callbacks_of_the_master_see_its_validation_data_and_run_warns_of_missing_metrics():
     async with in_process_cluster(3) as cluster:
         app, seen = Called(cluster), []
         app.subscribe(seen.append)
@@ -505,7 +505,7 @@ class Adam(Masked):
 
 
 @pytest.mark.parametrize("state", ["kept", "stays"])
-async def test_states_of_optimizers_that_tell_about_updates_are_refused(state):
+async def test_states_of_optimizers_that_reveal_updates_are_refused(state):
     async with in_process_cluster(3) as cluster:
         app = Adam(cluster)
         app.optimizer_state = state
@@ -515,7 +515,7 @@ async def test_states_of_optimizers_that_tell_about_updates_are_refused(state):
             await app.train_sync()
 
 
-async def test_adam_trains_if_its_state_begins_anew_in_each_round():
+async def test_adam_trains_if_its_state_restarts_in_each_round():
     async with in_process_cluster(3) as cluster:
         app = Adam(cluster)
         app.optimizer_state, app.master_epochs = "fresh", 2

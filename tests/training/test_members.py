@@ -1,4 +1,4 @@
-"""Workers that hold the weights: which of them evaluates, and which is left out when two cannot reach each other. No process, no Keras."""
+"""Tests of the workers that hold the weights: which one evaluates, and which one is excluded after a failed link."""
 
 import asyncio
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def there_of(*proxies):
 
 
 class Proxy:
-    """A worker that says who it is, or is lost."""
+    """A worker that answers, or is lost."""
 
     def __init__(self, answer, asked):
         self.answer, self.asked = answer, asked
@@ -55,7 +55,7 @@ async def test_other_data_is_named_by_another_content():
 
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
-async def test_workers_that_compute_with_fewer_bits_are_not_asked(precision):
+async def test_workers_that_compute_with_fewer_bits_do_not_evaluate(precision):
     asked = []
     app = SimpleNamespace(precision=precision, **DATA)
     assert await there_of(Proxy({"loss": 2.0}, asked)).evaluated([(1, 0)], 7, app, "val") is None
@@ -75,7 +75,7 @@ async def test_model_of_a_returning_worker_is_compared_without_the_weights():
     assert isinstance(run.run_context.weights, WeightsRef)
 
 
-async def test_when_all_are_lost_nobody_has_evaluated_them():
+async def test_evaluation_has_no_result_when_all_workers_are_lost():
     app = SimpleNamespace(precision="auto", **DATA)
     assert await there_of(Proxy(WorkerLost("gone"), [])).evaluated([(1, 0)], 7, app, "val") is None
 
@@ -84,7 +84,7 @@ async def test_when_all_are_lost_nobody_has_evaluated_them():
 
 
 class Worker:
-    """A worker whose daemon answers, or not."""
+    """A worker whose daemon may answer."""
 
     def __init__(self, number):
         self.id, self.name, self.answers = number, f"worker {number}", True
@@ -96,7 +96,7 @@ class Worker:
 
 
 class Crew:
-    """Some workers, of which it leaves out those that it is told to leave out."""
+    """A stand-in for the crew. It records which workers it should exclude."""
 
     def __init__(self, count):
         self.workers = [Worker(number) for number in range(1, count + 1)]
@@ -133,7 +133,7 @@ async def test_a_run_does_not_begin_when_two_workers_cannot_reach_each_other():
     assert crew.out == []
 
 
-async def test_a_worker_that_joins_and_reaches_nobody_is_left_out():
+async def test_a_joining_worker_that_reaches_no_other_is_excluded():
     crew = Crew(3)
     joins = crew.there.pop(3)
     await crew.members.reach()
@@ -142,17 +142,17 @@ async def test_a_worker_that_joins_and_reaches_nobody_is_left_out():
     assert [worker for worker, _ in crew.out] == [3]
 
 
-async def test_one_of_two_workers_is_left_out_when_their_link_fails():
+async def test_one_of_two_workers_is_excluded_when_their_link_fails():
     crew = Crew(3)
     await crew.members.cut(2, 1, "no heartbeat for 4.0 s")
-    await crew.members.cut(1, 2, "no heartbeat for 4.0 s")  # the other one notices, too
+    await crew.members.cut(1, 2, "no heartbeat for 4.0 s")  # the second worker reports it, too
     ((worker, why),) = crew.out
     assert worker == 2
     assert "worker 2 cannot reach worker 1 any more: no heartbeat for 4.0 s; worker 2 is left out" in why
     assert "ddlf doctor --pairs" in why
 
 
-async def test_the_worker_with_the_most_failed_links_is_left_out():
+async def test_the_worker_with_the_most_failed_links_is_excluded():
     crew = Crew(4)
     crew.unmet = [(1, 3), (4, 1)]
     await crew.members.cut(1, 2, "no answer")
@@ -164,7 +164,7 @@ async def test_silence_is_a_failed_link_only_if_the_master_reaches_both(answers)
     crew = Crew(3)
     crew.there[2].answers = answers
     crew.members.silent(1, 2, "no heartbeat for 4.0 s")
-    crew.members.silent(1, 9, "no heartbeat for 4.0 s")  # of a worker that is lost meanwhile
+    crew.members.silent(1, 9, "no heartbeat for 4.0 s")  # worker 9 has been lost in the meantime
     await asyncio.gather(*crew.members._looking)
     assert len(crew.out) == answers
     await crew.members.close()

@@ -1,4 +1,4 @@
-"""Partition files on disks of workers: a slot goes where its bytes are, and what is lost with a worker is named."""
+"""Tests of partition files on disks of workers: slots go to workers with their files, and lost files are named."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ SIZES = (26, 25) * 4
 
 
 def made(copies, *, slots=4, workers=4, **settings):
-    """A run whose workers have parts of its files, and what each of them was given that it had not, with all bytes of its tasks."""
+    """Return a run whose workers have parts of its files, and for each task its remote rows and all its rows."""
     data = MadeUp(SIZES, hosts=workers)
     run = FakeRun(FakeCluster(workers), slots=slots, files=SIZES, train_data=data, master_epochs=5, **settings)
     have = shares(data.manifest, workers, copies)
@@ -114,7 +114,7 @@ async def test_a_worker_that_comes_back_in_time_brings_its_files_back():
     assert bits(run) == bits(whole)
 
 
-def test_what_nobody_has_is_named_before_round_one():
+def test_files_without_a_worker_are_named_before_round_one():
     data = MadeUp(SIZES, hosts=2)
     some = {
         1: held(np.packbits([1, 1, 0, 0, 0, 1, 0, 1]).tobytes(), data),
@@ -134,7 +134,7 @@ async def test_global_shuffle_is_refused_when_workers_have_some_files():
         await run.train_model()
 
 
-def test_as_many_slots_as_can_be_go_where_their_bytes_are():
+def test_as_many_slots_as_possible_go_to_workers_with_their_files():
     schedule = Schedule()
     for worker in (1, 2, 3):
         schedule.apply(Ready(worker))
@@ -147,10 +147,10 @@ def test_as_many_slots_as_can_be_go_where_their_bytes_are():
     assert {started.get(0), started.get(1), started.get(2)} == {1, 2, None}
     left = next(slot for slot in (0, 1, 2) if slot not in started)
     schedule.apply(Finished(3, 1.0))
-    assert schedule.plan(1.0) == [Start(left, 3)], "a worker is not idle for that"
+    assert schedule.plan(1.0) == [Start(left, 3)], "a worker does not stay idle to wait for a nearer slot"
 
 
-def test_a_slot_goes_to_the_next_best_when_who_has_most_of_it_is_lost():
+def test_a_slot_goes_to_the_next_nearest_worker_if_the_nearest_is_lost():
     schedule = Schedule()
     for worker in (1, 2, 3):
         schedule.apply(Ready(worker))

@@ -1,4 +1,4 @@
-"""Workers that announce their end at awkward moments: the run goes on with the same bits, or ends with a clear error."""
+"""Tests of workers that announce their end at awkward moments: the run keeps its bits, or ends with a clear error."""
 
 import asyncio
 import re
@@ -29,15 +29,15 @@ SAME_BITS = ("star", "sharded", "stepped", "averaged", "kept")
 
 
 class Noticed(FakeWorker):
-    """A worker that announces its end, and ends at the end of its time.
+    """A worker that announces its end, and ends when its time is over.
 
     Attributes:
-        moment: When it announces it.
+        moment: When it announces its end.
         within_s: Its time.
-        times: How often it announces it.
-        comes_back: Whether there is another worker at its place afterwards.
-        hands_back: Whether its work can end in its time. Otherwise that is chance if it has none.
-        never_answers: Whether nobody refuses a connection to its place either.
+        times: How often it announces its end.
+        comes_back: Whether another worker replaces it afterwards.
+        hands_back: Whether its work ends in its time. Otherwise this is random without time.
+        never_answers: Whether connections to its address stay without an answer, instead of being refused.
     """
 
     moment, within_s, times, comes_back, hands_back, never_answers = "", 0.0, 1, True, True, False
@@ -80,7 +80,7 @@ class Noticed(FakeWorker):
 
 
 async def disturbed(way, moment, who, runs=None, **facts):
-    """Train with three workers, of which the last ones leave at a moment. The run goes to the list ``runs``, too."""
+    """Train with three workers. The last ``who`` of them leave at a moment. The run is appended to ``runs``."""
     wait_s = PATIENCE_S if facts.get("comes_back", True) else 0.05
     cluster = FakeCluster(0)
     cluster.workers = [Noticed(number) for number in (1, 2, 3)]
@@ -104,7 +104,7 @@ async def disturbed(way, moment, who, runs=None, **facts):
 MOMENTS = ("start", "first", "idle", "last")
 TWICE = {"within_s": 60.0, "times": 2}
 ON_SERVERS = ("downpour", "copies")
-"""Their weights are on servers, which need a worker."""
+"""These runs have their weights on servers, and a server needs a worker."""
 
 
 async def check(run, way):
@@ -131,7 +131,9 @@ async def test_run_whose_workers_all_leave_at_once_and_come_back_has_the_same_bi
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "kept"])  # states without a copy are lost, with an event
+@pytest.mark.parametrize(
+    "way", [way for way in WAYS if way != "kept"]
+)  # a state without a copy is lost, and an event reports it
 async def test_notice_without_time_is_a_loss(way, moment):
     await check(await disturbed(way, moment, 1), way)
 
@@ -148,21 +150,21 @@ async def test_run_whose_workers_all_leave_without_time_ends_clearly_or_is_compl
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_run_goes_on_without_a_worker_that_leaves_for_good(way):
+async def test_run_continues_without_a_worker_that_leaves_for_good(way):
     run = await disturbed(way, "first", 1, within_s=60.0, comes_back=False)
     await check(run, way)
     assert of(run, WorkerReturned) == []
 
 
 async def test_slots_that_wait_only_for_workers_that_leave_end_the_run():
-    """It hung: workers that leave were taken for workers that may still carry a slot."""
+    """The run once hung, because it counted leaving workers as workers that may still carry a slot."""
     with pytest.raises(ClusterTooSmall, match="none came back within"):
         await disturbed("star", "last", 3, comes_back=False, hands_back=False)
 
 
 @pytest.mark.parametrize("way", ["sharded", "stepped", "averaged"])
 async def test_workers_that_all_leave_for_good_hand_the_weights_to_the_master(way):
-    """The run ended with the error that all weights were lost, and saved those of an earlier round."""
+    """The run once ended with the error that all weights were lost, and saved the weights of an earlier round."""
     plain = run_of(WAYS[way], master_epochs=1)
     await plain.train_model()
     runs = []

@@ -1,4 +1,4 @@
-"""Nodes load data and build models in the right order before training begins."""
+"""Tests of opening: nodes load data and build models in the right order before training begins."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 class Story(Quick):
-    """Writes down what each node does, in a file."""
+    """An app whose nodes write their steps into a file."""
 
     log = ""
 
@@ -78,7 +78,7 @@ async def test_attributes_of_init_travel_and_those_of_load_dataset_do_not(small,
         async def load_dataset(self):
             await super().load_dataset()
             self.found = "something"
-            self.generator = (number for number in range(3))  # which cannot be pickled
+            self.generator = (number for number in range(3))  # generators cannot be pickled
             assert self._private == 3
 
         async def create_model(self):
@@ -99,7 +99,7 @@ async def test_attributes_of_init_travel_and_those_of_load_dataset_do_not(small,
     assert noted(tmp_path)[2:] == ["worker _private extra found found=mine"]
 
 
-async def test_nothing_of_a_training_run_itself_travels_in_the_next_one(small):
+async def test_state_of_a_training_run_does_not_travel_in_the_next_run(small):
     app = Blobs(small)
     before = set(app.__getstate__())
     await app.train_sync(1)
@@ -116,13 +116,13 @@ async def test_the_workers_load_and_build_while_the_master_loads(small, tmp_path
             end = time.monotonic() + PATIENCE_S
             while not hasattr(self, "worker") and "worker builds" not in noted(Path(self.log).parent):
                 assert time.monotonic() < end, "the worker waits for the master"
-                time.sleep(0.01)  # noqa: ASYNC251  a user's method that holds up the event loop
+                time.sleep(0.01)  # noqa: ASYNC251  a user's method that blocks the event loop
 
         async def create_model(self):
             self.note("builds")
             await super().create_model()
 
-    await small.clean()  # or it would ask first whether this data is what it holds
+    await small.clean()  # otherwise the worker would first ask whether it has this data
     app = Blocking(small)
     app.log = str(tmp_path / "log")
     await app.prepare()
@@ -210,7 +210,7 @@ async def test_training_app_refuses_a_second_training_and_continues(small):
     assert equal(app.model.get_weights(), alone.model.get_weights())
 
 
-async def test_phases_before_and_after_training_are_told_of_each_node(two_workers):
+async def test_phases_before_and_after_training_are_reported_for_each_node(two_workers):
     app, told = Quick(two_workers), []
     app.subscribe(told.append)
     await app.train_sync(1)
@@ -225,7 +225,7 @@ async def test_phases_before_and_after_training_are_told_of_each_node(two_worker
     assert sorted(event.worker for event in told if isinstance(event, WorkerReady)) == [1, 2]
 
 
-async def test_data_without_labels_or_with_too_few_is_one_sentence(small):
+async def test_missing_or_too_few_labels_are_refused_with_one_sentence(small):
     class Without(Blobs):
         async def load_dataset(self):
             await super().load_dataset()
@@ -251,7 +251,7 @@ async def test_run_does_not_wait_at_its_end_for_a_silent_worker(monkeypatch):
         await asyncio.wait_for(run.stop_workers(), PATIENCE_S)
 
 
-async def test_what_a_worker_has_of_a_run_is_freed_when_the_run_is_over(small):
+async def test_a_worker_frees_its_state_of_a_run_when_the_run_is_over(small):
     await Quick(small).train_sync(1)
     async with asyncio.timeout(PATIENCE_S):
         while await small.run_method(replicas) != [0]:
@@ -264,11 +264,11 @@ def replicas():
     return sum(type(one).__name__ == "Replica" for one in gc.get_objects())
 
 
-async def test_returning_worker_gets_the_app_of_the_beginning():
+async def test_returning_worker_gets_the_app_as_it_was_at_the_start():
     app = Blobs(None)
     opening = Opening(app, "a run")
     sent = opening._pickle(app)
-    app.lock = threading.Lock()  # as a user's on_round might, and it cannot be sent
+    app.lock = threading.Lock()  # a user's on_round might set an attribute that cannot be sent
     assert opening._pickle(app) is sent
 
 

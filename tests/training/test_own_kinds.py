@@ -1,4 +1,4 @@
-"""Strategies and exchanges that somebody adds to the registry: their own merge rule, and their help."""
+"""Tests of strategies and exchanges that a package adds to the registry: their own merge rule, and their help."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Asynchronous rounds with as many steps as a slot is fast (DyLU): how many, of which samples, and again. No process, no Keras."""
+"""Tests of dynamic local updates (DyLU): in asynchronous training, the steps of a slot follow its speed. No Keras."""
 
 import asyncio
 import dataclasses
@@ -12,7 +12,7 @@ from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SPEEDS = (8, 4, 1)
-"""Steps a second of three workers; that of the first is the fastest."""
+"""Steps per second of three workers."""
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def nothing_is_synced(monkeypatch):
 
 
 class Timed(FakeWorker):
-    """Takes as many turns of the loop, and says as many seconds, as its speed and the samples come to."""
+    """A worker whose turns of the loop and reported seconds follow from its speed and its samples."""
 
     def train(self, task):
         reply = super().train(task)
@@ -53,13 +53,13 @@ def samples_of(run, number):
 async def test_steps_follow_speed_after_two_measured_rounds():
     run = await paced()
     assert samples_of(run, 1) == [64, 64, 64]
-    assert samples_of(run, 2) == [64, 64, 64]  # in the first a worker compiles
-    assert samples_of(run, 3) == [64, 32, 8]  # 16, floor(16 / 2) and floor(16 / 8) steps of 4
+    assert samples_of(run, 2) == [64, 64, 64]  # the first round is not measured, because a worker compiles in it
+    assert samples_of(run, 3) == [64, 32, 8]  # 16, floor(16 / 2) and floor(16 / 8) steps of 4 samples
     told = [event for event in run.told if isinstance(event, PartsChanged)]
     assert told == [PartsChanged(round=3, samples=(64, 32, 8))]
 
 
-async def test_every_epoch_has_every_sample_once_and_is_told_of_once():
+async def test_every_epoch_has_every_sample_once_and_one_end():
     run = await paced()
     assert run.ledger.is_exact(6)
     ends = [number for number, samples in enumerate(run.run_context.progress.offsets) if samples == 0]
@@ -82,7 +82,7 @@ async def test_resumed_run_keeps_its_pace_and_an_exact_ledger(tmp_path):
     assert [64, 32, 8] in [samples_of(run, number) for number in range(2, 30)]
 
 
-async def test_an_app_that_trains_on_in_another_way_has_equal_parts_again():
+async def test_an_app_that_continues_with_equal_balance_has_equal_parts_again():
     run = await paced()
     run.balance = "equal"
     await run.train_model()
@@ -91,7 +91,7 @@ async def test_an_app_that_trains_on_in_another_way_has_equal_parts_again():
     assert samples_of(run, first + 2) == [64, 64, 64]
 
 
-async def test_validation_data_is_looked_at_once_an_epoch(monkeypatch):
+async def test_validation_data_is_evaluated_once_an_epoch(monkeypatch):
     looked = []
 
     async def report(self, weights, *, validate, last):
@@ -107,7 +107,7 @@ async def test_validation_data_is_looked_at_once_an_epoch(monkeypatch):
     assert looked[-1]
 
 
-async def test_workers_that_come_later_get_no_slots_of_their_own():
+async def test_workers_that_join_later_get_no_new_slots():
     run = await paced(slots=None)
     assert not run.run_context.progress.slots_from[1:]
     assert len(run.run_context.progress.states) == 3

@@ -1,4 +1,4 @@
-"""Which samples slots are given, round by round."""
+"""Tests of the samples that each slot gets, round by round."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ async def trained(workers=3, **settings):
 
 
 def given(run):
-    """Of each slot the samples of each of its rounds."""
+    """Return for each slot the samples of its rounds."""
     found = {}
     for worker in run.cluster.workers:
         for verb, *facts in worker.asked:
@@ -41,7 +41,7 @@ async def test_slot_keeps_its_samples_in_another_order_each_round(mode, partitio
         assert len({tuple(samples) for samples in rounds}) == run.master_epochs
 
 
-async def test_what_each_slot_has_is_told_once_at_the_beginning():
+async def test_samples_of_each_slot_are_reported_once_at_the_start():
     run = await trained()
     (told,) = [event for event in run.told if isinstance(event, DataPartitioned)]
     assert told.partition == "dirichlet:alpha=0.5"
@@ -95,7 +95,7 @@ async def test_impossible_rounds_and_parts_are_refused_before_a_folder_is_made(s
     assert not (tmp_path / "checkpoints").exists()
 
 
-async def test_a_training_goes_on_only_with_the_partition_that_it_had(tmp_path):
+async def test_a_training_continues_only_with_its_partition(tmp_path):
     await trained(checkpoint=tmp_path, master_epochs=2)
     with pytest.raises(CheckpointMismatch, match=r"partition: 'dirichlet:alpha=0\.5' in the checkpoint, 'equal' now"):
         await trained(checkpoint=tmp_path, resume="auto", partition="equal")
@@ -112,7 +112,7 @@ async def test_averaged_optimizers_are_the_mean_by_samples_of_all_slots():
 
 
 async def test_averaged_optimizers_of_float64_are_resumed_with_the_same_bits(tmp_path):
-    """The sum of 3 equal float64 may be rounded, which that of float32 never is."""
+    """The sum of 3 equal float64 values may be rounded. The sum of float32 values never is."""
     facts = dict(optimizer_state="averaged", start={"kernel": np.random.default_rng(0).normal(size=(40, 30))})
     whole = await trained(partition="equal", **facts)
     await trained(partition="equal", **facts, checkpoint=tmp_path, master_epochs=2)

@@ -1,4 +1,4 @@
-"""The portions of a pass: each counts once, whoever computes it, and free workers help those that are late."""
+"""Tests of the portions of a pass: each portion counts once, and free workers help late workers."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from ddlf.training.strategies.lbfgs.portions import LATE, Computed, Pool, portio
 
 
 class Clock:
-    """Seconds that pass when told."""
+    """A clock that the test sets."""
 
     now = 0.0
 
@@ -45,7 +45,7 @@ def test_a_slot_takes_its_own_portions_and_then_neighbours_of_the_slot_with_the_
     assert pool.take(0) == []
 
 
-def test_a_portion_that_another_slot_has_not_begun_is_computed_at_once_and_a_late_one_after_a_while():
+def test_a_free_slot_takes_an_unbegun_portion_at_once_and_a_late_one_after_a_while():
     pool, clock = pool_of(samples=4, slots=2, size=1)
     mine, theirs = [one_of(pool, 0), one_of(pool, 0)], [one_of(pool, 1), one_of(pool, 1)]
     assert not pool.waits
@@ -54,15 +54,15 @@ def test_a_portion_that_another_slot_has_not_begun_is_computed_at_once_and_a_lat
         assert pool.done([portion], 0, [portion.number]) == [True]
         clock.now += 10
     queued, _ = pool.second(0)
-    assert queued == [theirs[1]], "the other slot computes its first one"
+    assert queued == [theirs[1]], "the other slot computes its first portion"
     assert pool.done(queued, 0, [2]) == [True]
-    assert pool.done([theirs[1]], 1, [2]) == [False], "it counts once"
+    assert pool.done([theirs[1]], 1, [2]) == [False], "a portion counts once"
     late, wait_s = pool.second(0)
     assert late == []
     assert wait_s == pytest.approx(pool._since[1] + LATE * np.median(pool._took) - clock.now)
     clock.now += wait_s
     assert pool.second(0)[0] == [theirs[0]]
-    assert pool.second(0) == ([], None), "two have it already"
+    assert pool.second(0) == ([], None), "two slots already compute it"
 
 
 def test_two_portions_together_are_late_after_twice_the_time():
@@ -79,7 +79,7 @@ def test_two_portions_together_are_late_after_twice_the_time():
     assert pool.second(0)[0] == [theirs[0]]
 
 
-def test_what_was_lost_with_a_worker_is_computed_again_but_not_what_was_pushed():
+def test_lost_portions_are_computed_again_unless_they_were_pushed():
     pool, _ = pool_of(samples=6, slots=2, size=1)
     first, second, third = (one_of(pool, 0) for _ in range(3))
     pool.done([first], 0, ["a"])
@@ -91,7 +91,7 @@ def test_what_was_lost_with_a_worker_is_computed_again_but_not_what_was_pushed()
     assert not pool.is_over
 
 
-def test_a_lost_portion_that_another_slot_computes_too_does_not_wait():
+def test_a_lost_portion_does_not_wait_if_another_slot_computes_it():
     pool, _ = pool_of(samples=2, slots=2, size=1)
     one, other = one_of(pool, 0), one_of(pool, 1)
     pool.done([one], 0, [0])
@@ -103,7 +103,7 @@ def test_a_lost_portion_that_another_slot_computes_too_does_not_wait():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_portion_counts_and_is_pushed_once_whatever_happens(seed):
+def test_each_portion_counts_and_is_pushed_once_in_random_runs(seed):
     chance = np.random.default_rng(seed)
     pool, clock = pool_of(samples=60, slots=3, size=2)
     at = {slot: [] for slot in range(3)}
@@ -142,7 +142,7 @@ def test_each_portion_counts_and_is_pushed_once_whatever_happens(seed):
         ([], []),
     ],
 )
-def test_report_of_a_portion_is_the_same_after_its_short_message(names, state):
+def test_report_of_a_portion_equals_the_one_read_from_its_message(names, state):
     metrics = {"loss": 0.1, "accuracy": 0.5}
     state = [np.asarray(value) for value in state]
     for moved in ("", "norm/mean"):

@@ -1,4 +1,4 @@
-"""Mixed precision: weights stay float32, the scale of the loss survives rounds, and overflow is never silent."""
+"""Tests of mixed precision: weights stay float32, the scale of the loss survives rounds, and overflow is reported."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from ddlf.testing import FaultPlan, in_process_cluster
 from tests.training.models import Blobs, app, equal, small_model, with_model
 
 GROWTH = 5
-"""Steps without an overflow after which the scale doubles, so that each round changes it."""
+"""After so many steps without an overflow the scale doubles, so it changes in each round."""
 
 
 def scaled(scale=2.0**5):
@@ -28,7 +28,7 @@ def scaled(scale=2.0**5):
 
 
 def scales(trained):
-    """The counter of good steps and the scale of the loss of each slot, after the last round."""
+    """Return for each slot the counter of good steps and the scale of the loss, after the last round."""
     return [tuple(float(array) for array in state["optimizer"][2:4]) for state in trained.run_context.progress.states]
 
 
@@ -48,7 +48,7 @@ async def test_scale_of_the_loss_survives_rounds():
     async with in_process_cluster(1) as cluster:
         whole = run_of(cluster)
         await whole.train_sync()
-        steps = 4 * 7  # of a slot: 102 samples in batches of 16, or one less
+        steps = 4 * 7  # steps of a slot: 102 or 101 samples in batches of 16
         assert scales(whole) == [(steps % GROWTH, 2.0 ** (5 + steps // GROWTH))] * 2
         assert {array.dtype for array in whole.model.get_weights()} == {np.dtype("float32")}
 
@@ -73,7 +73,7 @@ async def test_scale_of_the_loss_survives_a_kill_and_a_resume(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"exchange": "sharded"}, {"optimizer_state": "averaged"}, {"mode": "async"}])
-async def test_float16_learns_with_other_ways_to_train(settings):
+async def test_float16_learns_with_other_training_settings(settings):
     settings = dict(settings)
     mode = settings.pop("mode", "sync")
     async with in_process_cluster(2) as cluster:
@@ -130,7 +130,7 @@ async def test_overflow_in_all_steps_of_a_round_is_an_event():
 
 
 class Huge(Blobs):
-    """Inputs that float16 cannot hold."""
+    """An app with inputs that float16 cannot represent."""
 
     async def load_dataset(self):
         await super().load_dataset()

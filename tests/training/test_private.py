@@ -1,4 +1,4 @@
-"""Private data on the workers: the mathematics, the refusals, and what the master sees."""
+"""Tests of private data on the workers: the mathematics, the refusals, and the data that the master sees."""
 
 import base64
 import contextlib
@@ -26,7 +26,7 @@ from tests.training.private_apps import SIZES, Private, killing, private_samples
 
 
 def federated_averaging(model, weights, rounds, seed=0, batch_size=16):
-    """Plain FedAvg (McMahan et al. 2016): the mean of the workers' weights, by their numbers of samples."""
+    """Plain FedAvg (McMahan et al. 2016): return the mean of the workers' weights, weighted by samples."""
     n = sum(SIZES.values())
     for round in range(rounds):
         after = []
@@ -73,7 +73,7 @@ async def test_weights_and_metrics_are_those_of_federated_averaging_by_samples()
 
 
 def inflated(data):
-    """All that can be inflated within some bytes, at any place."""
+    """Return the inflated form of all compressed data within some bytes."""
     found = bytearray()
     for begin in [match.start() for match in re.finditer(b"\x78[\x01\x5e\x9c\xda]", data)]:
         with contextlib.suppress(zlib.error):
@@ -82,7 +82,7 @@ def inflated(data):
 
 
 def forms(data):
-    """Some bytes as they are, and as base64 with each of the three alignments."""
+    """Return the bytes themselves, and their base64 form in each of the three alignments."""
     yield data
     for shift in range(3):
         text = base64.b64encode(b"\0" * shift + data)
@@ -90,7 +90,7 @@ def forms(data):
 
 
 def traces(number):
-    """What would tell of the data of a worker: samples, labels, and plain hashes."""
+    """Yield traces of the data of a worker: samples, labels, and plain hashes."""
     x, y = private_samples(number)
     for row in x[:: len(x) // 8]:
         yield from forms(row.tobytes())
@@ -126,19 +126,21 @@ async def test_neither_wire_nor_run_folder_nor_checkpoints_have_a_trace_of_priva
         weights = app.model.get_weights()
     files = b"".join(path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file())
     for seen in (bytes(wire), files):
-        assert any(form in seen + inflated(seen) for form in forms(weights[0].tobytes()[:64]))  # the search can find
+        assert any(
+            form in seen + inflated(seen) for form in forms(weights[0].tobytes()[:64])
+        )  # the search finds weights, so it would find samples
         whole = seen + inflated(seen)
         assert not [trace for number in SIZES for trace in traces(number) if trace in whole]
 
 
 class ByHand(Private):
-    """For what is promised about who trains what, however it is computed."""
+    """Trains by hand, for tests that hold for any computation."""
 
     train = Quick.train
 
 
 class Watched(ByHand):
-    """Notes which worker has trained with how many samples, in the worker's own log."""
+    """Each worker writes the number of its samples into its log."""
 
     log = ""
 
@@ -149,7 +151,7 @@ class Watched(ByHand):
 
 
 @pytest.mark.slow
-async def test_round_waits_for_a_lost_worker_and_only_it_trains_its_slot(tmp_path):
+async def test_round_waits_for_a_lost_worker_and_no_other_trains_its_slot(tmp_path):
     async with in_process_cluster(3) as cluster:
         app = Watched(cluster)
         app.log, app.master_epochs = str(tmp_path / "log"), 3
@@ -182,7 +184,7 @@ async def test_run_begins_with_a_worker_that_is_lost_before_its_first_round():
 
 
 def test_reply_with_another_number_of_samples_than_its_task_is_refused():
-    """It would weigh the update of a worker that says so."""
+    """A wrong number would give the update a wrong weight."""
     task = Task(
         slot=0,
         round=0,
@@ -236,7 +238,7 @@ async def test_round_continues_without_a_worker_that_stays_away_and_takes_it_bac
 
 
 class Changing(Watched):
-    """Worker 2 has other data when it loads it again."""
+    """Worker 2 has other data when it loads its data again."""
 
     async def load_dataset(self):
         await super().load_dataset()
@@ -261,7 +263,7 @@ async def test_worker_that_comes_back_with_other_data_is_excluded(mode, tmp_path
 
 
 @pytest.mark.slow
-async def test_asynchronous_slot_waits_for_its_worker_and_the_others_go_on():
+async def test_asynchronous_slot_waits_for_its_worker_while_other_slots_continue():
     async with in_process_cluster(3) as cluster:
         app = ByHand(cluster)
         app.mode, app.wait_for_workers_s, app.max_staleness = "async", 0.0, 1
@@ -273,7 +275,7 @@ async def test_asynchronous_slot_waits_for_its_worker_and_the_others_go_on():
 
 
 class Elsewhere(Private):
-    """The data of workers 1 and 3 have changed places."""
+    """Workers 1 and 3 have exchanged their data."""
 
     swapped = False
     more = 0
@@ -307,7 +309,7 @@ async def test_resumed_run_gives_each_slot_to_the_worker_that_has_its_data(tmp_p
 
 
 def facts(samples=9, shape=(8,), labels=4, name="a"):
-    """The facts that a worker reports about its data."""
+    """Return facts that a worker reports about its data."""
     rows = [np.zeros((0, *shape), "float32"), np.zeros((0, labels), "float32")]
     return {
         "samples": samples,
@@ -339,7 +341,7 @@ def test_workers_with_equal_data_keep_their_slots():
     assert data.homes == {0: 1, 1: 2, 2: 3}
     data.continue_with(ShareLedger(data.ledger(None).shares[::-1]))
     assert data.homes == {0: 3, 1: 1, 2: 2}
-    data.accept(7, facts(name="c"))  # the machine is back as another worker
+    data.accept(7, facts(name="c"))  # the machine returns as another worker
     assert data.homes[0] == 7
 
 
@@ -360,7 +362,7 @@ def test_worker_refuses_private_data_with_nan():
 
 
 class Beyond(Private):
-    """Worker 2 has a label that the model has no output for."""
+    """Worker 2 has a label without an output of the model."""
 
     async def load_dataset(self):
         await super().load_dataset()
@@ -373,7 +375,7 @@ class Beyond(Private):
         self.model.compile("sgd", "sparse_categorical_crossentropy")
 
 
-async def test_worker_counts_labels_that_the_model_has_no_output_for_and_tells_none():
+async def test_worker_counts_labels_without_an_output_and_reveals_none():
     async with in_process_cluster(3) as cluster:
         app, seen = Beyond(cluster), []
         app.subscribe(seen.append)

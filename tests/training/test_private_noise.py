@@ -1,4 +1,4 @@
-"""Clip and noise of the updates of private workers: the mathematics, and what is left out."""
+"""Tests of clipped and noised updates of private workers: the mathematics, and the metrics that records leave out."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.training.private_apps import SIZES, Private, private_samples
 
 
 class Noised(Private):
-    """Two rounds, whose noise is too small to see."""
+    """Two rounds with negligible noise."""
 
     master_epochs = 2
     update_clip = 0.1
@@ -19,7 +19,7 @@ class Noised(Private):
 
 
 def clipped_averaging(app, weights, rounds):
-    """The mean of the workers' clipped updates, each worker once."""
+    """Return the weights after adding means of clipped updates. Each worker counts once."""
     for round in range(rounds):
         total = [np.zeros(one.shape) for one in weights]
         for number in SIZES:
@@ -52,7 +52,7 @@ async def test_weights_are_the_mean_of_clipped_updates_and_records_have_no_metri
 
 
 class Loud(Noised):
-    """One round whose noise is all there is, and a master with test data."""
+    """One round in which noise is the only change. The master has test data."""
 
     train = Quick.train
 

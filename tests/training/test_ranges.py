@@ -1,4 +1,4 @@
-"""Slices of the weights: cut, taken and put back, and stepped to the bits of the whole."""
+"""Tests of slices of the weights: they are cut, taken and put back, and their steps have the bits of whole weights."""
 
 import itertools
 
@@ -112,7 +112,7 @@ def test_parts_within_a_slice_come_in_order_despite_copies():
         within((10, 13), parts)
 
 
-# --- taken and put back -----------------------------------------------------------------------------------------------
+# --- taking and putting back -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 8, 997])
@@ -156,7 +156,7 @@ LARGE = np.linspace(-1, 1, 700, dtype="f4")
 
 @pytest.mark.parametrize("scale", [1.0, 65504.0, 1e-7, 3e-39, 1e30, 3.3e38, 3.4028e38, 0.0], ids=str)
 def test_parts_are_encoded_with_the_peak_of_the_whole(scale):
-    """Also where that is in the part of another one, below the smallest normal number, and above what the codec keeps."""
+    """The peak may be in another part, below the smallest normal number, or above the range of the codec."""
     codec, model = CODEC.read("float16"), [np.float32(scale) * LARGE, np.float32(7) * LARGE[:3], LARGE.astype("f2")]
     exact = [False] * len(model)
     whole, _ = encode_update(codec, model, exact)
@@ -188,7 +188,7 @@ def test_slices_of_encoded_values_are_hardly_more_than_the_whole(name):
     parts = [size(take_encoded(encoded, MODEL, part)) for part in cut(SIZE, 4)]
     most = (
         8192 if "block" in name or name == "powersgd" else 64
-    )  # at each cut a block is in both, or the right one of two matrices
+    )  # at each cut, both slices have the same block or matrix
     assert sum(parts) <= size(encoded) + 3 * most
 
 
@@ -201,14 +201,14 @@ def test_slices_of_encoded_values_are_hardly_more_than_the_whole(name):
         lambda payload: {**payload, "places": payload["places"].astype("i8")},
     ],
 )
-def test_a_slice_of_places_that_are_not_in_it_is_refused(wrong):
+def test_a_slice_with_places_outside_is_refused(wrong):
     encoded = take_encoded(encode_update(CODEC.read("topk:0.1"), MODEL, [False] * len(MODEL))[0], MODEL, (500, 1000))
     with pytest.raises(ConfigError, match="tensor 0: malformed payload"):
         decode_slice({**encoded, "payloads": [wrong(encoded["payloads"][0])]}, MODEL, (500, 1000))
 
 
 @pytest.mark.parametrize("name", MERGE.names)
-def test_a_merge_rule_fits_if_slices_come_to_the_bits_of_the_whole(name):
+def test_a_merge_rule_fits_if_slices_give_the_bits_of_the_whole(name):
     rule, counts = MERGE.read(name), range(1, 10)
     chance = np.random.default_rng(1)
     updates = [chance.normal(size=400).astype("f4") * np.float32(10) ** (slot % 3) for slot in range(9)]
@@ -221,11 +221,11 @@ def test_every_outer_optimizer_fits():
     assert all(fits(OUTER.read(name)) for name in OUTER.names)
 
 
-# --- stepped ----------------------------------------------------------------------------------------------------------
+# --- steps ------------------------------------------------------------------------------------------------------------
 
 
 def rounds_of_shards(merge, outer, shards, slots, rounds, length):
-    """Weights and state after some rounds, each slice by itself, in pieces of a length."""
+    """Return weights and state after some rounds. Each slice is stepped alone, in pieces of ``length`` values."""
     weights = MODEL
     kept = outer.init(MODEL)
     n = len(MODEL)
@@ -269,7 +269,7 @@ FITTING = [
 
 @pytest.mark.parametrize(("merge", "outer"), FITTING)
 @pytest.mark.parametrize("shards", [1, 2, 3, 8])
-def test_slices_come_to_the_bits_of_the_whole(merge, outer, shards):
+def test_slices_give_the_bits_of_the_whole(merge, outer, shards):
     merge, outer = MERGE.read(merge), OUTER.read(outer)
     weights, state = rounds_of_shards(merge, outer, shards, 3, 3, 1000)
     wanted, wanted_state = rounds_of_star(merge, outer, 3, 3)
@@ -279,7 +279,7 @@ def test_slices_come_to_the_bits_of_the_whole(merge, outer, shards):
 
 @pytest.mark.parametrize("merge", MERGES)
 def test_slice_of_one_value_has_the_bits_of_the_row(merge):
-    """NumPy sums one column of 9 values and more in another order than several columns."""
+    """NumPy sums a single column of 9 or more values in another order than several columns."""
     merge, outer = MERGE.read(merge), OUTER.read("nesterov")
     updates = [[CHANCE.normal(size=20).astype("f4") * np.float32(10) ** (slot % 5)] for slot in range(33)]
     weights = [CHANCE.normal(size=20).astype("f4")]
@@ -291,7 +291,7 @@ def test_slice_of_one_value_has_the_bits_of_the_row(merge):
         assert (value, velocity) == (wanted[part[0]], wanted_state[part[0]])
 
 
-def test_a_slice_with_a_value_that_is_not_finite_is_not_merged():
+def test_a_slice_with_an_infinite_or_nan_value_is_not_merged():
     bad = [np.array([1, np.nan], "f4")]
     weights = [np.zeros(2, "f4")]
     with pytest.raises(BadUpdate, match="slot 1: 1 of 2 values"):

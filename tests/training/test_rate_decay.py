@@ -1,4 +1,4 @@
-"""The setting ``rate_decay``, on real workers."""
+"""Tests of the setting ``rate_decay`` on real workers."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,9 @@ class Decays(Blobs):
     async def load_dataset(self):
         await super().load_dataset()
         self.x_val, self.y_val = blobs(60, seed=2)
-        self.y_val[::5] = np.roll(self.y_val[::5], 1, 1)  # nothing falls while all is right
+        self.y_val[::5] = np.roll(
+            self.y_val[::5], 1, 1
+        )  # wrong labels, because the rate does not fall at full accuracy
 
     def on_round(self, record):
         if record.round == self.stop_at:
@@ -42,11 +44,11 @@ async def test_all_slots_train_at_the_rate_that_the_validations_so_far_give(two_
     records = await whole.train_sync()
     assert [record.metrics["learning_rate"] for record in records] == pytest.approx(rates(records), rel=1e-6)
     assert records[-1].metrics["learning_rate"] < RATE / 2
-    one = two_workers.options(workers=[1])  # which compiles once, and carries both slots
+    one = two_workers.options(workers=[1])  # one worker compiles once, and carries both slots
     usual = app(one, Decays, slots=2, rate_decay="never")
     untouched = await usual.train_sync()
     assert "learning_rate" not in untouched[-1].metrics
-    # Nothing falls at the first validation, so the rounds part behind the second.
+    # The rate does not fall at the first validation, so results differ from the second one on.
     same = [one.metrics["val_loss"] == other.metrics["val_loss"] for one, other in zip(records, untouched, strict=True)]
     assert same == [True, True, False, False, False]
     for stop_at in (3, None):
@@ -56,14 +58,14 @@ async def test_all_slots_train_at_the_rate_that_the_validations_so_far_give(two_
     assert equal(parts.model.get_weights(), whole.model.get_weights())
 
 
-async def test_in_asynchronous_training_it_falls_once_an_epoch(two_workers):
+async def test_in_asynchronous_training_the_rate_falls_once_an_epoch(two_workers):
     records = await app(two_workers, Decays, mode="async").train_model()
     told = [record for record in records if "learning_rate" in record.metrics]
     assert len(told) == 5
     assert [record.metrics["learning_rate"] for record in told] == pytest.approx(rates(told), rel=1e-6)
 
 
-async def test_where_there_is_nothing_to_look_at_it_is_refused_by_name(two_workers):
+async def test_rate_decay_without_validation_data_or_accuracy_is_refused(two_workers):
     class NoValidation(Decays):
         async def load_dataset(self):
             await Blobs.load_dataset(self)

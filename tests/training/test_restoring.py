@@ -1,4 +1,4 @@
-"""A run that goes on from slices: workers read what they hold, and the master holds none of it. No process, no Keras."""
+"""Tests of a run that continues from slices: each worker reads its slice, and the master reads none. No Keras."""
 
 import json
 import os
@@ -28,7 +28,7 @@ BOTH = pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "do
 
 @pytest.fixture
 def here(monkeypatch):
-    """The numbers of the slices that the master has read, and -1 for all."""
+    """The numbers of the slices that the master has read. The number -1 stands for all slices."""
     found, read, read_one, folder = [], Slices.read, Slices.read_one, contents._checked
     monkeypatch.setattr(Slices, "read", lambda slices: (found.append(-1), read(slices))[1])
     monkeypatch.setattr(Slices, "read_one", lambda slices, number: (found.append(number), read_one(slices, number))[1])
@@ -41,7 +41,7 @@ def here(monkeypatch):
 
 
 def blind(run, *workers):
-    """Have workers see no folder."""
+    """Hide the folder from some workers."""
     for number in workers:
         worker = run.cluster.workers[number - 1]
 
@@ -103,7 +103,7 @@ async def test_shard_owners_read_the_bits_that_were_written(here, tmp_path, monk
 
 
 @BOTH
-async def test_who_sees_no_folder_is_sent_slice_by_slice_and_it_is_said_once(settings, here, tmp_path):
+async def test_master_sends_slices_to_workers_that_see_no_folder_and_warns_once(settings, here, tmp_path):
     whole = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
     run = run_of(settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
     blind(run, 1, 2, 3)
@@ -188,9 +188,9 @@ async def test_unusable_slice_is_named_and_the_previous_checkpoint_used(harm, se
         assert bits(again) == bits(await trained(SYNC))
 
 
-async def test_all_damaged_is_an_error_and_no_new_beginning(tmp_path):
+async def test_resume_with_damaged_checkpoints_only_is_an_error(tmp_path):
     await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99, master_epochs=3)
-    shutil.rmtree(tmp_path / "round-000003")  # the master wrote that one
+    shutil.rmtree(tmp_path / "round-000003")  # the master wrote this checkpoint
     for folder in tmp_path.glob("round-*"):
         flipped(folder)
     with pytest.raises(
@@ -200,7 +200,7 @@ async def test_all_damaged_is_an_error_and_no_new_beginning(tmp_path):
 
 
 @BOTH
-async def test_a_worker_that_is_lost_while_it_reads_ends_nothing(settings, tmp_path):
+async def test_run_continues_if_a_worker_is_lost_while_it_reads(settings, tmp_path):
     whole = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
     for verb in ("look_at", "read_slice"):
         run = run_of(settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / verb)
@@ -244,7 +244,7 @@ async def test_workers_read_the_last_checkpoint_after_all_were_lost(here, tmp_pa
 
 
 async def test_another_manifest_at_that_path_is_another_checkpoint(tmp_path):
-    """Two machines, each with a folder of this name: what is there is not read for ours."""
+    """If two machines have a folder with this path, the worker does not read the other checkpoint."""
     await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
     found = CheckpointFolder(tmp_path).load("round-000002", apart=True).slices
     manifest = tmp_path / "round-000002" / "manifest.json"
@@ -254,7 +254,7 @@ async def test_another_manifest_at_that_path_is_another_checkpoint(tmp_path):
     json.dumps(place_of(found, 0))
 
 
-async def test_checkpoint_completed_meanwhile_is_read(tmp_path, monkeypatch):
+async def test_checkpoint_completed_in_the_meantime_is_read(tmp_path, monkeypatch):
     await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
     found = CheckpointFolder(tmp_path).load("round-000002", apart=True).slices
     writing = tmp_path / ".writing-round-000002"
@@ -267,7 +267,7 @@ async def test_checkpoint_completed_meanwhile_is_read(tmp_path, monkeypatch):
             os.rename(writing, found.final)
         return read(path, *facts)
 
-    monkeypatch.setattr(restored, "is_seen", lambda place: True)  # the folder of checkpoints is the same
+    monkeypatch.setattr(restored, "is_seen", lambda place: True)  # every worker sees the folder of checkpoints
     monkeypatch.setattr(restored, "read", late)
     answer, arrays = found_at(place, load=True)
     assert (answer, arrays != {}) == ({"seen": True}, True)

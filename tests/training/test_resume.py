@@ -1,4 +1,4 @@
-"""A run that was interrupted and resumed ends with the same bits: on real workers, and of made-up ones where only the master's side is at stake."""
+"""Tests of interrupted runs: a resumed run ends with the same bits. Tests of the master alone use fake workers."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def stop_after(trained, round):
 
 @pytest.mark.slow
 async def test_resumed_run_ends_with_the_same_bits_on_one_worker(two_workers, tmp_path):
-    """The resumed run has one worker for all slots, which had moved between two before."""
+    """The resumed run has one worker for all slots. Before, slots moved between two workers."""
     options = dict(HARD, master_epochs=5, worker_epochs=2)
     plain = app(two_workers, **options)
     records = await plain.train_model()
@@ -62,7 +62,7 @@ async def test_another_learning_rate_is_refused_by_name(two_workers, tmp_path):
 
 
 @pytest.mark.slow
-async def test_another_run_is_not_resumed_and_the_text_says_what_differs(two_workers, tmp_path):
+async def test_another_run_is_not_resumed_and_the_error_names_the_difference(two_workers, tmp_path):
     await app(two_workers, Quick, checkpoint=tmp_path, master_epochs=1).train_model()
     with pytest.raises(CheckpointMismatch, match=r"batch_size: 16 in the checkpoint, 8 now") as caught:
         await app(two_workers, checkpoint=tmp_path, resume="auto", batch_size=8).train_model()
@@ -73,7 +73,7 @@ async def test_another_run_is_not_resumed_and_the_text_says_what_differs(two_wor
         await app(two_workers, checkpoint=tmp_path, resume="auto", norm=True).train_model()
 
 
-async def test_with_nothing_there_resume_auto_begins_anew(tmp_path):
+async def test_resume_auto_without_a_checkpoint_starts_a_new_run(tmp_path):
     trained = FakeRun(checkpoint=tmp_path / "new", resume="auto", master_epochs=1)
     assert len(await trained.train_model()) == 1
 

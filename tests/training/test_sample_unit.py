@@ -1,4 +1,4 @@
-"""Steps that protect single samples, in whole runs: accuracy, epsilon of each worker, budget, resume, and what is refused."""
+"""Tests of whole runs that protect single samples: accuracy, epsilon of each worker, budget, resume, and refusals."""
 
 import shutil
 
@@ -22,7 +22,7 @@ NOISE, BATCH = 1.1, 48
 
 
 class Digits(ddlf.IApp):
-    """Softmax regression of digits, of which each worker has its own; the master has the test set."""
+    """Softmax regression of digits. Each worker has its own digits, and the master has the test set."""
 
     private = True
     verbose = False
@@ -51,7 +51,7 @@ class Digits(ddlf.IApp):
 
 
 def by_hand(worker, rounds):
-    """Epsilon of a worker's samples after some rounds of three epochs, by dp-accounting."""
+    """Return epsilon of a worker's samples after some rounds of three epochs, computed with dp-accounting."""
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
@@ -75,7 +75,7 @@ async def test_digits_are_learned_with_the_epsilon_of_each_worker():
 
 
 class Own(Private):
-    """It has another way to train, layer or form of the data, by its attributes."""
+    """An app whose attributes choose an unsuitable layer, or another form of the data."""
 
     master_epochs = 1
     update_clip = 1.0
@@ -97,11 +97,11 @@ class Own(Private):
 
 
 def after(steps):
-    """Epsilon after some steps on all samples: a batch size above the samples draws each one."""
+    """Return epsilon after some steps on all samples, because the batch size is larger than the number of samples."""
     return pytest.approx(epsilon({Noise(multiplier=1.0): steps}, 1e-5), abs=1e-9)
 
 
-async def test_budget_ends_a_run_before_it_is_exceeded_and_a_resumed_run_counts_on(tmp_path):
+async def test_budget_ends_a_run_before_it_is_exceeded_and_a_resumed_run_keeps_the_count(tmp_path):
     async with in_process_cluster(3) as cluster:
         app = Own(cluster)
         app.checkpoint, app.privacy_budget, app.master_epochs, app.batch_size = tmp_path / "kept", 7.5, 3, 128

@@ -1,4 +1,4 @@
-"""The decisions of a training master, in simulated time."""
+"""Tests of the schedule: which worker gets which slot and when, in simulated time."""
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +29,7 @@ def schedule_of(*workers, slots=(), **options):
     return schedule
 
 
-def test_each_wanted_slot_goes_to_a_worker_of_its_own():
+def test_each_wanted_slot_goes_to_a_different_worker():
     assert schedule_of(1, 2, slots=[0, 1]).plan(0) == [Start(0, 1), Start(1, 2)]
 
 
@@ -60,7 +60,7 @@ def test_the_slot_of_a_lost_worker_goes_to_the_next_free_one():
     assert schedule.plan(1) == [Start(1, 1)]
 
 
-def test_a_worker_that_comes_back_takes_what_waits():
+def test_a_returning_worker_takes_a_waiting_slot():
     schedule = schedule_of(1, slots=[0])
     schedule.plan(0)
     schedule.apply(Lost(1))
@@ -69,7 +69,7 @@ def test_a_worker_that_comes_back_takes_what_waits():
     assert schedule.plan(5) == [Start(0, 1)]
 
 
-def test_a_slot_avoids_a_worker_as_long_as_there_is_another_one():
+def test_a_slot_avoids_a_worker_as_long_as_another_one_exists():
     schedule = schedule_of(1, 2)
     schedule.apply(Wanted(0, frozenset({1})))
     assert schedule.plan(0) == [Start(0, 2)]
@@ -94,7 +94,7 @@ def test_a_slot_that_ended_three_executors_is_given_up():
     assert schedule.open == set()
 
 
-def test_a_slot_that_comes_further_each_time_is_not_given_up():
+def test_a_slot_that_progresses_each_time_is_not_given_up():
     schedule = schedule_of(1, slots=[0])
     for _ in range(10):
         assert schedule.plan(0) == [Start(0, 1)]
@@ -141,7 +141,7 @@ def test_a_straggler_is_not_given_to_a_worker_that_it_avoids():
     assert schedule.wake_at() is None
 
 
-def test_short_slots_are_no_stragglers_and_without_backups_none_is():
+def test_short_slots_are_no_stragglers_and_without_backups_no_slot_is():
     for schedule, until in (
         (schedule_of(1, 2, slots=[0, 1]), 0.9),
         (schedule_of(1, 2, slots=[0, 1], backups=False), 99),
@@ -181,7 +181,7 @@ EVENTS = st.lists(
 def test_each_slot_has_one_result_in_any_order_of_events(events):
     schedule = Schedule()
     now = 0.0
-    carried: dict[int, int] = {}  # as a driver sees it: what each worker was told
+    carried: dict[int, int] = {}  # the slot that the schedule has given to each worker
     stopped: set[int] = set()
     results = dict.fromkeys(range(1, 5), 0)
     wanted = dict.fromkeys(results, 0)
@@ -229,7 +229,7 @@ def test_each_slot_has_one_result_in_any_order_of_events(events):
 
 
 def schedule_after_a_round(took_s):
-    """Two workers that have carried one slot each, in so many seconds, and carry it again since second 100."""
+    """Two workers have carried a slot each in ``took_s`` seconds, and carry it again since second 100."""
     schedule = schedule_of(1, 2, slots=[0, 1])
     schedule.plan(0)
     for worker in (1, 2):
@@ -296,11 +296,11 @@ def test_slot_that_belongs_to_a_worker_is_given_to_no_other():
     schedule.apply(Finished(1, 1.0))
     assert schedule.wake_at() is None  # no backup for a late slot
     assert schedule.plan(1000.0) == []
-    assert not schedule.apply(Leaving(2, 1000.0, 0.0))  # nobody else can take its slot
+    assert not schedule.apply(Leaving(2, 1000.0, 0.0))  # no other worker can take its slot
     schedule.apply(Lost(2))
     assert schedule.plan(1000.0) == []
     assert schedule.homeless == {1}
-    homes[1] = 3  # the machine of worker 2 is back as worker 3
+    homes[1] = 3  # the machine of worker 2 returns as worker 3
     assert schedule.plan(1000.0) == [Start(1, 3)]
     schedule.apply(Lost(3))
     schedule.apply(LeftOut(1))

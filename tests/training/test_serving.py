@@ -1,4 +1,4 @@
-"""Tests of the weights that shards of Downpour have: a worker evaluates them, and nothing of the model comes to the master. No process, no Keras."""
+"""Tests of evaluation in Downpour: a worker evaluates the weights of the shards, which never reach the master. No Keras."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ PLAIN = {"push_rule": "sgd:rate=0.01", "staleness": "constant"}
 
 @pytest.fixture(autouse=True)
 def on_the_master(monkeypatch, short_waits):
-    """What the master evaluates itself, which has no model here."""
+    """The weights that the master evaluates itself. Here it has no model."""
     found = []
 
     async def compute(function, app, weights, *rest, **more):
@@ -63,7 +63,7 @@ async def test_worker_evaluates_weights_of_shards_without_the_master(on_the_mast
     history = await run.train_model()
     assert [record.test.keys() for record in history] == [{"loss"}] * 9
     assert sum(one.count("evaluate") for one in verbs(run)) == 8
-    assert len(on_the_master) == 1  # those of the last commit, which are there
+    assert len(on_the_master) == 1  # the master has the weights of the last commit
     assert {brought for there, brought in seen if there} == {0}
 
 
@@ -92,7 +92,7 @@ async def test_worker_whose_round_is_over_evaluates_before_its_next_task():
         assert own[:7] == ["train", "evaluate"] * 3 + ["train"]
 
 
-async def test_what_was_marked_does_not_change_and_is_forgotten():
+async def test_a_marked_moment_does_not_change_and_is_freed():
     one = Server.made(
         {
             "weights": np.zeros(4, "f4"),
@@ -113,7 +113,7 @@ async def test_what_was_marked_does_not_change_and_is_forgotten():
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-async def test_when_the_worker_is_lost_another_one_evaluates(at, on_the_master):
+async def test_another_worker_evaluates_if_the_first_is_lost(at, on_the_master):
     run, count = run_of(evaluate_every=1), []
 
     async def rpc(worker, request, timeout_s=None):
@@ -145,15 +145,15 @@ async def test_evaluation_is_retried_and_then_done_on_the_master(on_the_master, 
     assert [bool(record.test) for record in history] == [False, False, True] * 3
 
 
-async def test_a_run_converges_by_what_workers_have_measured():
+async def test_a_run_converges_by_metrics_of_workers():
     run = run_of(evaluate_every=1, master_epochs=9, converge="target:metric=test_loss,value=1e9")
     history = await run.train_model()
     assert run.run_context.progress.converged
     assert len(history) < 27
 
 
-async def test_callbacks_that_set_weights_are_told_that_shards_keep_theirs(monkeypatch):
-    monkeypatch.setattr(Doubles, "after", range(100))  # each epoch
+async def test_run_warns_that_shards_ignore_weights_of_callbacks(monkeypatch):
+    monkeypatch.setattr(Doubles, "after", range(100))  # after each epoch
     monkeypatch.setattr("ddlf.training.start.Callbacks", Doubles)
     run = run_of(callbacks=[1])
     await run.train_model()

@@ -1,4 +1,4 @@
-"""Every setting is looked at before a worker is reached; there is none in these tests."""
+"""Tests that every setting is checked before a worker is connected. These tests have no workers."""
 
 import contextlib
 import dataclasses
@@ -274,7 +274,10 @@ WRONG = [
     ),
     (dict(shards=0), "shards must be a whole number of 1 or more, or None for one on each worker, got 0"),
     (dict(shard_cut="layer"), "shard_cut must be 'equal' or 'layers', got 'layer'"),
-    (dict(shard_workers=0), "shard_workers must be a whole number of 1 or more, or None for those that train, got 0"),
+    (
+        dict(shard_workers=0),
+        "shard_workers must be a whole number of 1 or more, or None for those " + "that train, got 0",
+    ),
     (dict(softsync=0), "softsync must be a whole number of 1 or more, or None for a step for each push, got 0"),
     (dict(warm_start=-1), "warm_start must be a whole number of 0 or more, or None for"),
     (
@@ -288,7 +291,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("attributes", "sentence"), WRONG, ids=[str(wrong) for wrong, _ in WRONG])
-async def test_a_value_that_a_setting_cannot_have_is_refused_in_a_sentence(attributes, sentence):
+async def test_an_impossible_value_of_a_setting_is_refused_with_a_sentence(attributes, sentence):
     with pytest.raises(ConfigError) as refused:
         await with_settings(**attributes).run_context.check()
     assert sentence in str(refused.value)
@@ -329,7 +332,7 @@ def test_takeover_without_checkpoints_and_workers_to_take_over_is_refused(tmp_pa
 @pytest.mark.parametrize("settings", [{"replicas": 1}, {"softsync": 3}])
 def test_replicas_that_the_slots_of_the_cluster_rule_out_are_refused_before_the_start(settings):
     app = with_settings(mode="downpour", **settings)
-    check(app, "downpour")  # the number of slots is unknown
+    check(app, "downpour")  # the number of slots is not known
     app.cluster = FakeCluster(2)
     with pytest.raises(ConfigError, match=r"replicas=1 are fewer than the 2 slots|softsync must be from 1 to the 2"):
         check(app, "downpour")
@@ -347,12 +350,12 @@ RIGHT = [
 
 
 @pytest.mark.parametrize("attributes", RIGHT, ids=str)
-async def test_what_can_be_used_passes(attributes):
+async def test_usable_settings_pass(attributes):
     await with_settings(**attributes).run_context.check()
 
 
 @pytest.mark.parametrize("attributes", [dict(merge="median"), dict(batchnorm="local")], ids=str)
-async def test_asynchronous_training_refuses_what_it_has_no_use_for(attributes):
+async def test_asynchronous_training_refuses_settings_without_effect(attributes):
     check(with_settings(**attributes), "sync")
     name = next(iter(attributes))
     with pytest.raises(ConfigError, match=f"{name}='.*' is for synchronous training: .*; leave {name} at '.*', or"):
@@ -367,7 +370,7 @@ async def test_asynchronous_training_refuses_what_it_has_no_use_for(attributes):
     ],
     ids=str,
 )
-async def test_the_exchange_of_gradients_refuses_what_it_has_no_use_for(attributes):
+async def test_gradient_exchange_refuses_settings_without_effect(attributes):
     check(with_settings(**attributes), "sync")
     (name,) = attributes
     with pytest.raises(ConfigError, match=rf"{name}=.* with exchange='gradient' .*; .* exchange='star'"):
@@ -391,7 +394,7 @@ def test_every_setting_is_checked():
     assert set(SETTINGS) == {name for wrong, _ in WRONG for name in wrong} | {"master_epochs", "worker_epochs"}
 
 
-def test_whole_numbers_of_numpy_are_taken_as_such():
+def test_integers_of_numpy_are_accepted():
     spec = check(with_settings(batch_size=np.int32(8), seed=np.int64(3)), "sync", None, np.int16(4), None, None)
     numbers = flat(spec)
     assert numbers["batch_size"] == 8
@@ -405,10 +408,10 @@ def test_a_rule_may_be_text_or_an_object():
     assert outer_of("nesterov:momentum=0.5") == outer_of(Nesterov(momentum=0.5)) == Nesterov(momentum=0.5)
     assert outer_of(None) == outer_of("subtract") == Subtract()
     assert check(with_settings(merge=TrimmedMean(beta=0.1)), "sync").train.merge == TrimmedMean(beta=0.1)
-    assert str(outer_of(Nesterov(learning_rate=1))) == str(outer_of("nesterov:1"))  # a checkpoint has the text
+    assert str(outer_of(Nesterov(learning_rate=1))) == str(outer_of("nesterov:1"))  # checkpoints store the text
 
 
-# --- Each mode uses these settings, which its loop reads, or refuses them
+# --- Each mode uses these settings or refuses them
 
 OTHERS = {
     "master_epochs": 2,
@@ -437,7 +440,7 @@ OTHERS = {
 
 
 class Poisoned(FakeWorker):
-    """Slower than the one before it; the fourth update of the first is of no use."""
+    """Each worker is slower than the one before it. The fourth update of the first worker is NaN."""
 
     def train(self, task):
         reply = super().train(task)
@@ -447,11 +450,13 @@ class Poisoned(FakeWorker):
 
 
 async def outcome(mode, folder, **settings):
-    """Return all that a run with these settings shows from outside."""
+    """Return everything that a run with these settings shows to its caller."""
     folders = {name: folder / settings[name] for name in ("checkpoint", "resume") if name in settings}
     cluster, taken, said = FakeCluster(), [], io.StringIO()
     before = FakeRun(cluster, mode=mode, update_policy="clip", checkpoint=folder / "before", master_epochs=1)
-    cluster.workers = [Poisoned(number) for number in ((1, 2) if mode == "sync" else (1,))]  # of one the order is known
+    cluster.workers = [
+        Poisoned(number) for number in ((1, 2) if mode == "sync" else (1,))
+    ]  # the order of updates is known with one worker
     await before.train_model()
     app = FakeRun(
         cluster, mode=mode, **{"checkpoint": folder / "there", "update_policy": "clip", **settings, **folders}
