@@ -1,4 +1,4 @@
-"""Copies of shards of Downpour: whoever is lost, whenever, each push counts once. Shards, pushes and the master are real. No process, no Keras."""
+"""Tests of copies of Downpour's shards: each push counts once, whichever worker is lost at any time. No process, no Keras."""
 
 import asyncio
 import random
@@ -48,12 +48,12 @@ EXACT = {"push_rule": "sgd:rate=1", "staleness": "constant", "start": WHOLE}
 
 
 def whole_numbers(samples, size):
-    """A gradient of whole numbers, which adds up to the same however samples are cut into batches."""
+    """Return a gradient of whole numbers. Its sum does not depend on how samples are cut into batches."""
     return np.float32((np.asarray(samples, np.int64) ** 2 % 97 + 1).sum()) * (1 + np.arange(size, dtype="f4") % 3)
 
 
 def check_each_push_counts_once(run, pushes):
-    """Compare the weights with the sum of all gradients, and what each shard has received with the number of pushes."""
+    """Compare the weights with the sum of all gradients, and each shard's count with the number of pushes."""
     weights = [np.ravel(w) for w, path in zip(run.model.get_weights(), START, strict=True) if path not in FROZEN]
     found = np.concatenate(weights)
     assert found.tolist() == (-run.master_epochs * whole_numbers(np.arange(run.samples), found.size)).tolist()
@@ -62,7 +62,7 @@ def check_each_push_counts_once(run, pushes):
 
 
 def killed(run, chance, kills, every):
-    """Lose a worker now and then, between any two messages, one after the other."""
+    """Lose one worker after another, each between two random messages."""
     left = [kills]
     count = [chance.randrange(5, every)]
 
@@ -100,7 +100,7 @@ def have_copies(run):
 
 
 @pytest.mark.parametrize("seed", [1, 3, 5])
-async def test_each_push_counts_once_whoever_is_lost_between_messages(seed):
+async def test_each_push_counts_once_if_workers_are_lost_between_messages(seed):
     chance = random.Random(seed)
     workers = chance.choice([2, 3, 4])
     settings = {
@@ -119,7 +119,7 @@ async def test_each_push_counts_once_whoever_is_lost_between_messages(seed):
     assert not [why for why in warned(run) if "are lost" in why]
 
 
-async def test_worker_that_joins_takes_a_shard_and_nothing_is_sent_again():
+async def test_joining_worker_takes_a_shard_and_no_push_is_repeated():
     run = run_of(2, shards=4, master_epochs=6, **EXACT)
     second = run.cluster.workers.pop()
     joined = []
@@ -203,7 +203,7 @@ async def test_one_worker_has_no_copies_and_refuses_them():
         assert run.ledger.is_exact(1)
 
 
-async def test_two_neighbours_may_be_lost_with_two_copies():
+async def test_run_with_two_copies_survives_the_loss_of_two_neighbours():
     run = run_of(4, copies=2, master_epochs=5, **EXACT)
 
     def lose(record):
@@ -248,7 +248,9 @@ async def test_copy_has_each_safe_push_and_continues_with_the_same_bits():
         await shard.push(0, 1, 0, 5, 2, g, NONE)
     assert one.weights.tobytes() == other.weights.tobytes()
     assert await other.resume(0, 1, 0) == {"last": [5, 5, 3], "falls": [[2, 5]]}
-    with pytest.raises(AppMissing, match="shard 1 now belongs to another worker"):  # it wakes up late
+    with pytest.raises(
+        AppMissing, match="shard 1 now belongs to another worker"
+    ):  # the old owner handles a late message
         await ends[2].copy(1, 0, facts(received=9))
     await asyncio.gather(*(end.close() for end in ends.values()))
 

@@ -1,4 +1,4 @@
-"""Where shards of Downpour are: cut by values or by layers, on the workers that train or on workers of their own. No process, no Keras."""
+"""Tests of the places of Downpour's shards: cut by values or layers, on training workers or on other workers. No Keras."""
 
 import asyncio
 
@@ -33,17 +33,17 @@ def run_of(workers=4, **settings):
 
 
 def owners(run):
-    """Which worker owns each shard."""
+    """Return the worker that owns each shard."""
     found = {number: worker.id for worker in run.cluster.workers for number in worker.end.shards if not worker.lost}
     return [found[number] for number in sorted(found)]
 
 
 def carried(run):
-    """Workers that carried a slot."""
+    """Return the workers that carried a slot."""
     return {event.worker for event in run.told if isinstance(event, SlotStarted)}
 
 
-def test_cut_by_layers_what_is_not_trained_is_with_its_layer():
+def test_a_cut_by_layers_keeps_untrained_weights_with_their_layer():
     weights = [np.zeros(size, "f4") for size in (10, 2, 3, 3, 40, 0, 5)]
     layers = ["a", "a", "norm", "norm", "b", "b", "c"]
     trained = [True, True, True, False, True, True, True]
@@ -69,7 +69,7 @@ async def test_shards_by_layer_have_the_result_of_equal_slices(shards):
     assert [w.tobytes() for w in run.model.get_weights()] == [w.tobytes() for w in equal.model.get_weights()]
 
 
-async def test_without_a_number_there_are_as_many_shards_as_layers_at_most():
+async def test_the_default_number_of_shards_is_at_most_the_number_of_layers():
     run = run_of(5, shard_cut="layers", master_epochs=1)
     run.on_round = lambda record: found.append(len(owners(run)))
     found = []
@@ -86,7 +86,7 @@ async def test_more_shards_than_layers_are_refused_before_any_task():
     assert all(worker.asked == [] for worker in run.cluster.workers)
 
 
-async def test_cut_otherwise_a_run_is_not_resumed(tmp_path):
+async def test_a_run_is_not_resumed_with_another_cut(tmp_path):
     await run_of(2, shards=2, checkpoint=tmp_path, master_epochs=1).train_model()
     again = run_of(2, shards=2, checkpoint=tmp_path, resume="auto", shard_cut="layers", master_epochs=2)
     with pytest.raises(CheckpointMismatch, match="shard_cut"):
@@ -103,7 +103,7 @@ async def test_a_run_by_layers_is_resumed(tmp_path):
     assert len(set(received.tolist())) == 1
 
 
-async def test_workers_of_their_own_have_the_shards_and_train_no_slot():
+async def test_shard_workers_have_the_shards_and_train_no_slot():
     run = run_of(4, shard_workers=2, master_epochs=3)
     run.on_round = lambda record: found.append(owners(run))
     found = []
@@ -114,7 +114,7 @@ async def test_workers_of_their_own_have_the_shards_and_train_no_slot():
     assert run.ledger.is_exact(3)
 
 
-async def test_more_slots_than_other_workers_take_turns_there():
+async def test_more_slots_than_training_workers_take_turns():
     run = run_of(3, shard_workers=1, slots=4, shards=3, master_epochs=2)
     run.on_round = lambda record: found.append(owners(run))
     found = []
@@ -125,7 +125,7 @@ async def test_more_slots_than_other_workers_take_turns_there():
 
 
 @pytest.mark.parametrize("at", range(2, 6))
-async def test_a_lost_worker_of_the_shards_has_one_again_when_it_is_back(at):
+async def test_a_returning_shard_worker_gets_a_shard_again(at):
     run, back = run_of(4, shard_workers=2, master_epochs=8), asyncio.Event()
     lost = run.cluster.workers[2 + at % 2]
     run.subscribe(lambda event: back.set() if isinstance(event, WorkerReturned) else None)
@@ -147,7 +147,7 @@ async def test_a_lost_worker_of_the_shards_has_one_again_when_it_is_back(at):
     assert sorted(found[0]) == sorted(found[-1]) == [3, 4]
 
 
-async def test_one_that_joins_takes_the_place_of_one_that_is_gone():
+async def test_a_joining_worker_replaces_a_lost_shard_worker():
     run = run_of(4, shard_workers=1, slots=2, master_epochs=12)
     joining, server = run.cluster.workers.pop(), run.cluster.workers[2]
     at = []
@@ -172,7 +172,7 @@ async def test_one_that_joins_takes_the_place_of_one_that_is_gone():
     assert run.ledger.is_exact(12)
 
 
-async def test_when_only_they_are_left_they_train():
+async def test_shard_workers_train_if_no_other_worker_remains():
     run = run_of(2, shard_workers=1, master_epochs=6)
 
     async def never():
@@ -199,7 +199,7 @@ async def test_when_only_they_are_left_they_train():
         ({"shard_cut": "layers", "mode": "async"}, "shard_cut"),
     ],
 )
-async def test_what_cannot_be_is_refused_by_name(settings, said):
+async def test_impossible_settings_are_refused_by_name(settings, said):
     run = run_of(2, **{"master_epochs": 1, **settings})
     if run.mode != "downpour":
         run.push_rule, run.staleness = FakeRun().push_rule, None
@@ -208,7 +208,7 @@ async def test_what_cannot_be_is_refused_by_name(settings, said):
     assert all(worker.asked == [] for worker in run.cluster.workers)
 
 
-async def test_too_few_workers_that_answer_are_refused_with_that_sentence(monkeypatch):
+async def test_too_few_answering_workers_are_refused_with_the_same_sentence(monkeypatch):
     def crew_of(app, *arguments, **named):
         del app.cluster.workers[2:]
         return connected(app, *arguments, **named)
@@ -223,7 +223,7 @@ async def test_too_few_workers_that_answer_are_refused_with_that_sentence(monkey
 
 
 def crashing(monkeypatch, run, crashes):
-    """End the executor of whoever trains a batch for which ``crashes(samples)`` is true."""
+    """End the executor of each worker that trains a batch with a true ``crashes(samples)``."""
     for worker in run.cluster.workers:
 
         def dies(app, task, samples, weights, worker=worker):
@@ -281,4 +281,4 @@ async def test_a_batch_that_ends_three_executors_ends_the_run(monkeypatch):
     crashing(monkeypatch, run, crashes)
     with pytest.raises(ExecutorCrashed, match="its executor ended"):
         await run.train_model()
-    assert 3 <= len(ended) <= 6  # how far it came may be heard of behind its first losses
+    assert 3 <= len(ended) <= 6  # the master may receive the progress of the slot only after its first losses

@@ -1,4 +1,4 @@
-"""The sharded exchange: the bits of the star, whoever is lost, and nothing of the model on the master unless somebody looks. No process, no Keras."""
+"""Tests of the sharded exchange: it has the bits of the star, also with lost workers. The model stays on workers. No Keras."""
 
 import functools
 import itertools
@@ -40,7 +40,7 @@ LATELY = {
     "streaming": {"outer": "streaming:2", "codec": "int8"},
     "recalibrated": {"batchnorm": "recalibrated", "norms": ("norm/variance", "dense/bias"), "outer": "nesterov"},
 }
-"""Of what a generation of weights has beside them, each once."""
+"""Settings that keep state beside a generation of weights. Each kind of state occurs once."""
 
 
 def run_of(exchange="sharded", workers=K, **settings):
@@ -68,7 +68,7 @@ def bits(run):
 
 
 def lose_at(worker, verb, number, copies=False):
-    """Have a worker be lost when it is asked for a verb for the n-th time, by the master or by another worker."""
+    """Lose a worker when it receives a verb for the n-th time, from the master or from another worker."""
     end = worker.replica.exchange.copies if copies else worker.replica.exchange
     count, asked = itertools.count(1), getattr(end, verb)
 
@@ -83,7 +83,7 @@ def lose_at(worker, verb, number, copies=False):
 
 
 def when_opened(run, number, do):
-    """Do something to a worker when it has taken the app for the first time."""
+    """Call ``do`` with a worker when it has opened the app for the first time."""
     worker = run.cluster.workers[number - 1]
 
     def opened(app):
@@ -152,8 +152,8 @@ async def test_sharded_run_has_the_bits_of_the_star(settings, workers):
     ],
     ids=str,
 )
-async def test_suspicious_updates_are_rejected_or_scaled_as_by_the_star(settings, bad):
-    """One slot's update is wrong wherever it is computed, and the others agree."""
+async def test_suspicious_updates_are_rejected_or_scaled_like_in_the_star(settings, bad):
+    """The update of one slot is wrong on every worker, and all other updates agree."""
 
     async def come_to(exchange):
         run = run_of(exchange, workers=3, slots=5, **settings)
@@ -193,14 +193,14 @@ async def test_worker_lost_while_updates_are_compared_changes_no_bit():
     "start", [{"w": np.asarray(0.5, "f4")}, {"w": np.ones(3, "f4"), "b": np.zeros(0, "f4")}], ids=["1", "3"]
 )
 @pytest.mark.parametrize("workers", [1, 2, 8])
-async def test_a_model_of_fewer_values_than_workers_has_the_bits_of_the_star(start, workers):
+async def test_a_model_with_fewer_values_than_workers_has_the_bits_of_the_star(start, workers):
     settings = {"start": start, "frozen": frozenset(), "workers": workers, "slots": 8, "outer": "nesterov"}
     assert bits(await trained(**settings)) == bits(await trained("star", **settings))
 
 
 @pytest.mark.parametrize("state", ["kept", "averaged"])
 async def test_added_slots_begin_with_the_means_of_the_star(state):
-    """Of all slots, those of before: with the mean of the optimizers, and a share of their controls that is less."""
+    """A new slot gets the mean of all earlier optimizers. The mean of the controls then counts one slot more."""
 
     async def come_to(exchange):
         run = run_of(exchange, slots=None, local_rule="scaffold", optimizer_state=state, master_epochs=4, workers=2)
@@ -217,18 +217,18 @@ async def test_added_slots_begin_with_the_means_of_the_star(state):
 
 
 async def test_controls_of_idle_slots_count(tmp_path):
-    """Of a run that goes on in the middle of an epoch, whose last round has fewer samples than slots."""
+    """The run continues within an epoch, and the last round of the epoch has too few samples for all slots."""
     settings = {"local_rule": "scaffold", "samples": 19, "worker_steps": 1, "batch_size": 3, "slots": 5, "workers": 3}
     star = await trained("star", **settings, checkpoint=tmp_path, checkpoint_keep=99)
     rounds = [record.samples for record in star.history]
-    assert rounds[:3] == [15, 4, 15], "in the second one of the five has nothing to train on"
+    assert rounds[:3] == [15, 4, 15], "in round 2, one of the five slots has no samples"
     for number in (1, 2, 3):
         there = {"resume": tmp_path / f"round-{number:06d}", "checkpoint": tmp_path / f"from {number}"}
         assert bits(await trained("sharded", **settings, **there)) == bits(star)
 
 
 @pytest.mark.parametrize("settings", LATELY.values(), ids=LATELY)
-async def test_of_what_slots_share_nothing_passes_the_master_in_a_round(settings, monkeypatch):
+async def test_shared_state_of_slots_does_not_pass_the_master_in_a_round(settings, monkeypatch):
     monkeypatch.setattr("ddlf.training.slot.parts.keeps_little", lambda optimizer: False)
     start = {**START, "dense/kernel": CHANCE.normal(size=(400, 300)).astype("f4")}
     size, passed = start["dense/kernel"].nbytes, [0]
@@ -246,12 +246,14 @@ async def test_of_what_slots_share_nothing_passes_the_master_in_a_round(settings
     monkeypatch.setattr(FakeWorker, "rpc", rpc)
     run.on_round = begun
     await run.train_model()
-    assert max(passed[1:-1]) < 64_000 < size < min(passed[0], passed[-1]), "the first and the last have the model"
+    assert max(passed[1:-1]) < 64_000 < size < min(passed[0], passed[-1]), (
+        "only the first and the last round send the model"
+    )
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 async def test_tensors_that_are_frozen_do_not_travel_between_workers(codec, monkeypatch):
-    """Neither their updates, which are zero, nor what comes of them, which all have."""
+    """Their updates are zero, and all workers have their values, so neither travels."""
 
     async def of(frozen):
         passed = []
@@ -278,7 +280,7 @@ async def test_tensors_that_are_frozen_do_not_travel_between_workers(codec, monk
     assert await of(True) < 0.3 * await of(False)
 
 
-async def test_in_many_pieces_it_is_the_same_bits(monkeypatch):
+async def test_many_pieces_give_the_same_bits(monkeypatch):
     monkeypatch.setattr("ddlf.training.exchanges.sharded.worker.PIECE", 100)
     monkeypatch.setattr("ddlf.training.exchanges.sharded.master.PIECE", 100)
     monkeypatch.setattr("ddlf.training.exchanges.sharded.updates.PIECE", 100)
@@ -301,7 +303,7 @@ async def test_in_many_pieces_it_is_the_same_bits(monkeypatch):
     ("before", "after"),
     [("sharded", "star"), ("star", "sharded"), pytest.param("sharded", "sharded", marks=pytest.mark.slow)],
 )
-async def test_a_run_goes_on_through_the_other_exchange_with_the_same_bits(before, after, settings, tmp_path):
+async def test_a_run_continues_with_the_other_exchange_and_the_same_bits(before, after, settings, tmp_path):
     whole = await trained("star", **settings)
     await trained(before, **settings, checkpoint=tmp_path, checkpoint_keep=99)
     for number in (1, 2) if after == before else (2,):
@@ -309,7 +311,7 @@ async def test_a_run_goes_on_through_the_other_exchange_with_the_same_bits(befor
         assert bits(await trained(after, **settings, **there)) == bits(whole)
 
 
-async def test_trained_twice_in_a_row_it_is_the_same_bits():
+async def test_two_trainings_in_a_row_have_the_same_bits():
     runs = [run_of(exchange, outer="nesterov", master_epochs=2) for exchange in ("star", "sharded")]
     for run in runs:
         await run.train_model()
@@ -317,7 +319,7 @@ async def test_trained_twice_in_a_row_it_is_the_same_bits():
     assert bits(runs[1]) == bits(runs[0])
 
 
-async def test_each_worker_says_which_slice_it_keeps_and_of_what_version():
+async def test_each_worker_reports_the_slice_and_version_that_it_keeps():
     run = await trained(workers=3)
     shards = [worker.replica.exchange.shard for worker in run.cluster.workers]
     size = sum(array.size for array in START.values())
@@ -327,7 +329,7 @@ async def test_each_worker_says_which_slice_it_keeps_and_of_what_version():
 
 
 async def test_encoded_weights_travel_and_exact_ones_are_evaluated():
-    """Two bytes for each value of a large tensor that is trained; what a worker evaluates are the weights that the run comes to."""
+    """Each value of a large trained tensor travels as two bytes. A worker evaluates the exact weights of the run."""
     run = run_of(weights_codec="bfloat16", outer="nesterov", workers=3)
     sizes, found = [], []
     for worker in run.cluster.workers:
@@ -379,11 +381,13 @@ async def test_master_has_weights_of_rounds_with_a_checkpoint(tmp_path):
         assert [(name, one.tobytes()) for name, one in found.arrays["weights"].items()] == [
             (name, one.tobytes()) for name, one in other.arrays["weights"].items()
         ]
-    assert [what[0] for what in run.cluster.workers[0].asked].count("values") == 1  # at the end
+    assert [what[0] for what in run.cluster.workers[0].asked].count(
+        "values"
+    ) == 1  # the last call is at the end of the run
     assert [what[0] for what in run.cluster.workers[0].asked].count("write") == 2
 
 
-async def test_a_hook_that_looks_at_the_model_in_between_is_told_where_it_is():
+async def test_a_hook_that_reads_the_model_between_checkpoints_gets_an_error_with_a_hint():
     run = run_of()
     run.on_round = lambda record: run.model.get_weights()
     with pytest.raises(ConfigError, match=r"the weights of this round are on the workers.*checkpoint_every"):
@@ -394,7 +398,7 @@ async def test_a_hook_that_looks_at_the_model_in_between_is_told_where_it_is():
     ]
 
 
-async def test_a_hook_may_look_at_the_model_of_rounds_with_a_checkpoint(tmp_path):
+async def test_a_hook_may_read_the_model_in_rounds_with_a_checkpoint(tmp_path):
     seen = []
     run = run_of(checkpoint=tmp_path)
     run.on_round = lambda record: seen.append(run.model.get_weights()[0].tobytes())
@@ -402,7 +406,7 @@ async def test_a_hook_may_look_at_the_model_of_rounds_with_a_checkpoint(tmp_path
     assert len(set(seen)) == ROUNDS
 
 
-async def test_stopped_by_the_app_a_run_ends_with_the_weights_of_then():
+async def test_a_run_that_the_app_stops_ends_with_its_current_weights():
     run = run_of()
     run.is_convergent = lambda record: record.round == 2
     await run.train_model()
@@ -439,7 +443,7 @@ async def test_callbacks_of_metrics_bring_no_weights_to_the_master(monkeypatch):
     ids=["state", "codec"],
 )
 async def test_worker_lost_in_the_exchange_of_slices_changes_no_bit(verb, number, settings):
-    """Without a checkpoint: the others have the weights, and a copy of its part of the state, and of weights that have not travelled as they are."""
+    """No checkpoint is needed: other workers have the weights, and copies of its slice of the state and of exact weights."""
     run = run_of(workers=4, **settings)
     when_opened(run, 2, lambda worker: lose_at(worker, verb, number))
     await run.train_model()
@@ -474,7 +478,7 @@ async def test_loss_of_the_first_holders_of_weights_changes_no_bit():
 
 
 async def test_twenty_losses_at_random_moments_change_no_bit():
-    """What the outer optimizer keeps of a slice is with two workers, and with two again when a round is over."""
+    """Two workers have the outer state of each slice. After a loss, two workers have it again at the end of the round."""
     chance, rounds = np.random.default_rng(1), 21
     run = run_of(outer="fedadam", workers=4, slots=4, master_epochs=rounds, learning_rate=0.01)
     lost, wait = [], 3
@@ -497,7 +501,7 @@ async def test_twenty_losses_at_random_moments_change_no_bit():
     assert bits(run) == bits(star)
 
 
-async def test_who_comes_back_has_the_weights_from_the_others():
+async def test_a_returning_worker_gets_the_weights_from_other_workers():
     run = run_of(outer="nesterov", workers=3, master_epochs=5)
     when_opened(run, 3, lambda worker: lose_at(worker, "merge", 2))
     await run.train_model()
@@ -507,7 +511,7 @@ async def test_who_comes_back_has_the_weights_from_the_others():
 
 
 def cut_links(run, *pairs, after=0):
-    """Let nothing pass between some workers, from the n-th time on that they ask each other anything."""
+    """Cut the links between pairs of workers after ``after`` calls."""
     asked = itertools.count()
 
     def of(worker):
@@ -526,7 +530,7 @@ def cut_links(run, *pairs, after=0):
 
 
 @pytest.mark.parametrize("after", [0, 3, 10])
-async def test_worker_with_a_failed_link_is_left_out_without_changing_a_bit(after):
+async def test_worker_with_a_failed_link_is_excluded_without_changing_a_bit(after):
     run = run_of(outer="nesterov")
     told = cut_links(run, {2, 3}, after=after)
     await run.train_model()
@@ -539,7 +543,7 @@ async def test_worker_with_a_failed_link_is_left_out_without_changing_a_bit(afte
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
-async def test_worker_that_reaches_nobody_is_left_out_without_changing_a_bit(workers):
+async def test_worker_that_reaches_no_other_is_excluded_without_changing_a_bit(workers):
     run = run_of(outer="nesterov", workers=workers, slots=workers)
     told = cut_links(run, *({workers, other} for other in range(1, workers)), after=5)
     await run.train_model()
@@ -549,7 +553,7 @@ async def test_worker_that_reaches_nobody_is_left_out_without_changing_a_bit(wor
     assert bits(run) == bits(await trained("star", outer="nesterov", workers=workers, slots=workers))
 
 
-async def test_last_checkpoint_is_left_when_all_workers_are_lost(tmp_path):
+async def test_run_ends_with_its_last_checkpoint_when_all_workers_are_lost(tmp_path):
     run = run_of(outer="nesterov", workers=2, checkpoint=tmp_path, checkpoint_every=2, master_epochs=6, slots=2)
 
     def lose_all(record):
@@ -573,7 +577,7 @@ async def test_last_checkpoint_is_left_when_all_workers_are_lost(tmp_path):
     assert bits(run) == bits(await trained("star", outer="nesterov", workers=2, slots=2, master_epochs=6))
 
 
-async def test_with_a_checkpoint_of_each_round_all_may_be_lost_at_once(tmp_path):
+async def test_run_with_a_checkpoint_of_each_round_survives_the_loss_of_all_workers(tmp_path):
     run = run_of(outer="nesterov", workers=2, checkpoint=tmp_path, slots=2, master_epochs=4)
 
     def lose_all(record):
@@ -589,7 +593,7 @@ async def test_with_a_checkpoint_of_each_round_all_may_be_lost_at_once(tmp_path)
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
-async def test_an_update_with_nan_ends_the_run_and_is_named_as_with_the_star():
+async def test_an_update_with_nan_ends_the_run_with_the_error_of_the_star():
     async def error_of(exchange):
         run = run_of(exchange)
         worker = run.cluster.workers[1]
@@ -648,7 +652,7 @@ async def test_slice_that_does_not_fit_is_refused_with_its_worker(wrong):
         ({"mode": "async"}, "exchange='sharded' is for synchronous training"),
     ],
 )
-async def test_what_needs_whole_updates_in_one_place_is_refused_by_name(settings, text):
+async def test_settings_that_need_whole_updates_in_one_place_are_refused_by_name(settings, text):
     run = run_of(**settings)
     with pytest.raises(ConfigError, match=text):
         await run.train_model()
@@ -680,7 +684,7 @@ async def test_a_model_without_weights_is_refused():
         ),
     ],
 )
-async def test_auto_takes_what_is_faster_and_says_why(settings, workers, wanted, why):
+async def test_auto_takes_the_faster_exchange_and_gives_the_reason(settings, workers, wanted, why):
     settings = {"frozen": frozenset(), "slots": 2, "master_epochs": 1, **settings} if settings else {}
     run = await trained("auto", workers=workers, **settings)
     (chosen,) = [event for event in run.told if isinstance(event, ExchangeChosen)]
@@ -690,7 +694,7 @@ async def test_auto_takes_what_is_faster_and_says_why(settings, workers, wanted,
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-async def test_auto_takes_the_star_where_two_workers_cannot_reach_each_other(workers):
+async def test_auto_takes_the_star_if_two_workers_cannot_reach_each_other(workers):
     settings = {"start": {"large": np.zeros((3000, 1000), "f4")}, "frozen": frozenset(), "slots": 2, "master_epochs": 1}
     run = run_of("auto", workers=workers, **settings)
     run.told = []
@@ -708,7 +712,7 @@ async def test_auto_takes_the_star_where_two_workers_cannot_reach_each_other(wor
     assert run.ledger.is_exact(1)
 
 
-async def test_auto_says_nothing_of_a_run_that_is_refused():
+async def test_auto_reports_no_choice_for_a_refused_run():
     run = run_of("auto", local_rule="scaffold")
     run.told = []
     run.subscribe(run.told.append)
@@ -720,25 +724,25 @@ async def test_auto_says_nothing_of_a_run_that_is_refused():
     assert not [event for event in run.told if isinstance(event, ExchangeChosen)]
 
 
-async def test_a_run_of_auto_goes_on_as_what_it_is_then(tmp_path):
+async def test_a_resumed_run_of_auto_chooses_its_exchange_again(tmp_path):
     await trained("star", master_epochs=1, checkpoint=tmp_path)
     run = await trained("auto", checkpoint=tmp_path, resume="auto")
     assert bits(run) == bits(await trained("star"))
 
 
-# --- what slots leave ---------------------------------------------------------------------------------------------------
+# --- states of slots ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def keeps_much(monkeypatch):
-    """The optimizer is one that keeps as much as the weights, as it does in these runs."""
+    """Treat the optimizer as one with a state as large as the weights, as it has in these runs."""
     monkeypatch.setattr(FakeRun, "compiled_with", "Adam")
 
 
 @pytest.mark.parametrize(
     "optimizer", [{"optimizer": "Adam"}, {"optimizer": "SGD", "optimizer momentum": 0.9}, {"optimizer": "Own"}]
 )
-def test_it_is_known_which_optimizers_keep_as_much_as_the_weights(optimizer):
+def test_optimizers_with_a_state_as_large_as_the_weights_are_known(optimizer):
     assert not keeps_little(optimizer)
     assert keeps_little({"optimizer": "SGD", "optimizer momentum": 0.0, "optimizer use_ema": False})
 
@@ -766,7 +770,7 @@ async def test_optimizer_states_stay_on_workers_until_the_end(workers):
 @pytest.mark.usefixtures("keeps_much")
 @pytest.mark.parametrize("verb", ["train", "update", "left", "merge"])
 async def test_lost_worker_costs_no_slot_state_without_a_checkpoint(verb):
-    """Of another worker that has a copy, whoever carries the slot next gets it."""
+    """The next worker of the slot gets the state from a worker that has a copy."""
     settings = {"slots": 4, "codec": "int8", "master_epochs": 4}
     run = run_of(workers=4, **settings)
     told = []
@@ -794,7 +798,7 @@ async def test_lost_worker_costs_no_slot_state_without_a_checkpoint(verb):
 
 
 @pytest.mark.usefixtures("keeps_much")
-async def test_checkpoint_has_slot_states_of_a_worker_lost_meanwhile(tmp_path):
+async def test_checkpoint_has_slot_states_of_a_worker_lost_in_the_meantime(tmp_path):
     settings = {"slots": 3, "master_epochs": 3, "outer": "nesterov"}
     run = run_of(workers=3, **settings)
 
@@ -814,7 +818,7 @@ async def test_checkpoint_has_slot_states_of_a_worker_lost_meanwhile(tmp_path):
     assert bits(await trained(resume="auto", checkpoint=tmp_path, **settings)) == bits(run)
 
 
-async def test_a_copy_of_what_a_slot_has_left_is_of_its_types_and_bits():
+async def test_a_copy_of_a_slot_state_has_its_types_and_bits():
     numbers = CHANCE.normal(size=(3, 2))
     left = [np.asarray(numbers, kind) for kind in (ml_dtypes.bfloat16, "f2", "f4")] + [None, np.asarray(7, "i8")]
     there = SlotCopies(mock.Mock(left=lambda slot, number: {"optimizer": left}), mock.Mock())

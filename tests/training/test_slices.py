@@ -1,4 +1,4 @@
-"""Checkpoints that workers write, each its slice: nothing of the model passes the master, and whoever is lost, the bits are the same. No process."""
+"""Tests of checkpoints in which each worker writes its slice: the master receives no weights, and losses change no bit."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -20,7 +20,7 @@ BRINGS = {"values", "kept", "snapshot", "give"}
 
 
 def answering(worker, verb, answer):
-    """Have a worker answer something else to a verb of the master."""
+    """Replace a worker's answer to a verb of the master."""
 
     async def rpc(request, timeout_s=None):
         if request.args[2] == verb and (found := answer()) is not None:
@@ -31,7 +31,7 @@ def answering(worker, verb, answer):
 
 
 @pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])
-async def test_checkpoints_bring_no_weights_to_the_master(settings, tmp_path):
+async def test_master_receives_no_weights_for_checkpoints(settings, tmp_path):
     run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
     brought = []
     run.on_round = lambda record: brought.append(
@@ -72,7 +72,7 @@ async def test_slices_of_a_worker_that_cannot_write_pass_the_master(settings, se
 
 
 @pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])
-async def test_when_a_worker_is_lost_while_it_writes_others_have_what_it_had(settings, tmp_path):
+async def test_other_workers_write_the_slices_of_a_worker_lost_while_it_writes(settings, tmp_path):
     run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
     worker, count = run.cluster.workers[1], []
 
@@ -93,7 +93,7 @@ async def test_when_a_worker_is_lost_while_it_writes_others_have_what_it_had(set
 
 
 @pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])
-async def test_without_space_for_slices_training_goes_on_and_it_is_said(settings, tmp_path):
+async def test_training_continues_with_an_event_if_there_is_no_space_for_slices(settings, tmp_path):
     run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
     begin, save = CheckpointFolder.begin, CheckpointFolder.save
 
@@ -116,17 +116,17 @@ async def test_without_space_for_slices_training_goes_on_and_it_is_said(settings
     assert not (tmp_path / "round-000002").exists()
 
 
-async def test_a_hook_that_looks_at_the_model_reads_it_from_the_checkpoint(tmp_path):
+async def test_a_hook_reads_the_model_from_the_checkpoint(tmp_path):
     seen = []
     run = run_of(DOWNPOUR, checkpoint=tmp_path)
     run.on_round = lambda record: seen.append(run.model.get_weights()[0].tobytes())
     await run.train_model()
-    assert len(set(seen)) > 1  # not of each record: on a full machine several slots push before a hook reads
+    assert len(set(seen)) > 1  # fewer than the records, because several slots may push before a hook reads
     asked = [what[0] for what in run.cluster.workers[0].asked]
-    assert asked.count("snapshot") <= 2  # for the last commit, and at the end
+    assert asked.count("snapshot") <= 2  # once for the last commit, and once at the end
 
 
-async def test_mean_beside_the_state_of_a_slot_is_no_part_of_it():
+async def test_mean_is_stored_beside_the_state_of_a_slot():
     lengths = [{"control": 3}]
     slices = SimpleNamespace(left=[])
 
@@ -146,4 +146,4 @@ async def test_mean_beside_the_state_of_a_slot_is_no_part_of_it():
     )
     await Sharded._write(sharded, SimpleNamespace(means={"optimizer": False}), [], slices)
     assert slices.left == [{"control": 3, "optimizer": 3}]
-    assert lengths == [{"control": 3}]  # by which a slot's slice is read again when its worker is lost
+    assert lengths == [{"control": 3}]  # these lengths locate a slot's slice when its worker is lost

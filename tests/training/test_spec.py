@@ -1,4 +1,4 @@
-"""Groups of settings: on classes, on objects, as text, from other packages, and beside settings by their own names."""
+"""Tests of groups of settings: on classes, on objects, as text, from other packages, and beside single settings."""
 
 import pickle
 import re
@@ -67,7 +67,7 @@ def test_an_object_takes_groups_and_texts():
     assert str(app.push_rule).startswith("momentum:")
 
 
-def test_an_attribute_of_the_users_own_stays_what_it_is():
+def test_an_attribute_of_the_user_stays_unchanged():
     app = ddlf.IApp()
     app.data = [1, 2]
     assert app.data == [1, 2]
@@ -92,7 +92,7 @@ def test_a_group_and_a_setting_that_disagree_are_refused_by_name():
         ("downpour:replicas=x", "replicas must be a whole number of 1 or more, or None"),
     ],
 )
-def test_a_text_that_is_no_group_is_refused_with_what_was_meant(text, said):
+def test_a_text_without_a_group_is_refused_with_a_suggestion(text, said):
     with pytest.raises(ConfigError) as refused:
         ddlf.IApp().mode = text
     assert str(refused.value).startswith(said)
@@ -104,13 +104,13 @@ def test_a_group_checks_its_settings_when_it_is_made():
     assert pickle.loads(pickle.dumps(ddlf.Sync(merge="median"))) == ddlf.Sync(merge="median")
 
 
-def test_each_setting_is_at_exactly_one_place_of_a_run():
+def test_each_setting_has_exactly_one_place_in_a_run():
     found = [one.name for group in spec_of(ddlf.IApp()).groups for one in group.settings()]
     assert len(found) == len(set(found))
     assert set(found) | {"mode", "exchange"} <= set(SETTINGS)
 
 
-def test_another_package_brings_a_strategy(monkeypatch):
+def test_another_package_adds_a_strategy(monkeypatch):
     @dataclass(frozen=True)
     class Gossip(Strategy):
         name: ClassVar[str] = "gossip"
@@ -188,12 +188,12 @@ def test_app_refuses_group_under_another_name(name, value, hint):
         (ddlf.Data, "batchsize", "batch_size"),
     ],
 )
-def test_group_refuses_unknown_setting_and_names_the_one_that_is_meant(group, name, meant):
+def test_group_refuses_an_unknown_setting_and_suggests_a_known_one(group, name, meant):
     with pytest.raises(ConfigError, match=f"has no setting '{name}'; did you mean '{meant}'"):
         group(**{name: 3})
 
 
-def test_group_as_text_names_the_setting_that_a_flat_name_means():
+def test_group_as_text_suggests_the_setting_of_a_flat_name():
     with pytest.raises(ConfigError, match="downpour has no setting 'n_fetch'; did you mean 'fetch'"):
         ddlf.Downpour.of_text("n_fetch=3")
 

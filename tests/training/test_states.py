@@ -1,4 +1,4 @@
-"""The state of a slot survives from round to round, when the slot moves, and when the run is interrupted."""
+"""Tests of the state of a slot: it survives rounds, moves of the slot, and interrupted runs."""
 
 import asyncio
 
@@ -68,7 +68,7 @@ async def test_run_cancelled_in_a_round_resumes_with_the_same_bits(tmp_path):
 
     def train(task):
         reply = usual(task)
-        if task.round == 3:  # what its worker holds is one round further than what the master knows of
+        if task.round == 3:  # its worker is one round ahead of the master
             raise Interrupted
         return reply
 
@@ -80,21 +80,21 @@ async def test_run_cancelled_in_a_round_resumes_with_the_same_bits(tmp_path):
     assert equal(resumed.model.get_weights(), plain.model.get_weights())
 
 
-async def test_with_fresh_optimizers_what_was_lost_is_still_sent_later():
+async def test_with_fresh_optimizers_residuals_are_still_sent_later():
     app = await trained(codec="topk:0.05", optimizer_state="fresh")
     given = [task.state for _, task in asked(app, "train")]
-    assert given.count(None) == len(given) - 2, "but for the first round of each slot"
+    assert given.count(None) == len(given) - 2, "each task except the first of a slot has a state"
 
 
 @pytest.mark.parametrize("options", LOSSY, ids=IDS)
-async def test_a_slot_that_moves_between_living_workers_takes_it_along(options):
+async def test_a_slot_that_moves_between_living_workers_keeps_its_state(options):
     alone = await trained(FakeCluster(1), slots=3, **options)
     two = FakeCluster(2)
     usual = two.workers[0].rpc
 
     async def rpc(request, timeout_s=None):
         for _ in range(50 * (request.args[-1]["round"] % 2 if request.args[2] == "train" else 0)):
-            await asyncio.sleep(0)  # in every other round this worker is late
+            await asyncio.sleep(0)  # this worker is late in every second round
         return await usual(request, timeout_s)
 
     two.workers[0].rpc = rpc
@@ -105,7 +105,7 @@ async def test_a_slot_that_moves_between_living_workers_takes_it_along(options):
 
 
 def losing(app, worker, round):
-    """Lose a worker, with all that it held, before it carries a slot in this round."""
+    """Lose a worker with its states before it carries a slot in this round."""
     one = app.cluster.workers[worker - 1]
     usual = one.rpc
 
@@ -120,7 +120,7 @@ def losing(app, worker, round):
     return app
 
 
-async def test_when_it_is_lost_with_its_worker_an_event_says_so_once():
+async def test_one_event_reports_a_state_that_is_lost_with_its_worker():
     app = losing(FakeRun(codec="int8"), worker=2, round=3)
     await app.train_model()
     events = [event for event in app.events if event.kind == "dropped"]
@@ -162,7 +162,7 @@ async def test_residuals_travel_only_when_they_must(tmp_path):
     assert asked(exact, "give") == []
     lossy = await trained(codec="int8")
     assert [entry[1:] for entry in asked(lossy, "give")] == [(0, 5, (RESIDUAL,)), (1, 5, (RESIDUAL,))], (
-        "for what goes on from here"
+        "the master collects residuals at the end of the run"
     )
     every = await trained(codec="int8", checkpoint=tmp_path / "every", checkpoint_every=3)
     assert sorted(entry[1:3] for entry in asked(every, "give")) == [(0, 2), (0, 5), (1, 2), (1, 5)]
@@ -200,7 +200,7 @@ async def test_asynchronous_checkpoints_have_the_residual_of_each_slot(tmp_path,
         assert equal(found.arrays["slots_residual"].values(), expected.values())
 
 
-async def test_an_exact_codec_pays_what_the_one_before_owed():
+async def test_an_exact_codec_sends_the_residual_of_the_earlier_codec():
     app = FakeRun(codec="topk:0.05")
     await app.train_sync(2)
     owed = [set(state) for state in app.run_context.progress.states]
@@ -213,7 +213,7 @@ async def test_an_exact_codec_pays_what_the_one_before_owed():
 
 
 def asked_for(number, state=None):
-    """A task of the first slot."""
+    """Return a task of the first slot."""
     return Task(
         slot=0, round=number, slots=1, version=0, first_epoch=number, epochs=1, batch_size=1, seed=0, indices=np.arange(1), weights=None,
         codec="int8", keep=("optimizer", RESIDUAL, HELD), back=("optimizer",), state=state,
@@ -240,7 +240,7 @@ def test_worker_keeps_states_of_the_last_two_rounds_of_a_slot():
         kept.begin(asked_for(5))
 
 
-def test_what_a_task_brings_along_takes_the_place_of_what_was_there():
+def test_the_state_in_a_task_replaces_the_kept_state():
     kept = KeptStates()
     task = asked_for(0, {})
     kept.begin(task)

@@ -1,4 +1,4 @@
-"""Rounds of some batches (``worker_steps``): each epoch has every sample once, whatever happens on the way."""
+"""Tests of rounds with some batches (``worker_steps``): each epoch has every sample once, also with resumes and new slots."""
 
 import dataclasses
 import itertools
@@ -30,7 +30,7 @@ def planned(samples, slots, *, done=0, **more):
 
 
 def tasks_of(run):
-    """All tasks of a run by round and slot."""
+    """Return all tasks of a run by round and slot."""
     asked = [one for worker in run.cluster.workers for name, one, *_ in worker.asked if name == "train"]
     return sorted(asked, key=lambda task: (task.round, task.slot))
 
@@ -63,7 +63,7 @@ def test_rounds_cut_epochs_into_disjoint_and_complete_parts():
         assert progress.asked == 2
 
 
-def test_rounds_of_whole_epochs_are_cut_as_ever():
+def test_rounds_of_whole_epochs_have_all_samples():
     progress = planned(203, 3, epochs=3)
     assert [progress.span(number) for number in range(3)] == [Span(number, 0, 203) for number in range(3)]
 
@@ -72,12 +72,12 @@ def test_begun_epoch_ends_before_others_begin():
     begun = planned(100, 2, portion=10, done=3)
     begun.plan(2, 1, more=False, portion=10)
     assert len(begun.epochs) == 10
-    begun.plan(2, 1, more=False, portion=25)  # 40 samples are left of the first epoch
+    begun.plan(2, 1, more=False, portion=25)  # the first epoch has 40 remaining samples
     assert [begun.span(number) for number in range(3, 6)] == [Span(0, 60, 100), Span(1, 0, 50), Span(1, 50, 100)]
     begun.plan(3, 2, more=False)
     assert [begun.span(number)[1:3] for number in range(3, 5)] == [(60, 100), (0, 100)]
     assert (begun.epochs[3:], begun.starts[3:]) == ([1, 2], [0, 1, 3])
-    begun.plan(1, 1, more=True)  # the rest, and one more
+    begun.plan(1, 1, more=True)  # the rest of the epoch, and another epoch
     assert (begun.epochs[3:], begun.asked) == ([1, 1], 2)
     begun.plan(1, 1, more=False)
     assert begun.epochs[3:] == [1]
@@ -86,7 +86,7 @@ def test_begun_epoch_ends_before_others_begin():
     assert complete.is_complete
 
 
-def test_added_slots_cut_later_epochs_anew():
+def test_added_slots_change_the_cut_of_later_epochs():
     progress = planned(100, 2, epochs=3, portion=10)
     progress.add_slots(5, 5)
     spans = [progress.span(number) for number in range(len(progress.epochs))]
@@ -94,7 +94,7 @@ def test_added_slots_cut_later_epochs_anew():
     assert (progress.starts[-1], len(progress.states), len(progress.speeds)) == (3, 5, 5)
 
 
-def test_a_checkpoint_in_the_middle_of_an_epoch_has_where_it_is():
+def test_a_checkpoint_within_an_epoch_has_its_position():
     progress = planned(100, 2, portion=10, done=3)
     progress.weights = [np.zeros(2)]
     stored = progress.to_checkpoint(["a"])
@@ -124,7 +124,7 @@ async def test_every_epoch_has_every_sample_once(mode, steps):
 
 
 @BOTH
-async def test_rounds_as_long_as_an_epoch_are_the_same_bits_as_without(mode):
+async def test_rounds_as_long_as_an_epoch_have_the_bits_of_the_default(mode):
     order = {"arrivals": [2, 1, 1, 2, 1, 2], "master_epochs": 3} if mode == "async" else {}
     whole = await trained(2, mode=mode, worker_steps=None, **order)
     assert bits(await trained(2, mode=mode, worker_steps=7, **order)) == bits(whole)
@@ -132,8 +132,8 @@ async def test_rounds_as_long_as_an_epoch_are_the_same_bits_as_without(mode):
 
 @BOTH
 @pytest.mark.parametrize("more", [{}, {"codec": "topk:0.1", "weights_codec": "delta:int8"}], ids=["plain", "coded"])
-async def test_first_slots_have_one_sample_each_when_few_are_left(mode, more):
-    """A slot without tasks for some rounds gets its state back, also on another worker."""
+async def test_first_slots_have_one_sample_each_when_few_samples_remain(mode, more):
+    """A slot without tasks for some rounds keeps its state, also if it moves to another worker."""
     settings = {"mode": mode, "samples": 3 * 16 * 2 + 2, "master_epochs": 3, "slots": 3, "optimizer_state": "kept"}
     if mode == "async":
         settings["arrivals"] = [1, 2, 3, 3, 2, 1, 1, 2] * 3
@@ -178,7 +178,7 @@ async def test_training_stopped_within_an_epoch_ends_it_when_it_continues(mode):
     assert [record.samples for record in run.history][-2:] == [203, 203]
 
 
-async def test_a_longer_run_after_a_shorter_one_is_the_longer_one(tmp_path):
+async def test_a_run_extended_to_more_epochs_equals_the_longer_run(tmp_path):
     whole = await trained(slots=3, master_epochs=4, checkpoint=tmp_path / "whole")
     await trained(slots=3, master_epochs=2, checkpoint=tmp_path / "short")
     longer = await trained(slots=3, master_epochs=4, resume=tmp_path / "short")
@@ -187,7 +187,7 @@ async def test_a_longer_run_after_a_shorter_one_is_the_longer_one(tmp_path):
 
 
 @BOTH
-async def test_workers_that_come_get_slots_when_an_epoch_begins(mode):
+async def test_joining_workers_get_slots_when_an_epoch_begins(mode):
     cluster = FakeCluster(2)
     run = FakeRun(cluster, mode=mode, worker_steps=1, master_epochs=4)
 
@@ -233,10 +233,10 @@ async def test_validation_data_is_evaluated_once_an_epoch(mode, monkeypatch):
     assert values[-1] == 1.0
 
 
-# --- what is refused
+# --- refusals
 
 
-async def test_fewer_samples_than_slots_are_refused_as_without():
+async def test_fewer_samples_than_slots_are_refused():
     with pytest.raises(ConfigError, match="2 samples cannot be split over 3 slots"):
         await trained(samples=2, slots=3)
 

@@ -1,4 +1,4 @@
-"""Ending a run before its time: what it has come to is there."""
+"""Tests of runs that are stopped or cancelled: they keep their complete rounds."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ async def test_stop_training_ends_after_the_round_and_stops_no_later_run(two_wor
     app.mode = mode
     assert not app.stop_training()
     records = await app.train_model()
-    # The other slot's update may have come, and counts, before the hook of the second one was asked.
+    # In asynchronous training, another update may arrive before the hook of the second one runs.
     assert len(records) == 2 or (mode == "async" and len(records) == 3)
     assert app.answers == [True, True]
     assert not app.stop_training()
@@ -52,7 +52,7 @@ async def test_a_cancelled_run_keeps_all_of_its_complete_rounds(two_workers, tmp
     assert len(await app.train_sync(master_epochs=1)) == 1
 
 
-async def test_cancelled_while_the_last_checkpoint_is_written_it_is_written(two_workers, tmp_path, monkeypatch):
+async def test_a_run_cancelled_while_it_writes_its_last_checkpoint_completes_it(two_workers, tmp_path, monkeypatch):
     loop, begun, go_on, save = asyncio.get_running_loop(), asyncio.Event(), threading.Event(), CheckpointFolder.save
 
     def slowly(*given):

@@ -1,4 +1,4 @@
-"""Synchronous training on real workers: the mathematical promises."""
+"""Tests of synchronous training on real workers: its results equal the formulas."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ async def initial_weights(seed=0, **options):
 
 @pytest.fixture(scope="module")
 def fitted():
-    """The weights after plain ``fit``. Its model is compiled once for all tests, since SGD keeps nothing."""
+    """The weights after plain ``fit``. The tests share one compiled model, because SGD has no state."""
     plain = small_model()
 
     def fit(weights, x, y, batch_size=16):
@@ -67,7 +67,7 @@ async def test_each_round_is_the_mean_of_local_training_weighted_by_samples(one_
 
 
 @pytest.mark.slow
-async def test_same_seed_gives_the_same_bits_whoever_carries_a_slot(
+async def test_same_seed_gives_the_same_bits_for_any_assignment_of_slots(
     two_workers,
 ):
     swapped, alone = two_workers.options(workers=[2, 1]), two_workers.options(workers=[1])
@@ -99,7 +99,7 @@ async def test_only_the_own_partition_and_the_weights_travel(two_workers):
     records = await trained.train_model()
     weights = sum(array.nbytes for array in trained.model.get_weights())
     for record in records[1:]:  # the first one also carries the code
-        indices = 50_000 * 2  # uint16, all partitions together
+        indices = 50_000 * 2  # uint16 indices of all partitions together
         assert indices + 2 * weights < record.bytes_out < indices + 2 * weights + 4000
         assert 2 * weights < record.bytes_back < 2 * weights + 4000
 
@@ -125,7 +125,7 @@ async def test_speed_balance_gives_the_faster_worker_more_samples(two_workers):
 
 
 async def test_coded_updates_and_weights_cost_fewer_bytes_and_train_as_well(two_workers):
-    # Large enough that numbers matter more than names.
+    # The model is so large that numbers take more bytes than names.
     exact, coded = (app(two_workers, Quick, master_epochs=6, width=2000, learning_rate=0.005) for _ in range(2))
     coded.codec, coded.weights_codec = "int8", "delta:int8"
     whole = await exact.train_model()

@@ -1,4 +1,4 @@
-"""The number of threads that the workers of a run compute with: equal on all of them, whoever carries a slot."""
+"""Tests of the number of threads that the workers of a run compute with: it is equal on all workers."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from tests.training.models import equal
 
 
 def facts(**machines):
-    """Facts of workers: ``facts(a=(16, 2))`` for two workers on a machine of 16 cores."""
+    """Return facts of workers. ``facts(a=(16, 2))`` stands for two workers on a machine with 16 cores."""
     return [{"host": host, "cores": cores} for host, (cores, workers) in machines.items() for _ in range(workers)]
 
 
@@ -41,7 +41,7 @@ def test_chosen_threads_fit_the_smallest_machine(machines, slots, threads):
 
 
 @pytest.mark.parametrize("present", [1, 2, 4])
-def test_workers_with_their_own_cores_use_all_of_them_whoever_has_come(present):
+def test_workers_with_their_own_cores_use_all_of_them_whichever_are_present(present):
     workers = [{**one, "has_own_cores": True} for one in facts(a=(4, present))]
     assert chosen_threads(workers, slots=4, places=4) == 4
     assert chosen_threads(workers, slots=8, places=4) == 2
@@ -49,7 +49,7 @@ def test_workers_with_their_own_cores_use_all_of_them_whoever_has_come(present):
     assert "a has 4 cores for each" in unused_cores(workers, 2)
 
 
-def test_unused_cores_are_said_where_a_worker_could_use_more_threads():
+def test_unused_cores_are_reported_if_a_worker_could_use_more_threads():
     assert unused_cores(facts(a=(16, 2)), 8) == ""
     said = unused_cores(facts(a=(16, 1), b=(4, 1)), 4)
     assert said.startswith("each worker computes with 4 threads, though a has 16 cores for each")
@@ -119,7 +119,7 @@ async def test_a_checkpoint_without_threads_is_resumed_with_any(tmp_path):
 
 
 class Pictures(ddlf.IApp):
-    """A convolution, whose gradient is summed in as many parts as there are threads."""
+    """A convolution. Each thread sums a part of its gradient."""
 
     verbose = False
     batch_size = 16
@@ -162,7 +162,7 @@ async def test_bits_depend_on_threads_and_not_on_the_number_of_workers():
         assert threads == others == {max(1, cores // 2)}
         assert ("threads" in warned) == (cores > 1)
         assert equal(of_one, of_two)
-        # Executors that have computed with another number are started anew.
+        # Executors that have computed with another number of threads restart.
         of_one, threads = await weights_of(one, threads=3)
         of_two, others = await weights_of(two, threads=3)
         assert threads == others == {3}

@@ -1,4 +1,4 @@
-"""A run sends its events to subscribers. The workers are fake."""
+"""Tests of the events that a run sends to subscribers. The workers are fake."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from ddlf.testing import FakeRun
 
 
 def followed(**attributes):
-    """An app, and what it tells."""
+    """Return an app, and a list of its events."""
     app, told = FakeRun(**attributes), []
     app.subscribe(told.append)
     return app, told
@@ -35,7 +35,7 @@ def of(kind, told):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-async def test_a_run_tells_all_in_order_and_as_facts(mode, tmp_path):
+async def test_a_run_sends_all_events_in_order_and_as_facts(mode, tmp_path):
     app, told = followed(mode=mode, checkpoint=tmp_path, slots=2)
     records = await app.train_model()
     names = [type(event).__name__ for event in told]
@@ -56,7 +56,7 @@ async def test_a_run_tells_all_in_order_and_as_facts(mode, tmp_path):
 
 
 @pytest.mark.parametrize(("round_", "told_of"), [(2, [(2, 4)]), (4, [])])
-async def test_a_run_that_ends_before_all_its_epochs_says_so_and_only_then(round_, told_of):
+async def test_only_a_run_that_ends_before_its_last_epoch_reports_convergence(round_, told_of):
     app, told = followed(slots=2)
     app.is_convergent = lambda record: record.round == round_
     found = await app.train_model()
@@ -67,7 +67,7 @@ async def test_a_run_that_ends_before_all_its_epochs_says_so_and_only_then(round
     ] * len(told_of)
 
 
-async def test_what_each_update_cost_is_told_and_the_record_has_the_slowest():
+async def test_events_have_the_cost_of_each_update_and_the_record_has_the_slowest():
     app, told = followed(slots=3)
     records = await app.train_model()
     for record in records:
@@ -81,7 +81,7 @@ async def test_what_each_update_cost_is_told_and_the_record_has_the_slowest():
 
 
 @pytest.mark.parametrize("how", ["converged", "stopped", "failed", "cancelled"])
-async def test_how_a_run_has_ended_is_the_last_thing_told(how):
+async def test_the_last_event_tells_how_the_run_ended(how):
     app, told = followed()
     app.is_convergent = lambda record: how == "converged"
 
@@ -102,7 +102,7 @@ async def test_how_a_run_has_ended_is_the_last_thing_told(how):
     assert told[-1].why == ("in on_round" if how == "failed" else "")
 
 
-async def test_refused_second_training_tells_nothing():
+async def test_refused_second_training_sends_no_event():
     app, told = followed()
     outcomes = await asyncio.gather(app.train_model(), app.train_model(), return_exceptions=True)
     assert len(outcomes[0]) == 4
@@ -123,7 +123,7 @@ async def test_run_that_fails_before_training_has_version_0(tmp_path):
     assert [(event.how, event.version) for event in of(RunEnded, told)] == [("complete", 4), ("failed", 0)]
 
 
-async def test_a_sink_sees_the_weights_of_the_round_that_was_committed():
+async def test_a_sink_sees_the_weights_of_the_committed_round():
     app, told = followed()
     seen = []
     app.subscribe(lambda event: isinstance(event, Committed) and seen.append(app.model.get_weights()[0].sum()))

@@ -1,4 +1,4 @@
-"""Other partition files of the same samples, made while a training goes on: it goes over to them where an epoch begins, whoever is lost."""
+"""Tests of repartitioned files: a running training changes to new files of the same samples when an epoch begins."""
 
 import random
 
@@ -14,7 +14,7 @@ from ddlf.training.progress import FileLedger
 FILES = {3: (70, 70, 63), 5: (41, 41, 41, 40, 40), 7: (31, 17, 40, 29, 28, 29, 29)}
 """203 samples."""
 ROUNDS = {2: 5, 4: 7}
-"""After so many rounds others are made, of so many files."""
+"""Round after which the data is repartitioned, and the number of new files."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def made(workers=3, **settings):
 
 
 def repartitioned(run, rounds=ROUNDS):
-    """Have other files made after some rounds; returns what is told of it, and what was read in each round."""
+    """Repartition the data after some rounds. Return the rounds of the events, and the versions read in each round."""
     told, seen = [], {}
     run.subscribe(lambda event: isinstance(event, FilesChanged) and told.append((event.round, event.files)))
 
@@ -90,7 +90,7 @@ async def test_change_of_files_survives_losses_and_resumes(length, tmp_path):
     assert lost
     assert run.ledger.is_exact(6)
     assert bits(run) == bits(whole)
-    last = told[-1][0]  # from here on nothing new is made, so a resumed run has nothing to go over to but what it knows
+    last = told[-1][0]  # no new files are written after this round, so a resumed run knows all versions
     for source in sorted((tmp_path / "whole").glob("round-*"))[last - 1 : -1]:
         resumed = made(
             workers=1, train_data=whole.train_data, resume=source, checkpoint=tmp_path / source.name, **length
@@ -117,7 +117,7 @@ async def test_epoch_ends_with_the_files_it_began_with_after_a_resume(tmp_path):
     assert bits(resumed) == bits(first)
 
 
-async def test_a_place_that_cannot_be_read_just_now_changes_nothing():
+async def test_a_store_that_fails_for_a_while_changes_no_bit():
     run, plain = made(), made()
 
     def newer(version):
@@ -129,7 +129,7 @@ async def test_a_place_that_cannot_be_read_just_now_changes_nothing():
     assert bits(run) == bits(plain)
 
 
-def test_ranges_of_two_versions_are_no_epoch_together():
+def test_ranges_of_two_versions_do_not_make_an_epoch():
     data = MadeUp((4, 3, 3))
     data.repartition((5, 5))
     from ddlf.algorithms.reading_order import Portion

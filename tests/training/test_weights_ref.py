@@ -54,5 +54,5 @@ def test_arrays_at_the_master_are_their_own_values():
     assert slices_of(ARRAYS) is None
 
 
-async def test_workers_evaluate_nothing_unless_the_exchange_says_how():
+async def test_workers_evaluate_only_if_the_exchange_offers_it():
     assert await WeightsRef(like=LIKE, group="weights").evaluate(SimpleNamespace(), "test") is None
