@@ -1,6 +1,6 @@
-"""What every training loop and every rule promises. One that is new is listed in one row of ``ROWS`` and goes through all of it.
+"""Tests of the contracts of all training loops and rules. A new loop or rule is one row of ``ROWS`` and runs all tests.
 
-Loops, rules, codecs, crew and checkpoints are the real thing, model and workers are made up (``FakeRun``): no process, no Keras.
+Loops, rules, codecs, crew and checkpoints are real. Model and workers are fake (``FakeRun``): no process, no Keras.
 """
 
 import importlib.abc
@@ -60,12 +60,12 @@ ROWS = {
     "mean": (("sync",), {"merge": "mean", **USUAL}),
     "median": (("sync",), {"merge": "median"}),
     "trimmed": (("sync",), {"merge": "trimmed:0.34"}),
-    "krum": (("sync",), {"merge": "krum:bad=0"}),  # with a bad one it needs more slots than these runs have
+    "krum": (("sync",), {"merge": "krum:bad=0"}),  # with a bad slot it needs more slots than these runs have
     "geometric": (("sync",), {"merge": "geometric"}),
     "clipped": (("sync",), {"merge": "clipped"}),
     "multi-krum": (("sync",), {"merge": "krum:bad=0,keep=2"}),
     "speed": (("sync",), {"balance": "speed"}),
-    # Nobody is in its third round before all have been measured in two; an epoch is a round, as everywhere here.
+    # No slot begins its third round before all slots are measured in two rounds. In these tests an epoch is a round.
     "pace": (("async",), {"balance": "speed", "worker_steps": 13, "arrivals": [2, 1, 1, 3, 2, 3, 3, 1, 2]}),
     "dirichlet": (BOTH, {"partition": "dirichlet:0.5", "y_train": np.arange(203) % 7}),
     "classes": (BOTH, {"partition": "classes:2", "y_train": np.arange(203) % 7}),
@@ -111,15 +111,15 @@ ROWS = {
     "sharded, scaffold": (("sync",), {"exchange": "sharded", "local_rule": "scaffold"}),
     "sharded, streaming": (("sync",), {"exchange": "sharded", "outer": "streaming:fragments=2,alpha=0.25"}),
 }
-"""Of each rule the loops that take it, and the settings of a run with it."""
+"""For each rule, the loops that accept it and the settings of a run with it."""
 RUNS = {f"{mode}, {name}": {"mode": mode, **settings} for name, (modes, settings) in ROWS.items() for mode in modes}
 
 K, ROUNDS = 3, 3
 ORDER = random.Random(0).sample([slot for slot in range(1, K + 1) for _ in range(ROUNDS)], K * ROUNDS)
-"""In which updates arrive in asynchronous training."""
+"""The order in which updates arrive in asynchronous training."""
 CHANCE = np.random.default_rng(1)
 START = {
-    "dense/kernel": CHANCE.normal(size=(40, 30)).astype("f4"),  # the only one that codecs do not leave alone
+    "dense/kernel": CHANCE.normal(size=(40, 30)).astype("f4"),  # the only tensor that codecs change
     "dense/bias": CHANCE.normal(size=7).astype("f4"),
     "scale": np.asarray(0.5, "f4"),
     "nothing": np.zeros((0, 3), "f4"),
@@ -132,7 +132,7 @@ FROZEN = frozenset(["norm/variance", "norm/steps", "mask"])
 
 
 class NoKeras(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds Keras and the backends, and fails where one is imported."""
+    """Raises an error when a module imports Keras or a backend."""
 
     def find_spec(self, name, path=None, target=None):
         return importlib.machinery.ModuleSpec(name, self) if name in ("keras", "tensorflow", "jax", "torch") else None
@@ -151,14 +151,14 @@ def no_process_and_no_keras(monkeypatch):
 
 
 def run_of(settings, workers=None, done=0, **more):
-    """A run with a row's settings; ``done`` updates of the order have arrived before."""
+    """Return a run with the settings of a row. The first ``done`` updates of the order have arrived already."""
     settings = {"master_epochs": ROUNDS, "slots": K, "start": START, "frozen": FROZEN, **settings, **more}
     settings["arrivals"] = settings.get("arrivals", ORDER)[done:] if settings["mode"] == "async" else None
     return FakeRun(FakeCluster(workers or K), **settings)
 
 
 def bits(run):
-    """Everything that a run has come to, but for who computed what and how long it took."""
+    """Return all results of a run, except workers and times."""
     records = [(r.round, r.slot, r.version, r.staleness, r.epochs, r.samples) for r in run.history]
     arrays = [*run.model.get_weights(), *(array for state in run.optimizers for array in state or ())]
     return [(a.dtype, a.shape, a.tobytes()) for a in [*arrays, run.ledger.counts]], records
@@ -173,7 +173,7 @@ async def trained(*arguments, **more):
 
 @pytest.fixture(scope="module")
 def undisturbed():
-    """The run with some settings; each is trained once."""
+    """Return a function that trains a run with some settings once and caches it."""
     found = {}
 
     async def of(settings):
@@ -190,8 +190,8 @@ async def test_every_loop_and_every_rule_has_a_row():
     for family, name in FAMILIES:
         written = {str(family.read(rule)).partition(":")[0] for rule in family.names}
         assert written == {str(row[name]).partition(":")[0] for row in listed if name in row}
-    # The bits of Downpour follow from the order of pushes, not of updates, and L-BFGS has no updates: tests/training/test_downpour.py and
-    # test_lbfgs.py have their promises.
+    # The bits of Downpour depend on the order of pushes instead of updates, and L-BFGS has no updates.
+    # tests/training/test_downpour.py and test_lbfgs.py test their contracts.
     assert set(STRATEGIES) - {"downpour", "lbfgs"} == {row["mode"] for row in listed}
     policies = {row["update_policy"] for row in listed if "update_policy" in row}
     assert set(SETTINGS["update_policy"].accepts.names) == policies
@@ -199,15 +199,15 @@ async def test_every_loop_and_every_rule_has_a_row():
 
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
 class TestEach:
-    async def test_run_has_the_same_bits_whoever_carries_a_slot(self, settings, undisturbed):
-        """In asynchronous training the order of updates matters, which is given; each slot is carried by another worker."""
+    async def test_run_has_the_same_bits_for_any_assignment_of_slots(self, settings, undisturbed):
+        """Another worker carries each slot. In asynchronous training, the order of updates is fixed."""
         other = run_of(settings, workers=K if settings["mode"] == "async" else 1)
         other.cluster.workers.reverse()
         await other.train_model()
         assert bits(other) == bits(await undisturbed(settings))
         assert bits(await trained(settings, workers=5)) == bits(other)
 
-    async def test_one_slot_is_training_alone(self, settings):
+    async def test_one_slot_equals_training_in_one_process(self, settings):
         settings = {**settings, "weights_codec": "float32"}
         run = await trained(settings, slots=1, arrivals=[1] * ROUNDS)
         for got, wanted in zip(run.model.get_weights(), alone(run), strict=True):
@@ -219,7 +219,7 @@ class TestEach:
             assert np.array_equal(got, wanted)
 
     async def test_lost_workers_change_no_bit(self, settings, undisturbed, tmp_path):
-        # What does not come back with an update goes with its worker, but for what is in a checkpoint.
+        # State that does not return with an update is lost with its worker, unless a checkpoint has it.
         owed = (
             CODEC.read(settings.get("codec", "float32")).biased
             or "streaming" in settings.get("outer", "")
@@ -253,14 +253,14 @@ class TestEach:
 
 @pytest.mark.parametrize("name", ["usual", "int8", "fedadam"])
 async def test_asynchronous_run_of_several_slots_resumes_at_any_commit(name, tmp_path):
-    """With other bits, since all slots then begin with the weights of the checkpoint."""
+    """The bits differ, because all slots then begin with the weights of the checkpoint."""
     settings = {**RUNS[f"async, {name}"], "slots": 2, "arrivals": [2, 1, 1, 2, 1, 2]}
     async for whole, resumed in resumed_at_any_commit(settings, tmp_path, 6):
         assert len(resumed.history) == len(whole.history)
 
 
 async def resumed_at_any_commit(settings, tmp_path, commits):
-    """A run and, for each of its commits but the last, one that goes on from there; the ledgers of all are exact."""
+    """Yield a run and, for each commit except the last, a run resumed from this commit. All ledgers are exact."""
     folder = tmp_path / "whole"
     whole = await trained(settings, checkpoint=folder, checkpoint_keep=100)
     assert len(list(folder.glob("round-*"))) == len(whole.history) == commits
@@ -270,7 +270,7 @@ async def resumed_at_any_commit(settings, tmp_path, commits):
 
 
 def alone(run):
-    """The weights after training with all samples without anybody else: local rounds, codec, rules of both kinds by hand."""
+    """Return the weights after training one slot by hand: local rounds, codec, and rules of both kinds."""
     weights, kept = list(START.values()), {}
     outer = OUTER.read(getattr(run, "outer", None) or "subtract")
     if isinstance(outer, Streaming):
@@ -310,14 +310,14 @@ def alone(run):
 
 
 def alone_in_fragments(run, rule):
-    """As ``alone``, with own values of what is not exchanged in a round."""
+    """Like ``alone``, but the slot keeps its values of fragments that a round does not exchange."""
     weights, own, velocity = list(START.values()), list(START.values()), Nesterov().init(list(START.values()))
     trains = [name not in FROZEN for name in START]
     fragments, momentum, residual = deal(weights, trains, rule.fragments), None, [None] * len(weights)
     travels = []
     for number in range(ROUNDS):
         task = SimpleNamespace(slot=0, round=number, epochs=1, seed=0, indices=shuffled(run.samples, 0, number))
-        for i in travels:  # those of the round before
+        for i in travels:  # the fragments of the earlier round
             mixes = trains[i] and rule.alpha
             own[i] = np.asarray(rule.alpha * own[i] + (1 - rule.alpha) * weights[i]) if mixes else weights[i]
         parts = fragments if number == ROUNDS - 1 else [fragments[number % rule.fragments]]
@@ -335,7 +335,7 @@ def alone_in_fragments(run, rule):
 
 
 def losing(worker, lost):
-    """Lose two replies, each after a slot's second round was computed."""
+    """Return a ``train`` that loses two replies, each after it has computed the second round of a slot."""
 
     def train(task):
         reply = FakeWorker.train(worker, task)

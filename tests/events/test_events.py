@@ -1,4 +1,4 @@
-"""Events: facts that can be written down and read again, told to whoever wants to know, and made into lines."""
+"""Tests of events: they are written as JSON and read again, sinks receive them, and lines are made from them."""
 
 import dataclasses
 import json
@@ -34,17 +34,17 @@ def hints(kind):
 
 
 @given(any_event())
-def test_every_event_comes_back_from_json_as_it_was(event):
+def test_every_event_is_read_back_from_json_unchanged(event):
     text = json.dumps(to_json(event), allow_nan=False)
-    assert repr(from_json(json.loads(text))) == repr(event)  # NaN is not equal to itself
+    assert repr(from_json(json.loads(text))) == repr(event)  # compares texts, because NaN is not equal to itself
 
 
-def test_numbers_of_numpy_are_written_as_those_of_python():
+def test_numbers_of_numpy_are_written_like_python_numbers():
     event = events.Evaluated(metrics={"loss": np.float32(0.5), "hits": np.int64(3), "mean": np.array([1.0, np.inf])})
     assert to_json(event) == {"event": "Evaluated", "metrics": {"loss": 0.5, "hits": 3, "mean": [1.0, "Infinity"]}}
 
 
-def test_an_event_of_a_later_version_is_read_without_what_is_not_known():
+def test_an_event_of_a_later_version_is_read_without_its_unknown_facts():
     assert from_json({**to_json(SAVED), "colour": "red"}) == SAVED
     committed = to_json(events.Committed(record=RECORD))
     del committed["record"]["slots"]
@@ -60,7 +60,7 @@ def test_an_event_has_facts_only_and_cannot_be_changed():
         events.ModelSaved("given by place")
 
 
-def test_a_sink_gets_all_from_when_it_subscribed_until_it_is_taken_off():
+def test_a_sink_gets_all_events_from_its_subscription_until_its_removal():
     told, one, two = Events(), [], []
     take_off = told.subscribe(one.append)
     told.emit(SAVED)
@@ -72,7 +72,7 @@ def test_a_sink_gets_all_from_when_it_subscribed_until_it_is_taken_off():
     assert (len(one), len(two)) == (2, 2)
 
 
-def test_a_sink_that_raises_is_told_no_more_and_named_once_with_its_traceback(caplog):
+def test_a_sink_that_raises_is_removed_and_named_once_with_its_traceback(caplog):
     told, one, two = Events(), [], []
 
     def broken(event):
@@ -91,7 +91,7 @@ def test_a_sink_that_raises_is_told_no_more_and_named_once_with_its_traceback(ca
     assert "KeyError: 'in the sink'" in caplog.text
 
 
-def test_a_sink_may_take_itself_off_and_others_on():
+def test_a_sink_may_remove_itself_and_add_other_sinks():
     told, seen = Events(), []
 
     def once(event):
@@ -106,7 +106,7 @@ def test_a_sink_may_take_itself_off_and_others_on():
 
 @given(any_event())
 @example(events.SlotMissed(round=2, slot=1, worker=1, samples=3, why=""))
-def test_every_event_can_be_made_a_line_by_the_hook_or_without_it_and_never_by_both(event):
+def test_either_the_hook_or_the_default_makes_the_line_of_each_event(event):
     hooked = training_event(event)
     text = line(event)
     if hooked is None and not isinstance(event, events.Committed):
@@ -118,7 +118,7 @@ def test_every_event_can_be_made_a_line_by_the_hook_or_without_it_and_never_by_b
         assert hooked.round == event.round
 
 
-def test_an_app_prints_what_no_hook_prints_and_tells_its_sinks(capsys):
+def test_an_app_prints_events_that_no_hook_prints_and_sends_them_to_its_sinks(capsys):
     app, seen = IApp(), []
     take_off = app.subscribe(seen.append)
     app.run_context.emit(SAVED)
@@ -132,7 +132,7 @@ def test_an_app_prints_what_no_hook_prints_and_tells_its_sinks(capsys):
     assert "run_context" not in app.__getstate__()
 
 
-def test_the_lines_of_a_beginning():
+def test_the_lines_of_the_start_of_a_run():
     built = dict(
         name="cnn", parameters=515146, keras="3.1", backends=("jax", "tensorflow"), threads=(1, 2), seconds=2.04
     )
@@ -148,7 +148,7 @@ def test_the_lines_of_a_beginning():
     assert line(events.DataLoaded(**data, workers=1, loaded=0)) == f"{text}already on the worker, not loaded again"
 
 
-def test_the_lines_of_what_a_run_goes_on_from():
+def test_the_lines_of_a_resumed_run():
     began = dict(samples=8, slots=2, fixed=True, workers=2)
     assert line(events.TrainingBegan(mode="sync", **began)) == ""
     assert (
@@ -172,7 +172,7 @@ def test_the_lines_of_what_a_run_goes_on_from():
     assert line(events.TrainingBegan(mode="sync", **{**began, "workers": 3, "fixed": False})) == ""
 
 
-def test_what_slots_have_is_told_in_few_lines():
+def test_samples_of_slots_are_shown_in_few_lines():
     labels = {str(label): label + 1 for label in range(12)}
     told = line(
         events.DataPartitioned(
@@ -187,7 +187,7 @@ def test_what_slots_have_is_told_in_few_lines():
     assert (len(told), told[8:]) == (10, ["          slot 9: 56 samples", "          55 more slots: 1 to 55 samples"])
 
 
-def test_the_lines_of_workers_that_come_and_go():
+def test_the_lines_of_workers_that_join_and_leave():
     lost = events.WorkerLost(round=1, worker=2, why="worker 2: cut")
     assert line(lost) == "lost      worker 2: cut; it rejoins when it is back"
     with_slot = dataclasses.replace(lost, slot=1)

@@ -1,4 +1,4 @@
-"""The records of a training, as people know them from Keras."""
+"""Tests of the history of a training: a list of records that reads like the history of Keras."""
 
 import builtins
 import csv
@@ -12,7 +12,7 @@ from tests.monitor.runs.made import record
 
 
 def history():
-    """Of three rounds; the last one was tested, the first has no validation."""
+    """Return a history of three rounds. The first has no validation, and the last has a test."""
     return History(
         [
             record(1, metrics={"loss": 2.0, "accuracy": 0.5}),
@@ -30,7 +30,7 @@ def test_a_history_is_a_list():
     assert found == list(found)
 
 
-def test_a_history_reads_as_that_of_keras():
+def test_a_history_reads_like_that_of_keras():
     found = history().history
     assert list(found) == ["loss", "accuracy", "val_loss", "test_loss"]
     assert found["loss"] == [2.0, 1.0, 0.5]
@@ -46,7 +46,7 @@ def test_a_history_reads_as_that_of_keras():
 
 def test_a_history_is_written_as_a_table(tmp_path):
     path = tmp_path / "history.csv"
-    for _ in range(2):  # it is replaced
+    for _ in range(2):  # the second time replaces the file
         history().to_csv(path)
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -73,7 +73,7 @@ def test_a_history_is_drawn_with_a_panel_for_each_metric():
         history().plot("acc")
 
 
-def test_without_matplotlib_a_sentence_says_what_to_install(monkeypatch):
+def test_without_matplotlib_an_error_names_the_package_to_install(monkeypatch):
     usual = builtins.__import__
 
     def without(name, *args, **options):

@@ -1,4 +1,4 @@
-"""What takes time is told when it begins and when it is over, however it ends."""
+"""Tests of phases: an event marks the start and the end of each phase, also if it fails."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from ddlf.events import PhaseBegan, PhaseEnded, PhaseMoved
 from ddlf.events.phases import Phase, PhasesInTurn
 
 
-def test_a_phase_is_told_from_beginning_to_end():
+def test_a_phase_sends_events_from_its_start_to_its_end():
     told = []
     with Phase(told.append, "evaluating", total=100, unit="samples") as phase:
         phase.move(40)
@@ -21,14 +21,14 @@ def test_a_phase_is_told_from_beginning_to_end():
     ("error", "why"),
     [(ValueError("no data"), "no data"), (ValueError(), "ValueError"), (KeyboardInterrupt(), "cancelled")],
 )
-def test_a_phase_that_fails_says_why(error, why):
+def test_a_phase_that_fails_reports_the_reason(error, why):
     told = []
     with pytest.raises(type(error)), Phase(told.append, "loading", worker=2, name="pc02"):
         raise error
     assert (told[-1].why, told[-1].worker, told[-1].name) == (why, 2, "pc02")
 
 
-def test_of_phases_in_turn_each_ends_when_the_next_begins_and_the_last_with_the_error():
+def test_each_phase_in_turn_ends_when_the_next_begins_and_the_last_ends_with_the_error():
     def open_worker():
         with PhasesInTurn(told.append, 1, "worker 1") as phases:
             phases.begin("sending", total=9, unit="bytes")

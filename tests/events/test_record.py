@@ -1,4 +1,4 @@
-"""Records: what is printed and what is reported."""
+"""Tests of records: the printed line of a round, and its numbers."""
 
 import errno
 import io
@@ -26,7 +26,7 @@ def test_the_line_has_round_time_metrics_and_bytes_in_eighty_columns():
     assert str(record(compute_s=1.5)).endswith("  0.50 s not computing")
 
 
-def test_what_does_not_fit_goes_on_below_and_many_metrics_are_counted():
+def test_long_lines_continue_below_and_many_metrics_are_counted():
     test = {"loss": 0.3, "accuracy": 0.8}
     assert str(
         record(metrics={"loss": 0.25, "accuracy": 0.9, "val_loss": 0.31}, test=test, recomputed=1)
@@ -59,14 +59,14 @@ def test_accuracy_is_found_under_any_name_and_is_nan_without_one():
     assert math.isnan(record().loss)
 
 
-def test_sizes_are_for_people():
+def test_sizes_have_units():
     counts = (0, 999, 1000, 2_060_000, 20_600_000, 412 * 10**6, 3 * 10**9, 5 * 10**15)
     texts = ["0 B", "999 B", "1.00 kB", "2.06 MB", "20.6 MB", "412 MB", "3.00 GB", "5000 TB"]
     assert [size(count) for count in counts] == texts
 
 
 class Broken(io.StringIO):
-    """Standard output that cannot be written to."""
+    """A standard output that fails with an error."""
 
     def __init__(self, error):
         super().__init__()
@@ -76,7 +76,7 @@ class Broken(io.StringIO):
         raise self.error
 
 
-def test_a_line_that_has_no_room_is_lost_and_one_that_nobody_reads_is_told(monkeypatch):
+def test_a_full_disk_drops_a_line_and_a_closed_pipe_raises(monkeypatch):
     monkeypatch.setattr("sys.stdout", Broken(OSError(errno.ENOSPC, "full")))
     put("x")
     monkeypatch.setattr("sys.stdout", Broken(BrokenPipeError()))

@@ -1,4 +1,4 @@
-"""The examples of docs/howto/testing.md run as they are shown, and the package loads only what is named."""
+"""Tests that the examples of docs/howto/testing.md run, and that ``ddlf.testing`` imports only the names in use."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/h
     "number",
     [pytest.param(n, marks=[pytest.mark.slow] if "keras" in block else []) for n, block in enumerate(BLOCKS)],
 )
-def test_an_example_does_what_it_says(tmp_path, number, request):
+def test_an_example_of_the_page_runs(tmp_path, number, request):
     source = BLOCKS[number]
     script = tmp_path / "test_example.py"
     script.write_text(source)

@@ -1,4 +1,4 @@
-"""Workers without processes do what real ones do."""
+"""Tests of workers without processes: they behave like real workers."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ async def cluster():
         yield cluster
 
 
-async def test_they_run_methods_here_and_each_has_its_own_state(cluster):
+async def test_workers_run_methods_in_this_process_and_each_has_its_own_state(cluster):
     def remember(self, value):
         self.data["value"] = value
         return self.id, self.N, os.getpid()
@@ -31,7 +31,7 @@ async def test_they_run_methods_here_and_each_has_its_own_state(cluster):
     assert isinstance(cluster, Cluster)
 
 
-async def test_nothing_is_started_and_nothing_is_left(descendants):
+async def test_cluster_starts_no_process_and_leaves_none(descendants):
     async with in_process_cluster(2, proxied=True) as cluster:
         await cluster.run_code("1")
         assert descendants() == []
@@ -42,7 +42,7 @@ async def test_nothing_is_started_and_nothing_is_left(descendants):
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
-async def test_methods_variables_and_errors_work_as_everywhere(cluster):
+async def test_methods_variables_and_errors_work_like_on_real_workers(cluster):
     await cluster.add_method(lambda a, b: a + b, name="add")
     assert await cluster.run("add", a=np.arange(1000), b=1) is not None
     await cluster.set_variable("v", each=[1, 2, 3])
@@ -70,7 +70,7 @@ async def test_each_worker_has_its_own_classes(cluster):
             return self.count, len(seen)
 
     step = Counted.step
-    for _ in range(2):  # each call sends them as they are here
+    for _ in range(2):  # each call sends the classes as they are in the test
         assert await cluster.run_method(lambda counted: counted.step(), counted=Counted()) == [(1, 1)] * 3
     assert Counted.step is step
     assert (Counted.count, seen) == (0, [])
@@ -88,7 +88,7 @@ async def test_a_method_that_waits_can_be_cancelled_and_times_out(cluster):
     assert [status["busy"] for status in await cluster.status()] == [None] * 3
 
 
-async def test_a_kill_is_a_crash_of_that_worker_alone_which_forgets_its_data(cluster):
+async def test_a_kill_crashes_only_its_worker_which_loses_its_data(cluster):
     await cluster.set_variable("v", 1)
     await cluster.run_code("self.data['kept'] = 1")
     await cluster.add_method(lambda: "still here", name="hosted")
@@ -105,7 +105,7 @@ async def test_a_kill_is_a_crash_of_that_worker_alone_which_forgets_its_data(clu
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert await cluster.run_code("len(self.data)") == [1, 0, 1]
-    assert [len(variables) for variables in await cluster.variables()] == [1, 1, 1]  # the master gives them again
+    assert [len(variables) for variables in await cluster.variables()] == [1, 1, 1]  # the master sends them again
     assert await cluster.run("hosted") == ["still here"] * 3
     assert [status["restarts"] for status in await cluster.status()] == [0, 1, 0]
 
@@ -116,7 +116,7 @@ async def test_a_restart_gives_a_new_executor(cluster):
     assert await cluster.run_code("len(self.data)") == [0, 1, 1]
 
 
-async def test_the_network_can_be_bad_here_too():
+async def test_faults_of_the_network_can_be_injected():
     async with in_process_cluster(2, proxied=True) as cluster:
         waiting = asyncio.ensure_future(cluster.workers[1].run_code("import asyncio; await asyncio.sleep(60)"))
         while (await cluster.workers[1].status())["busy"] is None:
@@ -127,7 +127,7 @@ async def test_the_network_can_be_bad_here_too():
         assert await cluster.workers[0].run_code("1") == 1
 
 
-async def test_what_cannot_be_had_without_processes_says_so(cluster):
+async def test_faults_that_need_processes_are_refused(cluster):
     machine = cluster.machine(1)
     for attempt in (machine.freeze, lambda: machine.kill("daemon"), machine.cut_off):
         with pytest.raises(ConfigError, match=r"local_cluster|proxied=True"):
@@ -136,14 +136,14 @@ async def test_what_cannot_be_had_without_processes_says_so(cluster):
         cluster.machine(4)
 
 
-async def test_the_environment_of_the_test_stays_as_it_is(cluster):
+async def test_the_environment_of_the_test_stays_unchanged(cluster):
     before = dict(os.environ)
     async with in_process_cluster(1) as other:
         await other.run_code("1")
     assert dict(os.environ) == before
 
 
-async def test_a_method_that_blocks_for_long_is_no_death():
+async def test_a_worker_whose_method_blocks_for_long_is_not_declared_dead():
     async with in_process_cluster(2, dead_after_s=0.5) as cluster:
         assert await cluster.run_code("import time; time.sleep(0.8)") == [None, None]
         assert [worker.state for worker in cluster.workers] == ["alive", "alive"]
@@ -171,7 +171,7 @@ async def test_an_app_trains_asynchronously(cluster):
     assert len(await trained.train_async(master_epochs=2)) == 6
 
 
-async def test_downpour_is_refused_before_anything_begins(cluster):
+async def test_downpour_is_refused_before_training_begins(cluster):
     quick = app(cluster, Quick, mode="downpour")
     with pytest.raises(ConfigError, match=r"workers of in_process_cluster do one thing at a time; use local_cluster"):
         await quick.train_model()

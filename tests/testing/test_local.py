@@ -1,4 +1,4 @@
-"""Real processes can be killed, frozen, slowed, cut off and started again, exactly those that are named."""
+"""Tests of faults in real processes: kill, freeze, slow, partition and restart act on the named worker only."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ async def shared():
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def cluster(shared):
-    """Two workers, as well after each test as before."""
+    """Two workers, which are restored after each test."""
     yield shared
     for machine in shared.machines:
         machine.recover()
@@ -38,16 +38,16 @@ async def process_ids(cluster):
 async def stopped(process):
     """Wait until a signal to stop has arrived."""
     async with asyncio.timeout(PATIENCE_S):
-        while process.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the kernel tells nobody
+        while process.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the kernel sends no event
             await asyncio.sleep(0)
 
 
-async def test_the_processes_are_those_of_the_worker(cluster):
+async def test_the_processes_belong_to_the_worker(cluster):
     for machine, (daemon, executor) in zip(cluster.machines, await process_ids(cluster), strict=True):
         assert (machine.daemon.pid, machine.executor.pid) == (daemon, executor)
 
 
-async def test_a_killed_executor_is_a_crash_of_that_worker_alone(cluster):
+async def test_a_killed_executor_crashes_only_its_worker(cluster):
     before = cluster.machine(1).executor.pid, cluster.machine(2).executor.pid
     running = asyncio.ensure_future(cluster.workers[1].run_code("while True: pass"))
     while not (await cluster.workers[1].status())["busy"]:
@@ -76,7 +76,7 @@ async def test_killed_daemon_ends_its_executor_and_can_be_restarted(cluster):
 
 
 @pytest.mark.parametrize(("part", "answers"), [("executor", True), ("daemon", False), ("both", False)])
-async def test_a_frozen_part_does_not_answer_and_goes_on_when_thawed(cluster, part, answers):
+async def test_a_frozen_part_does_not_answer_and_continues_when_thawed(cluster, part, answers):
     machine = cluster.machine(2)
     machine.freeze(part)
     for name in ("executor", "daemon"):
@@ -105,7 +105,7 @@ async def test_a_hang_ends_by_itself_and_also_when_it_is_cancelled(cluster):
     assert machine.daemon.status() != psutil.STATUS_STOPPED
 
 
-async def test_a_slowed_executor_has_only_its_share_of_the_time(cluster):
+async def test_a_slowed_executor_gets_only_its_share_of_the_time(cluster):
     def compute(self):
         import time
 
@@ -134,7 +134,7 @@ async def test_a_partition_is_silent_and_ends_by_itself(cluster):
     await parting
 
 
-async def test_a_way_without_a_proxy_cannot_be_cut_off():
+async def test_a_connection_without_a_proxy_cannot_be_cut():
     async with local_cluster(1) as cluster:
         with pytest.raises(ConfigError, match="proxied=True"):
             cluster.machine(1).cut_off()
@@ -142,7 +142,7 @@ async def test_a_way_without_a_proxy_cannot_be_cut_off():
             cluster.machine(1).kill("worker")
 
 
-async def test_nothing_is_left_after_the_end_of_a_cluster(own_folders, descendants):
+async def test_the_end_of_a_cluster_leaves_no_process_or_folder(own_folders, descendants):
     before = set((own_folders / "tmp").iterdir())
     async with local_cluster(2, proxied=True) as cluster:
         cluster.machine(1).freeze()

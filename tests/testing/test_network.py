@@ -1,4 +1,4 @@
-"""Each fault of the proxy, seen from raw sockets at both ends."""
+"""Tests of each fault of the proxy, with raw sockets at both ends."""
 
 import asyncio
 import itertools
@@ -21,7 +21,7 @@ LINGER_0 = struct.pack("ii", 1, 0)
 
 
 class Line:
-    """A proxy between two raw sockets. ``there`` and ``back`` send bytes and say what arrives."""
+    """A proxy between two raw sockets. ``there`` and ``back`` send bytes and return the received bytes."""
 
     def __init__(self):
         self.loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ class Line:
         self.sockets = []
 
     async def connect(self, first=PREAMBLE):
-        """A new connection through the proxy: the master's end and the worker's."""
+        """Open a connection through the proxy. Return the master's end and the worker's end."""
         master = await open_socket("127.0.0.1", self.proxy.port)
         await self.loop.sock_sendall(master, first)
         async with asyncio.timeout(PATIENCE_S):
@@ -40,21 +40,21 @@ class Line:
         return master, worker
 
     async def carry(self, sender, receiver, data):
-        """Send all of it and return what arrived, and the seconds that took."""
+        """Send all data. Return the received bytes and the seconds that this took."""
         begin = time.monotonic()
         async with asyncio.timeout(PATIENCE_S):
             _, got = await asyncio.gather(self.loop.sock_sendall(sender, data), receive_exactly(receiver, len(data)))
         return got, time.monotonic() - begin
 
     async def nothing(self, sock, seconds=0.2):
-        """Whether nothing is heard from a socket for so long: no byte, no end."""
+        """Check that a socket receives neither a byte nor an end for some seconds."""
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.loop.sock_recv(sock, 1)
         return True
 
     async def rest(self, sock):
-        """All that still comes, and how it ends: with b"" or a reset."""
+        """Return all remaining bytes and the kind of end: b"" or a reset."""
         data = b""
         async with asyncio.timeout(PATIENCE_S):
             try:
@@ -78,7 +78,7 @@ def random_bytes(count):
     return np.random.default_rng(0).bytes(count)
 
 
-async def test_without_a_fault_every_byte_goes_on_in_both_directions(line):
+async def test_without_a_fault_every_byte_passes_in_both_directions(line):
     master, worker = await line.connect()
     data = random_bytes(5_000_000)
     there, back = await asyncio.gather(line.carry(master, worker, data), line.carry(worker, master, data[::-1]))
@@ -94,7 +94,7 @@ async def test_a_half_closed_connection_stays_open_in_the_other_direction(line):
     assert (await line.carry(worker, master, b"still here"))[0] == b"still here"
 
 
-async def test_delay_makes_each_byte_late_and_does_not_make_the_way_thin(line):
+async def test_delay_makes_each_byte_late_without_reducing_the_bandwidth(line):
     master, worker = await line.connect()
     line.proxy.set(Fault(delay_s=0.5), "to_worker")
     _, seconds = await line.carry(master, worker, b"one")
@@ -102,14 +102,14 @@ async def test_delay_makes_each_byte_late_and_does_not_make_the_way_thin(line):
     _, seconds = await line.carry(worker, master, b"two")
     assert seconds < 0.5
     begin = time.monotonic()
-    for _ in range(10):  # all of them are on their way at once
+    for _ in range(10):  # all chunks are on their way at once
         await line.loop.sock_sendall(master, b"x")
         await asyncio.sleep(0.01)
     await receive_exactly(worker, 10)
     assert 0.5 <= time.monotonic() - begin < 10 * 0.5
 
 
-async def test_jitter_is_by_chance_and_keeps_the_order(line):
+async def test_jitter_is_random_and_keeps_the_order(line):
     master, worker = await line.connect()
     line.proxy.set(Fault(delay_s=0.01, jitter_s=0.1))
     times = []
@@ -140,7 +140,7 @@ async def test_a_slow_drip_sends_single_bytes(line):
 
 
 @pytest.mark.parametrize("stopped", ["to_worker", "to_master", None])
-async def test_a_partition_is_silent_and_what_was_sent_arrives_when_it_heals(line, stopped):
+async def test_a_partition_is_silent_and_sent_bytes_arrive_when_it_heals(line, stopped):
     master, worker = await line.connect()
     line.proxy.partition(stopped)
     for direction, sender, receiver in (("to_worker", master, worker), ("to_master", worker, master)):
@@ -163,7 +163,7 @@ async def test_a_partition_hides_the_end_of_a_connection_too(line):
         if end == RESET:
             master.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_0)
         master.close()
-        # What the worker sends meanwhile is answered by the master's kernel with RST, which does not arrive either.
+        # The master's kernel answers the worker's bytes with RST, which does not arrive either.
         await line.loop.sock_sendall(worker, b"is anybody there?")
         assert await line.nothing(worker)
         line.proxy.heal()
@@ -204,9 +204,7 @@ async def test_a_connection_can_end_after_an_exact_number_of_bytes(line, by):
     got, end = await line.rest(master)
     assert end == ("FIN" if by == "fin" else RESET)
     assert data.startswith(got)
-    assert (
-        len(got) == 12_345 if by == "fin" else len(got) <= 12_345
-    )  # a reset may overtake bytes that were not read yet
+    assert len(got) == 12_345 if by == "fin" else len(got) <= 12_345  # a reset may overtake unread bytes
 
 
 async def test_reset_and_cut_end_both_sides_at_once(line):
@@ -223,7 +221,7 @@ async def test_a_reset_of_one_end_reaches_the_other(line):
     assert await line.rest(master) == (b"", RESET)
 
 
-async def test_when_nobody_listens_the_connection_is_reset(line):
+async def test_a_connection_without_a_listener_is_reset(line):
     line.listener.close()
     master = await open_socket("127.0.0.1", line.proxy.port)
     line.sockets.append(master)
@@ -242,7 +240,7 @@ async def test_a_fault_can_be_for_control_or_for_data_alone(line):
     assert line.proxy.reset(kind="control") == 1
 
 
-async def test_the_sender_has_to_wait_when_the_way_is_full(line):
+async def test_the_sender_waits_when_the_buffers_are_full(line):
     master, _ = await line.connect()
     line.proxy.partition()
     with pytest.raises(TimeoutError):
@@ -262,7 +260,7 @@ async def test_faults_can_change_while_bytes_flow(line):
     assert (await carrying)[0] == data
 
 
-async def test_after_the_end_the_port_is_free_and_can_be_used_again(line):
+async def test_the_port_can_be_used_again_after_the_end(line):
     master, _ = await line.connect()
     port = line.proxy.port
     await line.proxy.close()

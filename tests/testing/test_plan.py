@@ -1,4 +1,4 @@
-"""Faults happen where the plan says, can be printed and replayed, and wrong updates are wrong on the worker that is named."""
+"""Tests of fault plans: faults happen as planned, plans can be printed and replayed, and wrong updates have their worker."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 class Ways:
-    """A role whose worker says something to another one."""
+    """A role whose worker sends a message to another worker."""
 
     def __init__(self, worker, run):
         self._worker, self._role = worker, (run, "ways")
@@ -48,7 +48,7 @@ class Ways:
 
 
 class App(IApp):
-    """Its run is told by hand."""
+    """An app whose events the test sends itself."""
 
     def starts(self, number, worker, slot=1):
         self.run_context.emit(SlotStarted(round=number, slot=slot, worker=worker))
@@ -65,7 +65,7 @@ async def shared():
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def app(shared):
-    """On two real workers, which are well again after each test."""
+    """An app on two real workers, which are restored after each test."""
     yield App(shared)
     for machine in shared.machines:
         machine.recover()
@@ -75,9 +75,9 @@ async def app(shared):
 
 
 async def until(condition, seconds=PATIENCE_S):
-    """Wait for what comes from outside."""
+    """Wait until a condition is true that other processes fulfil."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - other processes tell nobody
+        while not condition():  # noqa: ASYNC110 - other processes send no event
             await asyncio.sleep(0.005)
 
 
@@ -134,12 +134,12 @@ async def test_random_plan_follows_its_seed_and_can_be_replayed():
         (lambda: FaultPlan.random(1, workers=1, rounds=9, kinds=["kil"]), "unknown kind: kil"),
     ],
 )
-async def test_a_plan_that_makes_no_sense_is_refused_when_it_is_made(make, text):
+async def test_an_impossible_plan_is_refused_when_it_is_made(make, text):
     with pytest.raises(ConfigError, match=text):
         make()
 
 
-async def test_a_kill_comes_when_that_worker_gets_its_slot_of_that_round(app):
+async def test_a_kill_happens_when_its_worker_gets_a_slot_of_its_round(app):
     before = [machine.executor.pid for machine in app.cluster.machines]
     async with FaultPlan().kill(worker=2, at_round=3).on(app) as injection:
         app.starts(2, 2)
@@ -152,14 +152,14 @@ async def test_a_kill_comes_when_that_worker_gets_its_slot_of_that_round(app):
         await until(lambda: not psutil.pid_exists(before[1]))
         assert [fault for _, fault in injection.done] == list(FaultPlan().kill(worker=2, at_round=3).faults)
         assert psutil.pid_exists(before[0])
-        app.starts(3, 2)  # the same slot again: it happens once
+        app.starts(3, 2)  # the same slot again, but the fault happens once
         await app.cluster.options(idempotent=True).run_code("1")  # it may meet the dead executor
     assert len(injection.done) == 1
-    app.starts(3, 2)  # nobody follows the run any more
+    app.starts(3, 2)  # the plan no longer follows the run
     assert len(injection.done) == 1
 
 
-async def test_a_fault_of_a_slot_meets_the_worker_that_gets_it(app):
+async def test_a_fault_of_a_slot_happens_on_the_worker_that_gets_it(app):
     before = [machine.executor.pid for machine in app.cluster.machines]
     async with FaultPlan().kill(slot=2, at_round=3).on(app) as injection:
         app.starts(2, 2, slot=2)
@@ -186,13 +186,13 @@ async def test_a_link_between_slots_is_cut_when_both_have_workers(app):
         )
         way = await app.cluster.between(1, 2)
         assert way.fault("to_worker", "data").stopped
-        way.connections = 1  # as if the workers had said something
+        way.connections = 1  # as if the workers had sent a message
 
 
 def is_over(pid):
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # also while it is looked at
+    except psutil.NoSuchProcess:  # the process may end during the check
         return True
 
 
@@ -229,7 +229,7 @@ async def test_a_partition_heals_after_its_seconds(app):
         assert time.monotonic() - begin > 0.3
 
 
-async def test_a_store_fails_from_its_round_on_and_is_well_again_at_the_end(app, tmp_path):
+async def test_a_store_fails_from_its_round_on_and_recovers_at_the_end(app, tmp_path):
     (tmp_path / "file").write_bytes(b"1234")
     plan = FaultPlan().storage(at_round=2, throttle=1.0)
     with pytest.raises(ConfigError, match=r"storage\(.*\) needs a store; serve the data set with cluster\.serve"):
@@ -252,7 +252,7 @@ async def test_a_store_fails_from_its_round_on_and_is_well_again_at_the_end(app,
     assert (store.served["file"], store.failed["throttle"]) == (2, 1)
 
 
-async def test_what_still_holds_at_the_end_is_taken_back(app):
+async def test_active_faults_are_undone_at_the_end(app):
     plan = (
         FaultPlan()
         .hang(worker=1, at_round=1, seconds=60)
@@ -280,7 +280,7 @@ async def test_after_is_a_share_of_the_workers_last_slot(app):
 
 
 @pytest.mark.parametrize(("shard", "killed"), [(1, 3), (2, 1)])
-async def test_whoever_has_a_shard_then_is_killed(shard, killed):
+async def test_the_current_owner_of_a_shard_is_killed(shard, killed):
     kept = {1: {"begin": 5, "shards": 1}, 2: {"begin": 0, "shards": 0}, 3: {"begin": 0, "shards": 2}, 4: None}
     workers = [mock.Mock(id=number, ask=mock.AsyncMock(return_value={"shard": one})) for number, one in kept.items()]
     workers.append(mock.Mock(id=5, ask=mock.AsyncMock(side_effect=WorkerLost("it is gone", worker="worker 5"))))
@@ -320,13 +320,13 @@ async def test_link_between_workers_is_cut_slowed_and_reset():
             assert await seconds() > 0.1
             made.starts(2, 2)
             await until(lambda: back.fault("to_worker", "data").delay_s)
-            assert await seconds() > 0.3  # there and back
+            assert await seconds() > 0.3  # two delays, one for each direction
             connections = there.connections
             made.starts(3, 1)
             await until(lambda: len(injection.done) == 3)
             async with asyncio.timeout(PATIENCE_S):
                 while there.connections == connections:
-                    with contextlib.suppress(DDLFError):  # the one that ends
+                    with contextlib.suppress(DDLFError):  # the worker whose link ends
                         await first.call(role, "say", 2)
         assert not there.fault("to_worker", "data").delay_s
         with pytest.raises(ConfigError, match="workers 1 to 3"):
@@ -334,7 +334,7 @@ async def test_link_between_workers_is_cut_slowed_and_reset():
                 pass
 
 
-async def test_a_cut_of_a_link_on_which_nothing_was_said_is_an_error():
+async def test_a_cut_of_an_unused_link_is_an_error():
     async with in_process_cluster(2) as cluster:
         made = App(cluster)
         said = r"^cut_link\(worker=1, at_round=1, other=2\) changed nothing: workers 1 and 2 sent nothing to each other"
@@ -352,12 +352,12 @@ async def test_a_fault_that_did_not_happen_is_an_error(app):
     with pytest.raises(ConfigError, match=r"did not happen: kill\(worker=2, at_round=9\)"):
         async with FaultPlan().kill(worker=2, at_round=9).on(app):
             app.starts(1, 2)
-    with pytest.raises(ZeroDivisionError):  # an error of the run itself is the one to see
+    with pytest.raises(ZeroDivisionError):  # an error of the run itself is raised first
         async with FaultPlan().kill(worker=2, at_round=9).on(app):
             raise ZeroDivisionError
 
 
-async def test_a_cluster_that_cannot_do_it_is_refused_before_training(app):
+async def test_a_cluster_that_cannot_execute_the_plan_is_refused_before_training(app):
     with pytest.raises(ConfigError, match="workers 1 to 2"):
         async with FaultPlan().kill(worker=3, at_round=1).on(app):
             pass
@@ -393,19 +393,19 @@ async def test_training_with_killed_workers_ends_with_the_same_bits(options):
 
 
 @pytest.mark.slow
-async def test_a_wrong_update_in_training_is_found_where_the_plan_put_it():
+async def test_training_finds_a_wrong_update_at_its_planned_place():
     async with in_process_cluster(2) as cluster:
         trained = blobs_app(cluster, Quick, master_epochs=4)
         with pytest.raises(DDLFError, match=r"worker 2.*nan|nan.*worker 2|worker 2.*NaN"):
             async with FaultPlan().wrong_update(worker=2, at_round=3, kind="nan").on(trained):
                 await trained.train_sync()
         assert len(trained.history) in (0, 2)
-        plain = blobs_app(cluster, Quick, master_epochs=4)  # the app before has left nothing behind
+        plain = blobs_app(cluster, Quick, master_epochs=4)  # the faults of the earlier app are undone
         await plain.train_sync()
 
 
 class Watched(type(blobs_app(None))):
-    """Its right update is 2 everywhere."""
+    """An app whose correct update is 2 everywhere."""
 
     async def create_model(self):
         await super().create_model()
@@ -417,14 +417,14 @@ class Watched(type(blobs_app(None))):
 
 
 class WatchedAsync(Watched):
-    """The same, with a coroutine and metrics."""
+    """The same app, with a coroutine and metrics."""
 
     async def train(self, weights, worker_epochs, batch_size):
         return Watched.train(self, weights, worker_epochs, batch_size), {"loss": 1.0}
 
 
 @pytest.mark.parametrize("kind_of_app", [Watched, WatchedAsync])
-async def test_a_wrong_update_comes_from_that_worker_in_that_round_alone(kind_of_app):
+async def test_a_wrong_update_comes_from_its_worker_in_its_round_only(kind_of_app):
     async with in_process_cluster(2) as cluster:
         expected = {"nan": np.nan, "zeros": 1.0, "scale": 1001.0, "flip": 0.0}
         for kind, mean in expected.items():
@@ -441,7 +441,7 @@ async def test_a_wrong_update_comes_from_that_worker_in_that_round_alone(kind_of
 
 
 async def two_rounds(app):
-    """The value of each worker's update, in two rounds."""
+    """Return the value of each worker's update, in two rounds."""
     async with crew_of(app):
         weights, workers = app.model.get_weights(), app.cluster.workers
         return [
@@ -451,7 +451,7 @@ async def two_rounds(app):
 
 
 async def train_alone(self, weights, number):
-    """What a replica does with a task, without the rest of the round."""
+    """Train like a replica does for a task, without the rest of the round."""
     import types
 
     from ddlf.training.slot.replica import call

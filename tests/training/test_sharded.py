@@ -381,9 +381,7 @@ async def test_master_has_weights_of_rounds_with_a_checkpoint(tmp_path):
         assert [(name, one.tobytes()) for name, one in found.arrays["weights"].items()] == [
             (name, one.tobytes()) for name, one in other.arrays["weights"].items()
         ]
-    assert [what[0] for what in run.cluster.workers[0].asked].count(
-        "values"
-    ) == 1  # the last call is at the end of the run
+    assert [what[0] for what in run.cluster.workers[0].asked].count("values") == 1  # at the end of the run
     assert [what[0] for what in run.cluster.workers[0].asked].count("write") == 2
 
 

@@ -14,7 +14,7 @@ from ddlf.training.progress import FileLedger
 FILES = {3: (70, 70, 63), 5: (41, 41, 41, 40, 40), 7: (31, 17, 40, 29, 28, 29, 29)}
 """203 samples."""
 ROUNDS = {2: 5, 4: 7}
-"""Round after which the data is repartitioned, and the number of new files."""
+"""The number of new files, by the round before the repartition."""
 
 
 @pytest.fixture(autouse=True)
