@@ -1,4 +1,4 @@
-"""Each arrival rule against its formula, written out in float64, over ten updates of three slots."""
+"""Tests of the arrival rules: each is compared with its formula in float64, over ten updates of three slots."""
 
 from itertools import pairwise
 
@@ -19,9 +19,9 @@ WHOLE = np.asarray(7)
 
 
 def ran(text, staleness="constant", outer=None, updates=UPDATES, order=ORDER, trainable=True, accuracies=None):
-    """The weights after each update, and what each was made from: its start, its staleness and its factor.
+    """Return the weights after each update, and the start, the staleness and the factor of each update.
 
-    Each slot reads the weights when its update before was looked at. Half of a model is a counter, which nobody merges.
+    Each slot reads the weights after the master has handled its last update. Half of a model is a counter, which is not merged.
     """
     rule, outer, factor = ARRIVAL.read(text), outer or Subtract(), STALENESS.read(staleness)
     weights = [W.copy(), WHOLE]
@@ -72,7 +72,7 @@ def test_published_subtracts_a_share_of_a_round():
 
 
 @pytest.mark.parametrize("staleness", STALENESS.names)
-def test_published_weighs_each_update_by_its_own_staleness(staleness):
+def test_published_weighs_each_update_by_its_staleness(staleness):
     s = {
         "constant": lambda tau: 1,
         "inverse": lambda tau: 1 / max(1, tau),
@@ -102,7 +102,7 @@ def test_published_gives_its_share_to_the_outer_optimizer():
 
 @pytest.mark.parametrize("staleness", ["constant", "polynomial:0.5"])
 def test_fedasync_mixes_the_weights_with_a_rate_that_never_decays(staleness):
-    """One public implementation multiplies its rate by the factor for good."""
+    """One public implementation multiplies its rate by the factor permanently."""
     seen, made = ran("fedasync:rate=0.6", staleness)
     w, expected = W, []
     for g, (start, tau, _) in zip(UPDATES, made, strict=True):
@@ -113,7 +113,7 @@ def test_fedasync_mixes_the_weights_with_a_rate_that_never_decays(staleness):
 
 
 def test_fedasync_keeps_a_variance_positive():
-    """Untrained weights are mixed like the others. No rate turns them negative."""
+    """Untrained weights are mixed like trained weights. No rate turns them negative."""
     variance = np.array([1e-3, 1.0])
     arrived = Arrived(
         update=[variance - 1e-6],
@@ -147,7 +147,7 @@ def test_fedbuff_merges_full_buffers_and_the_rest_at_the_end(outer):
 
 
 @pytest.mark.parametrize("outer", [Subtract(), Nesterov()])
-def test_dcasgd_corrects_each_update_for_what_others_have_changed(outer):
+def test_dcasgd_corrects_each_update_for_changes_by_other_slots(outer):
     seen, made = ran("dcasgd:strength=5", "inverse", outer=outer)
     w, state, expected = [W], outer.init([W]), []
     for g, (start, tau, _) in zip(UPDATES, made, strict=True):
@@ -193,7 +193,7 @@ ACCURACIES = [0.3, 0.2, 0.5, 0.5, 0.6, 0.1, 0.7, 0.6, 0.8, 0.75]
 
 
 def peers(name):
-    """Follow the table of the source, with the master as one peer and each slot as another."""
+    """Return the weights by the table of the source. The master is one peer, and each slot is another."""
     w, s, a, expected = W, 0, -np.inf, []
     began = [(w, s)] * K
     for slot, g, b in zip(ORDER, UPDATES, ACCURACIES, strict=True):
@@ -218,7 +218,7 @@ def peers(name):
 def test_a_meeting_of_peers_follows_the_table_of_its_source(name):
     seen, made = ran(name, accuracies=ACCURACIES)
     close(seen, peers(name))
-    if name == "copy":  # what was not taken is no merge, and ages no other update
+    if name == "copy":  # a refused update does not count as a merge, so other updates do not age
         assert [np.array_equal(a, b) for a, b in pairwise(seen)].count(True) == 5
         assert max(tau for _, tau, _ in made) < max(tau for _, tau, _ in ran("average", accuracies=ACCURACIES)[1])
 
@@ -228,7 +228,7 @@ def test_two_peers_meet_without_a_master():
     other = WeightSet(weights=[np.array([5.0]), np.asarray(9)], trainings=1)
     met = Weighted().merge(one, other)
     assert (met.weights[0], met.weights[1], met.trainings) == (2.0, WHOLE, 3)
-    assert Mimic().merge(one, other).weights[0] == 1 - 4 / 3  # away from the staler
+    assert Mimic().merge(one, other).weights[0] == 1 - 4 / 3  # the result moves away from the staler weights
     nothing = Weighted().merge(
         WeightSet(weights=[np.array([1.0])], trainings=0), WeightSet(weights=[np.array([2.0])], trainings=0)
     )
@@ -262,7 +262,7 @@ def test_a_rule_with_parameters_out_of_range_is_refused(text, why):
 
 
 @pytest.mark.parametrize("rule", ARRIVAL.names)
-def test_updates_of_nothing_change_nothing(rule):
-    """Every slot returns its weights unchanged, as with a learning rate of 0."""
+def test_zero_updates_change_no_weight(rule):
+    """Every slot returns its weights unchanged, like with a learning rate of 0."""
     seen, _ = ran(rule, updates=[np.zeros(4)] * len(ORDER), accuracies=[0.5] * len(ORDER))
     close(seen, [W] * len(ORDER))

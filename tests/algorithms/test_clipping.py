@@ -1,4 +1,4 @@
-"""Clipping, against the golden sequence of the notes and against the formula of the paper."""
+"""Tests of clipping against the golden sequence of the notes and the formula of the paper."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_the_rolling_clip_gives_the_golden_sequence():
         assert Rolling.factor(np.float64(norm), found, np) == pytest.approx(factor, abs=1e-6)
 
 
-def test_after_the_first_batches_it_allows_less():
+def test_the_rolling_clip_allows_less_after_the_first_batches():
     for count, k in ((14, 4.0), (15, 2.0)):
         mean, spread, most = Rolling().seen(np.float64(2), 1.0, 0.5, count, np)
         assert most == pytest.approx(mean + k * spread)
@@ -47,6 +47,6 @@ def test_a_unit_of_a_convolution_is_a_filter_and_a_vector_is_one_unit():
         ("agc:0", "share must be finite and > 0, got 0.0"),
     ],
 )
-def test_what_is_no_clip_is_refused_in_a_sentence(text, sentence):
+def test_text_without_a_clip_is_refused_with_a_sentence(text, sentence):
     with pytest.raises(ConfigError, match=sentence):
         CLIP.read(text)

@@ -49,7 +49,7 @@ def there_and_back(code, tensor):
 
 @every_codec
 @given(tensor=anything)
-def test_shape_and_type_survive_for_every_tensor(code, tensor):
+def test_every_tensor_keeps_its_shape_and_type(code, tensor):
     decoded = there_and_back(code, tensor)
     assert isinstance(decoded, np.ndarray)
     assert (decoded.shape, decoded.dtype) == (tensor.shape, np.float32)
@@ -188,11 +188,11 @@ def test_float16_rounds_as_numpy_does_for_every_bit_pattern(tensor):
 @pytest.mark.parametrize("size", [1e-42, 1e-38, 1e-30, 1e-12, 1e-8, 1e-6, 1e-3, 1.0, 1e4, 1e6, 1e37])
 def test_float16_keeps_small_and_large_tensors_alike(size):
     tensor = np.float32(np.random.default_rng(0).normal(size=10_000) * size)
-    limit = 1e-3 if size > 1e-38 else 1e-2  # float32 itself has few bits down there
+    limit = 1e-3 if size > 1e-38 else 1e-2  # float32 itself has few bits for such small values
     assert relative_error([tensor], [there_and_back(Float16(), tensor)]) < limit
 
 
-def test_the_unit_of_float16_changes_no_bit_of_what_a_half_holds_well():
+def test_the_unit_of_float16_changes_no_bit_of_values_in_the_range_of_a_half():
     tensor = np.float32(np.random.default_rng(0).normal(size=10_000))
     tensor = tensor[np.abs(tensor) > 2.0**-14]
     assert np.array_equal(there_and_back(Float16(), tensor), tensor.astype(np.float16).astype(np.float32))
@@ -266,7 +266,7 @@ def test_blocks_lose_less_than_one_scale_for_the_whole_tensor():
 @given(tensor=moderate, fraction=st.floats(0.01, 1))
 def test_topk_sends_exactly_the_entries_largest_in_magnitude(tensor, fraction):
     payload = TopK(fraction=fraction).pack(tensor)
-    by_magnitude = np.argsort(-np.abs(tensor.ravel()), kind="stable")  # of equal ones the first
+    by_magnitude = np.argsort(-np.abs(tensor.ravel()), kind="stable")  # the first of equal values
     assert payload["places"].tolist() == sorted(by_magnitude[: math.ceil(fraction * tensor.size)].tolist())
     assert np.array_equal(payload["values"], tensor.ravel()[payload["places"]])
 
@@ -295,7 +295,7 @@ def test_int4_moves_no_value_by_more_than_half_a_step(tensor, block):
 
 
 def test_int4_gives_the_numbers_computed_by_hand():
-    """Scales 0.5 and 2; steps -7, 2, 0 and 7, -1; two in a byte, with 8 added: 1 + 10 * 16, 8 + 15 * 16, 7 + 8 * 16."""
+    """Scales are 0.5 and 2, steps are -7, 2, 0, 7, -1. A byte has two steps plus 8: 1 + 10 * 16, 8 + 15 * 16, 7 + 8 * 16."""
     payload, error = Int4(block=3).encode(np.float32([-3.5, 1.1, 0.2, 14, -2.5]))
     assert payload["scales"].tolist() == [0.5, 2]
     assert payload["pairs"].tolist() == [161, 248, 135]
@@ -311,7 +311,7 @@ def test_int4_takes_half_a_byte_for_a_value_and_four_for_a_block(size):
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_powersgd_is_a_power_iteration_from_the_last_payload(rank):
-    """Written out in float64: of a matrix and a start, the product on the base that spans what the matrix makes of the start."""
+    """The formula in float64: multiply the matrix by the start, and project the matrix onto the base of this product."""
     chance = np.random.default_rng(0)
     tensor, start = chance.normal(size=(3, 10, 20)), chance.normal(size=(20, rank))
     matrix = tensor.reshape(30, 20)
@@ -333,7 +333,7 @@ def test_powersgd_keeps_a_matrix_of_its_rank():
 
 
 def test_powersgd_turns_towards_the_largest_directions():
-    """It loses no more than the best product of its rank then, by the singular values."""
+    """Its error then equals that of the best product of its rank, which follows from the singular values."""
     chance = np.random.default_rng(2)
     tensor = np.float32(chance.normal(size=(60, 2)) @ chance.normal(size=(2, 40)) + 0.3 * chance.normal(size=(60, 40)))
     code, payload, errors = PowerSGD(), None, []
@@ -346,7 +346,7 @@ def test_powersgd_turns_towards_the_largest_directions():
     assert errors[-1] == pytest.approx(best, rel=1e-3)
 
 
-def test_powersgd_finds_its_way_back_from_zero():
+def test_powersgd_recovers_from_a_zero_matrix():
     chance = np.random.default_rng(3)
     tensor = np.float32(np.outer(chance.normal(size=60), np.r_[np.zeros(5), chance.normal(size=35)]))
     tensor[:5] = 0
@@ -357,14 +357,14 @@ def test_powersgd_finds_its_way_back_from_zero():
     assert relative_error([tensor], [code.decode(payload, tensor.shape)]) < 1e-5
 
 
-def test_powersgd_starts_anew_after_one_of_another_rank():
+def test_powersgd_restarts_after_a_payload_of_another_rank():
     tensor = np.float32(np.random.default_rng(4).normal(size=(60, 40)))
     other = PowerSGD(rank=3).pack(tensor)["right"]
     assert np.array_equal(PowerSGD().pack_after(tensor, other)["left"], PowerSGD().pack(tensor)["left"])
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (1, 100), (100, 1), (4, 4), (0, 100)])
-def test_powersgd_sends_what_would_not_become_smaller_as_it_is(shape):
+def test_powersgd_sends_a_tensor_unchanged_if_it_would_not_become_smaller(shape):
     tensor = np.ones(shape, np.float32)
     assert PowerSGD().pack(tensor)["values"].size == tensor.size
 
@@ -415,7 +415,7 @@ def test_a_non_finite_value_does_not_stay_in_the_error(code):
     assert np.isfinite(code.decode(payload, (10,))).all()
 
 
-def test_an_error_left_by_another_codec_is_sent_and_gone():
+def test_the_residual_of_another_codec_is_sent_once():
     payload, error = Float32().encode(np.float32([1]), np.float32([0.5]))
     assert payload["values"].tolist() == [1.5]
     assert error is None

@@ -4,7 +4,7 @@ from ddlf.algorithms.convergence import CONVERGE, Never, Target
 from ddlf.errors import ConfigError
 
 
-def test_the_mean_of_the_last_values_is_what_reaches_a_target():
+def test_the_mean_of_the_last_values_reaches_a_target():
     rule = CONVERGE.read("target:accuracy,0.97,last=3")
     values = [0.5, 0.99, 0.96, 0.95, 0.985, 0.985, 0.95]
     reached = [rule.reached(values[max(0, n - 3) : n]) for n in range(1, 8)]
@@ -20,13 +20,13 @@ def test_a_loss_reaches_its_target_from_above_and_nan_never_does():
 
 
 @pytest.mark.parametrize("metric", ["mae", "val_mse", "val_root_mean_squared_error", "test_binary_crossentropy"])
-def test_so_does_every_metric_that_is_better_the_smaller_it_is(metric):
+def test_every_metric_to_minimize_reaches_its_target_from_above(metric):
     rule = Target(metric=metric, value=0.1, last=1)
     assert [rule.reached([value]) for value in (5.0, 0.1)] == [False, True]
 
 
 @pytest.mark.parametrize("rule", [Never(), Target(), Target(metric="test_loss", value=1e-3, last=1)])
-def test_a_rule_is_written_as_text_and_read_again(rule):
+def test_a_rule_is_written_as_text_and_read_back(rule):
     assert CONVERGE.read(str(rule)) == rule
 
 
@@ -43,6 +43,6 @@ def test_a_rule_is_written_as_text_and_read_again(rule):
         "never:1",
     ],
 )
-def test_what_cannot_be_a_target_is_refused(text):
+def test_an_impossible_target_is_refused(text):
     with pytest.raises(ConfigError):
         CONVERGE.read(text)

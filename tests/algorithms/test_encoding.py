@@ -17,7 +17,7 @@ from tests.algorithms.test_codec import every_codec, lossy_codec
 
 
 def updates_of_a_cnn(rounds=1, seed=0):
-    """Updates with heavy tails in the shapes of a small CNN with BatchNorm and a counter."""
+    """Yield updates with heavy tails in the shapes of a small CNN with BatchNorm and a counter."""
     random = np.random.default_rng(seed)
     shapes = [(3, 3, 1, 32), (32,), (3, 3, 32, 64), (64,), (300, 64), (64,), ()]
     for _ in range(rounds):
@@ -29,7 +29,7 @@ EXACT = [False, False, False, False, False, True, True, False]
 
 
 def data_only(value):
-    """Whether a value is made of what the wire carries exactly, by exact type."""
+    """Whether a value consists only of exact types that the wire carries unchanged."""
     if type(value) in (dict, list, tuple):
         return all(map(data_only, value.values() if type(value) is dict else value))
     return type(value) in (str, int, float, np.ndarray)
@@ -55,7 +55,7 @@ def test_statistics_counters_and_small_tensors_arrive_exactly(code):
 
 
 @every_codec
-def test_every_tensor_can_be_asked_to_arrive_exactly(code):
+def test_every_tensor_can_be_sent_exactly(code):
     (tensors,) = updates_of_a_cnn()
     encoded, errors = encode_update(code, tensors, [True] * len(tensors))
     assert relative_error(tensors, decode_update(encoded, like=tensors)) == 0
@@ -63,7 +63,7 @@ def test_every_tensor_can_be_asked_to_arrive_exactly(code):
 
 
 @every_codec
-def test_nothing_is_lost_over_many_rounds_but_the_last_error(code):
+def test_only_the_last_error_is_lost_over_many_rounds(code):
     errors, sent, arrived = None, 0.0, 0.0
     for tensors in updates_of_a_cnn(rounds=30):
         encoded, errors = encode_update(code, tensors, EXACT, errors)
@@ -84,7 +84,7 @@ def test_a_broken_update_arrives_broken_and_leaves_no_trace(code, value):
     broken[4][5, 6:9] = value
     _, errors = encode_update(code, tensors, EXACT)
     encoded, errors = encode_update(code, broken, EXACT, errors)
-    assert (~np.isfinite(decode_update(encoded, like=tensors)[4])).sum() == 3  # the right number for the report
+    assert (~np.isfinite(decode_update(encoded, like=tensors)[4])).sum() == 3  # the report needs the exact number
     encoded, _ = encode_update(code, tensors, EXACT, errors)
     assert np.isfinite(decode_update(encoded, like=tensors)[4]).all()
 
@@ -108,7 +108,7 @@ def test_a_value_beyond_the_range_of_a_codec_arrives_exactly():
         (PowerSGD(), 2 / 200 + 2 / 300, 1),
     ],
 )
-def test_codecs_keep_to_their_size_and_error(code, payload, error):
+def test_codecs_keep_within_their_size_and_error(code, payload, error):
     tensors = [np.float32(np.random.default_rng(1).standard_t(4, (200, 300)))]
     encoded, _ = encode_update(code, tensors, [False])
     sent = sum(array.nbytes for one in encoded["payloads"] for array in one.values())
@@ -180,12 +180,14 @@ INTS = {"raw": np.zeros(3, np.int64)}
 def test_a_malformed_update_is_refused(encoded):
     with pytest.raises(ConfigError):
         decode_update(encoded, like=LIKE)
-    if isinstance(encoded, dict) and str(encoded.get("codec")).startswith("powersgd"):  # a vector has no such payload
+    if isinstance(encoded, dict) and str(encoded.get("codec")).startswith(
+        "powersgd"
+    ):  # a vector has no payload of PowerSGD
         with pytest.raises(ConfigError):
             decode_update(encoded, like=[np.zeros((40, 10), np.float32), LIKE[1]])
 
 
-def test_what_a_codec_goes_on_from_comes_back_with_what_it_owes():
+def test_the_start_of_a_codec_is_stored_with_its_residual():
     (tensors,) = updates_of_a_cnn()
     count = len(tensors)
     encoded, left = encode_update(PowerSGD(), tensors, EXACT)
@@ -197,7 +199,7 @@ def test_what_a_codec_goes_on_from_comes_back_with_what_it_owes():
     on, _ = encode_update(PowerSGD(), tensors, EXACT, [None] * count + left[count:])
     anew, _ = encode_update(PowerSGD(), tensors, EXACT)
     assert not np.array_equal(on["payloads"][4]["left"], anew["payloads"][4]["left"])
-    _, other = encode_update(Int8(), tensors, EXACT, left)  # what another codec left is no harm
+    _, other = encode_update(Int8(), tensors, EXACT, left)  # another codec ignores this state
     assert len(other) == count
 
 
@@ -229,18 +231,18 @@ def test_master_and_worker_hold_the_same_bits_without_drift(code):
         encoded, on_master = encode_delta(new, on_master, code, EXACT)
         on_worker = apply_delta(on_worker, encoded)
         assert [w.tobytes() for w in on_worker] == [w.tobytes() for w in on_master]
-        for i in (1, 3, 5, 6, 7):  # small, statistics, counter
+        for i in (1, 3, 5, 6, 7):  # small tensors, statistics, the counter
             assert on_worker[i].tobytes() == new[i].tobytes()
         behind.append(np.linalg.norm(on_worker[4] - new[4]) / np.linalg.norm(update[4]))
     if isinstance(code, PowerSGD) or (isinstance(code, TopK) and code.fraction < 1):
-        assert max(behind) < 50**0.5  # random updates wait their turn, and no more than that
+        assert max(behind) < 50**0.5  # a random update waits for its turn, without more drift
     else:
         most = 0.25 if isinstance(code, Int4) else 0.12
-        assert max(behind[25:]) <= 1.2 * max(behind[:25]) < most  # part of one update, however many there were
+        assert max(behind[25:]) <= 1.2 * max(behind[:25]) < most  # part of one update after any number of updates
 
 
 def test_differences_to_the_weights_sent_before_would_drift():
-    """Otherwise the test above would prove nothing: this is what happens when the master forgets what was lost."""
+    """The test above can fail: weights drift if the master forgets the lost parts."""
     history = weights_in_training(50)
     old, _ = next(history)
     on_worker, behind = old, []
@@ -270,7 +272,7 @@ def test_weights_recover_after_a_non_finite_value_was_sent(code):
     assert np.array_equal(held[4], good[4])
 
 
-def test_the_weights_held_before_are_not_modified():
+def test_the_earlier_weights_are_not_modified():
     (base,) = updates_of_a_cnn(seed=1)
     (new,) = updates_of_a_cnn(seed=2)
     before = [w.tobytes() for w in base]
@@ -279,7 +281,7 @@ def test_the_weights_held_before_are_not_modified():
     assert [w.tobytes() for w in base] == before
 
 
-def test_what_is_zero_does_not_travel_and_arrives_as_such():
+def test_zero_tensors_do_not_travel_and_arrive_as_zeros():
     tensors = [np.zeros((40, 10), np.float32), np.arange(3), np.zeros(2, np.int64), np.float32([-0.0])]
     encoded = without_zeros(encode_update(Int8(), tensors, [True] * 4)[0])
     assert [list(payload) for payload in encoded["payloads"]] == [["same"], ["raw"], ["same"], ["raw"]]
@@ -287,7 +289,7 @@ def test_what_is_zero_does_not_travel_and_arrives_as_such():
     assert [one.tobytes() for one in found] == [one.tobytes() for one in tensors]
 
 
-def test_a_difference_has_nothing_of_what_is_as_it_was():
+def test_a_difference_leaves_unchanged_tensors_out():
     old = [np.float32([-0.0, 1.0]), np.ones(400, np.float32), np.asarray(3)]
     new = [old[0].copy(), old[1] + 1, np.asarray(3)]
     encoded, held = encode_delta(new, old, Float32(), [False] * 3)

@@ -1,4 +1,4 @@
-"""The parts of L-BFGS against their formulas and against SciPy."""
+"""Tests of the parts of L-BFGS against their formulas and against SciPy."""
 
 import math
 from fractions import Fraction
@@ -99,7 +99,7 @@ def quadratic(seed):
     ("function", "start"),
     [(rosenbrock, np.array([-1.2, 1.0])), *((quadratic(seed), np.zeros(20)) for seed in range(3))],
 )
-def test_passes_to_the_minimum_are_those_of_scipy(function, start):
+def test_lbfgs_needs_as_many_passes_as_scipy(function, start):
     losses = []
 
     def told(x):
@@ -162,7 +162,7 @@ def test_a_search_without_a_lower_loss_fails_without_a_step():
 
 @pytest.mark.parametrize(("fall", "is_step"), [(1e-7, False), (1e-5, True)])
 def test_a_failed_search_only_takes_a_step_that_lowers_the_loss_by_more_than_rounding_errors(fall, is_step):
-    """At the minimum of a float32 loss, losses and slopes are noise: training would go on without an end."""
+    """At the minimum of a float32 loss, losses and slopes are noise. Training would never end without this check."""
     search, outcome = WolfeSearch(1.0, -1e-6, noise=1e-6), "try"
     while outcome == "try":
         outcome = search.tell(1.0 - fall, -1e-6)
@@ -172,7 +172,7 @@ def test_a_failed_search_only_takes_a_step_that_lowers_the_loss_by_more_than_rou
 
 @pytest.mark.parametrize("loss", [0.0, 1e-9])
 def test_a_loss_of_zero_has_a_lower_bound(loss):
-    """Its slopes say that it falls, but rounding errors hide it."""
+    """Its slopes are negative, but rounding errors hide its fall."""
     search, outcome = WolfeSearch(loss, -1e-24), "try"
     while outcome == "try":
         outcome = search.tell(0.0, -1e-24)

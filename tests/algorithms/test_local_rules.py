@@ -1,4 +1,4 @@
-"""Each local rule is what its source prints."""
+"""Tests of the local rules: each equals the formula of its source."""
 
 import numpy as np
 import pytest
@@ -7,13 +7,13 @@ from ddlf.algorithms.local_rules import LOCAL, FedProx, Plain, Scaffold, mean_co
 from ddlf.errors import ConfigError
 
 A = np.diag([1.0, 3.0, 0.5])
-"""The loss is ``0.5 (y - b) A (y - b)``, with another b for each slot."""
+"""The loss is ``0.5 (y - b) A (y - b)``. Each slot has another b."""
 TARGETS = [np.array([1.0, -2.0, 0.5]), np.array([-3.0, 0.0, 2.0]), np.array([0.5, 0.5, -4.0])]
 SGD = {"optimizer": "SGD", "optimizer learning_rate": 0.1, "optimizer momentum": 0.0, "optimizer clipnorm": "None"}
 
 
 def trained(rule, w, target, control, mean, steps, rate):
-    """The weights after some local steps with a rule."""
+    """Return the weights after some local steps with a rule."""
     held, y = rule.held(w, control, mean), w
     for _ in range(steps):
         y = y - rate * (A @ (y - target) + rule.correction(y, held))
@@ -58,19 +58,19 @@ def test_scaffold_is_its_algorithm_over_ten_rounds():
         assert max(np.abs(a - b).max() for a, b in zip(controls, c_i, strict=True)) < 1e-12
 
 
-def test_with_a_rate_of_0_a_control_stays():
+def test_a_rate_of_0_does_not_change_a_control():
     control = np.ones(2)
     assert np.array_equal(Scaffold().left(control, np.zeros(2), np.zeros(2), 3, 0.0), control)
 
 
-def test_the_mean_of_controls_counts_slots_that_have_none_as_zeros():
+def test_the_mean_of_controls_counts_slots_without_a_control_as_zeros():
     three = np.full(2, 3.0, np.float32)
     assert mean_control([None, None]) is None
     mean = mean_control([[three, None], None, [3 * three, None]])
     assert (mean[0].dtype, mean[0].tolist(), mean[1]) == (np.float32, [4.0, 4.0], None)
 
 
-def test_rules_are_texts_with_their_parameters():
+def test_rules_are_written_as_text_with_their_parameters():
     assert LOCAL.read("fedprox:0.1") == FedProx(mu=0.1)
     assert str(LOCAL.read("fedprox")) == "fedprox:mu=0.01"
     assert [str(LOCAL.read(name)) for name in ("plain", "scaffold")] == ["plain", "scaffold"]
@@ -87,7 +87,7 @@ def test_rules_are_texts_with_their_parameters():
         ("scafold", "unknown local rule 'scafold', did you mean 'scaffold'?"),
     ],
 )
-def test_a_rule_that_cannot_be_is_refused(text, sentence):
+def test_an_impossible_rule_is_refused(text, sentence):
     with pytest.raises(ConfigError) as refused:
         LOCAL.read(text)
     assert sentence in str(refused.value)

@@ -52,7 +52,7 @@ def test_the_result_has_the_same_bits_in_any_order_of_arrival(order):
 
 
 def test_summing_in_another_order_would_give_other_bits():
-    """Otherwise the test above would prove nothing."""
+    """So the test above can fail."""
     updates = [[np.float32([1e30])], [np.float32([-1e30])], [np.float32([1.0])]]
     assert weighted_mean(updates, [1, 1, 1])[0] != weighted_mean(updates[::-1], [1, 1, 1])[0]
 
@@ -60,7 +60,7 @@ def test_summing_in_another_order_would_give_other_bits():
 @given(
     update=hnp.arrays(np.float32, 5, elements=floats), counts=st.lists(st.integers(1, 10**6), min_size=1, max_size=5)
 )
-def test_slots_that_all_sent_the_same_get_exactly_that_back(update, counts):
+def test_the_mean_of_equal_updates_is_exactly_this_update(update, counts):
     assert bits(weighted_mean([[update]] * len(counts), counts)) == bits([update])
 
 
@@ -74,7 +74,7 @@ def test_mean_of_one_slot_has_bits_of_running_sum(dtype, values, count):
         merge.add(0, update, count, checked=True)
     assert bits(single.result()) == bits(running.result())
     assert [array.dtype for array in single.result()] == [array.dtype for array in running.result()]
-    assert np.shares_memory(single.result()[0], update[0])  # it needs no copy
+    assert np.shares_memory(single.result()[0], update[0])  # the merge needs no copy
 
 
 def test_mean_of_one_slot_in_float64_is_rounded_like_others():
@@ -128,7 +128,7 @@ def test_a_batchnorm_variance_never_becomes_negative(before, after):
 
 
 def test_a_lost_worker_does_not_shrink_the_merge():
-    """A public implementation divides on the worker by the number of workers that there should be."""
+    """A public implementation divides on the worker by the planned number of workers."""
     update = [np.float32([4.0])]
     assert weighted_mean([update] * 3, [10] * 3)[0] == weighted_mean([update] * 4, [10] * 4)[0] == 4.0
 
@@ -191,7 +191,7 @@ def test_an_update_that_does_not_fit_is_refused(slot, update, count, message):
 
 
 @pytest.mark.parametrize(("updates", "counts"), [([], []), ([[np.zeros(1, np.float32)]], [1, 2])])
-def test_a_merge_of_nothing_or_without_counts_is_refused(updates, counts):
+def test_a_merge_without_updates_or_counts_is_refused(updates, counts):
     with pytest.raises(ConfigError):
         weighted_mean(updates, counts)
 
@@ -228,7 +228,7 @@ def test_a_trimmed_mean_computed_by_hand():
     assert merged(MERGE.read("median"), updates, [1] * 5)[0] == 2.0
 
 
-def test_with_fewer_slots_than_one_in_beta_nothing_is_trimmed():
+def test_the_trimmed_mean_of_few_slots_trims_no_value():
     updates = updates_of(4)
     assert bits(merged(MERGE.read("trimmed:0.2"), updates, [1] * 4)) == bits(weighted_mean(updates, [1] * 4))
 
@@ -244,7 +244,7 @@ def test_a_robust_merge_has_the_same_bits_in_any_order_of_arrival(name, order):
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed:0.2", "krum"])
-def test_a_robust_merge_counts_each_slot_once_whatever_its_samples(name):
+def test_a_robust_merge_counts_each_slot_once_for_any_number_of_samples(name):
     updates = updates_of(5)
     assert bits(merged(MERGE.read(name), updates, [1, 10, 100, 7, 3])) == bits(
         merged(MERGE.read(name), updates, [1] * 5)
@@ -276,7 +276,7 @@ def test_each_rule_refuses_wrong_updates_and_names_missing_slots(name):
     assert bits(merge.result()) == bits([update[0], np.array(0)])
 
 
-def test_an_update_that_was_judged_is_not_looked_at_again():
+def test_an_update_is_checked_once():
     merge = RunningMerge(1, like=[np.zeros(1, np.float32)])
     merge.add(0, [np.float32([np.nan])], 1, checked=True)
     assert np.isnan(merge.result()[0])
@@ -295,7 +295,7 @@ def test_a_share_that_cannot_be_left_out_is_refused(beta):
 
 
 def test_krum_computed_by_hand():
-    """With 4 slots and 1 bad one the nearest other counts: squared distances 1, 0.25, 0.25 and 72.25."""
+    """With 4 slots and 1 bad slot, the nearest neighbour counts. Squared distances are 1, 0.25, 0.25 and 72.25."""
     updates = [[np.float32([value])] for value in (0, 1, 1.5, 10)]
     assert merged(MERGE.read("krum"), updates, [1] * 4)[0] == 1.0, "of two that are as near, that of the lower slot"
     assert merged(MERGE.read("krum:keep=2"), updates, [1] * 4)[0] == 1.25
@@ -328,6 +328,6 @@ def test_krum_takes_no_bad_update_of_one_slot(change):
 
 
 @pytest.mark.parametrize("values", [{"bad": -1}, {"keep": 0}])
-def test_what_krum_cannot_do_is_refused(values):
+def test_impossible_parameters_of_krum_are_refused(values):
     with pytest.raises(ConfigError):
         Krum(**values)

@@ -1,4 +1,4 @@
-"""Factors by depth, against the numbers of the notes."""
+"""Tests of multipliers: factors of the learning rate by depth, against the numbers of the notes."""
 
 import pytest
 
@@ -41,6 +41,6 @@ def test_multipliers_are_read_and_written(text, rule):
 @pytest.mark.parametrize(
     "text", ["freeze", "freeze:", "freeze:2", "freeze:x", "body", "body=-1", "body=nan", "a=1,a=2", "=1"]
 )
-def test_what_multiplies_nothing_is_refused(text):
+def test_text_without_multipliers_is_refused(text):
     with pytest.raises(ConfigError, match="multipliers"):
         MULTIPLIERS.read(text)

@@ -1,4 +1,4 @@
-"""A rule is text and back, and a text that is none gets a sentence."""
+"""Tests of rules as text: each is written and read back, and other text is refused with a sentence."""
 
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ def test_two_names_of_one_rule_are_the_same_value_and_the_same_text():
         (CODEC, ["topk:fraction=0.05", "topk:0.05"], TopK(fraction=0.05)),
         (Outward, ["delta:topk:fraction=0.05", "delta:topk:0.05"], Outward(TopK(fraction=0.05), delta=True)),
     ],
-    # Not the family's: that has an address, and processes that share the tests must name them alike.
+    # The id must not contain the family: its address differs between the processes that share the tests.
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_parameters_are_read_without_names_and_written_with_them(family, texts, rule):
@@ -56,7 +56,7 @@ def test_parameters_are_read_without_names_and_written_with_them(family, texts, 
 
 
 def test_rule_made_with_other_number_types_equals_its_text():
-    """So that a checkpoint of one is gone on from with the other."""
+    """A checkpoint of one can therefore be resumed with the other."""
     assert str(OUTER.same(Nesterov(learning_rate=1))) == "nesterov:learning_rate=1.0,momentum=0.9"
     assert type(MERGE.same(Krum(bad=np.int64(2))).bad) is int
     with pytest.raises(ConfigError, match=r"bad must be a whole number, got '1\.5'"):
@@ -88,7 +88,7 @@ def test_rule_made_with_other_number_types_equals_its_text():
         (Outward, "delta:int9", "unknown codec 'int9'"),
     ],
 )  # fmt: skip
-def test_a_text_that_is_no_rule_gets_a_sentence(family, text, sentence):
+def test_a_text_without_a_rule_is_refused_with_a_sentence(family, text, sentence):
     with pytest.raises(ConfigError) as refused:
         family.read(text)
     assert sentence in str(refused.value)
@@ -107,8 +107,8 @@ def test_a_text_that_is_no_rule_gets_a_sentence(family, text, sentence):
         ("weights_codec", Outward(TopK(fraction=1), delta=True), "delta:topk:fraction=1.0"),
     ],
 )
-def test_an_object_is_what_its_text_is(setting, rule, text):
-    """So a checkpoint of a run with the one is that of a run with the other."""
+def test_an_object_equals_its_text(setting, rule, text):
+    """Runs with the object and runs with the text write the same checkpoints."""
     read = SETTINGS[setting].check(setting, rule)
     assert str(rule) == str(read) == text
     assert read == SETTINGS[setting].check(setting, text)
@@ -133,13 +133,13 @@ def test_an_object_whose_text_would_be_refused_is_refused(setting, rule, sentenc
     assert sentence in str(refused.value)
 
 
-def test_a_name_in_capitals_or_with_spaces_gets_a_guess():
+def test_error_of_a_name_in_capitals_or_with_spaces_has_a_suggestion():
     for text in ("Median", "MEDIAN", " median", "median "):
         with pytest.raises(ConfigError, match="did you mean 'median'"):
             MERGE.read(text)
 
 
-def test_a_rule_of_somebody_else_is_written_as_python_does():
+def test_a_rule_of_another_package_is_written_with_its_repr():
     @dataclass(frozen=True)
     class Own(Named):
         rate: float = 1.0

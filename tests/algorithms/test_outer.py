@@ -74,20 +74,20 @@ FORMULAS = {
     "fedadagrad": adagrad,
     "fedadam": adam,
     "fedyogi": yogi,
-    "streaming": nesterov,  # of what is exchanged; test_streaming.py has the rest
+    "streaming": nesterov,  # for the exchanged fragments; test_streaming.py tests the rest
 }
 
 
 @pytest.mark.parametrize("name", OUTER.names)
 @pytest.mark.parametrize("other", [{}, {"learning_rate": 0.3}])
 def test_over_ten_rounds_each_rule_is_the_formula_of_its_source(name, other):
-    """Updates of very different sizes, one of which is always zero."""
+    """Updates have very different sizes, and one value is always zero."""
     if name == "fedavg":
         other = {}
     chance = np.random.default_rng(3)
     sizes = np.array([[1.0, 1e-4, 30.0], [0.1, 1e-2, 0.0]])
     updates = chance.normal(size=(10, 2, 3)) * sizes
-    updates[4:] *= 1e-2  # then FedYogi and FedAdam forget in their own ways
+    updates[4:] *= 1e-2  # after this drop, FedYogi and FedAdam differ
     w = chance.normal(size=(2, 3))
     outer = OUTER.read(name + ":" * bool(other) + ",".join(f"{key}={value}" for key, value in other.items()))
     found = run(outer, [w], [[g] for g in updates])
@@ -97,7 +97,7 @@ def test_over_ten_rounds_each_rule_is_the_formula_of_its_source(name, other):
 
 @given(w=values, updates=st.lists(values, min_size=1, max_size=6), rate=st.floats(0.01, 2), momentum=st.floats(0, 0.99))
 def test_nesterov_equals_the_form_with_the_rate_in_the_velocity(w, updates, rate, momentum):
-    """Keras's SGD(nesterov=True): v <- m v - lr g, w <- w + m v - lr g; the same as long as the rate is constant."""
+    """Keras's SGD(nesterov=True) is v <- m v - lr g, w <- w + m v - lr g. It is equal while the rate is constant."""
     history = run(Nesterov(learning_rate=rate, momentum=momentum), [w], [[g] for g in updates])
     expected, v = w.astype(np.float64), np.zeros(4)
     for g, (found,) in zip(updates, history, strict=True):
@@ -116,7 +116,7 @@ def test_fedavgm_sums_updates_discounted_by_age(w, updates, momentum):
 
 @given(w=values, updates=st.lists(values, min_size=1, max_size=6), beta1=st.floats(0, 0.99), beta2=st.floats(0, 0.99))
 def test_fedadam_divides_mean_by_root_mean_square(w, updates, beta1, beta2):
-    """The source's recursions, written out."""
+    """The formulas are the recursions of the source."""
     outer, expected = FedAdam(beta1=beta1, beta2=beta2), w.astype(np.float64)
     for t, (found,) in enumerate(run(outer, [w.astype(np.float64)], [[g.astype(np.float64)] for g in updates])):
         ages = [t - s for s in range(t + 1)]
@@ -136,7 +136,7 @@ def test_subtract_takes_the_step_times_the_learning_rate(w, g):
 
 @optimizers
 def test_batchnorm_statistics_get_the_plain_mean_without_momentum(outer):
-    """Public implementations push moving variances through momentum, so that they turn negative."""
+    """Public implementations apply momentum to moving variances, which then turn negative."""
     weights = [np.float32([1.0]), np.float32([1.0])]
     history = run(
         outer, weights, [[np.float32([0.9]), np.float32([0.9])], [np.float32([0.0]), np.float32([0.0])]], [True, False]
@@ -147,7 +147,7 @@ def test_batchnorm_statistics_get_the_plain_mean_without_momentum(outer):
 
 @optimizers
 @pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.bool_])
-def test_counters_and_seeds_stay_the_masters(outer, dtype):
+def test_counters_and_seeds_keep_the_masters_values(outer, dtype):
     weights, merged = [np.array([1, 0], dtype)], [np.zeros(2, dtype)]
     (after,) = run(outer, weights, [merged], [False])[0]
     assert after.dtype == dtype
@@ -155,7 +155,7 @@ def test_counters_and_seeds_stay_the_masters(outer, dtype):
 
 
 @optimizers
-def test_arguments_are_not_modified_and_shapes_and_types_stay(outer):
+def test_arguments_are_not_modified_and_results_keep_shapes_and_types(outer):
     weights = [np.ones((2, 3), np.float32), np.ones((), np.float32), np.ones(0, np.float32)]
     merged = [np.full_like(w, 0.5) for w in weights]
     trainable = [True, True, False]
@@ -212,6 +212,6 @@ def test_hyperparameters_out_of_range_are_refused(make):
         make()
 
 
-def test_an_optimizer_is_a_value_that_can_be_printed_and_compared():
+def test_optimizers_can_be_printed_and_compared():
     assert repr(Nesterov()) == "Nesterov(learning_rate=0.7, momentum=0.9)"
     assert Subtract() == Subtract(learning_rate=1.0)

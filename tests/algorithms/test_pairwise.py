@@ -1,4 +1,4 @@
-"""Distances and angles of updates from sums over blocks: their formulas, and the same bits for any cut."""
+"""Tests of distances and angles of updates from sums over blocks: formulas, and equal bits for any cut."""
 
 import random
 from fractions import Fraction
@@ -37,14 +37,14 @@ def test_sums_are_exact_in_any_order_and_cut_anywhere():
         assert np.array_equal(added(parts, 2), added(sums, 2))
 
 
-def test_nothing_comes_to_zeros():
+def test_empty_updates_give_zeros():
     assert brief([], 3) == []
     assert np.array_equal(added([], 3), np.zeros((3, 3)))
     assert squared_distances([[], []]).tolist() == [[0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e308])
-def test_what_is_beyond_float64_comes_out_as_such_and_ends(value):
+def test_values_beyond_float64_give_infinite_or_nan_sums(value):
     sums = [np.full((1, 1), value), np.full((1, 1), value), np.full((1, 1), 1.0)]
     assert not np.isfinite(added(brief(sums, 1), 1)).any()
 

@@ -53,7 +53,7 @@ def test_indices_have_the_smallest_type_that_holds_them(n, dtype):
 
 
 @pytest.mark.parametrize(("n", "seed", "round"), [(0, 0, 0), (-5, 0, 0), (5, -1, 0), (5, 0, -1)])
-def test_a_shuffle_that_cannot_be_is_refused(n, seed, round):
+def test_an_impossible_shuffle_is_refused(n, seed, round):
     with pytest.raises(ConfigError):
         shuffled(n, seed, round)
 
@@ -92,7 +92,7 @@ def test_more_slots_than_samples_are_refused_with_both_numbers():
 
 
 @pytest.mark.parametrize(("n", "k"), [(0, 1), (-1, 1), (1, 0), (1, -1)])
-def test_a_split_of_nothing_or_over_nothing_is_refused(n, k):
+def test_a_split_of_no_samples_or_over_no_slots_is_refused(n, k):
     with pytest.raises(ConfigError):
         equal_sizes(n, k)
 
@@ -123,8 +123,8 @@ def test_equal_speeds_give_equal_sizes(n, k, speed):
     assert sizes_by_speed(n, [speed] * k) == equal_sizes(n, k)
 
 
-def test_the_largest_remainder_gets_the_samples_that_are_left():
-    # shares 4.7, 2.3 and 3.0 of 10: floors 4, 2, 3; the one left goes to the remainder of 0.7
+def test_the_largest_remainder_gets_the_remaining_samples():
+    # shares of 10 are 4.7, 2.3 and 3.0, floors are 4, 2 and 3; the remainder of 0.7 gets the last sample
     assert sizes_by_speed(10, [47.0, 23.0, 30.0]) == [5, 2, 3]
 
 
@@ -163,7 +163,7 @@ def test_steps_follow_the_formula_of_dynamic_local_updates(steps, speeds):
     assert max(found) == steps
 
 
-def test_steps_of_no_speed_or_no_steps_are_refused():
+def test_steps_without_speeds_or_of_zero_are_refused():
     for steps, speeds in ((0, [1.0]), (4, [0.0, 1.0]), (4, [float("nan")])):
         with pytest.raises(ConfigError, match="must be finite and > 0"):
             steps_by_speed(steps, speeds)

@@ -1,4 +1,4 @@
-"""Whose samples are whose: laws of all rules, and what each promises."""
+"""Tests of the partition rules: which slot owns each sample, for all rules and for each one."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def labels_for(samples, classes):
 
 @pytest.mark.parametrize("name", UNEVEN)
 @given(slots=st.integers(1, 9), more=st.integers(0, 300), classes=st.integers(1, 12), seed=st.integers(0, 2**32 - 1))
-def test_every_sample_is_exactly_one_slots_and_every_slot_has_some(name, slots, more, classes, seed):
+def test_every_sample_has_exactly_one_slot_and_every_slot_has_samples(name, slots, more, classes, seed):
     samples = 2 * slots + more
     owners = PARTITION.read(name).owners(samples, slots, seed, labels_for(samples, classes))
     assert owners.shape == (samples,)
@@ -26,7 +26,7 @@ def test_every_sample_is_exactly_one_slots_and_every_slot_has_some(name, slots, 
 
 
 @pytest.mark.parametrize("name", UNEVEN)
-def test_whose_it_is_follows_from_the_seed_and_from_nothing_else(name):
+def test_owners_depend_on_the_seed_only(name):
     rule, labels = PARTITION.read(name), labels_for(500, 10)
     np.random.seed(5)
     one = rule.owners(500, 4, 7, labels)
@@ -36,7 +36,7 @@ def test_whose_it_is_follows_from_the_seed_and_from_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", UNEVEN)
-def test_one_slot_has_all(name):
+def test_a_single_slot_has_all_samples(name):
     assert PARTITION.read(name).owners(50, 1, 0, labels_for(50, 3)).tolist() == [0] * 50
 
 
@@ -46,7 +46,7 @@ def test_the_names_of_labels_do_not_matter(name):
     assert np.array_equal(rule.owners(300, 4, 1, labels), rule.owners(300, 4, 1, labels * 10 - 7))
 
 
-def test_equal_says_nothing_for_the_whole_run():
+def test_equal_assigns_no_samples_for_the_whole_run():
     assert PARTITION.read("equal").owners(10, 2, 0, NONE) is None
 
 
@@ -62,7 +62,7 @@ def test_large_alpha_gives_each_slot_the_shares_of_the_whole_data():
     owners = Dirichlet(alpha=1e7).owners(1000, 4, 0, labels)
     counts = np.array([[of[label] for label in range(3)] for of in counts_of(owners, labels, 4)])
     assert counts.sum(axis=1).tolist() == [250] * 4
-    # Drawn with these shares, without replacement: within five standard deviations of what is expected of 250.
+    # Samples are drawn with these shares and without replacement: counts are within five standard deviations.
     assert np.all(np.abs(counts - [150, 75, 25]) < 5 * np.sqrt([60, 52.5, 22.5]))
 
 
@@ -72,8 +72,8 @@ def test_small_alpha_gives_a_slot_one_class():
     assert list(first.values()) == [50]
 
 
-def test_the_first_slots_shares_are_as_the_formula_says():
-    """Of enough samples the share of a class is q's, whose mean is p and whose variance p (1 - p) / (alpha + 1)."""
+def test_the_shares_of_the_first_slot_follow_the_formula():
+    """With enough samples, the share of a class has the mean p and the variance p (1 - p) / (alpha + 1)."""
     labels, alpha = np.arange(20_000) % 2, 3.0
     shares = []
     for seed in range(400):
@@ -131,6 +131,6 @@ def test_labels_are_whole_numbers_or_one_hot_rows(dtype):
     ],
     ids=str,
 )
-def test_other_labels_are_refused_in_a_sentence(y, what):
+def test_other_labels_are_refused_with_a_sentence(y, what):
     with pytest.raises(ConfigError, match=f"this partition needs .*; y_train is {what}; use partition='power:1'"):
         labels_of(y)

@@ -1,4 +1,4 @@
-"""The order of passes in a pipeline, and where a model is cut."""
+"""Tests of the order of passes in a pipeline, and of the cut of a model."""
 
 import itertools
 
@@ -20,8 +20,8 @@ def test_a_stage_keeps_the_activations_of_at_most_as_many_micro_batches_as_stage
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (3, 8), (4, 8)])
-def test_equal_stages_are_idle_as_the_formula_says(stages, micro_batches):
-    """Each pass takes one unit of time, and begins when the pass before it on its stage and what it needs are done."""
+def test_idle_time_of_equal_stages_follows_the_formula(stages, micro_batches):
+    """Each pass takes one unit of time. It begins when its stage is free and its inputs are ready."""
     done, now = {}, [0] * stages
     left = [list(passes(stage, stages, micro_batches)) for stage in range(stages)]
     while any(left):
@@ -46,7 +46,7 @@ def test_micro_batches_have_all_samples_and_differ_by_at_most_one(samples, micro
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 8))
-def test_no_other_cut_has_a_cheaper_most_expensive_part(costs, parts):
+def test_the_cut_minimizes_the_cost_of_the_most_expensive_part(costs, parts):
     parts = min(parts, len(costs))
     ends = balanced(costs, [1] * (len(costs) - 1), parts)
 
@@ -58,6 +58,6 @@ def test_no_other_cut_has_a_cheaper_most_expensive_part(costs, parts):
     assert largest(ends) == min(largest([*cut, len(costs)]) for cut in others)
 
 
-def test_of_equal_cuts_the_one_with_the_smaller_border_is_chosen():
+def test_the_smaller_border_decides_between_equal_cuts():
     assert balanced([4, 0, 4], [9, 2], 2) == [2, 3]
     assert balanced([4, 0, 4], [2, 9], 2) == [1, 3]

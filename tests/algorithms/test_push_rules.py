@@ -1,4 +1,4 @@
-"""A shard applies pushed gradients by its formula and like another library. Replicas fetch and push in time."""
+"""Tests of push rules and of the cadence: shards apply pushed gradients by formulas, replicas fetch and push in time."""
 
 import math
 
@@ -16,7 +16,7 @@ STALE = [1.0, 1 / 2, 1.0, 1 / 7, 1 / 3, 1.0, 1.0, 1 / 24, 1.0, 1 / 2]
 
 
 def applied(rule, weights, gradients, factors=STALE):
-    """Weights after each push. The formulas hold in float64, so the rule is given that, too."""
+    """Return the weights after each push, in float64 like the formulas."""
     weights, state = weights.copy(), [kept.astype(weights.dtype) for kept in rule.start(weights.size)]
     history = []
     for count, (g, factor) in enumerate(zip(gradients, factors, strict=False)):
@@ -62,7 +62,7 @@ FORMULAS = {"sgd": sgd, "momentum": momentum, "adagrad": adagrad, "adam": adam}
 @pytest.mark.parametrize("name", PUSHED.names)
 @pytest.mark.parametrize("other", [{}, {"rate": 0.3}])
 def test_over_ten_stale_pushes_each_rule_is_the_formula_of_its_source(name, other):
-    """Gradients of very different sizes, one of which is always zero."""
+    """Gradients have very different sizes, and one value is always zero."""
     chance = np.random.default_rng(3)
     gradients = chance.normal(size=(10, 4)) * [1.0, 1e-4, 30.0, 0.0]
     w = chance.normal(size=4)
@@ -86,8 +86,8 @@ def test_shards_of_any_cut_have_the_bits_of_one(name):
 
 
 @pytest.mark.parametrize("name", PUSHED.names)
-def test_staleness_scales_the_step_and_leaves_the_state_as_it_is(name):
-    """Inside of Adagrad's root the factor would cancel out."""
+def test_staleness_scales_the_step_and_not_the_state(name):
+    """The factor would cancel out inside of Adagrad's root."""
     rule, g = PUSHED.read(name), np.array([0.5, -3.0], np.float32)
     (fresh, kept), (stale, of_stale) = ((np.zeros(2, np.float32), rule.start(2)) for _ in range(2))
     rule.apply(fresh, kept, g)
@@ -117,7 +117,7 @@ def test_wrong_gradient_for_a_shard_is_refused_and_changes_nothing(name, wrong):
 
 
 @pytest.mark.parametrize("rule", [Sgd(rate=0.5), Momentum(beta=0.5), Adagrad(rate=0.1, first=0.0), Adam(epsilon=1e-3)])
-def test_a_rule_is_a_value_that_is_written_as_text(rule):
+def test_a_rule_is_written_as_text_and_compared(rule):
     assert PUSHED.read(str(rule)) == rule
     assert str(Adagrad()) == "adagrad:rate=0.05,first=0.1"
 
@@ -132,7 +132,7 @@ def test_a_rule_that_would_not_learn_is_refused(text):
 
 
 def test_softsync_steps_along_the_weighted_mean_of_pushes():
-    """8 replicas, n = 2: c = 4."""
+    """With 8 replicas and n = 2, c is 4."""
     chance = np.random.default_rng(11)
     pushed, factors = chance.normal(size=(8, 5)).astype(np.float32), [1, 1 / 2, 1 / 3, 1, 1 / 5, 1, 1, 1 / 2]
     collected, weights = Softsync.begun(5, replicas=8, n=2), np.zeros(5, np.float32)
@@ -149,8 +149,8 @@ def test_softsync_steps_along_the_weighted_mean_of_pushes():
     assert ends == [3, 7]
 
 
-def test_softsync_leaves_factors_out_of_what_adagrad_divides_by():
-    """Equal pushes, all stale: the state is that of one fresh push, the step a quarter of its step."""
+def test_softsync_leaves_factors_out_of_the_state_of_adagrad():
+    """After equal stale pushes, the state equals that of one fresh push, and the step is a quarter of its step."""
     g, rule = np.array([2.0, -1.0], np.float32), Adagrad()
     alone, state_alone = np.zeros(2, np.float32), rule.start(2)
     rule.apply(alone, state_alone, g)
@@ -181,7 +181,7 @@ def test_22_steps_are_5_fetches_and_6_pushes_that_have_every_gradient():
 
 
 def in_pushes(actions):
-    """How many gradients are in each push."""
+    """Return the number of gradients in each push."""
     found, unpushed = [], 0
     for action in actions:
         unpushed += action == "step"
@@ -204,6 +204,6 @@ def test_every_fetch_is_taken_and_every_gradient_pushed_once(n_fetch, n_push, st
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.0, True, "3"])
 @pytest.mark.parametrize("name", ["n_fetch", "n_push"])
-def test_steps_between_exchanges_that_cannot_be_are_refused(name, wrong):
+def test_impossible_steps_between_exchanges_are_refused(name, wrong):
     with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
         Cadence(**{name: wrong})

@@ -1,4 +1,4 @@
-"""How the learning rate falls with validations: against the formula, and what is refused."""
+"""Tests of the decay of the learning rate with validations, against the formula. Wrong rules are refused."""
 
 import math
 
@@ -12,7 +12,7 @@ LOSSES = [2.0, 1.5, 1.0, 0.8, 0.5, 0.3, 0.3, 0.1, 0.05, 0.01]
 
 
 @pytest.mark.parametrize(("power", "last"), [(2, 5), (1, 5), (1.5, 2)])
-def test_the_rate_after_each_of_ten_validations_is_that_of_the_formula(power, last):
+def test_the_rate_after_each_of_ten_validations_equals_the_formula(power, last):
     for n in range(1, 11):
         accuracies, losses = ACCURACIES[max(0, n - last) : n], LOSSES[max(0, n - last) : n]
         a, loss = math.fsum(accuracies) / len(accuracies), math.fsum(losses) / len(losses)
@@ -55,6 +55,6 @@ def test_a_rule_is_written_as_text_and_read_again(rule):
         "plateau:delta=nan",
     ],
 )
-def test_what_cannot_be_a_decay_is_refused(text):
+def test_an_impossible_decay_is_refused(text):
     with pytest.raises(ConfigError):
         RATE_DECAY.read(text)

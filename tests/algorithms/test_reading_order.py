@@ -1,4 +1,4 @@
-"""Every sample of an epoch exactly once, whatever there is of files and slots."""
+"""Tests of the reading order of files: an epoch has every sample exactly once, for any files and slots."""
 
 import json
 import time
@@ -19,7 +19,7 @@ seeds = st.integers(0, 2**63)
 
 
 def samples_of(portion, sizes):
-    """The numbers of a portion's samples, in the order of training."""
+    """Return the numbers of a portion's samples, in the order of training."""
     first = np.cumsum([0, *sizes])
     return np.concatenate([first[file] + row for file, row in portion.blocks(sizes)])
 
@@ -35,7 +35,7 @@ def test_every_sample_is_read_exactly_once_in_an_epoch(data, sizes, shuffle, see
 
 
 @given(sizes=files, shuffle=rules, seed=seeds, epoch=st.integers(0, 50), slots=st.integers(1, 5))
-def test_a_portion_reads_the_rows_that_it_says_and_a_file_once(sizes, shuffle, seed, epoch, slots):
+def test_a_portion_reads_its_stated_rows_and_each_file_once(sizes, shuffle, seed, epoch, slots):
     if sum(sizes) < slots:
         return
     for portion in portions(sizes, equal_sizes(sum(sizes), slots), shuffle, seed=seed, epoch=epoch):
@@ -47,7 +47,7 @@ def test_a_portion_reads_the_rows_that_it_says_and_a_file_once(sizes, shuffle, s
 
 
 @given(sizes=st.lists(st.integers(60, 100), min_size=1, max_size=8), slots=st.integers(1, 4), epoch=st.integers(0, 9))
-def test_slots_get_their_shares_but_for_what_leaves_a_file_whole(sizes, slots, epoch):
+def test_slots_get_their_shares_except_rounding_to_whole_files(sizes, slots, epoch):
     shares = equal_sizes(sum(sizes), slots)
     for portion, share in zip(portions(sizes, shares, seed=1, epoch=epoch), shares, strict=True):
         assert abs(portion.samples - share) <= 2 * max(1, 0.02 * sum(sizes) / slots)
@@ -93,13 +93,13 @@ def test_a_global_shuffle_is_the_order_of_data_in_memory(sizes, seed, epoch, slo
         assert np.array_equal(samples_of(portion, sizes), samples)
 
 
-def test_without_a_shuffle_rows_come_as_they_lie():
+def test_without_a_shuffle_rows_keep_their_order():
     first, second = portions([3, 6, 3], [6, 6], "none", seed=0, epoch=0)
     assert samples_of(first, [3, 6, 3]).tolist() == [0, 1, 2, 3, 4, 5]
     assert samples_of(second, [3, 6, 3]).tolist() == [6, 7, 8, 9, 10, 11]
 
 
-def test_a_window_mixes_the_rows_of_its_files_and_of_no_others():
+def test_a_window_mixes_the_rows_of_its_files_only():
     (portion,) = portions([50] * 9, [450], "window:3", seed=3, epoch=0)
     blocks = list(portion.blocks([50] * 9))
     assert [len(set(block.tolist())) for block, _ in blocks] == [3, 3, 3]
@@ -117,7 +117,7 @@ def test_orders_differ_from_epoch_to_epoch_and_from_slot_to_slot(seed, epoch):
 
 
 @given(data=st.data(), sizes=files, shuffle=rules, seed=seeds)
-def test_pieces_read_in_turn_are_their_batches_in_that_order(data, sizes, shuffle, seed):
+def test_pieces_read_in_turn_give_the_batches_of_the_portion(data, sizes, shuffle, seed):
     (whole,) = portions(sizes, [sum(sizes)], shuffle, seed=seed, epoch=0)
     batch = data.draw(st.integers(1, 9))
     cuts = sorted(data.draw(st.lists(st.integers(0, -(-len(whole) // batch) - 1), max_size=3)))
@@ -137,8 +137,8 @@ def test_pieces_read_in_turn_are_their_batches_in_that_order(data, sizes, shuffl
         assert all(len(set(block.tolist())) <= most for block, _ in turned.blocks(sizes))
 
 
-def test_the_order_is_written_down():
-    """Resumed runs and workers of other versions must come to the same; change this only with a new name for the order."""
+def test_the_order_never_changes():
+    """Resumed runs and workers of other versions depend on this order. A changed order needs a new name."""
     (portion,) = portions([3, 3, 3], [9], "window:2", seed=5, epoch=2)
     assert samples_of(portion, [3, 3, 3]).tolist() == [7, 2, 6, 1, 0, 8, 4, 5, 3]
 
@@ -174,7 +174,7 @@ def test_billion_samples_are_planned_quickly_in_small_tasks():
         ([MAX_GLOBAL, 1], [MAX_GLOBAL + 1], "global", "too many for shuffle='global'"),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused(sizes, shares, shuffle, said):
+def test_impossible_portions_are_refused(sizes, shares, shuffle, said):
     with pytest.raises(ConfigError, match=said):
         portions(sizes, shares, shuffle, seed=0, epoch=0)
 

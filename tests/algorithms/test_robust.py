@@ -1,4 +1,4 @@
-"""Merges that few bad updates cannot move far: their formulas, and how many slots they need."""
+"""Tests of robust merges, which few bad updates cannot move far: formulas, and the slots that they need."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ some = hnp.arrays(np.float64, st.tuples(st.integers(1, 7), st.just(5)), elements
 
 
 def in_two(rows):
-    """The rows as updates of two tensors."""
+    """Return the rows as updates of two tensors."""
     return [[row[:2].reshape(2, 1), row[2:]] for row in rows]
 
 
@@ -28,7 +28,7 @@ def whole(update):
 
 @pytest.mark.parametrize("steps", range(11))
 def test_geometric_median_follows_the_formula_of_its_source(steps):
-    """Smoothed Weiszfeld, written out: v is moved step by step, and distances are taken from it."""
+    """The formula is smoothed Weiszfeld: v moves step by step, and distances are measured from it."""
     chance = np.random.default_rng(5)
     points, counts = chance.normal(size=(7, 5)) + 3, np.array([5, 1, 8, 2, 9, 3, 4])
     points[2] *= -10
@@ -61,7 +61,7 @@ def test_geometric_median_lies_among_the_updates(points):
 
 
 def test_most_of_the_samples_decide_where_the_geometric_median_is():
-    """A slot with most of the samples is the median, wherever the others are."""
+    """A slot with most of the samples is the median, for any other updates."""
     points = np.random.default_rng(7).normal(size=(3, 5)) * 1000
     found = whole(merged(GeometricMedian(steps=500), in_two(points), [10, 2, 3]))
     np.testing.assert_allclose(found, points[0], atol=1e-3)
@@ -82,7 +82,7 @@ def test_the_clipped_mean_is_its_formula_over_all_tensors(longest, points, count
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_updates_that_are_as_long_as_each_other_are_only_averaged():
+def test_updates_of_equal_length_are_averaged():
     points = np.random.default_rng(8).normal(size=(5, 5))
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     found = whole(merged(ClippedMean(), in_two(points), [3, 1, 4, 1, 5]))
@@ -100,7 +100,7 @@ def test_updates_that_are_as_long_as_each_other_are_only_averaged():
         ("clipped:inf", "longest must be finite and > 0"),
     ],
 )
-def test_what_a_rule_cannot_do_is_refused(text, sentence):
+def test_impossible_parameters_are_refused(text, sentence):
     with pytest.raises(ConfigError, match=sentence):
         MERGE.read(text)
 
@@ -113,7 +113,7 @@ def test_krum_needs_as_many_slots_as_its_proof():
 
 
 @pytest.mark.parametrize("settings", [{"slots": 4}, {}])
-async def test_krum_with_too_few_slots_is_refused_before_anything_is_started(settings):
+async def test_krum_with_too_few_slots_is_refused_before_workers_start(settings):
     run = FakeRun(FakeCluster(4), merge="krum", **settings)
     with pytest.raises(ConfigError, match=r"merge='krum:bad=1,keep=1' needs 5 slots .* there are 4; set slots=5"):
         await run.train_model()
@@ -123,7 +123,7 @@ async def test_krum_with_too_few_slots_is_refused_before_anything_is_started(set
     assert len(await run.train_model()) == run.master_epochs
 
 
-async def test_krum_is_refused_when_training_goes_on_with_too_few_slots():
+async def test_krum_is_refused_when_training_continues_with_too_few_slots():
     run = FakeRun(FakeCluster(3))
     await run.train_model()
     run.merge = "krum"
@@ -134,7 +134,7 @@ async def test_krum_is_refused_when_training_goes_on_with_too_few_slots():
     assert len(run.history) == run.master_epochs
 
 
-# --- others with too few slots ----------------------------------------------------------------------------------------
+# --- other rules with too few slots-------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["median", "trimmed", "trimmed:0.3", "geometric", "clipped:2"])
@@ -162,7 +162,7 @@ def test_rule_bounds_one_bad_update_from_its_useful_number_of_slots(text):
         ("krum:0", 1, []),
     ],
 )  # fmt: skip
-async def test_a_rule_that_does_nothing_with_so_few_slots_says_so(merge, slots, said):
+async def test_run_warns_of_a_rule_without_effect_for_so_few_slots(merge, slots, said):
     run, told = FakeRun(FakeCluster(slots), merge=merge), []
     run.subscribe(
         lambda event: told.append(event.why) if isinstance(event, Warned) and event.about == "merge" else None
@@ -175,7 +175,7 @@ async def test_a_rule_that_does_nothing_with_so_few_slots_says_so(merge, slots, 
 
 
 @pytest.mark.parametrize("merge", ["median", "trimmed:0.1"])
-async def test_a_merge_by_coordinates_is_refused_with_a_codec_that_sends_few(merge):
+async def test_a_merge_by_coordinates_is_refused_with_a_sparse_codec(merge):
     run = FakeRun(merge=merge, codec="topk:0.1")
     with pytest.raises(
         ConfigError, match=r"looks at each coordinate, and codec='topk:0.1' sends so few .* use topk:0.2 or more"

@@ -1,4 +1,4 @@
-"""Learning rates over a run, against the formulas worked out by hand."""
+"""Tests of schedules: learning rates over a run, against formulas computed by hand."""
 
 from math import cos, pi
 
@@ -10,12 +10,12 @@ from ddlf.errors import ConfigError
 
 
 def shares(text, steps, epochs):
-    """Return the share of the highest rate at each step of a run."""
+    """Return the share of the highest rate for each step of a run."""
     rule = SCHEDULE.read(text)
     return rule.share(np.arange(1, steps + 1, dtype=np.float64), steps, rule.warmup.steps(steps, epochs), np)
 
 
-def test_warm_up_and_cosine_are_those_of_the_notes():
+def test_warm_up_and_cosine_equal_the_numbers_of_the_notes():
     rates = 5e-4 * shares("warmup:0.05,cosine", 600, 20)
     assert rates[[0, 14, 314, 599]] == pytest.approx([1.6667e-5, 2.5e-4, 2.5e-4, 0], abs=1e-9)
     by_hand = [5e-4 * (s / 30 if s <= 30 else (1 + cos(pi * (s - 30) / 570)) / 2) for s in range(1, 601)]
@@ -47,19 +47,19 @@ def test_each_course_is_its_formula(text, wanted):
     assert shares(text, 4, 4) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_each_cycle_ends_at_its_least_also_where_thirds_are_rounded():
+def test_each_cycle_ends_at_its_minimum_also_if_thirds_are_rounded():
     for steps in (3, 30, 999, 3_000_003):
         rule = SCHEDULE.read("restarts:3,least=0.1")
         ends = np.float32([steps // 3, 2 * steps // 3, steps])
         assert rule.share(ends, np.float32(steps), np.float32(0), np) == pytest.approx([0.1, 0.1, 0.1], abs=1e-4)
 
 
-def test_behind_the_last_step_the_rate_stays():
+def test_the_rate_stays_after_the_last_step():
     rule = SCHEDULE.read("linear:0.2")
     assert rule.share(np.float32(12), np.float32(10), np.float32(0), np) == pytest.approx(0.2)
 
 
-def test_a_schedule_is_text_and_back():
+def test_a_schedule_is_written_as_text_and_read_back():
     for text in ("cosine:least=0.0", "warmup:share=0.1,restarts:cycles=4,least=0.01", "hold:until=0.5,least=0.0"):
         assert str(SCHEDULE.read(text)) == text
     assert SCHEDULE.read("warmup:0.1, hold:0.3,least=0.1") == SCHEDULE.read("warmup:share=0.1,hold:until=0.3,least=0.1")
@@ -81,6 +81,6 @@ def test_a_schedule_is_text_and_back():
         ("restarts:0", "cycles must be 1 or more, got 0"),
     ],
 )
-def test_what_is_no_schedule_is_refused_in_a_sentence(text, sentence):
+def test_text_without_a_schedule_is_refused_with_a_sentence(text, sentence):
     with pytest.raises(ConfigError, match=sentence.replace("?", r"\?")):
         SCHEDULE.read(text)

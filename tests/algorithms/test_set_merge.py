@@ -1,4 +1,4 @@
-"""Golden numbers: the tables of WebNN's rules, computed by hand."""
+"""Tests of merging weight sets against the tables of WebNN's rules, computed by hand."""
 
 import numpy as np
 import pytest

@@ -37,7 +37,7 @@ def test_a_fresh_update_counts_in_full(rule):
 
 @given(rule=rules, tau=st.integers(0, 100))
 def test_a_factor_does_not_decay_over_the_rounds(rule, tau):
-    """A public implementation multiplies its rate by the factor for good, so that it goes to zero."""
+    """A public implementation multiplies its rate by the factor permanently, so the rate falls to zero."""
     assert rule(tau) == [rule(tau) for _ in range(50)][-1]
 
 
@@ -62,7 +62,7 @@ def test_a_rule_that_would_amplify_is_refused(make):
 
 
 @pytest.mark.parametrize("rule", [Constant(), Inverse(), Polynomial(a=2.0), Hinge(a=0.5, b=7)])
-def test_a_rule_is_a_value_that_is_written_as_text(rule):
+def test_a_rule_is_written_as_text_and_compared(rule):
     assert STALENESS.read(str(rule)) == rule
     assert str(Hinge()) == "hinge:a=10.0,b=4"
     assert STALENESS.read("polynomial") == Polynomial(a=0.5)

@@ -1,4 +1,4 @@
-"""Weights that are exchanged a fragment at a time: the formula of the source, who has what, and what travels."""
+"""Tests of streaming: slots exchange one fragment of the weights in each round, by the formula of the source."""
 
 from types import SimpleNamespace
 
@@ -31,18 +31,18 @@ async def trained(**settings):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.25])
-def test_over_ten_rounds_it_is_the_formula_of_its_source(alpha):
-    """Three slots, each pulled towards a point of its own; the second of three tensors is not trained."""
+def test_streaming_equals_the_formula_of_its_source_over_ten_rounds(alpha):
+    """Each of three slots is pulled towards another point. The second of three tensors is not trained."""
     rule, trainable = Streaming(fragments=2, alpha=alpha, learning_rate=0.7, momentum=0.9), [True, False, True]
     chance = np.random.default_rng(0)
     points, counts = chance.normal(size=(3, 3, 4)), [10, 20, 30]
 
-    # Written out, number by number: which of the two trained tensors is which fragment is no part of the formula.
+    # The formula leaves open which of the two trained tensors is in which fragment.
     dealt = deal([np.zeros(4)] * 3, trainable, 2)
     w, v, mine = np.ones((3, 4)), np.zeros((3, 4)), np.ones((3, 3, 4))
     expected = []
     for r in range(10):
-        mine = mine - 0.2 * (mine - points)  # what each slot does on its own
+        mine = mine - 0.2 * (mine - points)  # the local training of each slot
         for tensor in (0, 1, 2):
             if trainable[tensor] and tensor not in dealt[r % 2]:
                 continue
@@ -98,7 +98,7 @@ def test_each_fragment_has_a_tensor_also_when_some_are_empty():
         ("streaming:overlap=2", "streaming has no overlap any more; leave out overlap"),
     ],
 )
-def test_what_it_cannot_do_is_refused(text, sentence):
+def test_impossible_parameters_are_refused(text, sentence):
     with pytest.raises(ConfigError, match=sentence):
         OUTER.read(text)
 
@@ -110,13 +110,13 @@ def test_text_of_an_earlier_version_without_overlap_is_read():
 # --- runs with it -----------------------------------------------------------------------------------------------------
 
 
-async def test_with_one_fragment_it_is_diloco_bit_for_bit():
+async def test_streaming_with_one_fragment_has_the_bits_of_diloco():
     whole = await trained(outer="diloco")
     assert bits(await trained(outer="streaming:1")) == bits(whole)
     assert bits(await trained(outer="streaming:2")) != bits(whole)
 
 
-async def test_a_round_changes_its_fragment_alone_and_the_last_one_all():
+async def test_a_round_changes_only_its_fragment_and_the_last_round_changes_all():
     seen = []
     run = FakeRun(FakeCluster(2), start=START, outer="streaming:3", master_epochs=5)
     run.on_round = lambda record: seen.append(run.model.get_weights())
@@ -147,7 +147,7 @@ def test_only_a_fragment_travels_either_way():
     "settings", [{}, {"codec": "int4-block", "weights_codec": "delta:int4-block"}, {"codec": "powersgd"}]
 )
 async def test_streaming_run_resumes_within_an_epoch_with_the_same_bits(settings, tmp_path):
-    """Of 194 samples the last round of an epoch has 2: two slots train in it, of three."""
+    """The last round of an epoch of 194 samples has 2 samples, so only two of three slots train in it."""
     settings |= {
         "outer": "streaming:3,alpha=0.1",
         "worker_steps": 4,
@@ -185,7 +185,7 @@ async def test_local_weights_lost_with_a_worker_are_reported():
 
 
 @pytest.mark.parametrize("after", ["nesterov", "streaming:2", "streaming:3"])
-async def test_training_goes_on_after_it_with_any_rule(after):
+async def test_training_continues_after_streaming_with_any_rule(after):
     run = await trained()
     run.outer = after
     await run.train_model()
@@ -210,7 +210,7 @@ async def test_training_goes_on_after_it_with_any_rule(after):
         ({"outer": f"streaming:{10**13}"}, f"streaming with {10**13} fragments needs as many trained tensors"),
     ],
 )
-async def test_what_does_not_go_with_it_is_refused_before_any_round(settings, sentence):
+async def test_settings_that_contradict_streaming_are_refused_before_any_round(settings, sentence):
     run = FakeRun(FakeCluster(2), start=START, **{"outer": "streaming:3", **settings})
     with pytest.raises(ConfigError, match=sentence):
         await run.train_model()
@@ -218,7 +218,7 @@ async def test_what_does_not_go_with_it_is_refused_before_any_round(settings, se
 
 
 @pytest.mark.parametrize(("rounds", "late"), [(1, 2), (2, 2), (4, 2), (9, 0)])
-async def test_what_is_not_in_the_model_when_training_is_stopped_is_said(rounds, late):
+async def test_a_stopped_run_reports_fragments_that_the_model_does_not_have(rounds, late):
     run, warned = FakeRun(FakeCluster(2), start=START, outer="streaming:3", master_epochs=9), []
     run.subscribe(lambda event: warned.append(event.why) if isinstance(event, Warned) else None)
     run.on_round = lambda record: run.stop_training() if record.round == rounds else None

@@ -13,7 +13,7 @@ LIKE = [np.zeros((40, 5), np.float32), np.zeros(5, np.float32)]
 
 
 def honest(slots, seed=0, agreement=1.0, samples=100):
-    """Updates of one direction plus noise: pairwise cosine about agreement**2 / (agreement**2 + 1)."""
+    """Return updates of one direction plus noise. Their pairwise cosine is about agreement**2 / (agreement**2 + 1)."""
     random = np.random.default_rng(seed)
     direction = [random.normal(size=tensor.shape) for tensor in LIKE]
     return {
@@ -23,7 +23,7 @@ def honest(slots, seed=0, agreement=1.0, samples=100):
 
 
 def with_update(updates, slot, change):
-    """The same round, with one slot's tensors changed."""
+    """Return the same round with changed tensors of one slot."""
     tensors, samples = updates[slot]
     return {**updates, slot: ([np.asarray(change(tensor), tensor.dtype) for tensor in tensors], samples)}
 
@@ -147,15 +147,15 @@ def test_longer_update_of_two_slots_counts_as_wrong():
     assert actions(with_update(honest(2, agreement=9), 0, lambda tensor: -tensor), "reject") == ["accept", "accept"]
 
 
-def test_one_slot_is_compared_with_nothing():
+def test_a_single_slot_is_accepted_without_comparison():
     assert actions(with_update(honest(1), 0, lambda tensor: tensor * 0), "reject") == ["accept"]
 
 
-def test_a_round_in_which_nobody_changed_anything_is_accepted():
+def test_a_round_of_zero_updates_is_accepted():
     assert actions({slot: ([t * 0 for t in u], n) for slot, (u, n) in honest(4).items()}, "reject") == ["accept"] * 4
 
 
-def test_a_slot_with_many_more_samples_may_be_as_many_times_longer():
+def test_an_update_may_be_longer_in_proportion_to_its_samples():
     updates = with_update(honest(4), 0, lambda tensor: tensor * 60)
     assert actions(updates, "reject")[0] == "reject"
     assert actions({**updates, 0: (updates[0][0], 6_000)}, "reject")[0] == "accept"
@@ -164,8 +164,8 @@ def test_a_slot_with_many_more_samples_may_be_as_many_times_longer():
     assert actions({**small, 0: (small[0][0], 10)}, "reject")[0] == "accept"
 
 
-def test_honest_updates_that_agree_on_nothing_are_not_called_opposite():
-    """As at the end of training, when updates are noise around zero."""
+def test_honest_updates_without_agreement_do_not_count_as_opposite():
+    """At the end of training, updates are noise around zero."""
     for seed in range(200):
         assert actions(honest(4, seed=seed, agreement=0.1), "reject") == ["accept"] * 4
 
@@ -192,21 +192,21 @@ def test_values_near_the_end_of_float32_do_not_overflow():
     assert actions({slot: ([np.sign(t) * np.float32(3e38) for t in u], n) for slot, (u, n) in updates.items()}, "clip")
 
 
-def test_cosines_are_those_of_the_flattened_updates():
+def test_cosines_equal_those_of_the_flattened_updates():
     updates = [tensors for tensors, _ in honest(5).values()]
     flat = np.stack([np.concatenate([tensor.ravel() for tensor in update]) for update in updates]).astype("f8")
     lengths = np.linalg.norm(flat, axis=1)
     np.testing.assert_allclose(cosines(updates), flat @ flat.T / np.outer(lengths, lengths), atol=1e-12)
 
 
-def test_a_scaled_update_is_new_and_keeps_its_type():
+def test_a_scaled_update_is_a_copy_with_its_type():
     (update, _) = honest(1)[0]
     half = scaled(update, 0.5)
     assert half[0].dtype == np.float32
     np.testing.assert_array_equal(half[0], update[0] * np.float32(0.5))
 
 
-def test_an_unknown_policy_is_refused_with_those_there_are():
+def test_an_unknown_policy_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="unknown update_policy 'ignore'; choose one of stop, reject, clip"):
         judge(honest(2), LIKE, "ignore")
 

@@ -1,4 +1,4 @@
-"""Weights of every type: which are trained, and that those of few bits are trained like others."""
+"""Tests of weights of every type: floats of any number of bits are trained, and other types are not."""
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +23,7 @@ def test_every_float_is_a_float(kind):
 
 
 @pytest.mark.parametrize("kind", OTHERS, ids=str)
-def test_nothing_else_is(kind):
+def test_no_other_type_is_a_float(kind):
     assert not is_float(np.zeros(3, kind))
 
 
@@ -76,22 +76,22 @@ def test_mean_of_lists_is_weighted_and_takes_the_largest_integer():
     assert narrow.dtype == np.float32
 
 
-def test_the_mean_of_equals_is_each_of_them_to_the_bit():
+def test_the_mean_of_equal_weights_has_their_bits():
     one = [np.random.default_rng(0).normal(size=1000).astype("f4"), np.array([True, False])]
     for lists, shares in (([one], [7]), ([one] * 3, [3, 60_000, 1])):
         assert [array.tobytes() for array in mean_of(lists, shares)] == [array.tobytes() for array in one]
 
 
-def test_a_mean_of_some_among_more_counts_the_others_as_zeros():
+def test_a_mean_over_more_slots_counts_missing_ones_as_zeros():
     assert mean_of([[np.float32([2, 4])], [np.float32([4, 8])]], [1, 1], 4)[0].tolist() == [1.5, 3]
 
 
-def test_a_difference_may_be_written_over_the_weights_after_it() -> None:
+def test_a_difference_may_overwrite_the_later_weights() -> None:
     before, after = [np.float32([5, 6]), np.int32([7])], [np.float32([1, 4]), np.int32([9])]
     found = difference(before, after, over=True)
     assert [array.tolist() for array in found] == [[4, 2], [0]]
     assert found[0] is after[0]
     fixed = np.float32([1, 4])
-    fixed.flags.writeable = False  # as JAX gives it
+    fixed.flags.writeable = False  # arrays from JAX are read-only
     assert difference(before[:1], [fixed], over=True)[0].tolist() == [4, 2]
     assert difference(before[:1], [np.float64([1, 4])], over=True)[0].dtype == np.float32

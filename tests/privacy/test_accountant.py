@@ -1,4 +1,4 @@
-"""Epsilon against the golden table, closed formulas, and members that come and go."""
+"""Tests of epsilon against the golden table and closed formulas, also with members that join and leave."""
 
 import subprocess
 import sys
@@ -19,13 +19,13 @@ def phi(x):
 
 
 def delta_of(eps, z, releases):
-    """Delta of composed Gaussian mechanisms: Balle and Wang 2018, equation 6."""
+    """Return delta of composed Gaussian mechanisms, by equation 6 of Balle and Wang 2018."""
     mu = sqrt(releases) / z
     return phi(mu / 2 - eps / mu) - exp(eps) * phi(-mu / 2 - eps / mu)
 
 
 def epsilon_of(z, releases):
-    """Epsilon at delta = 1e-5, by halving intervals."""
+    """Return epsilon at delta = 1e-5, by bisection."""
     low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -63,7 +63,7 @@ def test_epsilon_of_poisson_batches_is_smaller_and_equals_dp_accounting():
 
 
 def test_epsilon_of_little_noise_on_poisson_batches_is_an_upper_bound_at_once():
-    """Its loss distribution would take gigabytes. The smaller number is its epsilon where it can be computed."""
+    """The exact loss distribution would take gigabytes. The smaller number is epsilon for a case that can be computed."""
     moderate = {Noise(multiplier=0.5, sampled=0.4): 1000}
     assert 660.47 < epsilon(moderate, 1e-5) <= 2000 + 2 * sqrt(2000 * log(1e5))
     little = [epsilon({Noise(multiplier=z, sampled=0.4): 40}, 1e-5) for z in (1e-9, 1e-6, 0.01, 0.1)]
@@ -72,7 +72,7 @@ def test_epsilon_of_little_noise_on_poisson_batches_is_an_upper_bound_at_once():
 
 
 def test_accountant_counts_each_member_by_its_own_releases():
-    """Peer a is in all rounds; b is lost after two; c joins late; the post of d comes after its round, and counts nowhere."""
+    """Peer a is in all rounds, b is lost after two, and c joins late. The post of d arrives too late, and does not count."""
     rounds = [("a", "b"), ("a", "b"), ("a",), ("a", "c"), ("a", "c")]
     accountant = Accountant(1e-5, [Cost(members=members, noise=Noise(multiplier=2.0)) for members in rounds])
     by_hand = {"a": 5, "b": 2, "c": 2}

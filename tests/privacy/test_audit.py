@@ -1,4 +1,4 @@
-"""The audit bounds the epsilon of the real release, and finds builds that add too little noise or clip wrongly."""
+"""Tests of the audit: it bounds the epsilon of the real release, and finds builds with little noise or wrong clips."""
 
 import random
 from functools import partial
@@ -22,7 +22,7 @@ FEW = 1_000
 
 @pytest.fixture(autouse=True)
 def _same_noise(monkeypatch):
-    """Give each test the same random bytes and coins: a correct build is refuted by chance in a few of a thousand audits."""
+    """Give each test the same random bytes, because random audits refute a correct build in a few of a thousand cases."""
     monkeypatch.setattr(release, "gaussian", partial(gaussian, random=random.Random(7).randbytes))
     made = np.random.default_rng(7)
     monkeypatch.setattr("ddlf.privacy.audit.coins", lambda runs: made.random(runs) < 0.5)
@@ -93,8 +93,8 @@ def test_audit_of_gaussian_noise_equals_the_formula():
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-2])
-def test_bound_for_any_noise_holds_for_the_release_that_tells_most(delta):
-    """With the probability delta it tells all, otherwise it is right with e^2 / (1 + e^2) (Kairouz et al. 2015)."""
+def test_bound_for_any_noise_holds_for_the_release_that_reveals_most(delta):
+    """It reveals the input with probability delta, otherwise with e^2 / (1 + e^2) (Kairouz et al. 2015)."""
     made = np.random.default_rng(5)
     right = np.exp(2.0) / (1 + np.exp(2.0))
 

@@ -1,4 +1,4 @@
-"""The table of settings that contradict noise or secure aggregation: its check, its sentences, and the page."""
+"""Tests of the table of settings that contradict noise or secure aggregation: its check, sentences and page."""
 
 import pytest
 

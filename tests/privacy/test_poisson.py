@@ -1,4 +1,4 @@
-"""Poisson batches: sizes and coins, and the cost of an epoch against dp-accounting by hand."""
+"""Tests of Poisson batches: sizes, coins, and the cost of an epoch against dp-accounting."""
 
 import numpy as np
 import pytest
@@ -12,9 +12,9 @@ def test_each_sample_enters_a_batch_by_its_own_coin():
     draws = [batches.draw() for _ in range(300)]
     sizes = [len(one) for one in draws]
     assert np.mean(sizes) == pytest.approx(100, abs=3)  # 5 standard errors: sqrt(90 / 300) is 0.55
-    assert np.var(sizes) == pytest.approx(90, rel=0.45)  # of a binomial distribution
+    assert np.var(sizes) == pytest.approx(90, rel=0.45)  # the variance of a binomial distribution
     counts = np.bincount(np.concatenate(draws).astype(int), minlength=1000)
-    assert np.var(counts) == pytest.approx(27, rel=0.25)  # and over the samples, too
+    assert np.var(counts) == pytest.approx(27, rel=0.25)  # the same holds for counts of each sample
 
 
 def test_a_worker_with_few_samples_has_all_of_them_in_each_batch():

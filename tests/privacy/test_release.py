@@ -1,4 +1,4 @@
-"""Clip, noise and sum of ``ddlf.privacy.release``, against formulas and SciPy."""
+"""Tests of clip, noise and sum of ``ddlf.privacy.release`` against formulas and SciPy."""
 
 import math
 import random
@@ -27,12 +27,12 @@ def an_update(seed, scale=1.0):
 
 
 def is_normal(*samples):
-    """Whether one of two samples passes: one alone fails by chance in one of 1,000 tests."""
+    """Whether one of two samples passes. A single sample fails by chance in one of 1,000 tests."""
     return max(stats.kstest(sample, "norm").pvalue for sample in samples) > 0.001
 
 
 def one_value(mechanism, *values):
-    """The release of updates of one value."""
+    """Return the release of updates with one value."""
     release = mechanism.start(len(values), [np.zeros(1)])
     for slot, value in enumerate(values):
         release.add(slot, [np.array([float(value)])], 1)
@@ -72,7 +72,7 @@ def test_noise_differs_between_tensors_and_between_releases():
             assert abs(np.corrcoef(one, other)[0, 1]) < 0.2  # 6 standard deviations
 
 
-def test_a_release_gives_the_same_noise_when_it_is_asked_again():
+def test_a_release_returns_the_same_noise_again():
     release = Mechanism(clip=1.0, noise=1.0, divisor=1).start(1, LIKE)
     release.add(0, an_update(0), 1)
     assert release.result() is release.result()
@@ -134,7 +134,7 @@ def test_a_release_is_the_clipped_sum_over_the_fixed_divisor():
     assert not found[3].any()  # not trained, such as the statistics of BatchNorm
 
 
-def test_weights_that_are_not_trained_are_no_part_of_an_update():
+def test_untrained_weights_are_not_part_of_an_update():
     mechanism = Mechanism(clip=1.0, noise=1.0, divisor=1, trust="nobody")
     sent = mechanism.protected(an_update(3), TRAINED)
     assert not sent[2].any()
@@ -206,7 +206,7 @@ def test_a_product_of_clip_and_noise_that_vanishes_is_refused():
 
 
 def test_noise_follows_box_and_muller_from_the_bytes():
-    """The same formula, value by value; the test of the browser's engine uses the same bytes."""
+    """The formula is applied value by value. The test of the browser's engine uses the same bytes."""
     numbers = [0, 2**64 - 1, 1 << 63, 12345 << 40, 1 << 11, 1 << 62]  # three lengths, three angles
     data = struct.pack("<6Q", *numbers)
     found = gaussian(5, 2.0, lambda count: data[:count])

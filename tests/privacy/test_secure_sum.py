@@ -1,4 +1,4 @@
-"""The protocol of secure sums: published vectors, exact sums, lost members, masks that look random, and servers that lie."""
+"""Tests of secure sums: published vectors, exact sums, lost members, random masks, and servers that lie."""
 
 import hmac
 from dataclasses import replace
@@ -21,7 +21,7 @@ RUN, ATTEMPT = "run", "0123456789abcdef"
 
 
 def hkdf(secret, info, length, salt=bytes(32)):
-    """HKDF of RFC 5869, written anew."""
+    """A second implementation of HKDF of RFC 5869."""
     key, block, result = hmac.digest(salt, secret, "sha256"), b"", b""
     while len(result) < length:
         block = hmac.digest(key, block + info + bytes([1 + len(result) // 32]), "sha256")
@@ -30,7 +30,7 @@ def hkdf(secret, info, length, salt=bytes(32)):
 
 
 def shares_of(count, least=3, identities=None):
-    """Members that have each other's keys."""
+    """Return members that have exchanged their keys."""
     identities = identities or [Identity() for _ in range(count)]
     shares = [Share(RUN, ATTEMPT, number + 1, identity, least) for number, identity in enumerate(identities)]
     codes = {share.meet([one.offer for one in shares]) for share in shares}
@@ -61,7 +61,7 @@ def test_identity_signs_as_in_rfc_8032():
 
 
 def test_mask_is_aes_256_in_counter_mode_across_its_blocks():
-    total = np.zeros(2**19 + 3, np.uint32)  # two blocks of the loop, and a part
+    total = np.zeros(2**19 + 3, np.uint32)  # two whole blocks and a part
     add_mask(total, AES_KEY, 1)
     block = Cipher(algorithms.AES(AES_KEY), modes.ECB()).encryptor()
     assert total[:4].tobytes() == AES_OF_ZERO
@@ -82,13 +82,13 @@ def test_sum_of_eight_members_is_exact_mod_2_to_the_32(lost):
     answers = {share.offer.member: share.answer(signatures) for share in left}
     total = unmasked({number: vectors[number] for number in named}, answers)
     np.testing.assert_array_equal(total, np.sum([given[number] for number in named], axis=0, dtype=np.uint32))
-    for number, answer in answers.items():  # never the seed and all pair secrets of one member
+    for number, answer in answers.items():  # a member's seed and all its pair secrets are never revealed together
         assert set(answer.secrets) == set(lost)
         assert number not in answer.secrets
 
 
 def test_masked_vectors_are_uniform_and_tell_nothing_about_the_update(monkeypatch):
-    """Keys are fixed here, so that the figures are the same each time."""
+    """Fixed keys give the same figures each time."""
     random = np.random.default_rng(0)
     generate = X25519PrivateKey.from_private_bytes
     fixed = type("Fixed", (), {"generate": lambda: generate(random.bytes(32))})
@@ -137,7 +137,7 @@ def test_server_that_names_two_lists_of_survivors_gets_no_mask():
 
 
 def test_signature_of_a_list_holds_for_its_keys_only():
-    """The server shows each member other keys: then no member has the signature of another one."""
+    """If the server shows each member other keys, signatures of other members do not match."""
     identities = [Identity() for _ in range(3)]
     one, other = shares_of(3, identities=identities), shares_of(3, identities=identities)
     for share in (*one, *other):
@@ -233,7 +233,7 @@ def test_fixed_point_sum_differs_by_half_a_step_for_each_member():
     assert error.max() <= MOST * 2.0 / LEVELS / 2
     ends = np.full(7, -2.0)
     all_of_them = np.sum([point.numbers(ends)] * MOST, axis=0, dtype=np.uint32)
-    np.testing.assert_array_equal(point.values(all_of_them, MOST), MOST * ends)  # the largest sum does not wrap
+    np.testing.assert_array_equal(point.values(all_of_them, MOST), MOST * ends)  # the largest sum must not wrap
 
 
 def test_fixed_point_rounds_to_even_and_weighs():
@@ -249,7 +249,7 @@ def test_fixed_point_refuses_a_value_beyond_its_limit_instead_of_wrapping(value)
         FixedPoint(8.0).numbers(np.array([8.0, value]))
 
 
-def test_sum_with_a_wrong_mask_is_found_out():
+def test_sum_with_a_wrong_mask_is_detected():
     total = numbers(5, 10_000)
     with pytest.raises(ProtocolError, match="larger than 3 members can make it"):
         FixedPoint(8.0).values(total, 3)

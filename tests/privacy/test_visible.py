@@ -1,4 +1,4 @@
-"""The table of who sees what: each choice has one column, the docs and screens follow, and a test stands behind each cell."""
+"""Tests of the table of visible data: each choice has one column, docs and screens match it, and each cell has tests."""
 
 import ast
 import json
@@ -93,7 +93,7 @@ OWN_DATA_MASKED_NOISED = [
 ]
 SAME_DATA = [
     "training/test_members.py::test_other_data_is_named_by_another_content",
-    "training/test_sharded.py::test_of_what_slots_share_nothing_passes_the_master_in_a_round",
+    "training/test_sharded.py::test_shared_state_of_slots_does_not_pass_the_master_in_a_round",
 ]
 NETWORK_OF_PEERS = ["peers/test_security.py::test_a_link_beyond_loopback_pins_the_certificate"]
 NETWORK_OF_WORKERS = [
@@ -177,7 +177,7 @@ def test_the_page_of_a_peer_shows_the_column_of_its_plan(plan, column):
     ("merge", "has"), [("mean", ""), ("trimmed:0.2", ""), ("krum:1", "merge krum"), ("median", "merge median")]
 )
 def test_screens_warn_of_a_merge_rule_only_where_it_is_used(merge, has):
-    """Before, all rounds warned of krum and median."""
+    """Earlier, all rounds warned of krum and median."""
     sentences = [
         visible.of(one).remaining(one)
         for one in (Choice(place="peers", merge=merge), Choice(place="workers", merge=merge))

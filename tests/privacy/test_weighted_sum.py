@@ -1,4 +1,4 @@
-"""The mean of masked updates: its formula in NumPy, and what cannot be added up."""
+"""Tests of the mean of masked updates: its formula in NumPy, and refused values."""
 
 import numpy as np
 import pytest

@@ -10,7 +10,7 @@ KNOWN_SECRETS = [
     bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
     bytes.fromhex("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157"),
 ]
-"""Keys of small order, with which every X25519 secret is 0: RFC 7748, section 6.1, and cr.yp.to/ecdh.html."""
+"""Keys of small order. They make every X25519 secret 0: RFC 7748, section 6.1, and cr.yp.to/ecdh.html."""
 AES_KEY = bytes([0x80, *bytes(31)])
 AES_OF_ZERO = bytes.fromhex("e35a6dcb19b201a01ebcfa8aa22b5759")
 """NIST's AESAVS, variable key, 256 bits, count 0: the first block of the counter mode from 0."""
