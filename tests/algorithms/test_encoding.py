@@ -199,7 +199,7 @@ def test_the_start_of_a_codec_is_stored_with_its_residual():
     on, _ = encode_update(PowerSGD(), tensors, EXACT, [None] * count + left[count:])
     anew, _ = encode_update(PowerSGD(), tensors, EXACT)
     assert not np.array_equal(on["payloads"][4]["left"], anew["payloads"][4]["left"])
-    _, other = encode_update(Int8(), tensors, EXACT, left)  # another codec ignores this state
+    _, other = encode_update(Int8(), tensors, EXACT, left)  # another codec drops this state
     assert len(other) == count
 
 

@@ -276,7 +276,7 @@ def test_each_rule_refuses_wrong_updates_and_names_missing_slots(name):
     assert bits(merge.result()) == bits([update[0], np.array(0)])
 
 
-def test_an_update_is_checked_once():
+def test_an_update_that_was_checked_is_not_checked_again():
     merge = RunningMerge(1, like=[np.zeros(1, np.float32)])
     merge.add(0, [np.float32([np.nan])], 1, checked=True)
     assert np.isnan(merge.result()[0])

@@ -62,7 +62,7 @@ def test_large_alpha_gives_each_slot_the_shares_of_the_whole_data():
     owners = Dirichlet(alpha=1e7).owners(1000, 4, 0, labels)
     counts = np.array([[of[label] for label in range(3)] for of in counts_of(owners, labels, 4)])
     assert counts.sum(axis=1).tolist() == [250] * 4
-    # Samples are drawn with these shares and without replacement: counts are within five standard deviations.
+    # Samples are drawn with these shares and without replacement: counts of 250 are within five standard deviations.
     assert np.all(np.abs(counts - [150, 75, 25]) < 5 * np.sqrt([60, 52.5, 22.5]))
 
 

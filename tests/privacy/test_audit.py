@@ -94,7 +94,7 @@ def test_audit_of_gaussian_noise_equals_the_formula():
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-2])
 def test_bound_for_any_noise_holds_for_the_release_that_reveals_most(delta):
-    """It reveals the input with probability delta, otherwise with e^2 / (1 + e^2) (Kairouz et al. 2015)."""
+    """It reveals the input with probability delta. Otherwise it is right with e^2 / (1 + e^2) (Kairouz et al. 2015)."""
     made = np.random.default_rng(5)
     right = np.exp(2.0) / (1 + np.exp(2.0))
 
