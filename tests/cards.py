@@ -1,4 +1,4 @@
-"""Cards for tests on a machine without any: a stand-in for NVML, and a JAX that counts as built for CUDA."""
+"""Simulated graphics cards for machines without any: a stand-in for NVML, and a JAX that seems to be built for CUDA."""
 
 import json
 import shutil
@@ -14,16 +14,16 @@ GIB = 2**30
 
 
 def card(number=0, **more):
-    """A card as ``fake_nvml`` reads it."""
+    """Return the description of a card, in the format of ``fake_nvml``."""
     return {"uuid": f"GPU-{number}0000000-0000", "name": "Test Card", "memory": 16 * GIB, **more}
 
 
 class Cards:
-    """The cards of this machine, for this process and for those that it starts.
+    """The cards that this process and its child processes see.
 
     Args:
-        folder: An empty folder.
-        monkeypatch: Sets the environment.
+        folder: An empty folder for the files of the stand-in.
+        monkeypatch: Restores the environment after the test.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ class Cards:
         self.has(card(0), card(1))
 
     def compute_with(self, backend: str) -> None:
-        """Let Keras use a backend, and let this backend count as built for CUDA, in this process and in new ones."""
+        """Let Keras use a backend that seems to be built for CUDA, in this process and in new ones."""
         self._patch.setenv("KERAS_BACKEND", backend)
         if backend in BUILD_FILES:
             build = self.site / "build.txt"
@@ -65,7 +65,7 @@ class Cards:
         new.replace(self._file)  # a daemon may be reading it
 
     def install(self, name, version):
-        """Let a distribution count as installed."""
+        """Let a distribution seem to be installed."""
         folder = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir(exist_ok=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

@@ -1,6 +1,7 @@
-"""Several commands one after the other in one process, with workers that are forks of one template: each import of Keras takes seconds.
+"""Run several commands one after another in one process that imports Keras only once, because the import takes seconds.
 
-That a command alone does the same is tried wherever one is (``tests.processes.command``).
+Their workers are forks of one template. Other tests run single commands in their own processes
+(``tests.processes.command``).
 """
 
 from __future__ import annotations
@@ -28,14 +29,18 @@ def several(
     *,
     with_errors: bool = False,
 ) -> list[str]:
-    """Run commands, and return what each printed to stdout.
+    """Run commands, and return the standard output of each.
 
     Args:
-        commands: Words of each: ``ddlf`` or ``pytest`` and its arguments, or a script and its own.
-        cwd: Where.
-        template: Where executors of local workers are forked from, if it has their environment; else from one of their own.
-        env: By default that of this process.
-        with_errors: Whether what it printed to stderr follows.
+        commands: The words of each command: ``ddlf``, ``pytest`` or a script, then its arguments.
+        cwd: The current folder of the commands.
+        template: A process to fork the executors of local workers from, if it has the environment of the commands. Otherwise
+            the commands start another one.
+        env: The environment. By default it is the environment of this process.
+        with_errors: Whether to append the text that each command printed to stderr.
+
+    Raises:
+        AssertionError: A command failed.
     """
     suits = template is not None and template.suits(os.environ if env is None else env)
     shared = [template.fileno()] if template is not None and suits else []
@@ -57,7 +62,7 @@ def several(
 
 
 def main(shared: Sequence[int]) -> None:
-    """Read commands and print what came of each: its exit code and both outputs."""
+    """Read commands from stdin, run them, and print the exit code and both outputs of each as JSON."""
     sys.path[0] = os.getcwd()
     standing = [Standing(socket.socket(fileno=fd)) for fd in shared]
 

@@ -1,10 +1,10 @@
-"""Which tests run, and workers for them: real processes and real sockets on loopback, started once for many tests.
+"""Choose the tests to run, and give them workers: real processes with real sockets on loopback, shared by many tests.
 
-When no folder, file, test, ``-k`` or ``-m`` is named, tests marked ``slow`` are left out. Those below
-``tests/benchmarks`` and ``tests/trials`` are marked by their place.
+When no folder, file, test, ``-k`` or ``-m`` is named, tests marked ``slow`` do not run. All tests below
+``tests/benchmarks`` and ``tests/trials`` get this mark.
 
-Nothing here touches the user's own files: before any test runs, the folders for configuration, state and cache and the folder for temporary files
-are new ones, which processes that tests start inherit.
+Tests do not touch the user's own files. Before the first test, new folders replace the folders for configuration, state,
+cache and temporary files. The processes that tests start inherit them.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ USE_KERAS = (
         ),
     ),
 )
-"""Importing Keras costs as much as a hundred tests: when several processes run the tests, one of them has all of the first, another one all else of
-the second, and they begin with them."""
+"""Two shares of tests that use Keras. Importing Keras costs as much as a hundred tests, so when several processes run
+the tests, one process gets the first share, and another one gets the second. They begin with these tests."""
 LONG = (
     *(
         "tests/extras/advice/test_programs.py",
@@ -88,28 +88,28 @@ LONG = (
         "tests/data/",
     ),
 )
-"""Begun in this order and before the others, so that all processes end at about the same time."""
+"""Long tests. They begin in this order before all other tests, so that all processes end at about the same time."""
 LEFT = pytest.StashKey[int]()
 
-# How long an example takes says something about the machine, and nothing about the code.
+# There is no deadline for an example: its time depends on the machine, and not on the code.
 settings.register_profile("thorough", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("usual", settings.get_profile("thorough"), max_examples=30)
 settings.load_profile("usual")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Thousands of tests are made, and Keras is imported: objects that stay, at all of which Python would look again and again.
+    # Thousands of tests and the modules of Keras stay in memory. Rare collections do not visit all these objects so often.
     gc.set_threshold(700, 20, 100)
-    # What a shell has put into the background ignores it, and so does all that it starts; tests send it.
+    # A command in a shell's background ignores SIGINT, and its child processes inherit this. Tests send SIGINT to them.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # What a process of pytest-xdist is given are the folders and files, whoever named them.
+    # Each process of pytest-xdist gets folders and files as arguments, even if the user named none: it asks the main process.
     named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword or config.option.markexpr
     config.stash[LEFT] = getattr(config, "workerinput", {"left": -1 if named else 0})["left"]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Let ``-m slow`` read only files that have the word: the others have most tests, and each process would collect them."""
+    """Let ``-m slow`` import only files that contain the word: most files have no slow test, and importing them takes long."""
     if config.option.markexpr != "slow" or collection_path.suffix != ".py" or SLOW & set(collection_path.parents):
         return None
     return True if re.search(r"\bslow\b", collection_path.read_text()) is None else None
@@ -130,12 +130,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def share_of(nodeid: str) -> int:
-    """Which of the processes' shares that use Keras a test is in; one more than there are if it is in none."""
+    """Return the index of a test's share in ``USE_KERAS``; the length of ``USE_KERAS`` if no share has the test."""
     return next((n for n, names in enumerate(USE_KERAS) if nodeid.startswith(names)), len(USE_KERAS))
 
 
 def length_of(nodeid: str) -> int:
-    """Where a test stands in the order of those that take long; behind them if it does not."""
+    """Return the index of a test in ``LONG``; the length of ``LONG`` if it is not a long test."""
     return next((n for n, name in enumerate(LONG) if nodeid.startswith(name)), len(LONG))
 
 
@@ -146,7 +146,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             share = share_of(nodeid)
-            if nodeid.startswith("tests/benchmarks/"):  # one file of minutes, whose tests share nothing
+            if nodeid.startswith("tests/benchmarks/"):  # its tests take minutes and share nothing
                 return nodeid
             return f"keras {share}" if share < len(USE_KERAS) else nodeid.partition("::")[0]
 
@@ -176,27 +176,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture(scope="module", autouse=True)
-def what_is_there_is_no_garbage() -> None:
-    """Collections of garbage, which many tests ask for, need not look at all of Keras and of the tests themselves each time."""
+def freeze_existing_objects() -> None:
+    """Exempt existing objects, such as the modules of Keras, from the garbage collections that many tests ask for."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def own_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that one test puts into the environment, which the program takes out and remembers, is not that of the next."""
+    """Forget the tokens that a test put into the environment: the program remembers them, and the next test must not see them."""
     monkeypatch.setattr(tokens, "_FROM_ENVIRONMENT", dict(tokens._FROM_ENVIRONMENT))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_folders() -> Iterator[Path]:
-    """Folders that belong to this run of the tests alone, and an environment like most users'."""
+    """Set up folders for this run of the tests only, and an environment like the one of most users."""
     root = Path(tempfile.mkdtemp(prefix="ddlf-tests-"))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CONFIG", "STATE", "CACHE", "DATA"):
             (root / name.lower()).mkdir()
             patch.setenv(f"XDG_{name}_HOME", str(root / name.lower()))
-        (root / "site-packages").mkdir()  # no module of the user, who would have it sent to workers
+        (root / "site-packages").mkdir()  # DDLF does not send modules in a folder of this name to workers
         shutil.copy(unasked.__file__, root / "site-packages" / "sitecustomize.py")
         patch.setenv("PYTHONPATH", str(root / "site-packages"), prepend=os.pathsep)
         (root / "tmp").mkdir()
@@ -204,15 +204,15 @@ def own_folders() -> Iterator[Path]:
         patch.setattr(tempfile, "tempdir", str(root / "tmp"))
         for name in ("CI", "DDLF_CONFIG", "DDLF_TOKEN", "DDLF_TOKEN_FILE", "DDLF_UI", "PYTHONUNBUFFERED"):
             patch.delenv(name, raising=False)
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # what XLA makes faster takes it longer than the tests
-        patch.setenv("DDLF_RUN_DIR", "none")  # a run that a test makes leaves nothing where the tests were started
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # XLA's optimizations take longer than they save in tests
+        patch.setenv("DDLF_RUN_DIR", "none")  # runs of tests write no folders of runs into the current folder
         yield root
     shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture
 def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cards]:
-    """Two cards of this machine, by a stand-in for NVML. No other test has them."""
+    """Let this machine seem to have two cards, for one test: a stand-in replaces NVML."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -223,14 +223,14 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cards]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def session_cluster(own_folders: Path) -> AsyncIterator[Cluster]:
-    """Two local workers that live as long as the tests. Use ``cluster``, which leaves them as it found them."""
+    """Return two local workers that live as long as the tests. Use ``cluster``, which resets them after each test."""
     async with Cluster.local(2) as cluster:
         yield cluster
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def cluster(session_cluster: Cluster) -> AsyncIterator[Cluster]:
-    """Two connected workers without methods, variables and data. Its tests run on the session's event loop."""
+    """Return two connected workers without methods, variables and data. Tests with it run on the session's event loop."""
     yield session_cluster
     await session_cluster.connect()
     await session_cluster.clean()
@@ -240,7 +240,10 @@ async def cluster(session_cluster: Cluster) -> AsyncIterator[Cluster]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def two_workers(standing_template: Standing) -> AsyncIterator[Cluster]:
-    """Two local workers for all tests that train: importing Keras takes longer than most tests. Never import it from here: that makes another two."""
+    """Return two local workers for all tests that train, because importing Keras takes longer than most tests.
+
+    Do not import this fixture: pytest would start two more workers.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "start_template", standing_template.instead(local.start_template))
         cluster = await Cluster.local(2).connect()
@@ -250,7 +253,7 @@ async def two_workers(standing_template: Standing) -> AsyncIterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def standing_template(own_folders: Path) -> Iterator[Standing]:
-    """A process that has imported Keras. Use ``one_template``."""
+    """Return a template process that has imported Keras. Use ``one_template``."""
     standing = Standing.of_keras()
     yield standing
     standing.end()
@@ -258,14 +261,14 @@ def standing_template(own_folders: Path) -> Iterator[Standing]:
 
 @pytest.fixture
 def one_template(standing_template: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that are started here are forks of one process that has imported Keras, for which a cluster of a test's own takes seconds."""
+    """Fork the workers of a test from one process that has imported Keras: a new template would take seconds."""
     monkeypatch.setattr(local, "start_template", standing_template.instead(local.start_template))
     monkeypatch.setattr(Workers, "template", standing_template)
 
 
 @dataclass
 class WorkerProcess:
-    """A ``ddlf-worker`` of its own."""
+    """A ``ddlf-worker`` process that one test has started."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -275,11 +278,11 @@ class WorkerProcess:
 
     @property
     def output(self) -> str:
-        """What it printed so far."""
+        """The output of the process up to now."""
         return self.log.read_text(errors="replace")
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end; returns the exit code."""
+        """Send a signal, wait for the end and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(PATIENCE_S)
@@ -287,7 +290,7 @@ class WorkerProcess:
 
 @pytest.fixture(scope="session")
 def token_file(own_folders: Path) -> Path:
-    """A token that the workers of ``start_worker`` hold."""
+    """Return the file with the token of the workers of ``start_worker``."""
     path = own_folders / "token"
     path.write_text(f"{new_token()}\n")
     path.chmod(0o600)
@@ -296,7 +299,7 @@ def token_file(own_folders: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def bare_template(own_folders: Path) -> Iterator[Standing]:
-    """A process of which the executors of ``start_worker`` are forks."""
+    """Return the template process for the executors of ``start_worker``."""
     standing = Standing.bare()
     yield standing
     standing.end()
@@ -304,7 +307,7 @@ def bare_template(own_folders: Path) -> Iterator[Standing]:
 
 @pytest.fixture
 def start_worker(tmp_path: Path, token_file: Path, bare_template: Standing) -> Iterator[Callable[..., WorkerProcess]]:
-    """Start workers as a person would, with ``ddlf-worker``; they are ended after the test."""
+    """Return a function that starts ``ddlf-worker`` like a person would. The workers end after the test."""
     with starting_workers(tmp_path, token_file, bare_template) as start:
         yield start
 
@@ -313,7 +316,7 @@ def start_worker(tmp_path: Path, token_file: Path, bare_template: Standing) -> I
 def standing_workers(
     tmp_path_factory: pytest.TempPathFactory, token_file: Path, bare_template: Standing
 ) -> Iterator[list[WorkerProcess]]:
-    """Two such workers for all tests of a module, which leave them as they were."""
+    """Return two such workers for all tests of a module. Each test must restore their state."""
     with starting_workers(tmp_path_factory.mktemp("standing"), token_file, bare_template) as start:
         yield [start(), start()]
 
@@ -332,7 +335,7 @@ def starting_workers(folder: Path, token_file: Path, template: Standing) -> Iter
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "ddlf.cli.worker", "--port", str(port), "--token-file", str(token_file)),
-                    # Tests listen on this machine only; the last of two options wins.
+                    # Workers of tests listen on loopback only. If `arguments` has the option too, the last one wins.
                     *("--host", "127.0.0.1", "--state-dir", str(state), "--ready-fd", str(write_fd), *arguments),
                     *(f"--template-fd={fd}" for fd in shared),
                 ],
@@ -357,7 +360,7 @@ def starting_workers(folder: Path, token_file: Path, template: Standing) -> Iter
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningDaemon]:
-    """A daemon inside this process, for all tests of a module. They run on the module's event loop."""
+    """Return a daemon in this process for all tests of a module. These tests run on the module's event loop."""
     one = RunningDaemon(tmp_path_factory.mktemp("state"))
     await asyncio.wait_for(one.ready.wait(), PATIENCE_S)
     yield one
@@ -366,7 +369,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
 
 @pytest.fixture
 def free_port() -> int:
-    """A port of loopback on which nobody listens."""
+    """Return a free port of loopback."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -375,7 +378,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def descendants() -> Iterator[Callable[[], list[psutil.Process]]]:
-    """The processes below this one that were not there before the test."""
+    """Return a function that lists the child processes that a test has started. After the test, kill the remaining ones."""
     before = set(psutil.Process().children(recursive=True))
 
     def find() -> list[psutil.Process]:

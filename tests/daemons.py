@@ -1,4 +1,4 @@
-"""A worker's daemon inside the test's process, on a real port: what it logs can be awaited, and its limits can be changed."""
+"""A worker's daemon in the process of a test, on a real port. The test can await lines of its log and change its limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunningDaemon:
 
     @property
     def executor_log(self) -> str:
-        """What the executor printed so far. It prints before it serves the next one."""
+        """The output of the executor up to now. An executor prints it before it serves the next message."""
         return next(self._folder.glob("port-*/executor.log")).read_text()
 
     async def line_with(self, text: str) -> None:
@@ -54,7 +54,7 @@ class RunningDaemon:
 
 
 class DaemonWithoutProcesses:
-    """A daemon in this process whose executor is here, too: no process starts, and Keras is imported once for all."""
+    """A daemon and its executor in this process: no process starts, and all such daemons share one import of Keras."""
 
     def __init__(self, token: bytes, port: int = 0) -> None:
         self._daemon = InProcessDaemon(Options(host="127.0.0.1", port=port, tokens=(token,), state_dir=None))
@@ -62,14 +62,14 @@ class DaemonWithoutProcesses:
         self._task = asyncio.create_task(self._daemon.run(lambda: None))
 
     async def end(self) -> None:
-        """End it; whoever is connected loses it."""
+        """Stop the daemon. Its masters lose their connections."""
         self._daemon.stop()
         await self._task
 
 
 @contextlib.asynccontextmanager
 async def connected(port: int, **options: Any) -> AsyncIterator[ProxyWorker]:
-    """A master of a daemon here, or with ``guest=True`` somebody who looks."""
+    """Connect to a daemon of this machine as its master, or with ``guest=True`` as a guest."""
     worker = ProxyWorker("127.0.0.1", port, TOKEN, **options)
     await worker.connect()
     try:
@@ -79,7 +79,7 @@ async def connected(port: int, **options: Any) -> AsyncIterator[ProxyWorker]:
 
 
 async def preload(cluster: Cluster, *modules: str) -> None:
-    """Let the executors of all workers come with modules imported; a lost worker is no error here."""
+    """Let the executors of all workers import modules before their first use. Ignore lost workers."""
     outcomes = await asyncio.gather(*(worker.preload(*modules) for worker in cluster.workers), return_exceptions=True)
     for outcome in outcomes:
         if outcome is not None and not isinstance(outcome, DDLFError):

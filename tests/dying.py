@@ -1,11 +1,11 @@
-"""A process that dies at a moment that is counted, as by ``kill -9``. For code that tests run in processes of their own."""
+"""Kill a process at a chosen call, like ``kill -9``. The code that a test runs in a child process uses this."""
 
 import os
 import signal
 
 
 def dies_after(calls, names):
-    """Kill this process when functions of ``os`` with these names have been called more than so many times."""
+    """Let this process kill itself at call number ``calls + 1`` of the functions of ``os`` with these names."""
 
     def count(real):
         def call(*args, **more):

@@ -1,4 +1,5 @@
-"""What takes long to import, for the top of a test's module: each process of ``scripts/test`` imports all modules, and most need none of it."""
+"""Names of slow modules, imported at their first use: each process of ``scripts/test`` imports all test modules, and most
+of these processes do not need the slow ones."""
 
 from __future__ import annotations
 
@@ -7,18 +8,20 @@ from typing import Any
 
 
 class Later:
-    """A module that is imported when something of it is first asked for, or something of a module, imported when that is first called.
+    """A stand-in for a module, a function or a class. It imports the module when a test first uses it.
 
     Args:
-        module: Its name.
-        name: Of a function or a class in it; None for the module itself.
+        module: The name of the module.
+        name: The name of a function or class in the module; None stands for the module itself.
     """
 
     def __init__(self, module: str, name: str | None = None) -> None:
         self._module, self._name = module, name
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # pytest, which asks every object in a module whether it is a fixture or a mock
+        if name.startswith(
+            "_"
+        ):  # pytest looks for such names to find fixtures and mocks; this must not import the module
             raise AttributeError(name)
         return getattr(importlib.import_module(self._module), name)
 

@@ -1,4 +1,4 @@
-"""A folder with mnist.npz, for tests that run what loads it; also where neither it nor a network is at hand."""
+"""A folder with ``mnist.npz`` for tests of programs that load it. It works without a network."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 
 def folder_with_mnist(stand_in: Path) -> Path:
-    """The user's if it has it, else a new one with a stand-in."""
+    """Return the folder ``DDLF_DATA`` if it has MNIST; otherwise write a stand-in to a new folder, and return this one."""
     data = Path(os.environ.get("DDLF_DATA", ""))
     return data if (data / "mnist.npz").is_file() else stand_in_for_mnist(stand_in)
 
 
 def stand_in_for_mnist(folder: Path) -> Path:
-    """Where MNIST is not at hand: scikit-learn's real digits, enlarged to its size and repeated to its number."""
+    """Write scikit-learn's digits in the format of MNIST to a new folder: 28 x 28 pixels, 60,000 training images."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -1,4 +1,4 @@
-"""How long a test waits for what has to happen."""
+"""The longest time that a test waits for an event."""
 
 PATIENCE_S = 120
-"""Only what hangs takes so long, also on a slow machine that does other things beside: whoever waits to the end of it has failed."""
+"""Limit in seconds for each wait of a test. Even on a slow and busy machine, only a hanging test takes so long."""

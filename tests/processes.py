@@ -1,4 +1,4 @@
-"""What tests ask the operating system about processes and ports."""
+"""Questions to the operating system about processes and ports, and commands in new processes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tests.patience import PATIENCE_S
 
 
 def end_of(pid: int, timeout_s: float = PATIENCE_S) -> None:
-    """Wait until a process is gone.
+    """Wait until a process has ended.
 
     Raises:
-        psutil.TimeoutExpired: It is still there.
+        psutil.TimeoutExpired: The process still runs after ``timeout_s`` seconds.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait(timeout_s)
 
 
 def is_listening(port: int) -> bool:
-    """Whether somebody listens on a port of loopback."""
+    """Return whether a process listens on a port of loopback."""
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m ...`` to its end, with the text of both outputs."""
+    """Run ``python -m`` with these arguments until it ends, and return its exit code and both outputs."""
     return subprocess.run(
         [sys.executable, "-m", *map(str, arguments)],
         stdin=subprocess.DEVNULL,
@@ -42,12 +42,12 @@ def command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]
 
 
 def without_waits(output: str) -> str:
-    """What a command of ``ddlf`` printed, but for the lines about what takes long, which a busy machine makes it print."""
+    """Return the output of a command of ``ddlf`` without its lines about waiting: it prints them only on a busy machine."""
     return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("waiting "))
 
 
 def python(code: str) -> str:
-    """What a new Python process prints that runs this code."""
+    """Run code in a new Python process, and return its output."""
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

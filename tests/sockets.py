@@ -6,7 +6,7 @@ import socket
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected non-blocking sockets; the same code reads and writes them as reads and writes TCP."""
+    """Return two connected non-blocking sockets. The code for TCP sockets can read and write them."""
     left, right = socket.socketpair()
     left.setblocking(False)
     right.setblocking(False)

@@ -1,7 +1,8 @@
-"""Processes of which the executors of all tests' workers are forks: one has imported Keras, one only what each executor needs.
+"""Template processes that all tests share: the executors of their workers are forks of a template.
 
-The first import takes seconds of a processor, the second half of one, and each worker would repeat it. That clusters and
-daemons do without is tried in ``tests/worker/``, ``tests/cluster/launch/test_local.py`` and by every test that starts a command.
+One template has imported Keras, which takes seconds of processor time. The other one has imported the modules that each
+executor needs, which takes half a second. Without templates, each worker would repeat these imports. ``tests/worker/``,
+``tests/cluster/launch/test_local.py`` and every test that starts a command test clusters and daemons without them.
 """
 
 from __future__ import annotations
@@ -14,42 +15,42 @@ from ddlf.training.roles import PRELOADED
 from ddlf.worker.process import Template, child_environment
 
 ALONE = {"PYTEST_CURRENT_TEST", *SET_BY_IMPORTS}
-"""Variables that make no difference to a worker."""
+"""Environment variables without an effect on a worker."""
 
 
 class Standing(Template):
-    """A template that stays when a cluster lets go of it."""
+    """A template that keeps running after a cluster has closed it."""
 
     @classmethod
     def bare(cls) -> Standing:
-        """Start one that imports what each executor needs."""
+        """Start a template that has imported the modules that each executor needs."""
         self = cls.start(child_environment())
         assert isinstance(self, Standing)
         return self
 
     @classmethod
     def of_keras(cls) -> Standing:
-        """Start one that imports Keras."""
+        """Start a template that imports Keras."""
         self = cls.bare()
         self.begin_preload(PRELOADED).close()
         return self
 
     def kill(self) -> None:
-        """It stays."""
+        """Do nothing, because other tests use this template."""
 
     async def close(self) -> None:
-        """It stays."""
+        """Do nothing, because other tests use this template."""
 
     def end(self) -> None:
-        """End it."""
+        """End the template process."""
         super().kill()
 
     def suits(self, environment: Mapping[str, str] = os.environ) -> bool:
-        """Whether its forks have the same environment."""
+        """Return whether forks of this template have this environment."""
         return _without(self.environment) == _without(environment)
 
     def instead(self, usual: Callable[[Sequence[str]], Template | None]) -> Callable[[Sequence[str]], Template | None]:
-        """What takes the place of ``ddlf.cluster.launch.local.start_template``."""
+        """Return a replacement for ``ddlf.cluster.launch.local.start_template`` that prefers this template."""
         return lambda modules: self if self.suits(child_environment()) else usual(modules)
 
 

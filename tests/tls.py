@@ -1,4 +1,4 @@
-"""Certificates for tests, and connections that are encrypted although both ends are on this machine."""
+"""Certificates for tests, and connections that use TLS although both ends are on this machine."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Authority:
     """An organisation that signs certificates.
 
     Args:
-        folder: For the files.
-        name: Of the organisation.
-        ends_in: How long its own certificate is valid from now; negative: it has expired.
+        folder: The folder for its files.
+        name: The name of the organisation.
+        ends_in: The time until its own certificate expires. A negative time makes an expired certificate.
     """
 
     def __init__(self, folder: Path, name: str = "ca", ends_in: datetime.timedelta = YEAR) -> None:
@@ -47,7 +47,7 @@ class Authority:
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str, *, host: str = "127.0.0.1", ends_in: datetime.timedelta = YEAR) -> tuple[Path, Path]:
-        """Make a certificate for an address and its key; return the two files."""
+        """Make a certificate for an address, and its key; return both files."""
         key = ec.generate_private_key(ec.SECP256R1())
         owner = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         certificate = self._signed(
@@ -77,7 +77,7 @@ class Authority:
 
 @cache
 def own_certificate() -> WorkerTLS:
-    """What a worker has that nobody gave a certificate."""
+    """Return the certificate that a worker makes for itself when it gets none."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "certificate.pem"
         make_certificate(path)
@@ -85,7 +85,7 @@ def own_certificate() -> WorkerTLS:
 
 
 async def encrypted_pair() -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
-    """As ``socket_pair``, after the handshake of TLS."""
+    """Return two connected sockets, like ``socket_pair``, after the handshake of TLS."""
     left, right = socket_pair()
     client = tls.begin_client(left, client_context(TOKEN_ONLY), "")
     worker = tls.begin_worker(right, own_certificate())
@@ -95,19 +95,20 @@ async def encrypted_pair() -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
 
 @contextlib.contextmanager
 def far_apart() -> Iterator[None]:
-    """Whoever is dialled or accepted in here is taken for another machine."""
+    """Treat each connection that is made within this context as one to another machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tls, "is_local", lambda sock: False)
         yield
 
 
 class Relay:
-    """Somebody in between, who passes on what both sides say.
+    """A man in the middle: it forwards the bytes of a master and of a worker, and records them in ``heard``.
 
     Args:
-        port: Of the worker.
-        certificate: His own; he ends TLS with it and begins it anew towards the worker. None: he passes on the bytes as they are.
-        alter: Changes what he passes on to the worker.
+        port: The port of the worker.
+        certificate: The relay's own certificate. It ends the master's TLS with it, and opens a second TLS session to the
+            worker. With None it forwards the encrypted bytes unchanged.
+        alter: A function that changes the bytes for the worker.
     """
 
     def __init__(self, port: int, certificate: WorkerTLS | None = None, alter: Any = lambda data: data) -> None:
@@ -128,7 +129,7 @@ class Relay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for sock in self._accepted:  # also of a task that was cancelled before it began
+        for sock in self._accepted:  # a task that was cancelled before it began has not closed its socket
             sock.close()
         self._listener.close()
 
@@ -147,7 +148,7 @@ class Relay:
                 client = tls.begin_worker(client, self._certificate)
                 worker = tls.begin_client(worker, client_context(TOKEN_ONLY), "")
                 await asyncio.gather(tls.finish(client), tls.finish(worker))
-            # Both have ended before the sockets are closed: a descriptor that the loop still watches is soon another socket's.
+            # Both tasks end before the sockets close. Otherwise the loop would watch a descriptor that a new socket may reuse.
             async with asyncio.TaskGroup() as ways:
                 ways.create_task(self._pass_on(client, worker, self._alter))
                 ways.create_task(self._pass_on(worker, client, lambda data: data))

@@ -1,9 +1,14 @@
-"""TensorFlow and Keras do not find large packages where they import them only because these are installed, as most users' do not; they import parts
-of themselves only when these are used; no garbage is looked for while they are imported; and no process waits for the disk.
+"""Make imports of Keras and TensorFlow faster in all processes of the tests, which load this file as ``sitecustomize``.
 
-Here these packages are for other tests, and would take half of every import of Keras, of which the tests make hundreds, each in a process of its own.
-Whoever asks for them in earnest finds them, such as Keras's backend JAX. ``conftest`` lets all processes of the tests begin with this file, as their
-``sitecustomize``. DDLF's own imports of Keras do without the garbage collector, too.
+Keras and TensorFlow import optional packages, such as pandas, if they are installed. Most users do not have them, but
+other tests need them, so they are installed here. They would double the time of each import of Keras, and the tests
+import Keras in hundreds of processes. This file does four things:
+
+- It hides these packages from modules that need them only as an option. All other imports of them work, such as the
+  import of JAX as the backend of Keras.
+- It delays the import of some parts of TensorFlow until their first use.
+- It turns the garbage collector off during these imports. DDLF does the same in its own imports of Keras.
+- It replaces ``os.fsync``, so that no process waits for the disk.
 """
 
 import gc
@@ -21,9 +26,9 @@ UNASKED = {
     "scipy": "tensorflow.python.keras.",
     "sklearn": "keras.src.wrappers.",
 }
-"""What is not found, by whom."""
+"""The hidden packages, each with the prefixes of the modules that cannot import it."""
 LARGE = ("jax", "keras", "tensorflow")
-"""Imports that make hundreds of thousands of objects, all of which stay."""
+"""Packages whose import makes hundreds of thousands of permanent objects."""
 LATER = (
     "tensorflow._api.v2.compat.v1",
     "tensorflow._api.v2.compat.v2",
@@ -32,15 +37,19 @@ LATER = (
     "tensorflow._api.v2.debugging.experimental",
     "tensorflow._api.v2.__internal__.distribute.combinations",
 )
-"""Lists of names in TensorFlow, with hundreds of modules behind them, that hardly anybody uses."""
+"""Modules of TensorFlow that hardly any program uses. Each one only lists names, but imports hundreds of modules."""
 
 
 class Unasked:
-    """Goes before Python's own finders."""
+    """A finder of modules that Python asks before its own ones."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        """Say that there is no such module if it is one of these that asks."""
+        """Find a module.
+
+        Raises:
+            ModuleNotFoundError: The importing module may not see this package.
+        """
         if name in UNASKED:
             frame = sys._getframe(1)
             while "importlib" in frame.f_globals["__name__"]:
@@ -55,7 +64,7 @@ class Unasked:
 
 
 def without_collections(execute):
-    """What executes a module, with the garbage collector off; it never looks at what there is afterwards."""
+    """Return a function that executes a module with the garbage collector off. Later collections skip its objects."""
 
     def quietly(module):
         if not gc.isenabled():
@@ -71,7 +80,7 @@ def without_collections(execute):
 
 
 class Later:
-    """What executes a module when the first of its names is used."""
+    """Executes a module when a program uses one of its names for the first time."""
 
     def __init__(self, execute):
         self.execute, self.lock, self.begun = execute, threading.RLock(), False
@@ -82,7 +91,7 @@ class Later:
 
 
 class Unused(ModuleType):
-    """A module without its names."""
+    """A module that has not been executed yet."""
 
     def __getattr__(self, name):
         later = vars(self).get("__later__")
@@ -97,5 +106,5 @@ class Unused(ModuleType):
 
 
 sys.meta_path.insert(0, Unasked)
-# What a killed process has written is there without it, and nobody takes away the power.
+# The data of a killed process reaches the disk without fsync; only a power failure would lose it.
 os.fsync = lambda descriptor: None
