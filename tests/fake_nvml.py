@@ -1,7 +1,7 @@
-"""Stands in for ``pynvml``, the Python package of NVIDIA's management library, on a machine without a card.
+"""A stand-in for ``pynvml``, the Python package of NVIDIA's management library, for machines without a card.
 
-``FAKE_NVML`` names a file of JSON with the cards. A test writes this file as ``pynvml.py`` into a folder of PYTHONPATH, so
-the processes of workers find it, too. Texts are bytes, as in earlier releases of the package.
+The environment variable ``FAKE_NVML`` names a JSON file with the cards. A test copies this module as ``pynvml.py`` into a
+folder of PYTHONPATH, so that the processes of workers import it. Texts are bytes, like in earlier releases of ``pynvml``.
 """
 
 import json

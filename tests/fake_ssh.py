@@ -1,4 +1,4 @@
-"""An ``ssh`` for tests, which runs each command on this machine. Hosts with certain names fail as they do with the real one."""
+"""An ``ssh`` for tests that runs each command on this machine. Hosts with certain names fail like with the real ``ssh``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ exit $?
 
 
 def fake_ssh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the processes of a test find this ssh, and an own home for what programs of ``there.py`` write."""
+    """Let the processes of a test find this ``ssh``, and give programs of ``there.py`` a separate home folder."""
     commands = folder / "commands"
     commands.mkdir()
     write_script(commands / "ssh", SCRIPT)
@@ -48,6 +48,6 @@ def fake_ssh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_script(path: Path, text: str) -> None:
-    """Write a file that can be run."""
+    """Write an executable file."""
     path.write_text(text)
     path.chmod(0o700)

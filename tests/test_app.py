@@ -1,4 +1,4 @@
-"""``IApp`` on real workers: what a user relies on around training."""
+"""Tests of ``IApp`` on real workers: its arguments, its errors, repeated runs and saved models."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ async def test_arguments_win_over_attributes_of_object_and_class(two_workers):
     assert [record.epochs for record in await made.train_sync(master_epochs=3, worker_epochs=2)] == [2, 1]
 
 
-async def test_an_app_without_its_two_methods_is_told_what_to_write(two_workers):
+async def test_error_says_which_method_an_app_must_define(two_workers):
     class Empty(ddlf.IApp):
         pass
 
@@ -84,7 +84,7 @@ async def test_train_can_be_overridden_plain_and_async(two_workers):
     assert records[0].loss == (102 * 102 + 101 * 101) / 203
 
 
-async def test_error_of_the_app_on_workers_comes_once_with_file_and_line(
+async def test_error_of_the_app_on_workers_is_shown_once_with_file_and_line(
     two_workers,
 ):
     class Failing(Blobs):

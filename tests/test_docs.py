@@ -1,4 +1,4 @@
-"""Tutorials, how-to pages and the API page: their examples run, and they name everything public."""
+"""Tests of the pages of the documentation: their examples run, and the API page names each public name."""
 
 import ast
 import contextlib
@@ -42,7 +42,7 @@ def commands():
 
 
 @pytest.mark.parametrize("line", commands())
-def test_a_command_that_is_shown_has_options_that_there_are(line):
+def test_commands_of_pages_have_valid_options(line):
     words = shlex.split(line, comments=True)
     words = list(itertools.takewhile(lambda word: word not in (">", "&&", "|"), words))
     if words[1] == "help":
@@ -55,15 +55,15 @@ def test_a_command_that_is_shown_has_options_that_there_are(line):
         assert parse(words[1:])
 
 
-def modules_that_are_run():
-    """Programs of this repository that pages tell to run, as whoever doubts a figure does: the page, the module, its options."""
+def programs_of_pages():
+    """Yield the module and options of each ``python -m`` command on a page, which lets a reader check a figure."""
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for module, rest in re.findall(r"python -m ((?:benchmarks|tests)\.[\w.]+)([^`\n]*)", path.read_text()):
             yield pytest.param(module, re.findall(r"(?<!\S)--[\w-]+", rest), id=f"{path.name}-{module}{rest}")
 
 
-@pytest.mark.parametrize(("module", "options"), list(modules_that_are_run()))
-def test_a_program_behind_a_figure_is_there_with_its_options(module, options):
+@pytest.mark.parametrize(("module", "options"), list(programs_of_pages()))
+def test_programs_of_pages_exist_and_have_their_options(module, options):
     place = ROOT / module.replace(".", "/")
     files = list(place.glob("*.py")) if place.is_dir() else [place.with_suffix(".py"), ROOT / "benchmarks/measure.py"]
     source = "".join(file.read_text() for file in files)
@@ -74,7 +74,7 @@ def test_a_program_behind_a_figure_is_there_with_its_options(module, options):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_is_shown_of_python_and_yaml_can_be_read(page):
+def test_python_and_yaml_blocks_of_pages_are_valid(page):
     for block in blocks(page, "python"):
         compile(block, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     for block in blocks(page, "yaml"):
@@ -124,7 +124,7 @@ def step():
 
 @pytest.mark.slow
 def test_python_blocks_of_how_to_pages_run_in_order(tmp_path, environment):  # noqa: F811
-    """Like cells of a notebook; every app that a block defines is trained for one epoch."""
+    """Run the blocks of a page in order, like the cells of a notebook, and train each app for one epoch."""
     app, *_ = blocks("README.md", "python")
     cells = [app.partition("if __name__")[0]]
     pages = ("docs/howto/train.md", "docs/howto/watch.md", "docs/howto/calls.md")
@@ -150,7 +150,7 @@ def test_python_blocks_of_how_to_pages_run_in_order(tmp_path, environment):  # n
 
 
 def written(page, folder):
-    """Write the page's programs, whose first lines name them; returns its commands."""
+    """Write the programs of a page into a folder, and return its commands. The first line of a program has its file name."""
     for block in blocks(page, "python"):
         name = re.match(r"# (\w+\.py)\n", block)[1]
         (folder / name).write_text(block)
@@ -185,7 +185,7 @@ def test_the_tutorial_does_what_it_says(tmp_path, standing_template):
 
 
 @pytest.mark.slow
-def test_a_converted_script_trains_as_the_one_before(tmp_path, standing_template):
+def test_converted_script_trains_like_the_plain_one(tmp_path, standing_template):
     (command,) = written("docs/howto/convert.md", tmp_path)
     for said in several([["plain.py"], command], tmp_path, standing_template):
         assert "val_loss" in said
@@ -198,8 +198,8 @@ def joins(command):
 
 
 @pytest.mark.slow
-def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch, standing_template):
-    """All three are this one: its loopback, and other ports. So does the page of what to do when ..."""
+def test_commands_of_the_page_about_three_machines_run(tmp_path, monkeypatch, standing_template):
+    """Run the commands of this page and of the page about troubles. Three ports of this machine stand for three machines."""
     page, ports = "docs/howto/three_machines.md", []
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     token, daemon, *more = [
@@ -216,7 +216,7 @@ def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch, st
                 [sys.executable, "-m", "ddlf.cli.worker", *where],
                 **dict(cwd=tmp_path, text=True, stdout=subprocess.PIPE, pass_fds=[standing_template.fileno()]),
             )
-            workers.enter_context(worker)  # which closes the pipe, and waits
+            workers.enter_context(worker)  # its end closes the pipe and waits for the process
             workers.callback(worker.terminate)
             ports.append(re.search(r"ready on 127.0.0.1:(\d+)", worker.stdout.readline())[1])
         (listed,) = blocks(page, "yaml")
@@ -227,7 +227,7 @@ def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch, st
         (tmp_path / "app.py").write_text((tmp_path / "lab" / "app.py").read_text())
         assert daemon == ["ddlf-worker", "--port", "9000"]
         doctor, bench, first, *other_runs = on_the_cluster
-        # One training shows that the page is right; that the others could begin takes no minute to see.
+        # One training shows that the page is right. A dry run is enough for the other commands, and takes less time.
         others = [*other_runs, *written("docs/howto/troubles.md", tmp_path)]
         dry = [[*command, *["--dry-run"] * (command[1] == "run")] for command in others]
         looked, measured, trained, *planned = several(

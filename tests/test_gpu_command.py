@@ -1,4 +1,4 @@
-"""``scripts/test --gpu`` fails, and says why, where it cannot test a card."""
+"""Tests of ``scripts/test --gpu``: where it cannot test a card, it fails and says why."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The package itself: what it offers, and what importing it costs."""
+"""Tests of the package itself: its public names, and the modules that an import of it loads."""
 
 import pytest
 
@@ -12,7 +12,7 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     main([*{}, "--help"])
 """
 ARRAYS = "numpy keras tensorflow"
-"""Modules that make arrays and models."""
+"""Packages for arrays and models, which take long to import."""
 COMMAND = "keras tensorflow pyarrow pydantic yaml cloudpickle asyncio ddlf.events"
 
 
@@ -30,7 +30,7 @@ COMMAND = "keras tensorflow pyarrow pydantic yaml cloudpickle asyncio ddlf.event
         ("import ddlf.cli.run, ddlf.monitor.ui\nwith ddlf.monitor.ui.opened('plain'): pass", "rich"),
         ("import ddlf\nddlf.load_notation('apps/models/digits.nnm')", "keras tensorflow pydantic"),
         pytest.param(HELP.format([]), f"numpy {COMMAND}", id="ddlf --help"),
-        # It names the rules of each setting, and modules of rules import NumPy.
+        # This help names the rules of each setting, and modules of rules import NumPy.
         pytest.param(HELP.format(["run"]), COMMAND, id="ddlf run --help"),
     ],
 )
@@ -39,7 +39,7 @@ def test_process_imports_nothing_heavy_that_it_does_not_need(code, heavy):
 
 
 @pytest.mark.parametrize("name", ddlf.__all__)
-def test_every_public_name_is_there_and_has_a_docstring(name):
+def test_every_public_name_exists_and_has_a_docstring(name):
     assert getattr(ddlf, name).__doc__
     assert name in dir(ddlf)
 

@@ -1,4 +1,4 @@
-"""Imports point down. The contracts are in ``pyproject.toml``, for import-linter."""
+"""Tests of the imports between packages. The contracts of import-linter are in ``pyproject.toml``."""
 
 import ast
 import functools
@@ -22,7 +22,7 @@ RESTS_ON = {
     "tests/benchmarks": {"ddlf", "apps", "benchmarks", "tests"},
     "tests/trials": {"ddlf", "apps", "benchmarks", "tests"},
 }
-"""What files of a tree import of this repository: trials and tests of benchmarks may use what measures, other tests need not."""
+"""The trees of this repository that the files of each tree may import."""
 TREES = {tree for tree in RESTS_ON if "/" not in tree}
 IO = {"asyncio", "socket", "threading", "subprocess", "time", "keras", "tensorflow"}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
@@ -30,7 +30,7 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__
 
 @functools.cache
 def imports(path: Path) -> set[str]:
-    """Everything a file imports, also inside functions and for type checks."""
+    """Return the names of all imports of a file. Imports inside functions and for type checks count."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -41,9 +41,9 @@ def imports(path: Path) -> set[str]:
 
 
 def modules_in(path: Path) -> set[str]:
-    """The modules of this package that a file imports anywhere: for ``from ddlf.a import b`` both ``ddlf.a`` and ``ddlf.a.b``.
+    """Return the modules of this package that a file imports. ``from ddlf.a import b`` counts as ``ddlf.a`` and ``ddlf.a.b``.
 
-    A package that is only on the way to one of its modules is not among them.
+    A package does not count if the import statement names it only as the parent of a module.
     """
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -70,23 +70,23 @@ def test_the_pure_layers_do_no_input_and_output():
 
 
 def test_imports_keep_the_contracts_of_pyproject():
-    """Layers of rooms, a core without optional parts, parts and strategies that do not import each other."""
+    """Check the layers, the core without optional parts, and parts and strategies that may not import each other."""
     linter = subprocess.run([LINT_IMPORTS, "--no-cache"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
     assert linter.returncode == 0, linter.stdout + linter.stderr
 
 
-def test_no_module_imports_itself_through_others():
-    """Imports inside functions and for type checks count. ``ddlf/__init__.py`` names public classes and is left out."""
+def test_imports_have_no_cycles():
+    """Imports inside functions and for type checks count. ``ddlf/__init__.py`` only lists public classes and does not count."""
     modules = {"ddlf." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in FILES}
     modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
     imported = {name: modules_in(path) & modules.keys() - {name} for name, path in modules.items()}
     assert sum(map(len, imported.values())) > 500
-    assert in_circles(imported) == set()
-    assert in_circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {"b", "c"}
+    assert in_cycles(imported) == set()
+    assert in_cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {"b", "c"}
 
 
-def in_circles(imported):
-    """The modules that are on or between circles."""
+def in_cycles(imported):
+    """Return the modules on a cycle of imports, or on a path between two cycles."""
     imported = dict(imported)
     while ends := [name for name, below in imported.items() if not below & imported.keys()]:
         for name in ends:
@@ -105,13 +105,13 @@ def test_a_tree_imports_only_what_it_rests_on(tree):
 
 
 def test_no_module_of_tests_imports_keras_at_its_top():
-    """All processes that run tests import all modules, and most need no Keras."""
+    """Each process that runs tests imports all test modules, and most of them do not need Keras."""
     kinds = "keras|tensorflow|jax"
     heavy = [path for path in FILES if re.search(rf"^(?:import|from) (?:{kinds})\b", path.read_text(), re.MULTILINE)]
     names = [re.escape(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in heavy]
     line = re.compile(rf"^(?:import|from) (?:{'|'.join([kinds, *names])})\b", re.MULTILINE)
 
-    def has_it(text):  # also in none of the texts of programs that it has
+    def has_it(text):  # texts of programs inside the module do not count
         return line.search(text) and any(
             isinstance(node, ast.Import | ast.ImportFrom) and line.match(ast.unparse(node))
             for node in ast.parse(text).body

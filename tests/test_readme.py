@@ -1,4 +1,4 @@
-"""The examples of the README, and the first one of the page of calls, run as they are shown."""
+"""Tests of the examples of the README and of the first example of the page about calls: they run without changes."""
 
 import os
 import re

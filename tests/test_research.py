@@ -1,4 +1,4 @@
-"""Programs of researchers, as plain Keras and as apps: the same numbers, and hardly another line."""
+"""Tests of programs of researchers as plain Keras and as apps: equal metrics, and few different lines."""
 
 import asyncio
 import difflib
@@ -33,7 +33,7 @@ async def test_one_slot_gives_the_metrics_of_plain_keras_in_every_epoch(name, tw
     (kind,) = [part for part in parts.values() if isinstance(part, type) and hasattr(part, "train_sync")]
     app = kind(two_workers.options(workers=[1]))
     app.verbose = False
-    # The plain program runs on a worker, too. With another number of threads TensorFlow rounds differently.
+    # The plain program runs on a worker, too: TensorFlow rounds differently with another number of threads.
     app.threads = two_workers.workers[1].facts["threads"]
     elsewhere = two_workers.options(workers=[2]).run_method(
         run_plainly, program=(FOLDER / f"{name}_keras.py").read_text()
@@ -54,10 +54,10 @@ async def run_plainly(self, program):
 
 
 def metrics_of_plain_keras(program):
-    """What ``fit`` tells in a plain program, with the samples in the order in which DDLF takes them, and its random states."""
+    """Return the metrics of ``fit`` in a plain Keras program that uses DDLF's order of samples and DDLF's random states."""
     import keras
 
-    fit, told = keras.Model.fit, {}
+    fit, metrics = keras.Model.fit, {}
 
     def in_order(model, x, y, batch_size, epochs, sample_weight=None, validation_data=None, callbacks=()):
         data = (x, y) if sample_weight is None else (x, y, sample_weight)
@@ -85,7 +85,7 @@ def metrics_of_plain_keras(program):
         ).history
         for key, values in history.items():
             arrays = np.array(values, float)
-            told.update(
+            metrics.update(
                 {key: arrays} if arrays.ndim == 1 else {f"{key}_{i}": arrays[:, i] for i in range(arrays.shape[1])}
             )
 
@@ -94,4 +94,4 @@ def metrics_of_plain_keras(program):
         exec(compile(program, "program", "exec"), {"__name__": "__main__"})
     finally:
         keras.Model.fit = fit
-    return told
+    return metrics

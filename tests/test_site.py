@@ -1,4 +1,4 @@
-"""The site of the documentation: built without a warning, whole, and asking nobody else for anything."""
+"""Tests of the site of the documentation: it builds without warnings, is complete, and loads nothing from other hosts."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 LOADED = re.compile(r"""<(?!a\b)[^>]*\b(?:src|href|action)=["']?(?:https?:)?//|url\(["']?(?:https?:)?//|@import""")
-"""What a browser fetches by itself; links that people follow are theirs."""
+"""Matches addresses that a browser loads by itself. It does not match links that people follow."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""``docs/howto/strategy.md``: its code, installed like a package, trains."""
+"""Tests of ``docs/howto/strategy.md``: its code, installed like a package, trains."""
 
 import re
 import sys
@@ -21,7 +21,7 @@ ENTRY = re.search(r'^ring = "(.*)"$', PAGE, re.MULTILINE)[1]
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path_factory, monkeypatch):
-    """A folder on the path with both modules and their entry points, as ``pip install`` leaves them."""
+    """Install both modules of the page and their entry points into a folder on the path, like ``pip install``."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "ring.py").write_text(RING)
     (folder / "narrow.py").write_text(NARROW)
@@ -52,7 +52,7 @@ def state(run):
 
 @pytest.fixture
 def ddlf_says(tmp_path, monkeypatch, capsys):
-    """Runs a command in a folder with an app, and returns its output, its errors and its exit code."""
+    """Return a function that runs a command in a folder with an app, and returns its output, errors and exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DDLF_CONFIG", raising=False)
     (tmp_path / "app.py").write_text(
@@ -79,7 +79,7 @@ def test_help_of_a_strategy_of_another_package_lists_its_settings(ddlf_says):
     text, _, code = ddlf_says("run", "--help", "ring")
     assert code == 0
     assert text.endswith(
-        "ring:\n  Each slot mixes its weights with those of its two neighbours after each round.\n"
+        "ring:\n  Each slot mixes its weights with those " + "of its two neighbours after each round.\n"
         "  Choose it with --mode ring:mixing=0.5.\n"
         "  -p mixing=X           part of the weights that comes from the neighbours\n"
         "                        (default: 0.5)\n"
@@ -147,7 +147,7 @@ def test_the_strategy_of_the_page_has_at_most_sixty_lines_of_code():
     assert len([line for line in RING.splitlines() if line.strip()]) <= 60
 
 
-async def test_slots_of_a_ring_keep_weights_of_their_own_and_the_model_is_their_mean():
+async def test_slots_of_a_ring_keep_separate_weights_and_the_model_is_their_mean():
     run = await trained()
     slots = list(run.run_context.progress.state.values())
     assert len(slots) == 3
@@ -189,7 +189,7 @@ async def test_a_resumed_ring_ends_with_the_same_bits_and_refuses_another_mixing
         ({"weights_codec": "delta:int8"}, "weights_codec='delta:' is not for ring training"),
     ],
 )
-async def test_a_ring_refuses_what_has_no_effect(settings, refused):
+async def test_ring_refuses_settings_without_effect(settings, refused):
     with pytest.raises(ConfigError, match=re.escape(refused)):
         await trained(**settings)
 

@@ -1,11 +1,11 @@
-"""Run the tests with real engines, one engine after the other: ``scripts/test --engines [ENGINE...] [-- PYTEST...]``.
+"""Run the tests with real engines, one engine after another: ``scripts/test --engines [ENGINE...] [-- PYTEST...]``.
 
     python -m tests.engines               all engines
     python -m tests.engines ray spark     two of them
     python -m tests.engines ray -- -x     with arguments for pytest
 
-An engine that is missing fails, with a sentence that says how to install it. An engine's Python packages may be in another
-environment, which needs DDLF's test packages, too: DDLF_RAY_PYTHON=/path/to/python, and so on.
+A missing engine counts as a failure, with a sentence that says how to install it. The Python packages of an engine may be
+in another environment, which also needs DDLF's test packages: DDLF_RAY_PYTHON=/path/to/python, and so on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A stand-in for a Kubernetes cluster: an API server for the real ``kubectl``, which runs pods as processes of this machine.
 
-It keeps objects, answers create, get, watch and delete, and does for Jobs what the Job controller, the scheduler, the
-kubelet and the collectors of garbage and of finished Jobs do, as far as DDLF depends on it.
+It keeps objects, and answers create, get, watch and delete. For Jobs it does the work of the Job controller, the scheduler,
+the kubelet, and the collectors of garbage and of finished Jobs, as far as DDLF depends on them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 NAMESPACE = "default"
 CPUS = 64
 BACK_OFF_S = 0.3
-"""Pause before a pod is replaced. Kubernetes waits 10 s, and doubles that."""
+"""Pause before a pod is replaced. Kubernetes first waits 10 s, and doubles the pause each time."""
 KINDS = {
     "pods": ("v1", "Pod"),
     "secrets": ("v1", "Secret"),
@@ -38,12 +38,12 @@ PROGRAMS = {"ddlf": "ddlf", "ddlf-worker": "ddlf.cli.worker"}
 
 
 def _now() -> str:
-    """Return the time as Kubernetes writes it."""
+    """Return the current time in the format of Kubernetes."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 class Cluster:
-    """Starts the API server. ``kubeconfig`` is the file for ``kubectl``.
+    """A cluster with a running API server. ``kubeconfig`` is the configuration file for ``kubectl``.
 
     Args:
         folder: An empty folder.
@@ -58,7 +58,7 @@ class Cluster:
         self.processes: dict[str, subprocess.Popen] = {}
         self.commands: list[list[str]] = []
         self.replacements: dict[str, str] = {}
-        """Texts in the commands of pods, such as host names, and what replaces them on this machine."""
+        """Texts in the commands of pods, such as host names, with their replacements on this machine."""
         self.kept = {"PATH", "PYTHONPATH"}
         """Environment variables that the pods inherit."""
         self.results: dict[str, str] = {}
@@ -267,7 +267,7 @@ class Cluster:
     # -- objects ------------------------------------------------------------------------------------------------------
 
     def put(self, resource: str, item: dict) -> dict:
-        """Create or change an object, and tell those who watch."""
+        """Create or change an object, and notify its watchers."""
         with self.changed:
             number = next(self.numbers)
             item = copy.deepcopy(item)
@@ -287,7 +287,7 @@ class Cluster:
             return item
 
     def remove(self, resource: str, name: str) -> None:
-        """Delete an object, and all that it owns."""
+        """Delete an object and all objects that it owns."""
         with self.changed:
             item = self.objects.pop((resource, name), None)
             if item is None:
@@ -305,7 +305,7 @@ class Cluster:
             self.remove(*key)
 
     def _delete_pod(self, name: str, grace_s: float | None) -> None:
-        """Delete a pod as the kubelet does: SIGTERM, and SIGKILL at the end of its grace. It disappears when it has ended."""
+        """Delete a pod like the kubelet: SIGTERM, then SIGKILL after its grace period. The object disappears at its end."""
         process = self.processes.get(name)
         if process is None or process.poll() is not None:
             self.remove("pods", name)
@@ -333,7 +333,7 @@ class Cluster:
         self.put("events", event)
 
     def wait(self, holds, limit_s: float):
-        """Wait until a function of this cluster returns something true, and return that."""
+        """Wait until a function of this cluster returns a true value, and return the value."""
         deadline = time.monotonic() + limit_s
         with self.changed:
             while not (result := holds(self)):
@@ -369,14 +369,14 @@ class Cluster:
     def end(
         self, index: int, reason: str = "", message: str = "", disruption: str = "", number: int = signal.SIGKILL
     ) -> str:
-        """End the pod with an index as the kubelet or the scheduler does it, and return its name.
+        """End the pod with an index like the kubelet or the scheduler, and return its name.
 
         Args:
             index: The index.
-            reason: Reason of the end; OOMKilled is the container's, others are the pod's.
-            message: The words for it.
-            disruption: Reason of the condition DisruptionTarget.
-            number: The signal.
+            reason: The reason of the end. OOMKilled is a reason of the container, all other ones are reasons of the pod.
+            message: The message that explains the reason.
+            disruption: The reason of the condition DisruptionTarget.
+            number: The number of the signal.
         """
         name = self.pod(index)
         with self.changed:
@@ -536,7 +536,7 @@ class Cluster:
         return pod
 
     def _mounted(self, name: str, template: dict) -> dict[str, Path] | None:
-        """Make the folders of a pod. Wait for its Secret as the kubelet does."""
+        """Make the folders of a pod. Wait for its Secret, like the kubelet."""
         folders: dict[str, Path] = {}
         volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
         for mount in template["spec"]["containers"][0]["volumeMounts"]:
@@ -555,7 +555,7 @@ class Cluster:
                 data |= {key: value.encode() for key, value in secret.get("stringData", {}).items()}
                 for file, content in data.items():
                     (folder / file).write_bytes(content)
-                    (folder / file).chmod(0o400 if os.geteuid() else 0o440)  # as with fsGroup, for a file of root
+                    (folder / file).chmod(0o400 if os.geteuid() else 0o440)  # fsGroup gives files of root these rights
             if "configMap" in volume:
                 config = self.objects["configmaps", volume["configMap"]["name"]]
                 for file, text in config["data"].items():

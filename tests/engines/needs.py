@@ -1,4 +1,4 @@
-"""What the tests and trials with a real engine need on this machine."""
+"""The programs and Python packages that tests and trials with real engines need on this machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ class Needs:
     """The programs and Python packages of one engine.
 
     Args:
-        engine: Its name. ``DDLF_<NAME>_PYTHON`` is the Python that has its packages; by default, that is this one.
-        install: How to install what is missing.
-        programs: Names of programs that must all be there.
-        modules: Modules that Python must find.
+        engine: Its name. The environment variable ``DDLF_<NAME>_PYTHON`` names the Python with the packages of the engine.
+            Without it, tests use the Python that runs them.
+        install: How to install missing programs and packages.
+        programs: Names of programs that must be installed.
+        modules: Names of modules that Python must find.
     """
 
     engine: str
@@ -29,7 +30,7 @@ class Needs:
 
     @property
     def variable(self) -> str:
-        """The environment variable that names the Python with this engine's packages."""
+        """The environment variable for the Python with this engine's packages."""
         return f"DDLF_{self.engine.upper()}_PYTHON"
 
     @property
@@ -38,7 +39,7 @@ class Needs:
         return os.environ.get(self.variable) or sys.executable
 
     def missing(self) -> str:
-        """Return what is missing, as a sentence that says how to install it; empty if all is there."""
+        """Return a sentence about the missing program or module and how to install it; empty if none is missing."""
         programs = [name for name in self.programs if shutil.which(name, path=PATH) is None]
         if programs:
             return f"{self.engine}: {' and '.join(programs)} is not installed: {self.install}"
@@ -74,4 +75,4 @@ NEEDS = {
         Needs("nat", "apt-get install nftables", ("nft",)),
     )
 }
-"""All engines by name. The tests of an engine are in ``test_<name>.py``, where there are any."""
+"""All engines by name. An engine that has tests has them in ``test_<name>.py``."""

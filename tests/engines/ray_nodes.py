@@ -11,7 +11,7 @@ STORE = {"object_store_memory": 80 << 20}
 
 
 def patient():
-    """Return a patch that lets Ray wait longer for a new node. It waits 30 s, which a busy machine needs."""
+    """Return a patch that lets Ray wait longer for a new node: a busy machine can need more than Ray's limit of 30 s."""
     from ray._private import services
 
     ask = services.get_node
@@ -28,7 +28,7 @@ def patient():
 
 
 class Nodes:
-    """A Ray with a head node without CPUs, and some nodes of one CPU each. Its processes get this process's environment.
+    """A Ray with a head node without CPUs, and some nodes of one CPU each. Its processes inherit the environment.
 
     Args:
         count: Number of nodes besides the head node.
@@ -47,7 +47,7 @@ class Nodes:
             return self.ray.add_node(num_cpus=1, **STORE)
 
     def remove(self, node_id):
-        """Start another node in the place of one, and kill the processes of that one."""
+        """Kill the processes of a node after starting another node as its replacement."""
         index = next(index for index, node in enumerate(self.own) if node.node_id == node_id)
         self.own.append(self.add())
         self.ray.remove_node(self.own.pop(index), allow_graceful=False)

@@ -1,4 +1,4 @@
-"""What tests with real engines share: an app, its run as a command, and the workers on this machine."""
+"""Helpers of the tests with real engines: an app, its run as a command, and the processes of workers on this machine."""
 
 import asyncio
 import base64
@@ -75,7 +75,7 @@ async def numbers(cluster, expected):
 
 
 async def left(cluster, index):
-    """Wait until the launcher knows how the worker at a place ended, and return that."""
+    """Wait until the launcher knows how the worker at a place ended, and return the reason."""
     while (found := await cluster._launcher.left(index)) is None:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return found
@@ -86,7 +86,7 @@ def processes(*words, mark=None):
 
     Args:
         words: The words.
-        mark: A value of the environment variable MARK, which others do not have.
+        mark: A value of the environment variable MARK, which only the wanted processes have.
     """
     found = {}
     for process in psutil.process_iter():
@@ -105,7 +105,7 @@ def workers_of(cluster):
 
 
 async def replaced(cluster, before):
-    """Wait until another worker runs at the place of one that has ended, and return its process."""
+    """Kill a worker's process, wait until another worker runs at its place, and return the new process."""
     place = int(before.cmdline()[before.cmdline().index("--place") + 1])
     before.kill()
     while (found := workers_of(cluster).get(place)) in (None, before):  # noqa: ASYNC110
@@ -114,7 +114,7 @@ async def replaced(cluster, before):
 
 
 def is_alive(process):
-    """Return whether a process runs. One that nobody has waited for does not."""
+    """Return whether a process runs. A zombie, which waits for its parent to read its exit code, does not run."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -127,7 +127,7 @@ async def gone(process):
 
 
 def assert_hidden(secret, folders=()):
-    """Fail if a token is in the arguments or the environment of a process, or in a file."""
+    """Fail if a token is in the arguments or the environment of a process, or in a file of these folders."""
     forms = {secret, base64.b64encode(secret)}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""The real Slurm on this machine: four nodes, each with two CPUs."""
+"""A real Slurm on this machine: four nodes, each with two CPUs."""
 
 import contextlib
 import getpass
@@ -62,7 +62,7 @@ class Lab:
     """A small cluster of Slurm.
 
     Args:
-        folder: An empty folder, which other users can read.
+        folder: An empty folder that other users can read.
         environment: More variables for Slurm and its commands.
     """
 
@@ -112,12 +112,12 @@ class Lab:
                 os.kill(int(path.read_text()), signal.SIGTERM)
 
     def jobs(self):
-        """Return the state and the node of each element that has not ended, by place."""
+        """Return the state and the node of each running element, by place."""
         rows = self.call("squeue", "--noheader", "--array", "--format=%K %F %T %N").splitlines()
         return {int(row.split()[0]): row.split()[1:] for row in rows if row.split()[0].isdigit()}
 
     def kill_node(self, node):
-        """Kill a node's slurmd, and all that runs there."""
+        """Kill a node's slurmd, and all processes on this node."""
         found = [psutil.Process(int((self.folder / f"{node}.pid").read_text()))]
         for process in psutil.process_iter():
             if self._is_on(process, node):
@@ -144,7 +144,7 @@ def wait_for(found, seconds=PATIENCE_S):
 
 
 def workers(lab, place=None):
-    """Yield the daemons of workers in this cluster, of one place or of all."""
+    """Yield the daemons of workers in this cluster, at one place or at all places."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()

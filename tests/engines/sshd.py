@@ -1,4 +1,4 @@
-"""A real sshd on loopback, and an ssh that knows it under several names."""
+"""A real sshd on loopback, and an ssh with several names for it."""
 
 import contextlib
 import os
@@ -21,12 +21,12 @@ exec ${LOGIN_SHELL:-sh} -c "$SSH_ORIGINAL_COMMAND"
 
 
 class Sshd:
-    """An sshd, and an ssh whose configuration knows the hosts ``pc...`` and some that cannot be used. ``dead`` does not
-    answer at all.
+    """An sshd, and an ssh whose configuration has the working hosts ``pc...`` and some hosts that fail. The host ``dead``
+    does not answer.
 
     Args:
         folder: An empty folder.
-        environment: More variables for the processes on the other machine.
+        environment: More variables for the processes that sshd starts.
     """
 
     def __init__(self, folder, environment=None):
@@ -41,7 +41,7 @@ class Sshd:
             sock.bind(("127.0.0.1", 0))
             port = sock.getsockname()[1]
         self.silent = socket.create_server(("127.0.0.1", 0), backlog=0)
-        self._unanswered = [socket.socket() for _ in range(2)]  # with these its queue is full, and it answers no more
+        self._unanswered = [socket.socket() for _ in range(2)]  # they fill its queue, so it does not answer
         for sock in self._unanswered:
             sock.setblocking(False)
             sock.connect_ex(self.silent.getsockname())
@@ -66,10 +66,12 @@ class Sshd:
             Host newkey
                 StrictHostKeyChecking yes
                 UserKnownHostsFile /dev/null
+
             Host changed
                 HostKeyAlias changed
                 StrictHostKeyChecking yes
                 UserKnownHostsFile {folder}/known_other
+
             Host refused
                 Port 1
             Host dead
@@ -78,6 +80,7 @@ class Sshd:
                 ProxyJump pc09
             Host nokey
                 IdentityFile {folder}/other
+
             Host pc* behind newkey changed localhost 127.0.0.1
                 IdentityFile {folder}/user
             Host *
@@ -101,7 +104,7 @@ class Sshd:
             assert self.process.is_running()
 
     def there(self, word):
-        """The processes on the other machine that have this word in their command line."""
+        """Return the processes that this sshd has started with this word in their command line."""
         found = []
         for process in self.process.children(recursive=True):
             with contextlib.suppress(psutil.Error):

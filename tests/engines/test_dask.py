@@ -1,4 +1,4 @@
-"""Workers in tasks of a real Dask, whose workers are processes on this machine."""
+"""Tests of workers in tasks of a real Dask, whose own workers are processes on this machine."""
 
 import asyncio
 import os
@@ -90,7 +90,7 @@ async def test_place_outlives_more_dask_workers_than_dask_allows(dasked):
 async def test_worker_moves_to_a_dask_worker_that_comes_later(dasked, engine):
     async with asyncio.timeout(2 * PATIENCE_S), Cluster(dasked(2)) as cluster:
         await numbers(cluster, [1, 2])
-        for worker in engine.workers.values():  # all but that of place 1 start again
+        for worker in engine.workers.values():  # all except the one of place 1 restart
             if worker.process.pid != workers_of(cluster)[1].ppid():
                 psutil.Process(worker.process.pid).kill()
         await left(cluster, 0)
@@ -156,7 +156,7 @@ async def test_cancelled_task_ends_its_worker(dasked, engine):
         await numbers(cluster, [1])
 
 
-async def test_token_is_nowhere_to_be_seen(dasked, engine, tmp_path):
+async def test_token_is_visible_nowhere(dasked, engine, tmp_path):
     from distributed import Client
 
     launcher = dasked(2)

@@ -1,4 +1,4 @@
-"""Kubernetes: manifests against its schemas, and the real ``kubectl`` against a stand-in for a cluster."""
+"""Tests of the Kubernetes launcher: its manifests fit the schemas, and runs use ``kubectl`` on a stand-in for a cluster."""
 
 import base64
 import contextlib
@@ -219,7 +219,7 @@ ENDS = [
 ]
 
 
-def test_worker_that_kubernetes_ends_is_replaced_and_its_reason_is_said(cluster, tmp_path):
+def test_worker_that_kubernetes_ends_is_replaced_and_the_reason_is_printed(cluster, tmp_path):
     (tmp_path / "wait").touch()
     with launched(tmp_path, "2", ",start_timeout=100") as process:
         assert "workers [1, 2]\n" in iter(process.stdout.readline, "")
@@ -257,7 +257,7 @@ STUCK = [
 
 
 @pytest.mark.parametrize(("keys", "words"), STUCK)
-def test_pod_that_waits_is_told_with_the_reason_of_kubernetes(keys, words, cluster, tmp_path):
+def test_waiting_pod_is_reported_with_the_reason_of_kubernetes(keys, words, cluster, tmp_path):
     with launched(tmp_path, "2", f",start_timeout=7{keys}") as process:
         process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 3
@@ -283,7 +283,7 @@ def test_worker_that_cannot_reach_the_master_says_so_in_the_error(cluster, tmp_p
     assert re.search(r"place 0: pod \S+: ddlf-worker: no master at nowhere.invalid", (tmp_path / "errors").read_text())
 
 
-def test_kubectl_without_a_cluster_is_told_in_its_words(tmp_path, monkeypatch):
+def test_error_of_kubectl_without_a_cluster_is_printed(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with launched(tmp_path, "1") as process:
         process.communicate(timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Workers in the ranks of a real ``mpirun``, of Open MPI and of MPICH."""
+"""Tests of workers in the ranks of a real ``mpirun``, with Open MPI and with MPICH."""
 
 import random
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(6 * PATIENCE_S)
 
 
 BOTH = [pytest.param(OpenMpiRig, id="Open MPI", marks=pytest.mark.short), pytest.param(MpichRig, id="MPICH")]
-"""The one is in the short form, in which both are alike."""
+"""Both implementations. The short form runs Open MPI only, because both behave alike there."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_nothing_remains_whatever_ends_a_run(rig, tmp_path, monkeypatch):
 
 
 def assert_good(rig, folder, monkeypatch, kind, count):
-    """Lose ``count`` workers at random moments of a run, or end so many runs, and fail if something is wrong."""
+    """Lose ``count`` workers at random moments of a run, or end ``count`` runs, and fail if the result is wrong."""
     for limit in ("MARGIN_S", "END_S"):
         monkeypatch.setattr(series, limit, float(PATIENCE_S))
     rig.app = CALLS

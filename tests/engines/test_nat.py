@@ -1,4 +1,7 @@
-"""Workers behind the kernel's NAT, which lets only their own connections pass and forgets idle ones. Linux, root."""
+"""Tests of workers behind the kernel's NAT, which passes only connections of the workers and forgets idle ones.
+
+They need Linux and root.
+"""
 
 import contextlib
 import hashlib
@@ -17,7 +20,7 @@ pytestmark = pytest.mark.timeout(6 * PATIENCE_S)
 ROOT = Path(__file__).parents[2]
 FORGETS_AFTER_S = 60
 PAUSE_S = float(os.environ.get("DDLF_NAT_PAUSE", "75"))
-"""Longer than the router remembers. The full measurement takes 300."""
+"""Seconds without traffic. The router forgets a connection earlier. Use 300 for the full measurement."""
 APP = """
 import os, time
 import numpy as np
@@ -48,7 +51,7 @@ class App(ddlf.IApp):
 
 @pytest.fixture
 def start(tmp_path):
-    """A function that starts a command in a namespace, in the folder of the app."""
+    """Return a function that starts a command in a network namespace, in the folder of the app."""
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "token").write_text(new_token())
     (tmp_path / "token").chmod(0o600)
@@ -77,7 +80,7 @@ def result(process, file):
     return hashlib.sha256(file.read_bytes()).hexdigest(), said
 
 
-def test_run_goes_on_after_a_pause_that_a_nat_does_not_remember(start, tmp_path):
+def test_run_continues_after_a_pause_that_makes_the_nat_forget_its_connections(start, tmp_path):
     train = ("ddlf", "run", "app.py", "--no-dashboard")
     with Nat(FORGETS_AFTER_S) as nat:
         gate = f"{nat.address_outside}:9100"

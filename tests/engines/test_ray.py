@@ -1,4 +1,4 @@
-"""Workers in actors of a real Ray, with several nodes on this machine."""
+"""Tests of workers in actors of a real Ray, with several nodes on this machine."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ from tests.engines.running import (
 )
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.filterwarnings("default")  # Ray warns about its own future
+pytestmark = pytest.mark.filterwarnings("default")  # Ray warns about its own later changes
 NODES = 3
 
 
@@ -175,7 +175,7 @@ async def test_last_output_of_a_worker_is_in_the_error(nodes):
 
 
 class Caller:
-    """An actor in a placement group, which is a master. A trial of Ray Tune is one."""
+    """An actor in a placement group that runs a master, like a trial of Ray Tune."""
 
     def train(self, **keys):
         async def run():
@@ -187,7 +187,7 @@ class Caller:
 
 @pytest.fixture
 def caller(nodes):
-    """Return a function that calls ``Caller.train`` in the first of some bundles."""
+    """Return a function that calls ``Caller.train`` in the first bundle of a placement group."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

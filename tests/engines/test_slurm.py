@@ -1,4 +1,4 @@
-"""The launcher for Slurm with the real Slurm: four nodes on this machine, each with two CPUs."""
+"""Tests of the launcher for Slurm with a real Slurm: four nodes on this machine, each with two CPUs."""
 
 import contextlib
 import getpass
@@ -88,7 +88,7 @@ def lab(tmp_path_factory):
 
 
 class Run:
-    """A run of ``ddlf`` whose output is read."""
+    """A run of ``ddlf``. A thread reads its output."""
 
     def __init__(self, lab, folder, *command):
         self.lines = []
@@ -122,12 +122,12 @@ class Run:
 
     @property
     def master(self):
-        """The process of the master. It is a child of salloc, or the command itself."""
+        """Return the process of the master, which is a child of salloc or the command itself."""
         first = psutil.Process(self.process.pid)
         return next((one for one in (first, *first.children()) if one.cmdline()[:1] == [sys.executable]), first)
 
     def ended(self, number=None):
-        """Wait for the end, after a signal to the master if one is given, and return the exit code."""
+        """Send the master the signal, if one is given, wait for the end, and return the exit code."""
         if number is not None:
             with contextlib.suppress(psutil.Error):
                 self.master.send_signal(number)
@@ -197,7 +197,7 @@ def test_tasks_without_a_shared_folder_meet_and_two_jobs_are_told_apart(lab, run
     assert list(tmp_path.glob("task-*/.ddlf-*")) == []
 
 
-def test_tasks_that_share_nothing_and_have_no_munge_are_told_what_to_do(lab, run, tmp_path):
+def test_tasks_without_shared_folder_and_munge_get_advice(lab, run, tmp_path):
     script = (
         f'cd "$(mktemp -d {tmp_path}/task-XXXXXX)" && cp {tmp_path}/app.py . && '
         f"PATH=/nonexistent exec {sys.executable} -m ddlf run app.py --launcher slurm:start_timeout=5"
@@ -210,7 +210,7 @@ def test_tasks_that_share_nothing_and_have_no_munge_are_told_what_to_do(lab, run
     assert "begin all tasks in a folder that they share; without one, the nodes need the commands munge" in one.output
 
 
-def test_elements_that_are_lost_come_again_with_slurms_reason(lab, run):
+def test_lost_elements_are_replaced_and_the_reason_of_slurm_is_printed(lab, run):
     one = run(*ARRAY)
     said = one.works(3)
     assert re.findall(r"\((\d), 'n\d', '2'", said) == ["1", "2", "3"]
@@ -368,13 +368,13 @@ def test_job_that_gets_a_notice_runs_again_in_the_same_folder(notice, lab, run, 
 
 
 def now(lab, job):
-    """Return the state of a job, and how often Slurm has started it again."""
+    """Return the state of a job, and the number of its restarts."""
     facts = dict(re.findall(r"(\S+?)=(\S*)", lab.call("scontrol", "show", "job", "--oneliner", job)))
     return facts["JobState"], facts["Restarts"]
 
 
 def start_now(lab, job):
-    """Wait until a job has ended. If it waits for its time to begin again, it begins now."""
+    """Wait until a job has ended. If it waits for its time to restart, let it restart now."""
 
     def has_ended():
         if now(lab, job)[0] == "PENDING":

@@ -1,4 +1,4 @@
-"""Workers in tasks of a real Spark, whose executors are processes on this machine."""
+"""Tests of workers in tasks of a real Spark, whose executors are processes on this machine."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ from tests.engines.running import (
 )
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.filterwarnings("default")  # Spark warns about its own future
+pytestmark = pytest.mark.filterwarnings("default")  # Spark warns about its own later changes
 MASTER = "local-cluster[3,1,512]"
 CONF = {"spark.executor.memory": "512m"}
 OWN = f"spark:master={MASTER},conf.spark.executor.memory=512m"
@@ -90,7 +90,7 @@ async def test_workers_get_the_cores_of_their_task(context):
             assert "OMP_NUM_THREADS" not in process.environ()
     assert len(found) == 2
     assert not any(map(is_alive, found))
-    assert context.parallelize([1, 2]).sum() == 3  # the user's session goes on
+    assert context.parallelize([1, 2]).sum() == 3  # the user's session still works
 
 
 @pytest.mark.short
@@ -152,11 +152,11 @@ async def test_error_says_that_spark_has_no_room(context):
         with pytest.raises(ConnectError, match=words):
             await Cluster(sparked(1, start_timeout=1)).connect()
         await numbers(cluster, [1, 2, 3])
-    async with asyncio.timeout(PATIENCE_S), Cluster(sparked(3)) as cluster:  # nothing of that job is left
+    async with asyncio.timeout(PATIENCE_S), Cluster(sparked(3)) as cluster:  # the failed job holds no executor
         assert await cluster.run_method(number) == [1, 2, 3]
 
 
-async def test_token_is_nowhere_to_be_seen(context, events):
+async def test_token_is_visible_nowhere(context, events):
     launcher = sparked(2)
     secret = launcher.tokens.primary
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:

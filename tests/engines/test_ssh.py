@@ -1,4 +1,4 @@
-"""Workers by the real ssh, from an sshd of this test on loopback."""
+"""Tests of workers that the real ssh starts, with an sshd of these tests on loopback."""
 
 import asyncio
 import contextlib
@@ -73,14 +73,14 @@ def ddlf(folder, *words, **options):
 
 
 async def gone(sshd):
-    """Wait until sshd has no connection and no process there."""
+    """Wait until sshd has no connection and no child process."""
     async with asyncio.timeout(PATIENCE_S):
-        while sshd.process.children():  # noqa: ASYNC110 - no event tells it
+        while sshd.process.children():  # noqa: ASYNC110 - there is no event to await
             await asyncio.sleep(0.05)
 
 
 @pytest.mark.short
-def test_weights_are_those_of_local_workers(sshd, tmp_path):
+def test_weights_equal_the_weights_of_local_workers(sshd, tmp_path):
     (tmp_path / "app.py").write_text(APP)
     sums = []
     for where in (["--local", "2"], ["--launcher", f"ssh:hosts=pc01,pc02,python={sys.executable}", "--workers", "3"]):
@@ -99,7 +99,7 @@ async def test_noise_of_login_scripts_is_skipped(sshd, shell):
 
 
 @pytest.mark.short
-async def test_killed_ssh_and_killed_worker_come_again(sshd):
+async def test_killed_ssh_and_killed_worker_are_replaced(sshd):
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher("pc01", "pc02")) as cluster:
         assert await cluster.run_method(number) == [1, 2]
         [client] = [found for found in psutil.Process().children() if "pc01" in found.cmdline()]
@@ -151,7 +151,7 @@ async def test_nothing_is_left_when_the_master_ends(sshd, tmp_path, number):
         ("nokey", "Permission denied (publickey).; ssh must need no password here"),
     ],
 )
-async def test_words_of_ssh_are_in_the_error(sshd, host, sentence):
+async def test_error_has_the_message_of_ssh(sshd, host, sentence):
     with pytest.raises(ConnectError) as caught:
         await asyncio.wait_for(Cluster(launcher(host)).connect(), PATIENCE_S)
     assert sentence in str(caught.value)
