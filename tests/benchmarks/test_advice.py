@@ -1,4 +1,4 @@
-"""The corpus of the adviser: each defect can be planted, and the quick level alone finds what it must."""
+"""Tests of the corpus of the adviser: each defect can be planted, and the quick level finds most defects."""
 
 import pytest
 
@@ -24,14 +24,14 @@ def test_each_defect_is_another_program_with_known_rules():
         ([], False, False, False),
     ],
 )
-def test_a_defect_is_found_by_what_is_said_of_it(found, is_found, is_right, is_quick):
+def test_findings_of_a_defect_are_classified(found, is_found, is_right, is_quick):
     one = {"found": found, "rules": ["D03"]}
     assert (table.is_found(one), table.is_right(one), table.is_quick(one)) == (is_found, is_right, is_quick)
 
 
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # a file that is left open is one of the defects
+)  # one of the defects is a file that a program does not close
 def test_the_quick_level_alone_finds_most_defects():
     records = advice.main(["--quick", "--part", "1/2"])
     assert len(records) >= 45

@@ -1,4 +1,7 @@
-"""Each benchmark runs with its smallest settings and prints a table. Figures are not tested, unless they are bytes."""
+"""Tests that each benchmark runs with its smallest settings and prints a table.
+
+They check figures only for memory and bytes, which do not depend on the speed of the machine.
+"""
 
 from __future__ import annotations
 
@@ -69,15 +72,15 @@ SHORT = [
 @pytest.mark.parametrize(("name", "arguments"), SHORT, ids=[name for name, _ in SHORT])
 def test_benchmark_prints_table_with_smallest_settings(name, arguments, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path / "data")))
-    monkeypatch.setenv("DDLF_TOKEN", "")  # one sets it; this brings back what was there
+    monkeypatch.setenv("DDLF_TOKEN", "")  # a benchmark sets it; monkeypatch restores the old value
     monkeypatch.setattr("ddlf.rpc.tokens._FROM_ENVIRONMENT", {})
     monkeypatch.setattr(sys, "argv", [name, *shlex.split(arguments)])
-    with contextlib.suppress(SystemExit) if name == "shard_copies" else contextlib.nullcontext():  # which always exits
+    with contextlib.suppress(SystemExit) if name == "shard_copies" else contextlib.nullcontext():  # it always exits
         runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
     assert any(character.isdigit() for character in capsys.readouterr().out)
 
 
-def test_reader_goes_through_all_samples_in_a_process_of_its_own(tmp_path):
+def test_reader_reads_all_samples_in_another_process(tmp_path):
     options = reading.arguments().parse_args(["--repeats", "1"])
     reading.arrays(640, tmp_path / "arrays.npz")
     found = reading.compare(tmp_path / "arrays.npz", tmp_path / "files", reading.OURS[:1], options)
@@ -106,14 +109,14 @@ def test_tree_is_measured_with_its_own_code(tmp_path, monkeypatch):
 
 
 class Ran:
-    """A process that has measured this tree."""
+    """The result of a process that has measured this tree."""
 
     returncode, stdout = 0, f'{{"2.06 MB": 0.1, "code": "{against.ROOT}/ddlf/__init__.py"}}\n'
 
 
 @pytest.mark.parametrize("base", [IApp, learning.Text])
 @pytest.mark.parametrize("rule", learning.RULES.values(), ids=learning.RULES)
-def test_rule_of_learning_study_is_one_that_a_run_takes(rule, base):
+def test_run_accepts_rules_of_the_learning_study(rule, base):
     spec_of(type("App", (base,), rule)())
 
 
@@ -151,7 +154,7 @@ def test_broadcast_needs_no_memory_and_gathering_one_copy_a_worker():
 def test_master_of_sharded_run_needs_no_memory_for_updates():
     found = footprint.main(["--parameters", "4e6", "--workers", "2", "--ways", "star,sharded"])
     assert found["sharded"]["until the end"] < found["star"]["until the end"]
-    assert found["sharded"]["worker"] > 3  # its weights, those of the round, and its update, at least
+    assert found["sharded"]["worker"] > 3  # at least its weights, the weights of the round, and its update
 
 
 def test_sharded_round_moves_few_bytes_through_the_master(tmp_path):
@@ -162,7 +165,7 @@ def test_sharded_round_moves_few_bytes_through_the_master(tmp_path):
     found = {row["way"]: distbelief.Row(**row) for row in json.loads(file.read_text())["rows"]}
     sharded, star = found["sharded"], found["star"]
     assert sharded.seconds[0] > sharded.bound_s
-    assert star.seconds[0] > star.bound_s / 2  # what was sent to one worker may come back while others still get theirs
+    assert star.seconds[0] > star.bound_s / 2  # updates may return while other workers still receive weights
     assert sharded.least < sharded.busiest[0] < 1.05 * sharded.least
     assert sharded.uneven[0] < 0.01
     assert sharded.master[0] < 64_000

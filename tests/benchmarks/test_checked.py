@@ -1,4 +1,4 @@
-"""The short form of ``benchmarks.checked``."""
+"""Test of the short form of ``benchmarks.checked``."""
 
 from benchmarks import checked, network
 

@@ -1,4 +1,4 @@
-"""The pure parts of ``benchmarks.choices``, and its short form."""
+"""Tests of the pure functions of ``benchmarks.choices``, and of its short form."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def test_a_verdict_is_wrong_far_from_the_true_factor_only(verdict, fit, is_wrong
     assert made(verdict, fit=fit).is_wrong == is_wrong
 
 
-def test_the_bars_tell_good_plans_from_others():
+def test_the_bars_distinguish_good_plans_from_bad_ones():
     good = [made() for _ in range(10)] + [made("no gain", ONE, situation=10, one=1.0, two=1.1, coded=1.2)]
     assert all(holds for _, holds in bars(good))
     far = replace(good[0], seconds={ONE: [1.0], TWO: [0.8], CODED: [0.6]})
@@ -68,7 +68,7 @@ def test_the_bars_tell_good_plans_from_others():
         assert [place for place, (_, holds) in enumerate(bars(bad)) if not holds] == [broken]
 
 
-def test_a_choice_is_measured_beside_the_others():
+def test_each_choice_is_measured_beside_its_alternatives():
     assert network.available(), "needs root on Linux, with ip, tc and network namespaces"
     (found,) = choices.main(["--short"])
     assert found.chosen in found.seconds

@@ -1,4 +1,4 @@
-"""The pure parts of ``benchmarks.elgato``, and its smallest run."""
+"""Tests of the pure functions of ``benchmarks.elgato``, and of its smallest run."""
 
 import random
 
@@ -46,7 +46,7 @@ def test_the_table_has_the_prediction_beside_the_measurement():
     assert towers == ["mlp", "100", "towers", "4.00", "5.00", "4.50-5.50", "+25%", "0.50", "-", "75 %", "250", "90.0"]
 
 
-def test_the_findings_of_the_study_are_told_apart_from_others():
+def test_the_bars_hold_for_good_runs_only():
     good = [made("mlp", "one worker", batch, 2.0) for batch in (100, 500)]
     good += [made("mlp", "towers", 100, 4.0, computing=0.8), made("mlp", "towers", 500, 4.0, computing=2.0)]
     good += [made("lstm", "one worker", batch, 30.0) for batch in (100, 500)]
@@ -74,7 +74,7 @@ def test_panels_are_drawn(tmp_path):
 
 
 def test_rounds_of_more_workers_are_predicted_from_two(monkeypatch):
-    """With made-up rounds: computing, and 10 ms for each worker's bytes on the master's link."""
+    """A simulated round takes the time to compute and 10 ms for the bytes of each worker on the master's link."""
     workers = [1, 2, 4, 8]
     rounds = []
     for name, way, count in elgato_links.settings(workers):
@@ -110,10 +110,10 @@ def test_the_smallest_study_runs_and_continues(monkeypatch, tmp_path, capsys):
     elgato.main(words)
     tables = [capsys.readouterr().out.partition("| model")[2]]
     assert "towers are slower than one worker: " in tables[0]
-    monkeypatch.setattr(elgato, "train", None)  # nothing is run again
+    monkeypatch.setattr(elgato, "train", None)  # the second call may not train again
     monkeypatch.setattr(elgato, "run_child", None)
 
-    async def no_plan(*arguments):  # on a busy machine the first one may have been refused
+    async def no_plan(*arguments):  # on a busy machine the first call may have refused to plan
         return {}
 
     monkeypatch.setattr(elgato, "plans_of", no_plan)

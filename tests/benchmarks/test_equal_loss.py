@@ -1,4 +1,4 @@
-"""The formulas of ``benchmarks.equal_loss``."""
+"""Tests of the formulas of ``benchmarks.equal_loss``."""
 
 import math
 
@@ -8,8 +8,8 @@ import pytest
 from benchmarks.equal_loss import factors, holds, noise_scale
 
 
-def test_the_noise_scale_is_that_of_made_up_gradients():
-    """A gradient of length 3, and noise whose variances sum up to 450: B_noise = 450 / 9."""
+def test_noise_scale_is_correct_for_simulated_gradients():
+    """The gradient has length 3 and the variances of the noise have the sum 450, so the noise scale is 450 / 9."""
     chance, size = np.random.default_rng(1), 400
     true = np.full(size, 3 / math.sqrt(size))
 
@@ -18,7 +18,7 @@ def test_the_noise_scale_is_that_of_made_up_gradients():
         return float(((true + noise) ** 2).sum(axis=1).mean())
 
     assert noise_scale(norm(8), norm(128), 8, 128) == pytest.approx(50, rel=0.05)
-    assert math.isinf(noise_scale(2.0, 0.1, 8, 128))  # less than noise alone gives
+    assert math.isinf(noise_scale(2.0, 0.1, 8, 128))  # smaller than the noise alone
 
 
 def test_samples_grow_with_the_batch_beyond_the_noise_scale():

@@ -1,4 +1,4 @@
-"""The pure parts of ``benchmarks.many_workers``, and its smallest run."""
+"""Tests of the pure functions of ``benchmarks.many_workers``, and of its smallest run."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from ddlf.extras.planner.model import Measured
 
 
 def rounds(setting, *, case, more=0.0):
-    """Made-up rounds: computing, and 10 ms for each worker's bytes on the master's link."""
+    """Return simulated rounds: the time to compute, and 10 ms for the bytes of each worker on the master's link."""
     seconds = setting.steps * case.step_s + 0.005 + 0.01 * setting.slots + more
     return Measured(setting=setting, seconds=(seconds,) * 3)
 

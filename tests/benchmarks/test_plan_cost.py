@@ -1,4 +1,4 @@
-"""The short form of ``benchmarks.plan_cost``."""
+"""Tests of the short form of ``benchmarks.plan_cost``."""
 
 import dataclasses
 
@@ -39,5 +39,5 @@ async def test_a_training_after_a_plan_has_the_same_bits_and_memory_and_no_new_f
     monkeypatch.setattr(plan_cost, "SAMPLES", 2_000)
     monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path / "data")))
     alone = await measured("mlp", [])
-    planned = await measured("mlp", [60 * PATIENCE_S] * 2)  # for a slow machine
+    planned = await measured("mlp", [60 * PATIENCE_S] * 2)  # long enough for a slow machine
     assert leaves_nothing(planned, alone), (planned, alone)

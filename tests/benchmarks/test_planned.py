@@ -1,4 +1,4 @@
-"""The short form of ``benchmarks.planned``."""
+"""Tests of the short form of ``benchmarks.planned``."""
 
 import pytest
 

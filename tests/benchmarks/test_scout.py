@@ -1,4 +1,4 @@
-"""The table of the speed of searches."""
+"""Test of the table of ``benchmarks.scout`` about the speed of searches."""
 
 from benchmarks.scout import Timed, speed_rows
 

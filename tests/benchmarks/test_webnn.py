@@ -1,4 +1,4 @@
-"""The WebNN experiment: its short form with real processes, and the sentences on the published claims."""
+"""Tests of the WebNN experiment: its short form with real processes, and its sentences about the published claims."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Checkpoints and run folders that version 0.1 wrote are read, and gone on with."""
+"""Tests that this version reads checkpoints and run folders of version 0.1, and continues their trainings."""
 
 import json
 import shutil
@@ -14,30 +14,30 @@ from tests.earlier.trainings import SLICED, TRAININGS, WHOLE, make
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 KEPT = Path(__file__).parent / "v0.1"
 FAST = {"star", "sharded", "downpour"}
-"""One of each kind of folder: the weights as a whole, slices of an exchange, and shards."""
+"""One training for each kind of checkpoint: the whole weights, slices of an exchange, and shards."""
 EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in TRAININGS]
 
 
 def assert_near(name, found, expected):
-    """Another processor rounds differently; in Downpour it depends on chance which push a fetch sees."""
+    """Fail if weights differ by more than rounding, which depends on the processor. Downpour also depends on timing."""
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=0.3 if name == "downpour" else 1e-4)
 
 
 async def resume(name, cluster, tmp_path, resume_from):
-    """Go on from a checkpoint of 0.1, and compare with the weights that 0.1 itself ended with."""
+    """Continue from a checkpoint of version 0.1, and compare the weights with the final weights of version 0.1."""
     folder = tmp_path / "checkpoints"
     shutil.copytree(KEPT / name / "checkpoints", folder)
     app = make(name, cluster, checkpoint=folder, resume=resume_from(folder), master_epochs=WHOLE)
-    told = []
-    app.subscribe(told.append)
+    seen = []
+    app.subscribe(seen.append)
     await app.train_model()
     with np.load(KEPT / name / "final.npz") as final:
         expected = [final[key] for key in final.files]
     found = app.model.get_weights()
     assert len(found) == len(expected)
     assert_near(name, found, expected)
-    assert not [event for event in told if isinstance(event, events.CheckpointDamaged)]
+    assert not [event for event in seen if isinstance(event, events.CheckpointDamaged)]
     return app
 
 

@@ -1,7 +1,8 @@
-"""Small trainings. The checkpoints and run folders that earlier versions of DDLF wrote for them are kept beside this file.
+"""Small trainings. Their checkpoints and run folders, which earlier versions of DDLF wrote, are beside this file.
 
-``python -m tests.earlier.trainings FOLDER`` writes them with the present code. For each training it writes the checkpoint after
-half of the epochs, the run folder, and ``final.npz``: the weights after all epochs, of a run that was resumed from this checkpoint.
+``python -m tests.earlier.trainings FOLDER`` writes them with the present code. For each training it writes the checkpoint
+after half of the epochs, the run folder, and ``final.npz``. This file has the weights after all epochs of a run that
+continued from the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import ddlf
 
 HALF, WHOLE = 3, 6
-"""Number of epochs before the checkpoint, and in the whole training."""
+"""Number of epochs before the checkpoint and in the whole training."""
 
 
 class Iris(ddlf.IApp):
@@ -31,14 +32,14 @@ class Iris(ddlf.IApp):
     normalized = False
 
     async def load_dataset(self) -> None:
-        """Make up points of 3 classes in 4 dimensions."""
+        """Generate points of 3 classes in 4 dimensions."""
         chance = np.random.default_rng(0)
         labels = chance.integers(0, 3, 150)
         points = (chance.normal(size=(150, 4)) + 2 * labels[:, None]).astype("float32")
         self.x_train, self.y_train = points, np.eye(3, dtype="float32")[labels]
 
     async def create_model(self) -> None:
-        """4 inputs, 16 hidden units, 3 classes."""
+        """Make a network with 4 inputs, 16 hidden units and 3 classes."""
         import keras
         from keras import layers
 
@@ -60,20 +61,20 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "downpour": {"slots": 1, "mode": "downpour", "shards": 2, "push_rule": "adagrad", "n_push": 2, "n_fetch": 2},
     "dirichlet": {"slots": 2, "partition": "dirichlet:0.5", "converge": "target:accuracy,2.0"},
 }
-"""Settings by name of the training."""
+"""The settings of each training by its name."""
 SLICED = ("sharded", "downpour")
-"""Trainings whose workers write slices of a checkpoint while training goes on: the one before the last is kept, too."""
+"""Trainings whose workers write slices of a checkpoint during training. They keep the last two checkpoints."""
 
 
 def make(name: str, cluster: Any, **more: Any) -> Iris:
-    """The app of a training."""
+    """Return the app of a training with its settings."""
     app = Iris(cluster)
     vars(app).update(TRAININGS[name], **more)
     return app
 
 
 async def write(folder: Path) -> None:
-    """Train each app for half of its epochs, and resume it to the end."""
+    """Train each app for half of its epochs, and continue it to the end from the checkpoint."""
     from ddlf.testing import local_cluster
 
     async with local_cluster(2) as cluster:

@@ -1,4 +1,4 @@
-"""A run with its page, as its user has it: the line that says where, the commands that look at it, the button that ends it."""
+"""Tests of a run with a dashboard: the line with its address, the commands that show the run, and the button that stops it."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The demos of the parameter server in their shortest form, as a user starts them."""
+"""Tests of the demos of the parameter server: a user starts them with their smallest settings."""
 
 import os
 import re
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_template")]
 
 @pytest.fixture
 def run(tmp_path, standing_template):
-    """Runs an app of the repository as a script, and returns what it printed."""
+    """Return a function that runs an app of the repository as a script, and returns its output."""
     environment = {**os.environ, "DDLF_DATA": str(folder_with_mnist(tmp_path / "data"))}
 
     def run(app, *options):
@@ -39,7 +39,7 @@ def test_the_classic_demo_logs_what_many_replicas_read_and_update(run):
     assert re.search(r"^test +loss 0\.\d+  within [01]\.\d+", said, re.M)
 
 
-def test_ways_to_train_stand_side_by_side_with_time_and_bytes(run):
+def test_comparison_lists_time_and_bytes_of_each_way_to_train(run):
     said = run(
         "mnist_distbelief.py",
         "-p",
@@ -60,7 +60,7 @@ def test_ways_to_train_stand_side_by_side_with_time_and_bytes(run):
     assert learned > 25
     assert workers == 0 < between
     assert of_shards < between
-    assert master == pytest.approx(4 * 79_510 * 4e-6, rel=0.1)  # out and back, of two workers
+    assert master == pytest.approx(4 * 79_510 * 4e-6, rel=0.1)  # weights to two workers, and updates back
 
 
 def test_an_lstm_is_trained_by_downpour_too(run):
@@ -81,7 +81,7 @@ def test_an_lstm_is_trained_by_downpour_too(run):
 
 
 class Fitted(Blobs):
-    """With validation data, too."""
+    """An app that has validation data, too."""
 
     async def load_dataset(self):
         await super().load_dataset()
@@ -89,7 +89,7 @@ class Fitted(Blobs):
 
 
 class Best(Fitted):
-    """What it learns makes the validation worse, epoch after epoch."""
+    """An app whose validation labels are wrong: its validation loss rises with each epoch of training."""
 
     async def load_dataset(self):
         await super().load_dataset()
@@ -105,7 +105,7 @@ class Best(Fitted):
 async def test_downpour_is_evaluated_converges_and_restores_the_best_weights(
     monkeypatch,
 ):
-    """The weights come to the master where a callback looks at them, which then has them anyway; and at the end."""
+    """The master fetches the weights for callbacks that read them, and at the end. Only then it computes metrics itself."""
     here, how = [], {"mode": "downpour", "slots": 2, "push_rule": "sgd:rate=0.05", "staleness": "constant"}
     monkeypatch.setattr(
         "ddlf.training.evaluation.master.compute",
@@ -129,7 +129,7 @@ async def test_downpour_is_evaluated_converges_and_restores_the_best_weights(
         best = app(cluster, Best, master_epochs=9, **how)
         await best.train_model()
         losses = [record.metrics["val_loss"] for record in best.history if "val_loss" in record.metrics]
-        assert 3 <= len(losses) < 9, "the others were worse, so it stopped"
+        assert 3 <= len(losses) < 9, "the losses after the first epoch were higher, so training stopped"
         assert losses.index(min(losses)) == 0
         best.x_test, best.y_test = best.x_val, best.y_val
         assert (await best.evaluate_model())["loss"] == pytest.approx(min(losses), rel=1e-5)

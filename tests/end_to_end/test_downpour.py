@@ -1,4 +1,4 @@
-"""Downpour SGD of a real Keras app on real workers: exact counts, workers that are killed, NaN, early ends."""
+"""Tests of Downpour SGD with a Keras app on real workers: exact counts, killed workers, NaN, and early stopping."""
 
 import os
 import signal
@@ -15,14 +15,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio, pytest.mark.usefixtures("on
 
 
 class Pushing(Blobs):
-    """22 batches for each of 2 slots."""
+    """An app with 22 batches for each of 2 slots."""
 
     mode, master_epochs, slots, samples, batch_size = "downpour", 1, 2, 2 * 22 * 16, 16
     n_fetch, n_push, norm, dropout = 5, 4, True, 0.1
 
 
 class Bad(Pushing):
-    """The second epoch of the second slot's first batches are no numbers."""
+    """An app whose model has a loss of NaN on worker 2."""
 
     norm, update_policy = False, "reject"
 

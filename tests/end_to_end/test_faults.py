@@ -1,4 +1,7 @@
-"""Requests end correctly when processes are killed or frozen, masters compete and cables are cut. Real processes and networks."""
+"""Tests of requests when processes are killed or frozen, when masters compete, and when a network fails.
+
+They use real processes and real networks.
+"""
 
 import asyncio
 import contextlib
@@ -24,7 +27,7 @@ from tests.trials.machines import Link, inside
 from tests.trials.workers import Workers, go_on, stop
 
 RARELY_S = 1000
-"""``dead_after_s`` of those who must not learn by silence what the kernel tells at once."""
+"""Seconds for ``dead_after_s`` in tests of losses that the kernel reports at once: a silence must not end a request first."""
 
 
 def add(a, b):
@@ -47,7 +50,7 @@ def ones(count):
 
 
 def note(path):
-    """Say that this ran, in a file that outlives the process."""
+    """Append the process id to a file, which shows that this method ran."""
     with open(path, "a") as file:
         file.write(f"{os.getpid()}\n")
 
@@ -237,7 +240,7 @@ asyncio.run(main())
 
 @contextlib.asynccontextmanager
 async def another_master(workers, port, dead_after_s, seconds):
-    """A master in a process of its own that runs a method for some seconds."""
+    """Start a master in another process that runs a method for some seconds."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", MASTER, str(port), str(workers.token_file), str(dead_after_s), str(seconds)),
         stdout=asyncio.subprocess.PIPE,
@@ -274,12 +277,12 @@ async def test_master_that_slept_through_a_takeover_gets_lease_errors(workers):
     _, port = workers.start()
     async with another_master(workers, port, 0.5, 3600) as old:
         looker = ProxyWorker("127.0.0.1", port, workers.token, guest=True)
-        await looker.connect_control()  # the executor may be busy already
+        await looker.connect_control()  # a data connection would wait for the executor, which may be busy
         await busy(looker)
         await looker.close()
         stop(old.pid)
         async with asyncio.timeout(PATIENCE_S):
-            while True:  # its lease ends by silence
+            while True:  # until the lease of the silent master ends
                 new = cluster_of(workers, port)
                 with contextlib.suppress(LeaseError):
                     await new.connect()
@@ -348,7 +351,7 @@ async def test_takeover_ends_requests_of_the_previous_master(workers, tmp_path):
         assert starts(tmp_path / "ran") == 0
         with pytest.raises(LeaseError, match="was taken over by"):
             await old.connect()
-        await old.close()  # what it knew is forgotten: from here on it is a new master
+        await old.close()  # it forgets its lease, so from here on it is a new master
         async with old:
             assert await old.run_method(add, a=1, b=2) == [3]
 
@@ -359,7 +362,7 @@ async def test_a_request_with_the_key_of_another_lease_is_refused(workers):
         worker = cluster.workers[0]
         other = ProxyWorker("127.0.0.1", port, workers.token, guest=True)
         await other.connect_control()
-        other._link.identity.guest = False  # it has a connection, and a key that nobody granted
+        other._link.identity.guest = False  # it has a connection, and a key without a lease
         for key in (bytes(24), bytes(16), b"x" * 24, worker._link.identity.master_id + bytes(8)):
             other._link.identity.master_id, other._link.identity.epoch = key[:16], int.from_bytes(key[16:], "little")
             with pytest.raises(LeaseError, match="no longer has the worker"):
@@ -376,7 +379,7 @@ async def test_one_worker_under_two_addresses_is_noticed(workers):
 
 
 async def test_the_same_master_may_come_back_after_its_connection_was_reset(workers):
-    """Its open request ends, once."""
+    """Its open request ends once."""
     _, port = workers.start()
     async with cluster_of(workers, port, dead_after_s=RARELY_S) as cluster:
         worker = cluster.workers[0]
@@ -391,7 +394,7 @@ async def test_the_same_master_may_come_back_after_its_connection_was_reset(work
         assert worker.epoch == 2
 
 
-# -- tried again, or not ------------------------------------------------------------------------------------------------
+# -- requests that are repeated, or not ---------------------------------------------------------------------------------
 
 
 async def test_idempotent_request_survives_crashes_and_counts_attempts(workers, tmp_path):
@@ -439,7 +442,7 @@ async def test_an_idempotent_request_waits_for_a_daemon_that_comes_back(workers)
         process.wait()
         await asyncio.to_thread(workers.start, port=port)
         assert await asyncio.wait_for(call, PATIENCE_S) == [3]
-        assert cluster.workers[0].epoch == 2  # also with a daemon that has forgotten everything
+        assert cluster.workers[0].epoch == 2  # the epoch increases although the new daemon has no state
 
 
 def slow_add(a, b):
@@ -448,7 +451,7 @@ def slow_add(a, b):
 
 
 @pytest.mark.slow
-async def test_reconnect_gives_up_after_its_time_and_says_why_it_failed_last(workers):
+async def test_reconnect_gives_up_after_its_time_limit_and_names_the_last_failure(workers):
     process, port = workers.start()
     async with cluster_of(workers, port) as cluster:
         worker = cluster.workers[0]
@@ -462,7 +465,7 @@ async def test_reconnect_gives_up_after_its_time_and_says_why_it_failed_last(wor
         assert not caught.value.may_have_run
 
 
-async def test_who_closes_while_it_reconnects_stays_closed(workers):
+async def test_connection_closed_during_a_reconnect_stays_closed(workers):
     process, port = workers.start()
     async with cluster_of(workers, port) as cluster:
         worker = cluster.workers[0]
@@ -500,7 +503,9 @@ async def test_master_that_never_reads_costs_a_bounded_queue(workers):
         assert largest - before < MAX_QUEUED_BYTES + 6 * size
         looker = ProxyWorker("127.0.0.1", port, workers.token, guest=True)
         await looker.connect()
-        assert await asyncio.wait_for(looker.run_method(add, 1, 2), PATIENCE_S) == 3  # its turn comes before theirs
+        assert (
+            await asyncio.wait_for(looker.run_method(add, 1, 2), PATIENCE_S) == 3
+        )  # it runs before the remaining requests of the other master
         await looker.close()
         connection.resume_reading()
         results = await asyncio.wait_for(asyncio.gather(*calls), PATIENCE_S)
@@ -534,7 +539,7 @@ async def test_a_silent_partition_is_noticed_by_both_sides(workers, link, ways):
 
 
 def take_when_free(link, port, token):
-    """Ask on the worker's own machine until another master may have it, and use it."""
+    """Try on the worker's machine until another master gets the lease, and use the worker."""
 
     async def ask():
         async with asyncio.timeout(PATIENCE_S):

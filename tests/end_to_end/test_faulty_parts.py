@@ -1,4 +1,4 @@
-"""Planned faults of the workers that have the parts of a model, and of those that compute the portions of L-BFGS."""
+"""Tests of planned faults with a model that is split over workers, and with L-BFGS: the weights keep their bits."""
 
 import pytest
 
@@ -38,7 +38,7 @@ async def test_portions_of_slowed_cut_off_and_killed_workers_change_no_bit():
     plan = (
         FaultPlan()
         .slow(slot=1, factor=3, seconds=1)
-        .cut_link(slot=1, other=2, at_round=2, seconds=0.5)  # before a kill, after which one worker may have both slots
+        .cut_link(slot=1, other=2, at_round=2, seconds=0.5)  # before the kills: later, one worker may have both slots
         .kill_shard(shard=1, at_round=3)
         .kill(slot=2, at_round=4)
     )

@@ -1,4 +1,7 @@
-"""Training on partition files with real workers: each opens its own file, in turn, or one on its own disk, and one that is lost changes no bit."""
+"""Tests of training on partition files with real workers, which take turns with the files or read their own disks.
+
+A lost worker changes no bit of the result.
+"""
 
 import os
 
@@ -75,20 +78,20 @@ async def test_each_worker_opens_one_file_a_round_in_turn(place):
 async def test_repartitioned_files_are_read_from_the_next_epoch_on(
     place,
 ):
-    told = []
+    changes = []
 
-    def others(record):
+    def repartition_once(record):
         if record.round == 1:
             repartition(Folder(place), PartitionedSource(Folder(place)), [48] * 5)
 
     async with local_cluster(3) as cluster:
         app = OfFiles(cluster)
-        app.place, app.on_round = place, others
-        app.subscribe(lambda event: isinstance(event, FilesChanged) and told.append((event.round, event.files)))
+        app.place, app.on_round = place, repartition_once
+        app.subscribe(lambda event: isinstance(event, FilesChanged) and changes.append((event.round, event.files)))
         async with FaultPlan().kill(worker=2, at_round=3).on(app):
             await app.train_sync(master_epochs=4)
         assert app.ledger.is_exact(4)
-    assert told == [(2, 5)]
+    assert changes == [(2, 5)]
 
 
 class OnOwnDisks(OfFiles):
@@ -99,7 +102,7 @@ class OnOwnDisks(OfFiles):
 
 
 class Machine:
-    """A worker that has a folder of its own in the place of that which is named, as on another machine."""
+    """A worker with its own folder, as if it ran on another machine: its number is appended to each path."""
 
     def __init__(self, worker):
         self.worker = worker

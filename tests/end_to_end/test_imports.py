@@ -1,4 +1,4 @@
-"""Modules beside the script are imported on workers, wherever the import stands, from whatever folder the workers run in."""
+"""Tests that workers import modules beside the script, whatever place the import has and whatever folder they run in."""
 
 from __future__ import annotations
 

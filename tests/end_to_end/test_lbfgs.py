@@ -1,4 +1,4 @@
-"""Sandblaster L-BFGS of a real Keras app on real workers: the gradient of all samples, kills, evaluations, refusals."""
+"""Tests of Sandblaster L-BFGS with a Keras app on real workers: full gradients, kills, evaluations and refused settings."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio, pytest.mark.usefixtures("on
 
 
 class Smooth(Blobs):
-    """The blobs without anything by chance."""
+    """An app without randomness."""
 
     mode, master_epochs, slots, threads, evaluate_every, tolerance = "lbfgs", 8, 3, 1, 4, 0
     batch_size, kind = 32, "float32"

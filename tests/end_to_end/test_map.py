@@ -1,4 +1,4 @@
-"""Maps as people use them: in scripts that are interrupted, and beside training."""
+"""Tests of maps: in interrupted scripts, beside training, and with killed processes."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ asyncio.run(main())
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [POOL, CLUSTER], ids=["pool", "cluster"])
-def test_ctrl_c_ends_a_script_and_what_it_runs_on_its_workers(tmp_path, source):
+def test_ctrl_c_ends_a_script_and_its_functions_on_workers(tmp_path, source):
     (tmp_path / "script.py").write_text(source)
     with subprocess.Popen(
         [sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -82,8 +82,8 @@ async def test_a_map_beside_training_changes_no_bit_of_it(two_workers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_no_item_has_two_results_and_none_runs_twice_that_may_not(tmp_path, idempotent):
-    """Executors and daemons are killed at moments drawn by chance; each item notes when it begins."""
+async def test_each_item_has_one_result_and_runs_once_unless_it_is_idempotent(tmp_path, idempotent):
+    """Kill executors and daemons at random moments. Each item records its beginning."""
     file, chance, count = tmp_path / "begun", random.Random(0), 600
 
     def note(x):

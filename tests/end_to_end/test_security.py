@@ -1,4 +1,4 @@
-"""What strangers cannot do, against real workers in processes of their own."""
+"""Tests of attacks on real workers by a stranger who does not have the token."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from tests.patience import PATIENCE_S
 from tests.tls import Relay, far_apart
 
 ROOT = Path(__file__).parents[2]
-# The hook comes into the daemon and the executor by a module that every Python imports when it starts.
+# The daemon and the executor load this hook from ``sitecustomize``, which each Python imports at its start.
 WATCH = """
 import os, sys
 def watch(event, arguments):
@@ -41,7 +41,7 @@ sys.addaudithook(watch)
 
 
 async def say(port: int, data: bytes) -> bytes:
-    """What a worker answers before it closes."""
+    """Send bytes to a worker, and return its answer up to the end of the connection."""
     sock = await open_socket("127.0.0.1", port)
     answer = b""
     with sock, contextlib.suppress(ConnectionError):
@@ -62,13 +62,13 @@ async def test_code_that_is_sent_without_the_token_is_never_reached(start_worker
     code, hello = b"".join(frames), Hello(role, os.urandom(32), 1000).encode()
     flag.touch()
     answers = [await say(worker.port, data) for data in (code, hello + code, hello + bytes(32) + code)]
-    # Nobody can join a worker, so it answers only with its own preamble.
+    # No worker can join another worker, so it answers with its preamble only.
     length = PREAMBLE.size if role is Role.JOIN else HELLO.size + PROOF_BYTES + 1
     assert [len(answer) for answer in answers] == [0, length, length]
     assert "REACHED" not in worker.output + log.read_text()
     async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
         assert await cluster.run_code("1 + 1") == [2]
-    assert "REACHED exec" in log.read_text(), "with the token it is, which shows that the watch works"
+    assert "REACHED exec" in log.read_text(), "a call with the token triggers the hook, so the hook works"
 
 
 async def test_thousand_wrong_tokens_open_nothing(start_worker, token_file):
@@ -104,8 +104,8 @@ async def test_session_between_machines_shows_neither_token_nor_data(start_worke
         assert secret not in relay.heard
 
 
-def test_a_token_from_the_environment_is_nowhere_to_be_read(tmp_path, own_folders):
-    """Not in arguments, environments, logs, state, or core dumps; of the daemon, the executor, or what user code starts."""
+def test_token_from_the_environment_cannot_be_read_anywhere(tmp_path, own_folders):
+    """Search arguments, environments, logs, state and core dumps of the daemon, the executor and a process of user code."""
     token = new_token()
     state = tmp_path / "state"
     script = f"""
@@ -154,7 +154,7 @@ asyncio.run(main())
                 shown = Path(f"/proc/{pid}/{name}").read_bytes()
                 assert token.encode() not in shown, (pid, name)
             assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
-        os.kill(executor, signal.SIGSEGV)  # its last output come into the log
+        os.kill(executor, signal.SIGSEGV)  # its last output goes to the log
         psutil.Process(child).wait(PATIENCE_S)
     finally:
         daemon.terminate()
@@ -173,14 +173,14 @@ async def ask_with_another_token(port: int) -> str:
     raise AssertionError("it was let in")
 
 
-async def test_what_a_worker_keeps_can_be_read_by_its_owner_only(start_worker):
+async def test_files_of_a_worker_can_be_read_by_their_owner_only(start_worker):
     worker = start_worker("--host", "0.0.0.0")
     for path in (worker.state_dir / "certificate.pem", *worker.state_dir.glob("port-*")):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 def comes_into(log: Path, text: str, timeout_s: float = PATIENCE_S) -> bool:
-    """Whether a text appears in a file within a time."""
+    """Return whether a text appears in a file within some seconds."""
     deadline = time.monotonic() + timeout_s
     while text not in log.read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -208,7 +208,7 @@ async def test_a_worker_without_descriptors_says_so_once_and_recovers(start_work
 
 @pytest.fixture
 def worker_with_80_descriptors(token_file):
-    """Its port; it has places for 8 handshakes and 8 connections."""
+    """Return the port of a worker that can have 8 handshakes and 8 connections at a time."""
     read_fd, write_fd = os.pipe()
     limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80)); sys.argv.pop(0)"
     process = subprocess.Popen(
@@ -248,7 +248,7 @@ async def test_a_connection_above_the_limit_is_refused_with_a_sentence(worker_wi
                     first_free.append(await connect())
 
 
-def test_libraries_with_known_holes_cannot_be_installed_with_it():
+def test_package_excludes_versions_of_libraries_with_known_holes():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["tensorflow"]]
     assert {"msgpack>=1.2.3", "keras>=3.14.1", "cryptography>=44.0.1"} <= set(wanted)

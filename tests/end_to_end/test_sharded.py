@@ -1,4 +1,4 @@
-"""The sharded exchange of a real Keras app on real workers: the bits of the star, and what goes through the master."""
+"""Tests of the sharded exchange with a Keras app on real workers: it has the bits of the star, and spares the master."""
 
 import os
 import signal
@@ -14,11 +14,11 @@ from tests.training.models import Blobs
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio, pytest.mark.usefixtures("one_template")]
 
 MOST = 64_000
-"""Bytes through the master in a round, for each worker, besides sample numbers."""
+"""Largest number of bytes through the master in a round, for each worker, without the indices of samples."""
 
 
 class Wide(Blobs):
-    """A model much larger than what is said of it."""
+    """An app with a model much larger than the messages about it."""
 
     master_epochs, slots, width, norm, outer = 3, 3, 4000, True, "nesterov"
 
@@ -53,7 +53,7 @@ async def test_sharded_run_has_the_bits_of_the_star_also_after_a_kill():
 async def test_worker_with_a_cut_link_is_left_out_without_changing_a_bit():
     async with local_cluster(3) as cluster:
         _, wanted = await trained(cluster, "star", master_epochs=4)
-        ways, told = [await cluster.between(1, 2), await cluster.between(2, 1)], []
+        ways, events = [await cluster.between(1, 2), await cluster.between(2, 1)], []
 
         def cut(record):
             if record.round == 2:
@@ -61,11 +61,11 @@ async def test_worker_with_a_cut_link_is_left_out_without_changing_a_bit():
                     way.partition()
 
         app = Wide(cluster)
-        app.subscribe(told.append)
+        app.subscribe(events.append)
         vars(app).update(exchange="sharded", master_epochs=4, on_round=cut)
         await app.train_sync()
         assert digest([*app.model.get_weights(), *app.run_context.progress.state["outer"]]) == wanted
-        (gone,) = [event for event in told if isinstance(event, WorkerGone)]
+        (gone,) = [event for event in events if isinstance(event, WorkerGone)]
         assert "cannot reach worker" in gone.why
         assert "is left out" in gone.why
         assert max(record.bytes_out + record.bytes_back for record in app.history[1:3]) < 3 * MOST

@@ -1,4 +1,4 @@
-"""Training on executors that are forks of one process with Keras: to the same bits as on processes of their own."""
+"""Tests of executors that are forks of one process with Keras: they train to the same bits as separate processes."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def app_on(cluster):
-    """With everything random that a model can have."""
+    """Return an app whose model has each kind of randomness."""
     app = Blobs(cluster)
     app.dropout, app.norm, app.optimizer, app.master_epochs = 0.3, True, "adam", 4
     return app
@@ -28,7 +28,7 @@ def bits(app):
 
 
 def origin():
-    """Who forked this process, and what a new one has imported before it is asked for anything."""
+    """Return the id of the parent process, and whether this process has imported a backend of Keras."""
     return os.getppid(), "tensorflow" in sys.modules or "jax" in sys.modules or "torch" in sys.modules
 
 
@@ -44,8 +44,8 @@ async def test_killed_executor_returns_without_an_import_and_the_same_bits(two_w
         app.on_round = on_round
         await app.train_sync()
         results.append(bits(app))
-    await two_workers.connect()  # it may not be back yet
-    os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)  # also after the run
+    await two_workers.connect()  # the killed executor may not have restarted yet
+    os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)  # a kill after the run has the same effect
     (ours, _), (theirs, imported) = await two_workers.options(idempotent=True).run_method(origin)
     assert ours == theirs
     assert imported
@@ -53,7 +53,7 @@ async def test_killed_executor_returns_without_an_import_and_the_same_bits(two_w
 
 
 @pytest.mark.slow
-async def test_forks_train_to_the_bits_of_processes_of_their_own(monkeypatch):
+async def test_forked_executors_train_to_the_bits_of_separate_processes(monkeypatch):
     results = []
     for forked in (True, False):
         monkeypatch.setenv("DDLF_FORK", str(int(forked)))

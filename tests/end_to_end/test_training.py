@@ -1,4 +1,4 @@
-"""The README's promises through the command line: real processes, real sockets, real data."""
+"""Tests of the promises of the README through the command line, with real processes, sockets and data."""
 
 import os
 import re
@@ -21,7 +21,7 @@ COMMAND = (sys.executable, "-m", "ddlf.cli.main")
 
 @pytest.fixture
 def environment(tmp_path):
-    """Own folders for tokens, state and caches, and a folder with mnist.npz."""
+    """Return an environment with separate folders for tokens, state and caches, and a folder with ``mnist.npz``."""
     folders = {f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("CONFIG", "STATE", "CACHE")}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DDLF_")}
     return {**kept, **folders, "DDLF_DATA": str(folder_with_mnist(tmp_path / "data"))}
@@ -29,7 +29,7 @@ def environment(tmp_path):
 
 @pytest.fixture
 def start_workers(environment, tmp_path):
-    """Starts ``ddlf-worker`` commands, one for each given addition to the environment, and returns the cluster file that names them."""
+    """Return a function that starts a ``ddlf-worker`` for each addition to the environment, and returns their cluster file."""
     processes = []
 
     def start(*additions):
@@ -58,7 +58,7 @@ def run(environment, *arguments):
 
 
 def started_with(environment) -> list[psutil.Process]:
-    """The processes that run with this test's own folders."""
+    """Return the processes that use the folders of this test."""
     return [
         process
         for process in psutil.process_iter(["environ"])
@@ -87,7 +87,7 @@ def test_mnist_trains_on_two_workers_in_both_modes_and_loads_once(environment, s
     assert "10,000 samples of shape (10000, 28, 28, 1)" in first
     assert "loaded on 2 workers" in first
     rounds = re.findall(r"(\S+) MB out, (\S+) MB back", first)
-    # To two workers: 515,146 weights of 4 bytes and half of 10,000 indices of 2 bytes, each; back: the updates.
+    # Each of two workers gets 515,146 weights of 4 bytes and 5,000 indices of 2 bytes, and sends back its update.
     assert len(rounds) == 1
     assert float(rounds[0][0]) == pytest.approx(2 * 515_146 * 4e-6 + 10_000 * 2e-6, abs=0.02)
     assert float(rounds[0][1]) == pytest.approx(2 * 515_146 * 4e-6, abs=0.02)
@@ -118,7 +118,7 @@ def test_sigterm_writes_a_checkpoint_and_ends_everything(environment, tmp_path):
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number
     assert "Traceback" not in errors
-    assert [path.name for path in tmp_path.glob("round-*")]  # of the last complete round, though none was due
+    assert [path.name for path in tmp_path.glob("round-*")]  # the last complete round, although no checkpoint was due
     _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not alive
 

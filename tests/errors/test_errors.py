@@ -1,4 +1,4 @@
-"""The tree of errors, and what all of them have in common."""
+"""Tests of the tree of errors, and of the properties of all errors."""
 
 import asyncio
 import inspect
@@ -12,7 +12,7 @@ from ddlf.errors import BadUpdate, ExecutorCrashed, LeaseError, RequestFailed, R
 
 
 def drawn():
-    """Each class of the picture at the top of the module, with its parent and its builtins."""
+    """Return each class in the tree of the module's docstring, with its parent class and its builtin base class."""
     above, found = ["DDLFError"], {"DDLFError": ("Exception", "")}
     for line in inspect.getdoc(errors).splitlines():
         if match := re.match(r" {4}([|` -]*)-- (\w+)(?: \((\w+)\))?", line):
@@ -22,7 +22,7 @@ def drawn():
     return found
 
 
-def test_the_tree_at_the_top_is_that_of_the_classes():
+def test_tree_in_the_docstring_matches_the_classes():
     names = {name: getattr(errors, name) for name in errors.__all__}
     bases = {name: [base.__name__ for base in kind.__bases__] for name, kind in names.items()}
     assert drawn() == {name: (*found, "")[:2] for name, found in bases.items()}
@@ -36,7 +36,7 @@ def test_every_failed_request_says_whether_it_may_have_run_and_how_often_it_was_
     assert kind("text").may_have_run is (kind is not LeaseError)
 
 
-def test_an_error_takes_the_facts_of_its_class_and_no_others():
+def test_an_error_accepts_only_the_facts_of_its_class():
     assert BadUpdate("text", tensor="kernel").tensor == "kernel"
     assert BadUpdate("text").count == 0
     with pytest.raises(TypeError, match="BadUpdate has no fact 'tensr'"):
@@ -51,7 +51,7 @@ def test_every_class_says_when_it_is_raised_and_what_to_do(name):
     assert text.endswith(f"Exit code of the command line: {getattr(errors, name).exit_code}\n")
 
 
-def test_the_root_and_what_a_worker_raised_are_of_the_module_of_the_tree():
+def test_all_errors_name_ddlf_errors_as_their_module():
     assert {getattr(errors, name).__module__ for name in errors.__all__} == {"ddlf.errors"}
 
 
@@ -76,7 +76,7 @@ class App(IApp):
     async def create_model(self): ...
 
 
-def test_a_workers_error_in_training_comes_without_the_lines_that_received_its_answer(monkeypatch):
+def test_traceback_of_a_workers_error_hides_the_lines_that_received_it(monkeypatch):
     async def carry(*_, **__):
         raise errors.RemoteError("ValueError", "no", "lines of the worker", worker="worker 1") from KeyError("why")
 

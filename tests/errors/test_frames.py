@@ -1,4 +1,4 @@
-"""Which lines of a traceback are shown: the user's, wherever the error was raised."""
+"""Tests of the lines of a traceback that a user sees: the user's own lines, wherever the error was raised."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ HEAD = "Traceback on the worker (most recent call last):\n"
         ("/tmp/ipykernel_7/123.py", False),
     ],
 )
-def test_what_runs_the_code_of_others_is_told_from_it(file, machinery):
+def test_machinery_is_distinguished_from_user_code(file, machinery):
     assert tracebacks.is_machinery(file) is machinery
 
 
@@ -37,25 +37,25 @@ def test_what_runs_the_code_of_others_is_told_from_it(file, machinery):
     [
         (LOOP + MINE + KERAS + AGAIN + MINE + KERAS, MINE + MINE),
         (MINE + AGAIN, MINE + AGAIN),
-        (LOOP + KERAS, KERAS),  # nobody's own: what there is
+        (LOOP + KERAS, KERAS),  # without a user's own line, the lines of libraries stay
         (LOOP, LOOP),
     ],
 )
-def test_frames_of_libraries_are_left_out_of_a_text_unless_there_are_no_others(given, shown):
+def test_frames_of_libraries_are_hidden_if_a_user_has_frames(given, shown):
     assert (
         tracebacks.hide_library_frames(f"no labels\n\n{HEAD}{given}ValueError: no labels")
         == f"no labels\n\n{HEAD}{shown}ValueError: no labels"
     )
 
 
-def test_each_traceback_of_a_text_is_looked_at_alone_and_other_text_stays():
+def test_each_traceback_of_a_text_is_shortened_alone_and_other_text_stays():
     text = f"{HEAD}{KERAS}KeyError: 1\n\nThe above exception was the direct cause:\n\n{HEAD}{KERAS}{MINE}ValueError: 2"
     assert tracebacks.hide_library_frames(text) == text.replace(f"{HEAD}{KERAS}{MINE}", f"{HEAD}{MINE}")
     for other in ("", "one line", "two\nlines\n", '  File "half a frame"'):
         assert tracebacks.hide_library_frames(other) == other
 
 
-def test_lines_of_a_graph_have_blank_ones_between_them():
+def test_frames_of_a_graph_without_source_lines_are_shortened():
     text = "Graph execution error:\n\nDetected at node (most recent call last):\n" + "\n".join(
         frame.splitlines(keepends=True)[0] for frame in (LOOP, MINE, KERAS)
     )
@@ -69,7 +69,7 @@ def raised(error):
         return caught
 
 
-def test_an_error_is_told_with_the_users_lines_and_those_of_its_causes_and_members():
+def test_an_error_is_shown_with_the_users_lines_of_its_causes_and_members():
     async def one(number):
         raise ValueError(f"number {number}")
 
@@ -90,14 +90,14 @@ def test_an_error_is_told_with_the_users_lines_and_those_of_its_causes_and_membe
     )
 
 
-def test_an_error_that_is_its_own_cause_is_told_once():
+def test_an_error_that_is_its_own_cause_is_shown_once():
     error = raised(ValueError("round and round"))
     error.__context__ = other = raised(KeyError("other"))
     other.__context__ = error
     assert tracebacks.format_for_user(error)[0].count("ValueError: round and round") == 1
 
 
-def test_a_file_with_a_mistake_is_named_without_the_lines_of_what_imported_it(tmp_path):
+def test_syntax_error_is_shown_without_the_lines_of_the_import(tmp_path):
     (tmp_path / "app.py").write_text("def f(:\n")
     error = raised(SyntaxError("invalid syntax", ("app.py", 1, 7, "def f(:\n")))
     error.__traceback__ = None

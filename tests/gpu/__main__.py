@@ -1,4 +1,4 @@
-"""Run the tests with a real card, one backend after the other: ``scripts/test --gpu [BACKEND...] [-- PYTEST...]``.
+"""Run the tests with a real card, one backend after another: ``scripts/test --gpu [BACKEND...] [-- PYTEST...]``.
 
     python -m tests.gpu                 all backends
     python -m tests.gpu jax torch       two of them

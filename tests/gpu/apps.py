@@ -11,7 +11,7 @@ SIX_GB = 6 * 10**9
 
 
 class Digits(ddlf.IApp):
-    """Handwritten digits and a small network. A few epochs are enough to read most of them."""
+    """Handwritten digits and a small network, which recognizes most digits after a few epochs."""
 
     verbose = False
     master_epochs, worker_epochs, batch_size = 6, 2, 16

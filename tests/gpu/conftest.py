@@ -18,7 +18,7 @@ collect_ignore_glob = [] if os.environ.get("DDLF_GPU") else ["test_*.py"]
 
 @pytest.fixture(scope="session", autouse=True)
 def card(own_folders: Path) -> Iterator[Card]:
-    """The first card of this machine. XLA computes with all its optimizations, unlike in other tests."""
+    """Return the first card of this machine. XLA uses all its optimizations, unlike in other tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
         yield first_card()
@@ -26,13 +26,13 @@ def card(own_folders: Path) -> Iterator[Card]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def one(card: Card) -> AsyncIterator[Cluster]:
-    """One worker, which has the card alone."""
+    """Return one worker that uses the card alone."""
     async with Cluster.local(1) as cluster:
         yield cluster
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def two(card: Card) -> AsyncIterator[Cluster]:
-    """Two workers that share the card, each with at most 4 GiB of its memory."""
+    """Return two workers that share the card, each with at most 4 GiB of its memory."""
     async with Cluster.local(2, gpus=[card.number], gpu_memory="4GiB") as cluster:
         yield cluster

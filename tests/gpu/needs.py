@@ -1,4 +1,4 @@
-"""What the tests with a real card need: a card, and a framework that can compute on it."""
+"""Find the card and the framework that the tests with a real card need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def first_card() -> Card:
     """Return the first card of this machine.
 
     Raises:
-        NoCard: There is none.
+        NoCard: This machine has no card.
     """
     found = find_cards()
     if not found.cards:

@@ -1,4 +1,4 @@
-"""``deterministic=True`` on a real card: two runs have equal bits, also after a kill and a resume."""
+"""Tests of ``deterministic=True`` on a real card: two runs have equal bits, also after a kill and a resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 
 class Pictures(ddlf.IApp):
-    """Convolutions, batch normalization and dropout, whose gradients atomic additions would make unequal."""
+    """An app with convolutions, batch normalization and dropout. Atomic additions would make its gradients differ."""
 
     verbose = False
     batch_size = 64
@@ -49,7 +49,7 @@ class Pictures(ddlf.IApp):
 
 
 class Lacking(Pictures):
-    """A layer that TensorFlow and PyTorch cannot compute with equal bits on a card. XLA has a way for each op of Keras."""
+    """An app with a layer that TensorFlow and PyTorch cannot compute with equal bits on a card. XLA can for all ops."""
 
     async def create_model(self):
         import keras
@@ -73,7 +73,7 @@ class Lacking(Pictures):
             [keras.Input((16, 16, 3)), layers.Flatten(), layers.Dense(64), Means(), layers.Dense(10)]
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self.model.compile("adam", loss, jit_compile=backend == "jax")  # XLA has other ways than TensorFlow
+        self.model.compile("adam", loss, jit_compile=backend == "jax")  # XLA can compute this layer with equal bits
 
 
 def sha256(app):
@@ -100,7 +100,7 @@ async def test_runs_on_a_card_have_equal_bits_also_after_a_kill_and_a_resume(tmp
         assert sha256(await trained(cluster, FaultPlan().kill(worker=1, at_round=2))) == whole
         await trained(cluster, master_epochs=2, checkpoint=tmp_path)
         assert sha256(await trained(cluster, resume=tmp_path)) == whole
-    async with local_cluster(1) as cluster:  # other processes
+    async with local_cluster(1) as cluster:  # a run in new processes
         assert sha256(await trained(cluster)) == whole
 
 

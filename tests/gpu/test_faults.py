@@ -1,4 +1,4 @@
-"""Full memory on a real card is one sentence with the largest batch that fitted, and NVML reads the card of a worker."""
+"""Tests of errors and readings of a real card: full memory names the largest batch that fits, and NVML reads the card."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 
 class Wide(ddlf.IApp):
-    """Its activations of a batch of 4,096 samples take 17 GB, and those of 256 samples 1 GB."""
+    """An app whose activations take 17 GB with a batch of 4,096 samples, and 1 GB with a batch of 256 samples."""
 
     verbose = False
     batch_size = 4096

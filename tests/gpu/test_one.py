@@ -1,4 +1,4 @@
-"""One worker that has a card alone."""
+"""Tests with one worker that uses a card alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_mixed_precision_learns_with_weights_in_float32(one, precision):
 
 
 async def test_loss_scale_of_float16_passes_from_round_to_round(one):
-    """Its optimizer counts the steps since the last overflow, and all steps. Both counts go on in the next round."""
+    """The optimizer counts all steps, and the steps since the last overflow. The next round continues both counts."""
     app = await trained(one, precision="mixed_float16")
     (state,) = app.optimizers
     steps = app.master_epochs * -(-len(app.x_train) // app.batch_size)
@@ -65,7 +65,7 @@ def values_of_all_kinds() -> list[np.ndarray[Any, Any]]:
 
 
 async def test_values_move_off_the_card_and_on_it_unchanged():
-    """In this process, too, whose Keras computes on the card."""
+    """Test the conversion in this process, whose Keras computes on the card."""
     import keras
 
     from ddlf.training.slot.transfer import Transfer, transfer

@@ -1,4 +1,4 @@
-"""Number formats on a real card: each one learns, weights stay float32, and TF32 is said and can be switched off."""
+"""Tests of number formats on a real card: each one learns, weights stay float32, and TF32 is reported and can be off."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ async def test_each_number_format_learns_on_a_card(precision):
         assert {array.dtype for array in trained.model.get_weights()} == {np.dtype("float32")}
 
 
-async def test_tf32_is_said_and_can_be_switched_off():
+async def test_tf32_is_reported_and_can_be_switched_off():
     async with local_cluster(1) as cluster:
         found = {}
         for tf32 in ("on", "off"):
-            trained, said = app(cluster, tf32=tf32, master_epochs=1), []
-            trained.subscribe(said.append)
+            trained, events = app(cluster, tf32=tf32, master_epochs=1), []
+            trained.subscribe(events.append)
             await trained.train_sync()
-            found[tf32] = next(event.tf32 for event in said if isinstance(event, ModelBuilt))
+            found[tf32] = next(event.tf32 for event in events if isinstance(event, ModelBuilt))
         assert found == {"on": "products and convolutions", "off": ""}

@@ -1,4 +1,4 @@
-"""Two workers that share a card, each with a limit of its memory."""
+"""Tests with two workers that share a card, each with a limit of its memory."""
 
 from __future__ import annotations
 
