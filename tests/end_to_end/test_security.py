@@ -173,7 +173,7 @@ async def ask_with_another_token(port: int) -> str:
     raise AssertionError("it was let in")
 
 
-async def test_files_of_a_worker_can_be_read_by_their_owner_only(start_worker):
+async def test_what_a_worker_keeps_can_be_read_by_its_owner_only(start_worker):
     worker = start_worker("--host", "0.0.0.0")
     for path in (worker.state_dir / "certificate.pem", *worker.state_dir.glob("port-*")):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path

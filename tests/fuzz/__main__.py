@@ -1,10 +1,11 @@
-"""Give a target inputs that a coverage-guided fuzzer makes up (atheris, which is libFuzzer); ``scripts/fuzz`` installs it.
+"""Give a target the inputs of atheris, a fuzzer that is guided by coverage and uses libFuzzer. ``scripts/fuzz`` installs it.
 
     python -m tests.fuzz frames|handshake [--runs 1000000] [--keep]
 
-It begins with the committed corpus, and ends with 1 when an input breaks a promise, takes over 10 s or makes the process grow beyond 2 GB; that
-input is left in ``crash-...``, ``timeout-...`` or ``oom-...``. It counts Python's blocks of memory and open descriptors after a tenth of the runs
-and at the end, since a leak is a failure too. ``--keep`` then makes the corpus anew of the inputs that reach all that was reached.
+It begins with the committed corpus. The exit code is 1 when an input breaks a promise, takes over 10 s or makes the process
+grow beyond 2 GB. A file ``crash-...``, ``timeout-...`` or ``oom-...`` then has this input. A leak is a failure, too: the
+command counts Python's blocks of memory and open descriptors after a tenth of the runs and at the end. With ``--keep`` it
+replaces the corpus by the smallest set of inputs with the same coverage.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ import tempfile
 from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
-"""A file for each target, a line for each input, in hexadecimal."""
+"""The folder of the corpus. It has one file for each target, with each input as a line of hexadecimal digits."""
 MAX_BYTES = 1024
 ITSELF = "DDLF_FUZZ"
-"""Environment variable with the file that libFuzzer runs when it needs itself again, to merge inputs."""
+"""Environment variable with the path of a script that restarts libFuzzer, which needs it to merge inputs."""
 LEAK_BLOCKS = 2000
-"""Allowed growth: caches of the interpreter that are not full after a tenth of the runs."""
+"""Allowed growth in blocks of memory, because caches of the interpreter still grow after a tenth of the runs."""
 
 
 def corpus(target: str) -> list[bytes]:
-    """The committed inputs of a target."""
+    """Return the committed inputs of a target."""
     return [bytes.fromhex(line) for line in (CORPUS / f"{target}.hex").read_text().splitlines()]
 
 
 def fuzz(target: str, runs: int, arguments: list[str]) -> None:
-    """Run libFuzzer, which ends the process."""
+    """Run libFuzzer. It ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=["ddlf.rpc", "ddlf.errors"]):
@@ -58,11 +59,11 @@ def fuzz(target: str, runs: int, arguments: list[str]) -> None:
 
 
 def main() -> int:
-    """Fuzz in a child, since libFuzzer ends its process; returns the exit code."""
+    """Run the fuzzer in a child process, because libFuzzer ends its process, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", choices=sorted(path.stem for path in CORPUS.iterdir()))
     parser.add_argument("--runs", type=int, default=1_000_000)
-    parser.add_argument("--keep", action="store_true", help="make the corpus anew of what was found")
+    parser.add_argument("--keep", action="store_true", help="replace the corpus by the inputs of this run")
     parser.add_argument("--child", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:

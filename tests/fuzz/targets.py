@@ -1,7 +1,8 @@
-"""What arbitrary bytes may do to whoever reads them: be refused with a sentence of ours, or be read. Nothing else.
+"""Targets of the fuzzer: each one gives arbitrary bytes to a reader of the wire, which must read them or raise our error.
 
-A target takes any bytes and raises when a promise is broken. Its first byte says what is done with the rest, so that a fuzzer also gets behind the
-checks that random bytes never pass. ``scripts/fuzz`` gives them millions of inputs, ``test_corpus.py`` those that were worth keeping.
+A target raises ``AssertionError`` if its reader breaks this promise. The first byte of an input selects what the target does
+with the other bytes, so that a fuzzer also reaches code behind checks that random bytes do not pass. ``scripts/fuzz`` tries
+millions of inputs, and ``test_corpus.py`` tries the inputs of the committed corpus.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ddlf.rpc.stream import receive_exactly
 
 TOKEN = b"t" * 43
 LIMITS = Limits(max_header_bytes=4096, max_body_bytes=256 * 1024, max_buffers=64)
-"""Small, so that inputs of a few bytes reach them."""
+"""Small limits, so that short inputs reach them."""
 
 FORBIDDEN = (
     "pickle.",
@@ -46,7 +47,7 @@ FORBIDDEN = (
     "ctypes.",
     "socket.connect",
 )
-"""Audit events: strangers' bytes must not make the process unpickle, import, run, open or reach anything."""
+"""Beginnings of forbidden audit events: bytes of a stranger must not cause unpickling, imports, code, files or connections."""
 
 _watching = False
 
@@ -60,8 +61,8 @@ sys.addaudithook(_audit)
 
 
 @contextmanager
-def nothing_happens() -> Iterator[None]:
-    """Raise where a forbidden thing is done."""
+def no_side_effects() -> Iterator[None]:
+    """Raise ``AssertionError`` when code within this context causes a forbidden audit event."""
     global _watching
     _watching = True
     try:
@@ -71,9 +72,9 @@ def nothing_happens() -> Iterator[None]:
 
 
 def handshake(data: bytes) -> None:
-    """A stranger with any bytes is not let in by either side; somebody who alters one bit on the way between friends ends the handshake."""
+    """Check that both sides refuse a stranger's bytes, and that a bit that changes between two friends ends their handshake."""
     mode, rest = data[:1], data[1:]
-    with nothing_happens():
+    with no_side_effects():
         match (mode or b"\0")[0] % 4:
             case 0:
                 _with_stranger(rest, _worker_side)
@@ -100,7 +101,7 @@ atexit.register(_loop.close)
 
 
 def _with_stranger(says: bytes, side: Callable[[socket.socket], Any]) -> None:
-    """Run one side of a handshake with somebody who says these bytes and closes."""
+    """Run one side of a handshake. The other side sends these bytes and closes the connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
@@ -114,7 +115,7 @@ def _with_stranger(says: bytes, side: Callable[[socket.socket], Any]) -> None:
 
 
 def _relayed(to_worker: bytes = b"", to_client: bytes = b"") -> bool:
-    """A handshake of two sides with the same token, whose bytes are changed on the way by XOR. Whether both took it for right."""
+    """Return whether a handshake with the same token on both sides succeeds when XOR changes its bytes on the way."""
 
     def altered(message: bytes, mask: bytes) -> bytes:
         return bytes(one ^ other for one, other in zip(message, mask.ljust(len(message), b"\0"), strict=False))
@@ -132,12 +133,10 @@ def _relayed(to_worker: bytes = b"", to_client: bytes = b"") -> bool:
 
 
 def frames(data: bytes) -> None:
-    """A stream gives the same frames and the same end however it is cut, and every frame is understood or refused."""
+    """Check that a stream gives the same frames and the same end wherever it is cut, and that each frame is read or refused."""
     mode, rest = (data[:1] or b"\0")[0], data[1:]
-    with nothing_happens():
-        if (
-            mode & 1
-        ):  # behind the checks of a frame: the bytes are a body, all one value, or a value and the memory of an array
+    with no_side_effects():
+        if mode & 1:  # wrap the bytes as a valid frame: they are one value, or a value and the memory of an array
             buffers = [rest] if mode & 2 else [rest[: mode >> 2], rest[mode >> 2 :]]
             rest = b"".join(encode_frame(mode >> 2, 1, "run", buffers, limits=LIMITS))
             mode = 0
@@ -147,7 +146,7 @@ def frames(data: bytes) -> None:
 
 
 def _decoded(stream: bytes, piece: int) -> tuple[list[bytes], str]:
-    """What the frames of a stream mean, each in bytes, and how it ended."""
+    """Return the meaning of each frame of a stream, as bytes, and how the stream ended."""
     decoder = FrameDecoder(LIMITS, _allocate)
     meanings: list[bytes] = []
     at = 0
@@ -157,7 +156,7 @@ def _decoded(stream: bytes, piece: int) -> tuple[list[bytes], str]:
             count = min(len(memory), piece, len(stream) - at)
             memory[:count] = stream[at : at + count]
             at += count
-            for frame in decoder.received(count):  # those before a wrong one count
+            for frame in decoder.received(count):  # the frames before a wrong frame count, so collect them one by one
                 meanings.append(_meaning(frame.buffers))  # noqa: PERF401
     except DDLFError as error:
         return meanings, str(error)
@@ -170,7 +169,7 @@ def _allocate(size: int) -> Any:
 
 
 def _meaning(buffers: list[Any]) -> bytes:
-    """A body as the master reads one: as a value, as the arguments of a call, and as an error."""
+    """Read a body in each way that DDLF does: as a value, as an error and as the arguments of a call."""
     try:
         value = loads(buffers)
     except DDLFError as error:
@@ -187,7 +186,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {"handshake": handshake, "frames":
 
 
 def seeds(target: str) -> Iterator[bytes]:
-    """Inputs to begin with: what real peers say, and what strangers do."""
+    """Yield inputs to begin with: messages of real peers, and bytes of strangers."""
     values = [
         *(None, True, -1, 2**63, 2**70, 1.5, 1 + 2j, "text", b"bytes", [1, 2], (1, (2, 3)), {"a": {1, 2}, (1, 2): 3}),
         *(datetime(2026, 5, 1, tzinfo=UTC), timedelta(1), Decimal("1.5"), UUID(int=5), range(3), Path("/x"), Role.DATA),

@@ -1,4 +1,4 @@
-"""The readers of the wire keep their promises for inputs that a fuzzer found worth keeping, and for small changes of them.
+"""Tests that the readers of the wire keep their promises for the inputs of the corpus and for small changes of them.
 
 The long form is ``scripts/fuzz``.
 """
@@ -14,15 +14,15 @@ import pytest
 
 from ddlf.rpc.handshake import HELLO, PROOF_BYTES
 from tests.fuzz.__main__ import LEAK_BLOCKS, corpus
-from tests.fuzz.targets import TARGETS, nothing_happens, seeds
+from tests.fuzz.targets import TARGETS, no_side_effects, seeds
 from tests.processes import python
 
 CHANGED = 4
-"""Changes of each input of the corpus."""
+"""Number of changed copies of each input."""
 
 
 def changed(data: bytes, chance: random.Random) -> bytes:
-    """The input with a few of its bytes altered, taken out or doubled."""
+    """Return the input after a few of its bytes were altered, removed or doubled."""
     made = bytearray(data)
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(made) + 1)
@@ -36,13 +36,13 @@ def changed(data: bytes, chance: random.Random) -> bytes:
     return bytes(made)
 
 
-def left_behind(target: str) -> tuple[int, list[str]]:
-    """How many blocks of memory and which descriptors the inputs leave when they are given for the second time."""
+def leaks(target: str) -> tuple[int, list[str]]:
+    """Return the number of blocks of memory, and the descriptors, that remain after a second pass over the inputs."""
     chance = random.Random(1)
     inputs = [*corpus(target), *seeds(target)]
     inputs += [changed(data, chance) for data in inputs for _ in range(CHANGED)]
     found = []
-    for _ in range(2):  # the first time fills caches
+    for _ in range(2):  # the first pass fills caches
         for data in inputs:
             TARGETS[target](data)
         gc.collect()
@@ -52,7 +52,7 @@ def left_behind(target: str) -> tuple[int, list[str]]:
 
 
 def descriptors() -> set[str]:
-    """What this process has open; not the descriptor that finds it out."""
+    """Return the open descriptors of this process, without the descriptor that this function uses to list them."""
     opened = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -61,27 +61,27 @@ def descriptors() -> set[str]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_no_input_breaks_a_promise_or_leaves_something_behind(target):
-    # In a process of its own: nobody else opens anything there meanwhile.
-    said = python(f"from tests.fuzz.test_corpus import left_behind; print(*left_behind({target!r}), sep='\\n')")
+def test_no_input_breaks_a_promise_or_leaks(target):
+    # In a new process, no other test opens files meanwhile.
+    said = python(f"from tests.fuzz.test_corpus import leaks; print(*leaks({target!r}), sep='\\n')")
     blocks, opened = said.splitlines()
     assert int(blocks) < LEAK_BLOCKS
     assert opened == "[]"
 
 
-def test_what_is_left_behind_is_found(monkeypatch):
+def test_leaks_are_found(monkeypatch):
     kept = []
     monkeypatch.setitem(TARGETS, "frames", lambda data: kept.append((os.open(os.devnull, os.O_RDONLY), data)))
-    blocks, opened = left_behind("frames")
+    blocks, opened = leaks("frames")
     for descriptor, _ in kept:
         os.close(descriptor)
     assert blocks > 0
     assert len(opened) == len(kept) / 2
 
 
-def test_the_audit_notices_what_it_is_there_for():
+def test_the_audit_notices_a_pickle():
     data = pickle.dumps(random.Random)
-    with pytest.raises(AssertionError, match=r"bytes from outside led to pickle\.find_class"), nothing_happens():
+    with pytest.raises(AssertionError, match=r"bytes from outside led to pickle\.find_class"), no_side_effects():
         pickle.loads(data)
 
 

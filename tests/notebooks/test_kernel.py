@@ -1,4 +1,4 @@
-"""In a real Jupyter kernel: what people do in cells, what they see, and that an interrupt leaves all usable."""
+"""Tests in a real Jupyter kernel: cells use a cluster, show results and errors, and work after an interrupt."""
 
 import re
 import time
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Shown:
-    """What a cell has shown."""
+    """The output of a cell."""
 
     printed: str = ""
     html: str = ""
@@ -26,10 +26,12 @@ class Shown:
 
 
 class Cells:
-    """A kernel, cell by cell."""
+    """A kernel that runs one cell after another."""
 
     def __init__(self, folder):
-        from jupyter_client.manager import start_new_kernel  # which every process that collects the tests would import
+        from jupyter_client.manager import (
+            start_new_kernel,
+        )  # at the top, each process that collects tests would import it
 
         self.manager, self.client = start_new_kernel(cwd=str(folder))
 
@@ -37,7 +39,7 @@ class Cells:
         self.message, self.shown = self.client.execute(code), Shown()
 
     def hear(self):
-        """Take in the next message; returns whether the cell has ended."""
+        """Receive the next message, and return whether the cell has ended."""
         message = self.client.get_iopub_msg(timeout=PATIENCE_S)
         content, kind = message["content"], message["msg_type"]
         if message["parent_header"].get("msg_id") != self.message:
@@ -71,14 +73,14 @@ class Cells:
 
     @property
     def processes(self):
-        """What the kernel has started and still runs, but for what Python's multiprocessing keeps."""
+        """The running child processes of the kernel, except the resource tracker of Python's multiprocessing."""
         children = psutil.Process(self.manager.provisioner.pid).children(recursive=True)
         return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
 
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory):
-    """Runs a cell of one kernel, which all tests of this file use."""
+    """Return a function that runs a cell in a kernel. All tests of this file share the kernel."""
     cells = Cells(tmp_path_factory.mktemp("notebook"))
     yield cells
     cells.client.stop_channels()
@@ -102,7 +104,7 @@ def test_places_without_a_worker_are_named_in_the_cell_once(cell):
     assert sorted(shown.printed.splitlines()) == ["over", waits]
 
 
-def test_what_is_defined_anew_in_another_cell_is_what_runs(cell):
+def test_workers_run_the_newest_definition_of_a_function(cell):
     cell("class Scale:\n    factor = 2\n\ndef scaled(x):\n    return Scale.factor * x")
     assert cell("await cluster.run_method(scaled, x=3)").value == "[6, 6]"
     cell("class Scale:\n    factor = 10")
@@ -153,7 +155,7 @@ app = App(cluster)
 """
 
 
-def test_an_interrupt_ends_training_and_the_next_cell_goes_on_from_there(cell):
+def test_an_interrupt_ends_training_and_the_next_cell_continues_it(cell):
     assert cell(APP).error == ""
     shown = cell.interrupted("await app.train_sync(master_epochs=100_000)", after=r"round +\d+/")
     assert shown.error == "CancelledError"
@@ -176,7 +178,7 @@ def test_the_notebook_of_the_documentation_runs(tmp_path):
     from nbclient import NotebookClient
 
     notebook = nbformat.read(ROOT / "docs/tutorial/notebook.ipynb", 4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are those of whoever runs it"
+    assert not any(cell.get("outputs") for cell in notebook.cells), "a committed notebook has no outputs"
     client = NotebookClient(notebook, timeout=PATIENCE_S, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     (tested,) = [cell for cell in notebook.cells if cell.source.startswith("await app.evaluate_model()")]

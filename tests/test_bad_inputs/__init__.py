@@ -1,1 +1,1 @@
-"""Bad inputs. Each error names the object, the wrong value, the expected form and the remedy."""
+"""Tests of bad inputs. Each error names the object, the wrong value, the expected form and the remedy."""

@@ -1,4 +1,4 @@
-"""Wrong calls of the Python interface: each error names its cause, and the cluster stays usable."""
+"""Tests of wrong calls of the Python interface: each error names its cause, and the cluster remains usable."""
 
 import asyncio
 import math
@@ -27,7 +27,7 @@ def echo(value):
 
 
 def is_usable(cluster):
-    """Make a call that any working cluster answers."""
+    """Return whether the cluster answers a call."""
     return asyncio.wait_for(cluster.run_method(echo, value=1), PATIENCE_S)
 
 
@@ -144,7 +144,7 @@ async def test_model_that_cannot_train_is_named_before_the_first_round(two_worke
             self.model = make()
 
     made = Wrong(two_workers)
-    with pytest.raises(Exception) as refused:  # noqa: PT011  Keras's own on the master, or a RemoteError
+    with pytest.raises(Exception) as refused:  # noqa: PT011  an error of Keras on the master, or a RemoteError
         await made.train_sync(master_epochs=1)
     assert sentence in str(refused.value)
     assert made.history == []

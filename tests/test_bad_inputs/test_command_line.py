@@ -1,4 +1,4 @@
-"""Wrong command lines and their errors, without a traceback."""
+"""Tests of the errors of wrong command lines: one sentence without a traceback."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from tests.processes import command
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["wroker"], "unknown command 'wroker', did you mean 'ddlf-worker'? It is a command of its own"),
+        (["wroker"], "unknown command 'wroker', did you mean 'ddlf-worker'? It is a command " + "of its own"),
         (["worker"], "unknown command 'worker', did you mean 'ddlf-worker'?"),
         (["run", "a.py", "--local"], "argument --local: expected one argument"),
         (["run", "a.py", "--local", "1000000000"], "argument --local: must be 1-1024, got 1000000000"),
@@ -43,7 +43,8 @@ def test_worker_warns_root_in_one_line_and_nobody_else(tmp_path, user, lines):
         _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert [line for line in errors.splitlines() if "root" in line] == lines * [
-        "ddlf-worker: WARNING: running as root, so anybody who holds the token is root here; use an account of its own"
+        "ddlf-worker: WARNING: running as root, so anybody who holds the token is root here; use an account "
+        + "of its own"
     ]
 
 
@@ -57,7 +58,7 @@ def test_worker_warns_root_in_one_line_and_nobody_else(tmp_path, user, lines):
         pytest.param("ddlf.cli.main", ["status", "--hosts", "no\udcff:9000"], id="host"),
     ],
 )
-def test_argument_that_is_no_text_is_shown_escaped(module, arguments):
+def test_argument_with_invalid_characters_is_shown_escaped(module, arguments):
     ended = command(module, *arguments)
     assert ended.returncode in (2, 4)
     assert "no\\udcff" in ended.stderr

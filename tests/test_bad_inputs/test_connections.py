@@ -1,8 +1,9 @@
-"""Who comes to a worker's port without the token reaches no parser, hears no more than a hello, costs one line, and stops nobody.
+"""Tests of clients without the token at a worker's port.
 
-Each row is said to a real port, on which masters get in afterwards: a control connection by the daemon, in this process, and a data connection by its
-executor. Each bit of the handshake is altered in tests/rpc/test_handshake.py; tests/end_to_end/test_security.py looks into a worker's processes for
-code that was sent without the token.
+Such a client reaches no parser, gets at most a hello, causes one line in the log, and disturbs no master. The tests use a
+real port. After each one, masters can connect: the daemon in this process accepts control connections, and its executor
+accepts data connections. ``tests/rpc/test_handshake.py`` alters each bit of the handshake.
+``tests/end_to_end/test_security.py`` shows that worker processes never run code that comes without the token.
 """
 
 import asyncio
@@ -43,13 +44,13 @@ PING = b"".join(encode_frame(Kind.REQUEST, 7, "ping", dumps([[], {}]), limits=CO
 
 @pytest.fixture(autouse=True)
 def no_parser(monkeypatch):
-    """Any use of a parser by this thread, in which the daemon runs, fails the test."""
+    """Fail the test if this thread, which runs the daemon, uses a parser."""
     times = []
 
     def guarded(parser):
         def reached(*args, **kwargs):
             if threading.current_thread() is not threading.main_thread():
-                return parser(*args, **kwargs)  # heartbeats of other tests' clusters
+                return parser(*args, **kwargs)  # a heartbeat of a cluster of another test
             times.append(parser)
             raise AssertionError("a parser was reached before the handshake had succeeded")
 
@@ -64,17 +65,17 @@ def no_parser(monkeypatch):
 
 @pytest.fixture
 def log(running, monkeypatch):
-    """What the daemon logs from here on, with no line left out."""
+    """Return a function that returns all lines that the daemon logs during the test. No line is suppressed."""
     monkeypatch.setattr("ddlf.rpc.admission.LOG_EVERY_S", 0)
     before = len(running.lines)
     return lambda: running.lines[before:]
 
 
 async def visit(port, first, then=None, *, leave=False):
-    """Say ``first``, and what ``then`` makes of the worker's hello and proof.
+    """Send ``first``, then the result of ``then`` for the worker's hello and proof.
 
     Returns:
-        All that the worker said before it closed.
+        All bytes that the worker sent before it closed the connection.
     """
     loop = asyncio.get_running_loop()
     said = b""
@@ -92,8 +93,8 @@ async def visit(port, first, then=None, *, leave=False):
     return said
 
 
-async def lets_in_who_has_the_token(worker):
-    """Both processes of the worker are those they were, and masters get in."""
+async def accepts_masters(worker):
+    """Connect to both processes of a worker as a master, and check that neither process has restarted."""
     for role in MASTERS:
         sock, _ = await dial("127.0.0.1", worker.port, role, TOKEN, max_message_bytes=1000)
         sock.close()
@@ -103,7 +104,7 @@ async def lets_in_who_has_the_token(worker):
 
 NO_CLIENT = "not a DDLF client (%s)"
 MASTERS = (Role.CONTROL, Role.DATA)
-"""The roles of connections that a master opens."""
+"""The roles of the connections that a master opens."""
 OLD = "the other side speaks protocol %s, this side 1.1; install the same version of ddlf on both"
 
 
@@ -129,15 +130,15 @@ OLD = "the other side speaks protocol %s, this side 1.1; install the same versio
         ),
     ],
 )
-async def test_bytes_that_are_no_hello_are_named_and_closed(running, log, says, hears, line):
+async def test_wrong_first_bytes_are_logged_and_close_the_connection(running, log, says, hears, line):
     assert await visit(running.port, says) == hears
     assert log() == [f"refused 127.0.0.1: {line}"]
-    assert await lets_in_who_has_the_token(running)
+    assert await accepts_masters(running)
 
 
 async def test_worker_that_wants_to_join_a_worker_without_a_run_is_refused(running):
     assert await visit(running.port, PREAMBLE.pack(b"DDLF", 1, 1, Role.JOIN, 0) + bytes(32)) == short_answer()
-    assert await lets_in_who_has_the_token(running)
+    assert await accepts_masters(running)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +155,8 @@ async def test_silent_client_is_cut_when_the_handshake_times_out(running, log, m
     hellos = [ClientHandshake(role, TOKEN, 1000).hello[:length] for role in MASTERS]
     answers = await asyncio.gather(*(visit(running.port, hello) for hello in hellos))
     assert [len(answer) for answer in answers] == [hears] * len(MASTERS)
-    assert await lets_in_who_has_the_token(running)
-    handed_over = length >= PREAMBLE.size  # the data connection, which is the executor's from then on
+    assert await accepts_masters(running)
+    handed_over = length >= PREAMBLE.size  # the daemon has handed the data connection to the executor
     assert log() == ["refused 127.0.0.1: handshake timed out (0.3 s)"] * (1 if handed_over else 2)
     assert not handed_over or "data connection: refused 127.0.0.1: handshake timed out" in running.executor_log
 
@@ -165,7 +166,7 @@ async def test_client_that_leaves_during_the_handshake_is_named(running, log, le
     hello = ClientHandshake(Role.CONTROL, TOKEN, 1000).hello[:length]
     assert len(await visit(running.port, hello, leave=True)) in (0, HELLO.size + PROOF_BYTES)
     assert log() == ["refused 127.0.0.1: closed during the handshake"]
-    assert await lets_in_who_has_the_token(running)
+    assert await accepts_masters(running)
 
 
 def wrong_proof(client, reply):
@@ -201,13 +202,13 @@ async def test_wrong_proof_gets_one_byte(running, log, token, answers):
 
     for said in await asyncio.gather(*(knock(role) for role in MASTERS)):
         assert said[HELLO.size + PROOF_BYTES :] == bytes([Verdict.REFUSED])
-    assert await lets_in_who_has_the_token(running)
+    assert await accepts_masters(running)
     assert log() == ["refused 127.0.0.1: token mismatch"]
     assert "data connection: refused 127.0.0.1: token mismatch\n" in running.executor_log
 
 
 async def test_frame_behind_the_proof_is_the_first_of_the_session(running, no_parser):
-    no_parser.undo()  # from the proof on there is one
+    no_parser.undo()  # after the proof, the daemon may parse frames
     client = ClientHandshake(Role.CONTROL, TOKEN, 1000)
     said = await visit(running.port, client.hello, lambda reply: client.read_hello(reply)[1] + PING, leave=True)
     verdict, answer = said[HELLO.size + PROOF_BYTES :][:1], said[HELLO.size + PROOF_BYTES + 1 :]
@@ -222,7 +223,7 @@ async def test_oldest_silent_connections_go_and_a_master_gets_in(running):
     for reader, _ in idle[:3]:
         assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
     assert not any(reader.at_eof() for reader, _ in idle[3:])
-    assert await lets_in_who_has_the_token(running)
+    assert await accepts_masters(running)
     await running.line_with("too many handshakes at once, so the oldest connection was closed")
     for _, writer in idle:
         writer.close()

@@ -1,4 +1,4 @@
-"""Data that cannot be used: errors name the file and the count. Nothing is unpickled, written or allocated unseen."""
+"""Tests of unusable data: errors name the file and the count, and DDLF does not unpickle, write or allocate unchecked data."""
 
 import builtins
 import io
@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 
 def mnist(train=3, **changes):
-    """Arrays of an mnist.npz with these changes."""
+    """Return the arrays of an ``mnist.npz`` with these changes."""
     made = {}
     for split, count in (("train", train), ("test", 2)):
         made[f"x_{split}"] = np.zeros((count, 28, 28), np.uint8)
@@ -37,7 +37,7 @@ def mnist(train=3, **changes):
 
 
 def complaint(path):
-    """What loading MNIST says; the file is named."""
+    """Return the error message of loading MNIST. It must name the file."""
     with pytest.raises(DatasetError) as refused:
         ddlf.load_mnist()
     assert str(path) in str(refused.value)
@@ -46,7 +46,7 @@ def complaint(path):
 
 
 def write_zip(path, members):
-    """An archive of these (name, content) pairs, also with names that no honest one has."""
+    """Write an archive of (name, content) pairs. The names may be dangerous."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members:
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
@@ -63,7 +63,7 @@ def members(**changes):
         pytest.param(lambda path: path.mkdir(), "is no file", id="folder"),
     ],
 )
-def test_path_that_is_no_file_is_named_and_not_downloaded(folder, make, reason):
+def test_path_that_is_not_a_file_is_named_and_not_downloaded(folder, make, reason):
     make(folder / "mnist.npz")
     assert reason in complaint(folder / "mnist.npz")
 
@@ -143,7 +143,7 @@ def test_archive_of_very_many_members_is_refused(folder):
 
 
 class Changed(Blobs):
-    """Has other data on the second worker."""
+    """An app with other data on the second worker."""
 
     samples = 221
     dtype = "float32"
@@ -175,7 +175,7 @@ async def test_data_that_differs_between_workers_ends_in_a_table(two_workers, ch
 
 
 class Broken(Blobs):
-    """Has unusable data everywhere."""
+    """An app with unusable data on all workers."""
 
     async def load_dataset(self):
         await super().load_dataset()

@@ -1,7 +1,7 @@
-"""Bytes that are no message, from somebody who holds the token. The connection ends with a sentence, and the worker goes on with others.
+"""Tests of wrong messages from a peer with the token: the connection ends with a sentence, and the worker serves other masters.
 
-The rows are said to real ports: data connections are the executor's, control connections the daemon's, which is in this process. The headers are
-those of tests/rpc/test_frame.py, where nothing is allocated for them.
+The tests use real ports. Data connections lead to an executor, and control connections lead to the daemon in this process.
+The wrong headers are from ``tests/rpc/test_frame.py``, which shows that they cause no allocation.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ NOTHING = dumps([[], {}])
 
 
 class Peer:
-    """An authenticated connection to a worker on which anything can be said."""
+    """An authenticated connection to a worker that can send any bytes."""
 
     def __init__(self, sock):
         self.sock = sock
@@ -51,12 +51,12 @@ class Peer:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def hear(self):
-        """The next frame; None when the worker has closed the connection."""
+        """Return the next frame; None if the worker has closed the connection."""
         while not self._frames:
             async with asyncio.timeout(PATIENCE_S):
                 try:
                     count = await asyncio.get_running_loop().sock_recv_into(self.sock, self._decoder.wants())
-                except ConnectionResetError:  # it had not read all that was said
+                except ConnectionResetError:  # the worker closed the connection before it had read all bytes
                     count = 0
             if not count:
                 self.sock.close()
@@ -70,8 +70,8 @@ def frame(buffers, *, kind=Kind.REQUEST, id=1, name="ping"):
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def serves_others(running):
-    """After the test both processes of the worker are those from before, and another master works."""
+async def serves_other_masters(running):
+    """After the test, check that the executor has not restarted, and that the worker serves another master."""
     before = running.daemon.status()["executor_pid"]
     yield
     async with connected(running.port) as other:
@@ -80,16 +80,16 @@ async def serves_others(running):
 
 
 def argument(tag, *fields):
-    """A request whose one argument is this extension, and 8 bytes of a further buffer."""
+    """Return a request with this extension as its only argument, and a second buffer of 8 bytes."""
     value = msgpack.packb([[msgpack.ExtType(tag, msgpack.packb(list(fields)))], {}])
     return frame([value, bytes(8)], name="run_code")
 
 
-async def wait_for_ever():
+async def wait_indefinitely():
     await asyncio.Event().wait()
 
 
-TWICE = frame(dumps([[wait_for_ever], {}], CodeSender().dump), name="run_method", id=5) * 2
+TWICE = frame(dumps([[wait_indefinitely], {}], CodeSender().dump), name="run_method", id=5) * 2
 HEADERS = ("B72 header of length 0", "B74 body of 16 EiB", "B80 extension", "B86 huge size")
 EXECUTOR = {
     **{what: REFUSED[what] for what in HEADERS},
@@ -110,13 +110,13 @@ EXECUTOR = {
 
 
 @pytest.mark.parametrize("what", EXECUTOR)
-async def test_wrong_bytes_end_their_data_connection_only(running, serves_others, what):
+async def test_wrong_bytes_end_their_data_connection_only(running, serves_other_masters, what):
     data, sentence = EXECUTOR[what]
     before = running.executor_log
     peer = await Peer.on(running.port, Role.DATA)
     await peer.say(data)
     assert await peer.hear() is None
-    await Peer.on(running.port, Role.DATA, then_close=True)  # what was printed before is there
+    await Peer.on(running.port, Role.DATA, then_close=True)  # its answer shows that the executor has printed the line
     (line,) = running.executor_log.removeprefix(before).splitlines()
     assert line.startswith(f"ddlf-worker: closed a connection: {sentence}")
 
@@ -137,7 +137,7 @@ DAEMON = {
 
 
 @pytest.mark.parametrize("what", DAEMON)
-async def test_wrong_bytes_end_their_control_connection_only(running, serves_others, what):
+async def test_wrong_bytes_end_their_control_connection_only(running, serves_other_masters, what):
     data, sentence = DAEMON[what]
     reported = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
@@ -152,7 +152,7 @@ async def test_wrong_bytes_end_their_control_connection_only(running, serves_oth
 
 
 @pytest.mark.parametrize("role", [Role.CONTROL, Role.DATA])
-async def test_unknown_command_is_answered_and_the_connection_stays(running, serves_others, role):
+async def test_unknown_command_is_answered_and_the_connection_stays(running, serves_other_masters, role):
     peer = await Peer.on(running.port, role)
     for id in (7, 8):
         await peer.say(frame(NOTHING, id=id, name="format_disk"))
@@ -165,13 +165,13 @@ async def test_unknown_command_is_answered_and_the_connection_stays(running, ser
 PICKLES = {
     "truncated": b"\x80\x05\x95\xff",
     "opcodes of another Python": b"\x80\x05\xfe.",
-    "of a module that is not there": b"cno_such_module\nname\n.",
+    "of a missing module": b"cno_such_module\nname\n.",
 }
 
 
 @pytest.mark.parametrize("tag", [Tag.OBJECT, Tag.CODE], ids=["object", "code"])
 @pytest.mark.parametrize("what", PICKLES)
-async def test_code_that_cannot_be_loaded_is_answered(running, serves_others, what, tag):
+async def test_code_that_cannot_be_loaded_is_answered(running, serves_other_masters, what, tag):
     data = PICKLES[what]
     sent = msgpack.ExtType(tag, hashlib.sha256(data).digest() + data if tag is Tag.CODE else data)
     peer = await Peer.on(running.port, Role.DATA)
@@ -187,7 +187,7 @@ async def test_code_that_cannot_be_loaded_is_answered(running, serves_others, wh
     peer.sock.close()
 
 
-async def test_peer_that_floods_a_daemon_is_held_back_alone(running, serves_others, monkeypatch):
+async def test_peer_that_floods_a_daemon_is_held_back_alone(running, serves_other_masters, monkeypatch):
     monkeypatch.setattr("ddlf.worker.daemon.MAX_QUEUED_BYTES", 10_000)
     peer = await Peer.on(running.port, Role.CONTROL)
     async with asyncio.timeout(PATIENCE_S):
@@ -196,7 +196,7 @@ async def test_peer_that_floods_a_daemon_is_held_back_alone(running, serves_othe
         (control,) = running.daemon._controls
         held_back, hold_back = asyncio.Event(), control._hold_back
         monkeypatch.setattr(control, "_hold_back", lambda: (hold_back(), held_back.set()))
-        # The kernel holds little, so that it is the daemon that would have to.
+        # Small buffers of the kernel, so that the daemon would have to keep the answers in memory.
         peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         control._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         count = 3000
@@ -205,7 +205,7 @@ async def test_peer_that_floods_a_daemon_is_held_back_alone(running, serves_othe
         async with connected(running.port) as other:
             assert await other.run_code("2 + 2") == 4
         assert control._held_back
-        assert control._connection.queued_bytes < 10_000 + 1500 * 30  # the answers to what one read gives
+        assert control._connection.queued_bytes < 10_000 + 1500 * 30  # plus the answers to the requests of one read
         for _ in range(count):
             assert (await peer.hear()).kind == Kind.RESULT
         await saying
@@ -214,7 +214,7 @@ async def test_peer_that_floods_a_daemon_is_held_back_alone(running, serves_othe
     peer.sock.close()
 
 
-async def test_thousands_of_tiny_requests_are_answered_in_order(running, serves_others):
+async def test_thousands_of_tiny_requests_are_answered_in_order(running, serves_other_masters):
     peer = await Peer.on(running.port, Role.DATA)
     count = 20_000
     one = [frame(NOTHING, id=id, name="list_variables") for id in range(1, count + 1)]
@@ -239,7 +239,7 @@ SEND_CODE = SEND_PICKLES.replace("refuse_objects = code.dump_result", "dump_resu
 async def test_forbidden_pickle_of_a_worker_ends_the_connection(running, turn, result, options, sentence):
     async with connected(running.port, **options) as master:
         await master.run_code(turn)
-        waiting = asyncio.ensure_future(master.run_method(wait_for_ever_beside))
+        waiting = asyncio.ensure_future(master.run_method(wait_concurrently))
         with pytest.raises(ProtocolError, match=sentence):
             await master.run_code(result)
         with pytest.raises(WorkerLost, match=sentence):
@@ -248,11 +248,11 @@ async def test_forbidden_pickle_of_a_worker_ends_the_connection(running, turn, r
         await master.restart()
 
 
-async def wait_for_ever_beside():
+async def wait_concurrently():
     await asyncio.Event().wait()
 
 
-wait_for_ever_beside.concurrent = True
+wait_concurrently.concurrent = True
 SAY = (
     "import gc\nfrom ddlf.worker.calls import Session\n"
     "sessions = [thing for thing in gc.get_objects() if type(thing) is Session]\n"
@@ -260,7 +260,7 @@ SAY = (
 )
 
 
-async def test_answer_that_nobody_awaits_is_ignored(running, serves_others):
+async def test_answer_that_nobody_awaits_is_ignored(running, serves_other_masters):
     async with connected(running.port) as master:
         await master.run_code(SAY.format(int(Kind.RESULT)))
         connection = master._link.data.stream
@@ -268,7 +268,7 @@ async def test_answer_that_nobody_awaits_is_ignored(running, serves_others):
         assert master._link.data.stream is connection
 
 
-async def test_request_from_a_worker_ends_the_connection(running, serves_others):
+async def test_request_from_a_worker_ends_the_connection(running, serves_other_masters):
     async with connected(running.port) as master:
         with pytest.raises(WorkerLost, match="a master expects answers, not messages of kind 1"):
             await master.run_code(SAY.format(int(Kind.REQUEST)))
@@ -276,14 +276,14 @@ async def test_request_from_a_worker_ends_the_connection(running, serves_others)
 
 
 @pytest.mark.parametrize("name", ["executor_exited", "lease_lost", "stopped_by", "wanted", "wrote"])
-async def test_unreadable_event_ends_the_connection(running, serves_others, name):
+async def test_unreadable_event_ends_the_connection(running, serves_other_masters, name):
     async with connected(running.port) as master:
         with pytest.raises(WorkerLost, match=f"event '{name}' cannot be read"):
             await master.run_code(SAY.format(int(Kind.EVENT)).replace("''", f"'{name}'"))
         assert await master.run_code("1 + 1") == 2, "on a new connection"
 
 
-async def test_event_of_a_newer_worker_is_ignored(running, serves_others):
+async def test_event_of_a_newer_worker_is_ignored(running, serves_other_masters):
     async with connected(running.port) as master:
         await master.run_code(SAY.format(int(Kind.EVENT)).replace("'', [b'\\xc0']", "'sang', []"))
         connection = master._link.data.stream
