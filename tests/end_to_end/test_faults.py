@@ -24,7 +24,7 @@ from ddlf.worker.calls import MAX_QUEUED_BYTES
 from tests.patience import PATIENCE_S
 from tests.processes import command, end_of
 from tests.trials.machines import Link, inside
-from tests.trials.workers import Workers, go_on, stop
+from tests.trials.workers import Workers, resume, stop
 
 RARELY_S = 1000
 """Seconds for ``dead_after_s`` in tests of losses that the kernel reports at once: a silence must not end a request first."""
@@ -198,7 +198,7 @@ async def test_frozen_worker_is_suspect_then_dead_then_usable(workers, tmp_path)
         with pytest.raises(WorkerLost, match="connect again") as caught:
             await worker.run_method(add, 1, 2)
         assert not caught.value.may_have_run
-        go_on(process.pid)
+        resume(process.pid)
         await worker.reconnect(PATIENCE_S)
         assert await worker.run_method(add, 1, 2) == 3
         assert worker.state == "alive"
@@ -269,7 +269,7 @@ async def test_pause_of_master_and_worker_ends_nothing(workers, first):
             stop(pid)
         await asyncio.sleep(2.5)
         for pid in pids:
-            go_on(pid)
+            resume(pid)
         assert await lines_of(master) == ["['ended']", "['ended']", "None"]
 
 
@@ -289,7 +289,7 @@ async def test_master_that_slept_through_a_takeover_gets_lease_errors(workers):
                     break
                 await asyncio.sleep(0.05)
         assert await new.run_method(add, a=1, b=2) == [3]
-        go_on(old.pid)
+        resume(old.pid)
         lines = await lines_of(old)
         assert len(lines) == 3
         for line, may_have_run in zip(lines, (True, False, False), strict=True):

@@ -1,5 +1,5 @@
-"""Long runs that try to break promises, and what they need.
+"""Long runs that try to break the promises of DDLF, and their helpers.
 
-Each module is a script, ``python -m tests.trials.NAME``, whose exit code says whether the promises held; ``test_NAME.py`` runs its short form.
-``machines`` and ``workers`` are what several of them need.
+Each trial is a script, ``python -m tests.trials.NAME``. Its exit code is 0 if the promises held. ``test_NAME.py`` runs its
+short form. ``machines`` and ``workers`` are helpers of several trials.
 """

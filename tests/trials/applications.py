@@ -1,4 +1,4 @@
-"""Thirteen models of ``keras.applications`` as text and back: the same config and, with the weights, the same bits.
+"""Convert thirteen models of ``keras.applications`` to text and back: configs and bits of weights must be the same.
 
 python -m tests.trials.applications [NAME ...]
 """

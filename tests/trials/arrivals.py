@@ -6,10 +6,10 @@ Each run trains a CNN with dropout, BatchNorm and Adam on scikit-learn's digits,
 
 - In ``--orders`` runs, 2 to ``--most`` workers start in a random order, with random pauses.
 - 1, 2, 3, 4 and 6 workers run with one core each, and with two cores each.
-- A run for 2 to 4 workers begins with two of them. Another one comes in round 3.
+- A run for 2 to 4 workers begins with two workers. Another one joins in round 3.
 
-All runs must end with the same SHA-256 of weights and optimizers, with an exact ledger, and a worker's number must be
-its place + 1. The exit code is 1 otherwise.
+All runs must end with the same SHA-256 of weights and optimizers, and with an exact ledger. The number of each worker must
+be its place + 1. The exit code is 1 otherwise.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ START_S = 300.0
 
 
 class Trained(App):
-    """Four slots for any number of workers, and threads that do not depend on their cores."""
+    """An app with four slots for any number of workers, and one thread for any number of cores."""
 
     slots, threads, batch_size = SLOTS, 1, 128
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A worker that comes.
+    """The arrival of a worker.
 
     Args:
-        place: Its place.
+        place: The place of the worker.
         after_s: Seconds until it starts.
         cores: Number of cores that it may use; None for all.
     """
@@ -69,9 +69,9 @@ class Workers:
     """Processes of ``ddlf-worker`` that join a gate.
 
     Args:
-        token_file: Their token.
-        port: The gate's.
-        template: What their executors are forked from.
+        token_file: The file with their token.
+        port: The port of the gate.
+        template: The template process that forks their executors.
     """
 
     def __init__(self, token_file: Path, port: int, template: Standing) -> None:
@@ -100,7 +100,7 @@ class Workers:
             self.start(arrival)
 
     def end(self) -> None:
-        """End all."""
+        """End all workers."""
         for process in self.processes.values():
             process.terminate()
         for process in self.processes.values():
@@ -110,14 +110,14 @@ class Workers:
 async def train(
     arrivals: Sequence[Arrival], places: int, rounds: int, template: Standing, late: Arrival | None = None
 ) -> tuple[str, list[str]]:
-    """Train with workers that come so. Return the SHA-256, and what is wrong.
+    """Train with these arrivals of workers. Return the SHA-256 and the problems.
 
     Args:
-        arrivals: The workers with which the run begins.
+        arrivals: The arrivals of the first workers of the run.
         places: Number of places.
         rounds: Number of rounds.
-        template: What executors are forked from.
-        late: A worker that comes in round ``LATE_ROUND``.
+        template: The template process that forks executors.
+        late: A worker that joins in round ``LATE_ROUND``.
     """
     problems = []
 
@@ -152,7 +152,7 @@ async def train(
 
 
 async def _until_joined(cluster: Cluster, late: Arrival) -> list[str]:
-    """Wait until a worker has come into the run. Return what is wrong."""
+    """Wait until a worker has joined the run. Return the problems."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(START_S):
             while all(worker.id != late.place + 1 for worker in cluster.workers):  # noqa: ASYNC110
@@ -162,7 +162,7 @@ async def _until_joined(cluster: Cluster, late: Arrival) -> list[str]:
 
 
 async def _wrong_numbers(cluster: Cluster, workers: Workers) -> list[str]:
-    """Return the workers whose number is not their place + 1, or that have other cores than they were given."""
+    """Return a sentence for each worker whose number is not its place + 1."""
     known = {process.pid: place for place, process in workers.processes.items()}
     found = {worker.id: await worker.status() for worker in cluster.workers}
     return [
@@ -173,7 +173,7 @@ async def _wrong_numbers(cluster: Cluster, workers: Workers) -> list[str]:
 
 
 def orders(count: int, most: int, chance: random.Random) -> Iterator[tuple[str, list[Arrival]]]:
-    """Return random orders of arrival, each with a name."""
+    """Yield random orders of arrival, each with a name."""
     for number in range(1, count + 1):
         places = list(range(chance.randint(2, most)))
         chance.shuffle(places)
@@ -183,7 +183,7 @@ def orders(count: int, most: int, chance: random.Random) -> Iterator[tuple[str, 
 
 
 async def run(orders_: int, most: int, rounds: int, seed: int, counts: Sequence[int] = COUNTS) -> int:
-    """Train all runs. Return the number of those with a problem."""
+    """Train all runs. Return the number of runs with a problem."""
     cases: list[tuple[str, list[Arrival], int, Arrival | None]] = [
         (name, arrivals, len(arrivals), None) for name, arrivals in orders(orders_, most, random.Random(seed))
     ]
@@ -213,7 +213,7 @@ async def run(orders_: int, most: int, rounds: int, seed: int, counts: Sequence[
 
 
 def main() -> int:
-    """Read the command line."""
+    """Read the command line and run the trial. Return the exit code."""
     options = read_options(__doc__, orders=30, most=4, rounds=4, seed=0)
     return int(asyncio.run(run(options.orders, options.most, options.rounds, options.seed)) > 0)
 

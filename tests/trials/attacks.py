@@ -1,9 +1,9 @@
-"""Lets peers attack a training of digits: ``python -m tests.trials.attacks [SEEDS] [ATTACK,ATTACK]``.
+"""Let peers attack a training of digits: ``python -m tests.trials.attacks [SEEDS] [ATTACK,ATTACK]``.
 
-One of 4 and two of 8 peers attack, in swaps and in rounds, with each of ``ATTACKS``. Ledger, merges and checks are those of
-the server, the peers train a real network on real digits, and time is virtual: all of it is one process without sockets.
-The accuracy of the last set must be within 2 points of that of a run in which all peers are honest. Then honest peers
-with other digits (0 to 4, and 5 to 9) train in 20 runs, and none may get a strike. ``test_attacks.py`` is the short form.
+One of 4 peers and two of 8 peers attack, in swaps and in rounds, with each of ``ATTACKS``. The server's ledger, merges and
+checks run without sockets in one process with virtual time. The peers train a real network on real digits. The accuracy of
+the last set must be within 2 points of a run with honest peers only. Then honest peers with different digits (0 to 4, and
+5 to 9) train in 20 runs, and none may get a strike. ``test_attacks.py`` is the short form.
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ from ddlf.peers.wire import Wire
 
 UPDATES = 20
 DELAY = 2
-"""Batches that a peer trains until it has the answer to its post."""
+"""Number of batches that a peer trains before it gets the answer to its post."""
 POSTS = 30
 BAR = 0.02
 Array = np.ndarray[Any, Any]
 Bad = Callable[["Learner", Weights, Weights], tuple[Weights, int]]
-"""From a peer, its weights before and after its training: what it posts, and how many batches it claims."""
+"""An attack. Given a peer and its weights before and after training, it returns the weights to post, and the number of
+batches that the peer claims."""
 
 
 def changed(begin: Weights, end: Weights, times: float) -> Weights:
-    """Return weights whose training is multiplied."""
+    """Return weights after multiplying the change of a training."""
     return [(b + times * (e - b)).astype(np.float32) for b, e in zip(begin, end, strict=True)]
 
 
 def norm(weights: Sequence[Array]) -> float:
-    """Return the length of all weights."""
+    """Return the norm of all weights as one vector."""
     return float(np.sqrt(sum(float(np.sum(np.square(one, dtype=np.float64))) for one in weights)))
 
 
 def noisy(peer: Learner, begin: Weights, end: Weights, times: float, *, added: bool = True) -> Weights:
-    """Return weights with noise that is a number of times as long as the training, on it or in its place."""
+    """Return weights with noise added to the training, or instead of it. Its norm is ``times`` the norm of the training."""
     drawn = [peer.random.normal(size=one.shape) for one in end]
     scale = times * norm([e - b for b, e in zip(begin, end, strict=True)]) / norm(drawn)
     on = end if added else begin
@@ -69,7 +70,7 @@ def replayed(peer: Learner, begin: Weights, end: Weights) -> tuple[Weights, int]
 
 
 def trapped(peer: Learner, begin: Weights, end: Weights) -> tuple[Weights, int]:
-    """Post what was trained on data with a backdoor, three times as long."""
+    """Post a training on data with a backdoor, after multiplying its change by three."""
     return changed(begin, end, 3.0), UPDATES
 
 
@@ -100,13 +101,13 @@ def with_trap(x: Array) -> Array:
 
 
 class Learner:
-    """A peer that trains, and posts what its attack makes of its weights.
+    """A peer that trains. With an attack, it posts changed weights.
 
     Attributes:
         weights: The live weights.
-        begun: The weights that its training has begun with.
-        random: Its random numbers.
-        first: Its first set.
+        begun: The weights before its training.
+        random: Its generator of random numbers.
+        first: Its first posted set.
     """
 
     def __init__(self, x: Array, y: Array, seed: int, weights: Weights, bad: Bad | None = None) -> None:
@@ -135,8 +136,8 @@ class Table:
     """A server without sockets and files: ledger, sets and checks.
 
     Attributes:
-        rejected: For each peer, why its posts were rejected.
-        strikes: For each peer, most strikes that it had at once, or the times that it was out.
+        rejected: For each peer, the reasons for rejecting its posts.
+        strikes: For each peer, the largest sum of its strikes and of the times that it was out.
         bounded: Number of answers with a bounded step.
         merges: Number of answers with a set to merge.
     """
@@ -183,7 +184,7 @@ class Table:
         self.check.arrived(peer, start, self.ledger.members[peer].trainings)
 
     def post(self, peer: int, one: Learner, weights: Weights, updates: int) -> list[tuple[Reply, Weights]]:
-        """Judge a post as the server does, and return the answers with their sets."""
+        """Judge a post like the server, and return the answers with their sets."""
         one.number += 1
         if self.ledger.out_s(peer, self.now):
             found = Finding(why="out")
@@ -218,7 +219,7 @@ class Table:
         return made
 
     def apply(self, entry: Entry) -> list[tuple[Reply, Weights]]:
-        """Let the ledger take an entry, and do what follows."""
+        """Apply an entry to the ledger, carry out the results, and return the answers with their sets."""
         made, answers = self.ledger.apply(entry), []
         if isinstance(entry, Posted) and (held := self.ledger.sets.get(entry.set)) is not None:
             self.check.accepted(entry, held.trainings)
@@ -249,12 +250,12 @@ class Table:
         return self.sets.get(reply.set, [])
 
     def part(self, number: int) -> Part:
-        """Return a set of a mean."""
+        """Return a set as a part of a mean."""
         held = self.ledger.sets[number]
         return Part(read=partial(self.sets.__getitem__, number), trainings=held.trainings, samples=held.samples)
 
     def counted(self, number: int, base: Weights, usual_samples: int) -> Part:
-        """Return a set of a round with the share of its training that counts."""
+        """Return a set as a part of a round, with the counted share of its training."""
         part, share = self.part(number), self.ledger.sets[number].share
         samples = min(part.samples, usual_samples)
         return part if share == 1 else replace(part, read=lambda: towards(base, part.read(), share), samples=samples)
@@ -275,7 +276,7 @@ class Table:
         return self.apply(Merged(at=self.now, set=number, of=mean.of, left_out=left_out))
 
     def last(self) -> Weights:
-        """Return the set that a merge-all would make."""
+        """Return the weights that a merge of all sets would give."""
         of = self.ledger.all_sets()
         left_out = [one for one in of if self.check.is_long(self.ledger.sets[one])]
         return mean_of_swaps([self.part(one) for one in of if one not in left_out or len(left_out) == len(of)])
@@ -283,7 +284,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a run went.
+    """The result of a run.
 
     Args:
         accuracy: Accuracy of the last set on the test digits.
@@ -315,13 +316,13 @@ def train(
     Args:
         way: ``"swap"`` or ``"rounds"``.
         peers: Number of peers.
-        bad: Number of them that attack, with the lowest numbers.
+        bad: Number of attackers. They are the peers with the lowest numbers.
         attack: Name of the attack.
         seed: Seed of weights, data and order.
         posts: Posts of each peer.
-        halves: Number of peers that have the digits 5 to 9, while all others have 0 to 4; 0: all have all digits.
-        slower: The peers with 5 to 9 post once while the others post so many times.
-        plan: Fields of the plan.
+        halves: Number of peers with the digits 5 to 9. All other peers have 0 to 4. With 0, each peer has all digits.
+        slower: Number of posts of each other peer for one post of a peer with the digits 5 to 9.
+        plan: Fields that replace the fields of the plan.
     """
     (x, y), (x_test, y_test) = datasets.with_classes("digits")
     x, x_test = (one.reshape(len(one), -1).astype(np.float32) for one in (x, x_test))
@@ -364,7 +365,7 @@ def train(
 
 
 def turn(server: Table, learners: dict[int, Learner], peer: int) -> None:
-    """Let a peer train and post, and all peers take the answers."""
+    """Let a peer train and post, and let all peers process the answers."""
     one = learners[peer]
     begun = one.weights
     one.train(UPDATES)
@@ -379,7 +380,7 @@ def turn(server: Table, learners: dict[int, Learner], peer: int) -> None:
 
 
 def take(server: Table, one: Learner, reply: Reply, weights: Weights) -> None:
-    """Let a peer take an answer."""
+    """Let a peer process an answer."""
     if reply.answer == "merge":
         mine = WeightSet(weights=one.weights, trainings=one.trainings)
         held = server.ledger.sets.get(reply.set)
@@ -396,7 +397,7 @@ def take(server: Table, one: Learner, reply: Reply, weights: Weights) -> None:
 
 
 def rows(seeds: int, attacks: Sequence[str]) -> Iterator[list[str]]:
-    """Yield a row for each attack: its harm, and what the checks did."""
+    """Yield a row of the table for each attack: its harm, and the actions of the checks."""
     for way in ("swap", "rounds"):
         for peers, bad in ((4, 1), (8, 2)):
             clean = [train(way, peers, 0, "", seed).accuracy for seed in range(seeds)]

@@ -1,8 +1,8 @@
 """Compare workers that dial their master through a NAT with workers that it dials: ``python -m tests.trials.behind_nat``.
 
-Both kinds are one hop away, through a router in a network namespace. Each repeat measures both in turn, beginning with
-the other one each time. The table shows medians with the smallest and the largest repeat, and the median of the ratios
-within a repeat. Linux, root, ``nft``.
+Both kinds of workers are one hop away, behind a router in a network namespace. Each repeat measures both, in the opposite
+order of the repeat before. The table shows medians with the smallest and the largest repeat, and the median of the ratios
+within a repeat. The trial needs Linux, root and ``nft``.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tests.trials.nat import Nat, on
 WORKERS = 2
 FORGETS_AFTER_S = 60
 ROUND_BYTES = 2_060_000
-"""Weights of a small convolutional network, which a round sends to each worker and back."""
+"""Size of the weights of a small convolutional network, which a round sends to each worker and back."""
 CASES = {"small call": (b"", 200), "round of 2 MB": (np.zeros(ROUND_BYTES // 4, "float32"), 10)}
-"""What a call sends and returns, and how many calls one measurement has."""
+"""For each case, the argument that a call sends and returns, and the number of calls of one measurement."""
 
 
 def same(value: object) -> object:
-    """Return the argument. Runs on the workers."""
+    """Return the argument. This function runs on workers."""
     return value
 
 
@@ -66,7 +66,7 @@ async def compare(repeats: int, folder: Path) -> None:
             for namespace, options in ((nat.inside, dials), (direct.inside, listens)):
                 command = (sys.executable, "-m", "ddlf.cli.worker", *options, "--token-file", str(token), "--quiet")
                 environment = {**os.environ, "DDLF_CORES": "1"}
-                process = subprocess.Popen(on(namespace, *command), env=environment)  # noqa: ASYNC220 - it begins at once
+                process = subprocess.Popen(on(namespace, *command), env=environment)  # noqa: ASYNC220 - the call returns at once
                 stack.callback(process.wait)
                 stack.callback(process.terminate)
         ports = [9000 + number for number in range(WORKERS)]

@@ -52,11 +52,11 @@ from tests.trials.options import read_options
 
 HANG_S = 90.0
 LATE_S = 5.0
-"""How much later than its deadline a request may end on a machine with two cores and many processes."""
+"""Seconds after its deadline in which a request may still end, on a machine with two cores and many processes."""
 CLIENTS = 6
-"""For each worker; each has one request open at a time."""
+"""Number of clients for each worker. Each client has one open request at a time."""
 AHEAD = 12
-"""Requests wait for faults that are so many behind, so that there are faults to the end."""
+"""Requests may be ahead of the faults by at most this many faults, so that faults happen until the end."""
 EXPECTED = (WorkerLost, ExecutorCrashed, ConnectError, RequestTimeout, RequestCancelled, LeaseError)
 KINDS = (
     "kill_executor",
@@ -75,14 +75,14 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to be made.
+    """One planned request.
 
     Args:
-        id: From 1.
-        idempotent: Whether it may be tried again.
-        timeout_s: Its deadline, or None.
+        id: Its number, from 1.
+        idempotent: Whether it may run more than once.
+        timeout_s: Its deadline in seconds, or None.
         work: ``"compute"`` (blocks the executor), ``"wait"`` (a coroutine) or ``"hosted"`` (a hosted method that computes).
-        seconds: It takes.
+        seconds: The time that its method takes.
     """
 
     id: int
@@ -94,14 +94,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong.
+    """One planned fault.
 
     Args:
-        at: When so many requests have begun.
-        worker: From 1.
+        at: The number of begun requests at which it happens.
+        worker: The number of the worker, from 1.
         kind: One of ``KINDS``.
-        seconds: It lasts.
-        number: Of calls that are cancelled, of flaps, the factor of slowness, or 0 and 1 for a direction.
+        seconds: Its duration.
+        number: The number of cancelled calls or of flaps, or the factor of slowness. For ``one_way``, an odd number
+            stands for the direction to the master.
     """
 
     at: int
@@ -113,17 +114,17 @@ class Fault:
 
 @dataclass(slots=True)
 class Outcome:
-    """How one request ended, as the master saw it.
+    """The outcome of one request on the master.
 
     Args:
-        id: Of the request.
-        worker: On which.
+        id: The number of the request.
+        worker: The number of the worker.
         kind: ``"result"``, ``"cancelled"``, ``"hung"`` or the name of the error's class.
-        text: Of the error.
-        may_have_run: What the error says; None if it says nothing.
+        text: The message of the error.
+        may_have_run: The attribute of the error; None if it has none.
         value: The result.
-        began: Seconds since the run began.
-        ended: The same.
+        began: The beginning of the request, in seconds since the begin of the run.
+        ended: The end of the request, in seconds since the begin of the run.
     """
 
     id: int
@@ -141,12 +142,12 @@ class History:
     """The history of a run.
 
     Args:
-        calls: By id.
-        outcomes: In the order of their ends.
-        starts: How often each request's method started, from the workers' logs.
-        ends: How often it ended.
+        calls: The requests by their numbers.
+        outcomes: The outcomes in the order of their ends.
+        starts: Number of starts of each request's method, from the workers' logs.
+        ends: Number of ends of each request's method, from the workers' logs.
         notes: Other violations, as sentences.
-        faults: That were to happen.
+        faults: The planned faults.
     """
 
     calls: dict[int, Call]
@@ -157,19 +158,19 @@ class History:
     faults: list[Fault] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
-        """One JSON object in a line for each fault and each outcome."""
+        """Write each fault and each outcome as a line of JSON."""
         lines = [asdict(line) for line in (*self.faults, *self.outcomes)]
         path.write_text("".join(f"{json.dumps(line, default=str)}\n" for line in lines))
 
     def read_logs(self, paths: Iterable[Path]) -> None:
-        """Count what the workers wrote."""
+        """Count the starts and ends in the logs of the workers."""
         for path in paths:
             for line in path.read_text().splitlines():
                 what, id = line.split()
                 (self.starts if what == "start" else self.ends)[int(id)] += 1
 
     def violations(self) -> list[str]:
-        """Every broken promise, as a sentence."""
+        """Return a sentence for each broken promise."""
         found = list(self.notes)
         times = Counter(outcome.id for outcome in self.outcomes)
         found += [f"request {id} has {times[id]} outcomes" for id in self.calls if times[id] != 1]
@@ -192,7 +193,7 @@ class History:
 
 
 def make_plan(seed: int, requests: int, faults: int, workers: int, scale: float) -> tuple[list[Call], list[Fault]]:
-    """Requests and faults by chance, the same for the same arguments."""
+    """Return random requests and faults, which depend only on the arguments."""
     chance = random.Random(seed)
     calls = [
         Call(
@@ -221,7 +222,7 @@ def make_plan(seed: int, requests: int, faults: int, workers: int, scale: float)
 
 
 def compute(id: int, log: str, seconds: float) -> int:
-    """A method that blocks its executor."""
+    """Compute for some seconds, which blocks the executor."""
     import time
 
     with open(log, "ab", buffering=0) as file:
@@ -234,7 +235,7 @@ def compute(id: int, log: str, seconds: float) -> int:
 
 
 async def wait(id: int, log: str, seconds: float) -> int:
-    """A method that waits."""
+    """Wait for some seconds in a coroutine."""
     import asyncio
 
     with open(log, "ab", buffering=0) as file:  # noqa: ASYNC230
@@ -245,13 +246,13 @@ async def wait(id: int, log: str, seconds: float) -> int:
 
 
 class Chaos:
-    """One run.
+    """One run of requests and faults.
 
     Args:
-        cluster: Connected, with proxies.
-        calls: To be made.
-        faults: To happen meanwhile.
-        folder: For the workers' logs.
+        cluster: A connected cluster with proxies.
+        calls: The requests to make.
+        faults: The faults that happen meanwhile.
+        folder: The folder for the logs of the workers.
     """
 
     def __init__(self, cluster: FaultyCluster, calls: Sequence[Call], faults: Sequence[Fault], folder: Path) -> None:
@@ -260,8 +261,8 @@ class Chaos:
         self._faults = faults
         self._folder = folder
         self._began = time.monotonic()
-        self._begun = 0  # requests
-        self._broken = 0  # faults that have begun
+        self._begun = 0  # number of begun requests
+        self._broken = 0  # number of begun faults
         self._moved = asyncio.Condition()
         self._open: dict[int, dict[int, asyncio.Task[Any]]] = {worker.id: {} for worker in cluster.workers}
         self._epochs: dict[int, int] = {}
@@ -270,7 +271,7 @@ class Chaos:
         self.history = History({call.id: call for call in calls})
 
     async def run(self) -> History:
-        """Make all requests, under all faults, and look at what is left."""
+        """Make all requests under all faults, then check the workers, and return the history."""
         await self._cluster.add_method(compute, name="hosted")
         breaking = [asyncio.create_task(self._break(worker)) for worker in self._cluster.workers]
         clients = [asyncio.create_task(self._client(w)) for w in self._cluster.workers for _ in range(CLIENTS)]
@@ -286,7 +287,7 @@ class Chaos:
     # -- requests ---------------------------------------------------------------------------------------------------
 
     async def _client(self, worker: ProxyWorker) -> None:
-        """One request after the other to one worker; a lost worker is connected again."""
+        """Send one request after another to one worker, and reconnect a lost worker."""
         while self._calls:
             async with self._moved:
                 await self._moved.wait_for(self._may_begin)
@@ -305,7 +306,7 @@ class Chaos:
         return not self._calls or self._begun <= (self._broken + AHEAD) * per_fault or self._broken == len(self._faults)
 
     async def _call(self, worker: ProxyWorker, call: Call) -> None:
-        """Make one request and write down how it ended."""
+        """Make one request and record its outcome."""
         began = time.monotonic()
         task = asyncio.create_task(self._ask(worker, call))
         self._open[worker.id][call.id] = task
@@ -334,7 +335,7 @@ class Chaos:
         return value
 
     async def _connect_again(self, worker: ProxyWorker) -> None:
-        """Connect as a user would. If another master had the worker meanwhile, begin anew, as the error's hint says."""
+        """Connect like a user. If another master had the worker meanwhile, get a new lease, as the error's hint says."""
         try:
             await worker.reconnect(30)
         except LeaseError:
@@ -344,7 +345,7 @@ class Chaos:
             with contextlib.suppress(DDLFError):
                 await worker.reconnect(30)
         except DDLFError:
-            pass  # the next request says it
+            pass  # the next request reports the error
         self._note_epoch(worker)
 
     def _note_epoch(self, worker: ProxyWorker) -> None:
@@ -356,7 +357,7 @@ class Chaos:
     # -- faults -----------------------------------------------------------------------------------------------------
 
     async def _break(self, worker: ProxyWorker) -> None:
-        """Let one worker's faults happen, one after the other."""
+        """Cause the faults of one worker, one after another."""
         for fault in [fault for fault in self._faults if fault.worker == worker.id]:
             async with self._moved:
                 await self._moved.wait_for(lambda fault=fault: self._begun >= fault.at)  # type: ignore[misc]
@@ -397,7 +398,7 @@ class Chaos:
                 await self._try_to_get_in(worker)
 
     async def _try_to_get_in(self, worker: ProxyWorker) -> None:
-        """Another master, while this one has the worker, is refused."""
+        """Try to connect as a second master, which the worker must refuse while this master has it."""
         if not worker.connected:
             return
         other = ProxyWorker(worker.host, worker.port, worker._link.token)
@@ -423,7 +424,7 @@ class Chaos:
                         raise AssertionError
                     while (await worker.status())["busy"]:  # noqa: ASYNC110
                         await asyncio.sleep(0.05)
-                await asyncio.sleep(0.3)  # what was asked for and not started must not start now
+                await asyncio.sleep(0.3)  # a request that has not started must not start now
             except (DDLFError, TimeoutError, AssertionError) as error:
                 self.history.notes.append(f"worker {worker.id} is not usable afterwards: {error!r}")
             remembered = [
@@ -434,7 +435,7 @@ class Chaos:
 
 
 async def run(seed: int, requests: int, faults: int, workers: int = 4, scale: float = 1.0) -> History:
-    """One whole run with workers of its own."""
+    """Run requests and faults on new workers, and return the history."""
     calls, broken = make_plan(seed, requests, faults, workers, scale)
     with tempfile.TemporaryDirectory() as folder:
         async with local_cluster(workers, proxied=True, dead_after_s=4 * scale) as cluster:
@@ -444,7 +445,7 @@ async def run(seed: int, requests: int, faults: int, workers: int = 4, scale: fl
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run and print; returns the number of violations."""
+    """Run the trial, print its results, and return the number of violations."""
     given = read_options(__doc__, argv, requests=20_000, faults=500, workers=4, seed=0, scale=1.0, history=Path)
     print(
         f"chaos: {' '.join(f'--{name} {value}' for name, value in vars(given).items() if value is not None)}",

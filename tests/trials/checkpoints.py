@@ -3,8 +3,8 @@
     python -m tests.trials.checkpoints [--json FILE]
 
 Every kill is a SIGKILL to a real process at a random moment. The trial repeats kills until the wanted number has
-interrupted a write. After each kill, the newest checkpoint must be complete, must contain exactly what was saved in its
-round, and must be at least as new as the last one for which ``save`` had returned. DDLF must refuse every damaged
+interrupted a write. After each kill, the newest checkpoint must be complete, and must contain exactly the state of its
+round. It must be at least as new as the last checkpoint whose ``save`` had returned. DDLF must refuse every damaged
 checkpoint with the name of the damaged file, and use the checkpoint before it.
 """
 
@@ -32,11 +32,11 @@ from ddlf.errors import CheckpointCorrupt, CheckpointError
 from ddlf.training.checkpoints.checkpoint import REMOVING, REPLACED, WRITING, Checkpoint, CheckpointFolder
 from tests.trials.options import read_options
 
-WAIT_S = 30.0  # for a child's word; it comes within milliseconds
+WAIT_S = 30.0  # for a message of a child, which comes within milliseconds
 
 
 def state(round: int, megabytes: float = 0.5) -> Checkpoint:
-    """A made-up training after a round, the same for the same number."""
+    """Return a simulated training state after a round. It depends only on the arguments."""
     random_ = np.random.default_rng(round)
     count = max(1, int(megabytes * 1e6 / 4 / 10))
     return Checkpoint(
@@ -51,7 +51,7 @@ def state(round: int, megabytes: float = 0.5) -> Checkpoint:
 
 
 def same(one: Checkpoint, other: Checkpoint) -> bool:
-    """Whether two checkpoints hold the same bits, types and names in the same order."""
+    """Return whether two checkpoints have the same bits, types and names in the same order."""
 
     def bits(checkpoint: Checkpoint) -> list[Any]:
         return [
@@ -66,8 +66,8 @@ def same(one: Checkpoint, other: Checkpoint) -> bool:
 # Killed writers
 
 
-def write_for_ever(path: Path, keep: int, megabytes: float, says: Connection) -> None:
-    """In the child: open the folder, go on after the newest round, and save until killed; every third round twice."""
+def write_until_killed(path: Path, keep: int, megabytes: float, says: Connection) -> None:
+    """Open the folder in a child, continue after the newest round, and save rounds until killed, each third one twice."""
     says.send(("opens", 0))
     folder = CheckpointFolder(path, keep=keep)
     folder.open("a writer that will be killed")
@@ -83,26 +83,26 @@ def write_for_ever(path: Path, keep: int, megabytes: float, says: Connection) ->
 
 
 def kills(path: Path, wanted: int, seed: int, megabytes: float = 0.5) -> dict[str, Any]:
-    """Kill writers until a write was hit so often. Each begins in the folder as the one before has left it.
+    """Kill writers until ``wanted`` kills have interrupted a write. Each writer continues in the folder of the killed one.
 
     Returns:
-        How many kills there were, how many in mid-write, what they left, and what was wrong afterwards.
+        The numbers of all kills and of interrupted writes, the remaining files, and the problems afterwards.
     """
     draw = random.Random(seed)
-    processes = multiprocessing.get_context("forkserver")  # a new process in some milliseconds, NumPy imported
+    processes = multiprocessing.get_context("forkserver")  # it starts a process with NumPy within milliseconds
     processes.set_forkserver_preload(["ddlf.training.checkpoints.checkpoint", "safetensors.numpy", "filelock"])
     reader = CheckpointFolder(path)
-    usual_s = 0.02  # of one save; measured on the way
+    usual_s = 0.02  # the time of one save, which the loop below measures
     hit, total, promised = 0, 0, 0
     left: Counter[str] = Counter()
     wrong: list[str] = []
     while hit < wanted:
         ours, theirs = processes.Pipe()
-        child = processes.Process(target=write_for_ever, args=(path, draw.choice((1, 2, 3)), megabytes, theirs))
+        child = processes.Process(target=write_until_killed, args=(path, draw.choice((1, 2, 3)), megabytes, theirs))
         child.start()
         theirs.close()
         try:
-            # Some are killed while they open the folder and clean up, most in their first or second save.
+            # Some writers die while they open the folder and clean up, most die in their first or second save.
             for _ in range(draw.choice((1, 2, 4))):
                 if not ours.poll(WAIT_S):
                     raise RuntimeError("the writer does not write")
@@ -117,7 +117,7 @@ def kills(path: Path, wanted: int, seed: int, megabytes: float = 0.5) -> dict[st
             child.kill()
             child.join()
         total += 1
-        with ours, contextlib.suppress(EOFError):  # what it still said before it was killed
+        with ours, contextlib.suppress(EOFError):  # messages from just before the kill
             while True:
                 what, number = ours.recv()
                 promised = number if what == "saved" else promised
@@ -129,7 +129,7 @@ def kills(path: Path, wanted: int, seed: int, megabytes: float = 0.5) -> dict[st
 
 
 def _leftovers(path: Path) -> list[str]:
-    """Return the step at which a writer was killed, judged by its files."""
+    """Return the step that the kill of a writer interrupted. Its temporary files show it."""
     found = []
     for name in os.listdir(path):
         if name.startswith(WRITING):
@@ -145,7 +145,7 @@ def _leftovers(path: Path) -> list[str]:
 
 
 def _judge(folder: CheckpointFolder, promised: int, megabytes: float) -> list[str]:
-    """Return what is wrong in a folder whose writer was killed."""
+    """Return the problems in a folder whose writer was killed."""
     wrong: list[str] = []
     wrong += [entry.problem for entry in folder.entries() if entry.round is not None and not entry.complete]
     try:
@@ -158,22 +158,22 @@ def _judge(folder: CheckpointFolder, promised: int, megabytes: float) -> list[st
         if found.round < promised:
             wrong.append(f"round {found.round} is the newest, though {promised} was saved")
         if not same(found, state(found.round, megabytes)):
-            wrong.append(f"round {found.round} is not what was saved")
+            wrong.append(f"round {found.round} differs from the saved one")
     return wrong
 
 
 def every_step(path: Path) -> dict[str, Any]:
-    """Kill a writer before each thing it asks of the file system, one after the other: also where a random moment seldom hits.
+    """Kill a writer before each of its calls of the file system, also before calls that random moments seldom hit.
 
-    The writer opens a folder that keeps one checkpoint, saves the next round, saves it again, and closes. Afterwards the newest checkpoint is judged
-    as in ``kills``, and the next writer must find its way and leave nothing of the killed one.
+    The writer opens a folder that keeps one checkpoint, saves the next round, saves it again, and closes the folder. Then
+    the newest checkpoint must be as good as in ``kills``. The next writer must work, and must remove all temporary files.
 
     Returns:
-        How many steps there are, and what was wrong.
+        The number of steps, and the problems.
     """
     wrong: list[str] = []
     steps = 0
-    with mock.patch("os.fsync"):  # what is not on the disk yet survives a killed process; without it this is quick
+    with mock.patch("os.fsync"):  # unsynced data survives a killed process, and the loop is quick without fsync
         while True:
             folder = CheckpointFolder(path / str(steps), keep=1)
             folder.open("before")
@@ -192,7 +192,7 @@ def every_step(path: Path) -> dict[str, Any]:
 
 
 def _killed_at(step: int, folder: CheckpointFolder) -> tuple[int, bool]:
-    """Let a child write until it would take that step; what it had saved, and whether it came so far."""
+    """Let a child write until it is killed before a step. Return the last saved round, and whether it reached the step."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -203,7 +203,7 @@ def _killed_at(step: int, folder: CheckpointFolder) -> tuple[int, bool]:
             if event == "open" or event.startswith(("os.", "shutil.")):
                 left -= 1
                 if left == -1:
-                    os.kill(os.getpid(), signal.SIGKILL)  # is a step of its own, hence -1 once only
+                    os.kill(os.getpid(), signal.SIGKILL)  # this call is a step, too, so compare with -1 exactly
 
         status = 1
         try:
@@ -229,16 +229,17 @@ def _killed_at(step: int, folder: CheckpointFolder) -> tuple[int, bool]:
 
 
 def damages(path: Path, times: int, seed: int, kind: str) -> dict[str, Any]:
-    """Flip one bit, or cut a file, so often, each time in a whole checkpoint.
+    """Damage a complete checkpoint many times: flip one bit, or truncate one file.
 
     Args:
         path: A new folder.
-        times: How often.
-        seed: Of the choice of file and place. Files are chosen alike, so that the short manifest has its share.
+        times: Number of damages.
+        seed: Seed of the choice of file and place. All files have the same chance, although the manifest is short.
         kind: ``"flip"`` or ``"cut"``.
 
     Returns:
-        How often it was done to each file, how often it was detected and named, and how often the checkpoint before was used instead.
+        The number of damages to each file, the number that DDLF detected with the file's name, and the number of times
+        that it used the checkpoint before.
     """
     draw = random.Random(seed)
     folder = CheckpointFolder(path)
@@ -275,7 +276,7 @@ def damages(path: Path, times: int, seed: int, kind: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, print, and say with the exit code whether every promise was kept."""
+    """Run the trial and print its report. Return 0 if every promise was kept, else 1."""
     options = read_options(__doc__, arguments, kills=200, flips=2000, cuts=200, seed=1, folder=Path, json=Path)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         path = Path(name)
@@ -295,7 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def report(found: dict[str, Any]) -> str:
-    """The tables."""
+    """Return the tables as text."""
     killed = found["kills"]
     lines = [
         f"{killed['kills']} kills, {killed['in_mid_write']} of them in mid-write; {killed['last_round']} rounds saved; "

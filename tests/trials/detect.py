@@ -30,7 +30,7 @@ from ddlf import Cluster, ExecutorCrashed, LeaseError, ProxyWorker, WorkerLost
 from tests.patience import PATIENCE_S
 from tests.trials.machines import Link, inside
 from tests.trials.options import read_options
-from tests.trials.workers import Workers, go_on, stop
+from tests.trials.workers import Workers, resume, stop
 
 ARRAY_BYTES = 200_000_000
 KILL_BAR_S = 0.3
@@ -202,7 +202,7 @@ async def stops(count: int, dead_after_s: float) -> list[dict[str, Any]]:
                 begin = time.perf_counter()
                 stop(process.pid)
                 there.append(await lost(worker, call, begin))
-                go_on(process.pid)
+                resume(process.pid)
                 await worker.reconnect(60)
         for _ in range(count):
             master = await asyncio.create_subprocess_exec(

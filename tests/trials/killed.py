@@ -1,7 +1,7 @@
-"""Kill workers and the master of a training, and compare its bits with those of an undisturbed one.
+"""Kill workers and the master of a training, and compare its bits with the bits of an undisturbed training.
 
-A trial calls ``kills`` with its app. The app trains on ``ddlf-worker`` processes. ``kill -9`` ends executors, and
-between these kills the master, which restarts and continues from the last checkpoint.
+A trial calls ``kills`` with its app. The app trains on ``ddlf-worker`` processes. ``kill -9`` ends executors. Between these
+kills it ends the master, which restarts and continues from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.trials.workers import Workers
 
 LOOK_S = 0.02
 PAUSE_S = 0.5
-"""Pause after a kill, in which the other processes learn of it."""
+"""Scale of the random pauses before kills, in seconds. In a pause, the other processes notice the last kill."""
 
 
 def digest(model: Any) -> str:
@@ -34,7 +34,7 @@ def digest(model: Any) -> str:
 
 
 async def master(facts: dict[str, Any]) -> None:
-    """Train, or go on, and kill some workers meanwhile; print what the run has come to."""
+    """Train or resume, kill some executors meanwhile, and print the result as JSON."""
     log, chance = Path(facts["log"]), random.Random(facts["seed"])
 
     def note(what: str) -> None:
@@ -82,19 +82,19 @@ async def master(facts: dict[str, Any]) -> None:
 def kills(
     app: str, kills: int, masters: int, workers: int, seed: int, iterations: int, pause_s: float
 ) -> dict[str, Any]:
-    """Kill executors of workers, and the master between these kills. Return what has become of the run.
+    """Kill executors of workers, and the master between these kills. Return the numbers of kills and the result of the run.
 
     Args:
         app: Module and name of the class of the app.
-        kills: How many executors to kill.
-        masters: How often to kill the master.
+        kills: Number of executors to kill.
+        masters: Number of times to kill the master.
         workers: Number of workers.
         seed: Seed of the times of the kills.
-        iterations: Epochs of the run, each a round.
-        pause_s: Pause after each round.
+        iterations: Number of epochs of the run. Each one is a round.
+        pause_s: Pause after each round, in seconds.
     """
     chance, begin = random.Random(seed), time.monotonic()
-    share = -(-kills // (masters + 1)) if kills else 0  # in each life of the master
+    share = -(-kills // (masters + 1)) if kills else 0  # kills of executors during each life of the master
     with Workers() as started:
         facts: dict[str, Any] = {
             "ports": [started.start()[1] for _ in range(workers)],

@@ -1,6 +1,6 @@
-"""Simulate two machines and a cable by network namespaces on one computer. Linux, root.
+"""Simulate two machines and a cable with network namespaces on one computer. This needs Linux and root.
 
-It does not touch the computer's own network.
+It does not change the computer's own network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def ip(*arguments: str) -> None:
     """Run ``ip``.
 
     Raises:
-        RuntimeError: It failed; the text is what it said.
+        RuntimeError: The command failed. The message has its output.
     """
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
     if done.returncode:
@@ -31,8 +31,8 @@ class Link:
     """Two namespaces, ``a`` and ``b``, with a cable between them. Use as a context manager.
 
     Attributes:
-        a: Name of the first; its address is ``address_a``.
-        b: Name of the second; its address is ``address_b``.
+        a: Name of the first namespace; its address is ``address_a``.
+        b: Name of the second namespace; its address is ``address_b``.
     """
 
     address_a = "10.213.0.1"
@@ -65,29 +65,29 @@ class Link:
         return self.address_b if end == self.a else self.address_a
 
     def cut(self, *ends: str) -> None:
-        """Let nothing out of these ends any more, without a word to anybody; of both, if none is named."""
+        """Drop all packets from these ends silently; from both ends if none is named."""
         for end in ends or (self.a, self.b):
             ip("-n", end, "route", "add", "blackhole", f"{self._peer(end)}/32")
             self._cut.add(end)
 
     def mend(self) -> None:
-        """End what ``cut`` did."""
+        """Undo ``cut``."""
         for end in self._cut:
             ip("-n", end, "route", "delete", "blackhole", f"{self._peer(end)}/32")
         self._cut.clear()
 
     def down(self) -> None:
-        """Pull the plug at ``b``."""
+        """Unplug the cable at ``b``."""
         ip("-n", self.b, "link", "set", "cable", "down")
 
     def up(self) -> None:
-        """Put it in again."""
+        """Plug the cable in again."""
         ip("-n", self.b, "link", "set", "cable", "up")
 
 
 @contextlib.contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """Let this thread, and what it starts, open its sockets in a namespace. Sockets that are open stay where they are."""
+    """Let this thread and its child processes open sockets in a namespace. Open sockets stay in their old namespace."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         there = os.open(Path("/run/netns") / namespace, os.O_RDONLY)

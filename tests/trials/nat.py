@@ -1,7 +1,7 @@
-"""Machines behind a NAT, by network namespaces and the kernel's own address translation. Linux, root, ``nft``.
+"""Machines behind a NAT, with network namespaces and the kernel's address translation. This needs Linux, root and ``nft``.
 
-Three namespaces stand for the machines inside, the router, and the machine outside. The router lets connections pass that
-begin inside, and forgets those that are idle. It does not touch the computer's own network.
+Three namespaces stand for the machines inside, the router, and the machine outside. The router only passes connections that
+begin inside, and forgets idle ones. The computer's own network does not change.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Nat:
     """A router between two namespaces. Use as a context manager.
 
     Args:
-        forgets_after_s: Seconds without a packet, after which the router forgets a connection. None routes all packets
-            without translation, as between two machines that reach each other.
-        number: Tells several routers of one process apart.
+        forgets_after_s: The router forgets a connection after this many seconds without a packet. None routes all packets
+            without translation, like between two machines that can reach each other.
+        number: A number that distinguishes several routers of one process.
 
     Attributes:
-        inside: Name of the namespace of the machines behind the router; its address is ``address_inside``.
-        outside: Name of the namespace beyond it; its address is ``address_outside``.
+        inside: Name of the namespace behind the router; its address is ``address_inside``.
+        outside: Name of the namespace beyond the router; its address is ``address_outside``.
     """
 
     def __init__(self, forgets_after_s: int | None, number: int = 0) -> None:

@@ -12,7 +12,7 @@ def read_options(doc: str | None, argv: Sequence[str] | None = None, **defaults:
 
     Args:
         doc: The help text.
-        argv: Arguments that replace those of the command line.
+        argv: Arguments to read; None reads the command line.
         defaults: False makes a flag. A tuple contains the choices, and its first item is the default. A list makes an
             option with several values; if its items are texts, they are the choices. A function makes an option
             without default, and converts its value.

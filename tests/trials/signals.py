@@ -12,10 +12,11 @@ worker, to all workers, or to the master and workers at once. These statements m
   after the second signal.
 - The run ends within three minutes, without a traceback, and no worker remains.
 - Each checkpoint in the folder is complete.
-- The last run ends with the SHA-256 of the undisturbed run: weights, optimizer states, and all else in the checkpoint.
+- The last run ends with the SHA-256 of the undisturbed run. It covers weights, optimizer states, and all other arrays of
+  the checkpoint.
 
 All masters are forks of a process that has imported Keras, and so are all executors, because each import takes seconds.
-With ``--made-up`` workers and model are fake (``FakeRun``). Then a run takes a second, and only the master gets signals.
+With ``--made-up``, workers and model are fake (``FakeRun``). Then a run takes a second, and only the master gets signals.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from tests.trials.options import read_options
 
 LIMIT_S = 180.0
 IGNORED_S = 5.0
-"""A run that is nearly over may still end by itself after a signal."""
+"""Seconds after a signal in which a run that is nearly over may end by itself."""
 LEFT_S = 30.0
-"""How long workers may take to end after their master."""
+"""Seconds that workers may take to end after their master."""
 LOOK_S = 0.5
 MOST_IN_SERIES = 6
 ROOT = Path(__file__).parents[2]
@@ -92,13 +93,13 @@ class App(FakeRun):
 
 
 class NoCluster:
-    """Stands in for the cluster of a run whose workers are fake."""
+    """A stand-in for the cluster of a run with fake workers."""
 
     N = places = 2
     workers = ()
 
     def subscribe(self, sink: object) -> Callable[[], None]:
-        """Tell nothing."""
+        """Never call the sink."""
         return lambda: None
 
     async def connect(self, modules: Sequence[str] = ()) -> None:
@@ -110,13 +111,13 @@ class NoCluster:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Who gets which signals.
+    """A kind of disturbance: the signals for the master and for workers.
 
     Args:
-        name: The kind, for people.
+        name: The name of the kind in the output.
         number: The signal.
-        times: How often the master gets it.
-        workers: How many workers get it, from the first one.
+        times: Number of times that the master gets it.
+        workers: Number of workers that get it, beginning with the first one.
     """
 
     name: str
@@ -143,14 +144,14 @@ KINDS = (
 
 @dataclass(slots=True)
 class Outcome:
-    """One run with a signal.
+    """The outcome of one run with signals.
 
     Args:
-        kind: Who got which signal.
-        moment_s: When, in seconds since the start.
-        code: Exit code; negative of a signal that ended it.
-        seconds: From the signal to the end.
-        problems: What is wrong, as sentences.
+        kind: The kind of disturbance.
+        moment_s: The moment of the first signal, in seconds since the start.
+        code: The exit code; the negative number of a signal that ended the run.
+        seconds: Seconds from the signal to the end.
+        problems: The broken promises, as sentences.
     """
 
     kind: Kind
@@ -161,13 +162,13 @@ class Outcome:
 
 
 def nursery(template: int) -> None:
-    """Import Keras once, and fork a master for each folder on standard input. Print its process id, and later its exit
-    code, negative of a signal.
+    """Import Keras once, and fork a master for each folder on standard input. Print its process id, and after its end its
+    exit code, or the negative number of the signal that ended it.
 
     Args:
-        template: Descriptor of the template for executors; -1 if workers are fake.
+        template: The descriptor of the template for executors; -1 if workers are fake.
     """
-    import ddlf.cli.run  # so that the forks have it
+    import ddlf.cli.run  # the forks inherit the import
     from ddlf.training import roles
 
     if template == FAKE:
@@ -186,11 +187,11 @@ def nursery(template: int) -> None:
 
 
 def _lead(template: int, folder: str) -> None:
-    """Be the master: run the command in the folder."""
+    """Run the command in the folder, as the master."""
     from ddlf.cli.main import main
     from ddlf.cluster.launch import local
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # commands in a shell's background ignore it
     os.setsid()
     os.chdir(folder)
     sys.path[0] = folder
@@ -214,7 +215,7 @@ def _lead(template: int, folder: str) -> None:
 
 
 class Stage:
-    """Starts masters as forks, with one template for all workers. Use as a context manager.
+    """A starter of masters, which are forks. All their workers share one template. Use as a context manager.
 
     Args:
         made_up: Whether workers and model are fake.
@@ -250,7 +251,7 @@ class Stage:
         return path
 
     def run(self, folder: Path) -> Run:
-        """Start the command in a folder. One run at a time."""
+        """Start the command in a folder. Only one run at a time is possible."""
         return Run(self._nursery, folder)
 
 
@@ -258,8 +259,8 @@ class Run:
     """One run of the command.
 
     Args:
-        nursery: The process that forks it.
-        folder: Where it runs.
+        nursery: The process that forks the master.
+        folder: The current folder of the master.
     """
 
     def __init__(self, nursery: subprocess.Popen[bytes], folder: Path) -> None:
@@ -275,19 +276,19 @@ class Run:
         self.met: set[psutil.Process] = set()
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Wait for the end, at most so long. Return the exit code; None if it runs."""
+        """Wait for the end, at most this many seconds. Return the exit code; None if the run continues."""
         if self.code is None and select.select([self._codes], [], [], seconds)[0]:
             self.code = int(self._codes.readline())
         return self.code
 
     def send(self, number: signal.Signals) -> None:
-        """Send the master a signal, if it runs."""
+        """Send the master a signal if it still runs."""
         if self.wait(0) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def workers(self) -> list[psutil.Process]:
-        """Return the daemons of its workers, in the order of their start."""
+        """Return the daemons of the workers, in the order of their start."""
         found = []
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.pid).children():
@@ -298,11 +299,11 @@ class Run:
         return sorted(found, key=lambda child: child.pid)
 
     def text(self) -> str:
-        """Return its output."""
+        """Return the output of the master."""
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def problems(self) -> list[str]:
-        """List what is wrong after its end."""
+        """Return the problems after the end: remaining workers, and a traceback in the output."""
         _, left = psutil.wait_procs(self.met, LEFT_S)
         found = [f"worker {process.pid} is left" for process in left if process.status() != psutil.STATUS_ZOMBIE]
         if "Traceback" in self.text():
@@ -346,15 +347,15 @@ def newest(folder: Path) -> int:
 def disturbed(
     stage: Stage, folder: Path, kind: Kind, moment_s: float, gap_s: float, after: int | None = None
 ) -> Outcome:
-    """Start the command in a folder, send it signals, and look at what is left.
+    """Start the command in a folder, send signals, wait for the end, and check the folder and the processes.
 
     Args:
-        stage: Starts it.
+        stage: The starter of the master.
         folder: The folder of the series.
-        kind: Who gets which signals.
-        moment_s: When the first one comes.
-        gap_s: Seconds until the second one.
-        after: Number of further rounds after which the first one comes; None if the time decides.
+        kind: The kind of disturbance.
+        moment_s: Seconds from the start to the first signal.
+        gap_s: Seconds from the first signal to the second one.
+        after: Number of new rounds before the first signal; None if ``moment_s`` decides.
     """
     reached = newest(folder)
     run = stage.run(folder)
@@ -384,7 +385,7 @@ def disturbed(
     assert run.code is not None
     seconds = time.monotonic() - sent
     if not problems and run.code == 0 and kind.times and seconds > IGNORED_S:
-        problems.append(f"it went on for {seconds:.1f} s")
+        problems.append(f"it continued for {seconds:.1f} s")
     if not problems and not kind.fits(run.code):
         problems.append(f"it ended with {run.code}")
     problems += run.problems() + damaged(folder)
@@ -396,8 +397,8 @@ def disturbed(
 def series(
     stage: Stage, chance: random.Random, whole_s: float, expected: str, kinds: Sequence[Kind], most: int
 ) -> list[Outcome]:
-    """Run the command until it ends by itself, with at most so many signals before. The last outcome has the problems of
-    the result, too.
+    """Run the command again and again until it ends by itself, with signals in at most ``most`` runs. The last outcome
+    includes the problems of the result.
     """
     folder = stage.folder()
     outcomes = []
@@ -419,7 +420,7 @@ def series(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Send the signals, and print what came of them. Return the number of runs with problems."""
+    """Send the signals, and print the outcomes. Return the number of runs with problems."""
     options = read_options(
         __doc__, arguments, signals=200, seed=0, kind=("any", *(kind.name for kind in KINDS)), made_up=False
     )
@@ -427,7 +428,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chance = random.Random(options.seed)
     outcomes: list[Outcome] = []
     with Stage(made_up=options.made_up) as stage:
-        undisturbed(stage)  # it fills the system's caches
+        undisturbed(stage)  # the first run fills the caches of the system
         whole_s, expected = undisturbed(stage)
         print(f"{whole_s:.1f} s undisturbed, {options.signals} signals, seed {options.seed}", flush=True)
         while (left := options.signals - len(outcomes)) > 0:

@@ -1,7 +1,8 @@
-"""Tries to break the weight ledger of peers: ``python -m tests.trials.weight_ledger [HISTORIES]``.
+"""Try to break the weight ledger of peers: ``python -m tests.trials.weight_ledger [HISTORIES]``.
 
-Random histories of joins, posts, lost answers, expiries, merges, new files, and crashes in the middle of a write, of
-swaps and of rounds. ``tests/peers/histories.py`` says what must hold. ``tests/peers/test_ledger.py`` is the short form.
+A random history has joins, posts, lost answers, expiries, merges, new files, and crashes during a write. Half of the
+histories use swaps, the other half use rounds. ``tests/peers/histories.py`` checks the promises.
+``tests/peers/test_ledger.py`` is the short form.
 """
 
 import sys
@@ -13,15 +14,15 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.peers.histories import Histories, RoundHistories
 
 STEPS = 30
-"""Steps of a history, each of one to six posts or of another event."""
+"""Number of steps of a history. A step is one to six posts, or another event."""
 
 
 CHUNK = 500
-"""Histories after which a line is printed."""
+"""Number of histories for each line of output."""
 
 
 def main(histories: int) -> None:
-    """Run histories of swaps and of rounds in turns. The first broken promise ends the trial."""
+    """Run histories of swaps and of rounds in turn. The first broken promise ends the trial."""
     how = settings(
         max_examples=CHUNK,
         stateful_step_count=STEPS,

@@ -20,14 +20,14 @@ from tests.trials.machines import inside
 
 
 class Workers:
-    """Worker processes with a token of their own. Use as a context manager.
+    """Worker processes that share a new token. Use as a context manager.
 
     Attributes:
-        folder: For files that are gone afterwards.
-        token_file: The token.
-        token: The same, as ``ProxyWorker`` takes it.
-        log: What all of them write.
-        template: Where their executors are forked from, if not each from a template of its own.
+        folder: A folder for temporary files, which is removed at the end.
+        token_file: The file with the token.
+        token: The token as bytes, for ``ProxyWorker``.
+        log: The file with the output of all workers.
+        template: A template that all workers share. With None, each worker starts its own template.
     """
 
     template: Any = None
@@ -60,13 +60,13 @@ class Workers:
         namespace: str = "",
         environment: dict[str, str] | None = None,
     ) -> tuple[subprocess.Popen[bytes], int]:
-        """Start one; returns it and its port when it is ready.
+        """Start a worker, wait until it is ready, and return its process and its port.
 
         Args:
-            options: More of ``ddlf-worker``.
-            host: The address it listens at; empty: what it chooses.
-            namespace: Where it is to run; empty: here.
-            environment: That of a user with a token of his own, who needs none of this one's.
+            options: More options of ``ddlf-worker``.
+            host: The address to listen at; empty for the default.
+            namespace: The network namespace of the worker; empty for the current one.
+            environment: The environment of another user, whose own token replaces the token of these workers.
         """
         state_dir = self.folder / f"state-{len(self._started)}"
         address = ["--host", host] if host else []
@@ -98,13 +98,13 @@ class Workers:
 
 
 def stop(pid: int) -> None:
-    """Freeze a process and all below it, as a machine that swaps or a laptop that is shut does."""
+    """Freeze a process and its descendants, like a machine that swaps or a closed laptop."""
     for process in _family(pid):
         process.suspend()
 
 
-def go_on(pid: int) -> None:
-    """End ``stop``."""
+def resume(pid: int) -> None:
+    """Resume the processes that ``stop`` has frozen."""
     for process in _family(pid):
         process.resume()
 
