@@ -1,5 +1,5 @@
-"""Check that the engine of browsers computes random models of listed layers as Keras does: in Node, and in Chromium with
-WebAssembly and with WebGPU in software.
+"""Compare the engine of browsers with Keras on random models of supported layers. The engine runs in Node, and in Chromium
+with WebAssembly and with WebGPU in software.
 
 python -m tests.trials.browser_engine [--graphs 100] [--steps 3] [--only node wasm webgpu]
 
@@ -37,7 +37,7 @@ SMOOTH = ("tanh", "sigmoid", "gelu", "silu", "softplus", "elu", "relu", "linear"
 
 
 def random_case(seed: int, steps: int) -> Case:
-    """Return a case of a random functional model, with branches and shared layers."""
+    """Return a case with a random functional model, which has branches and shared layers."""
     rng = np.random.default_rng(seed)
     keras.utils.set_random_seed(seed)
     shapes = [(VECTOR, SEQUENCE, IMAGE)[rng.integers(3)] for _ in range(rng.integers(1, 3))]
@@ -114,7 +114,7 @@ def _some(rng: np.random.Generator, x: Any) -> Any:
 
 
 def in_node(all_cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
-    """Yield the engine's results of each case, computed in Node."""
+    """Yield the engine's result for each case, computed in Node."""
     node = shutil.which("node")
     assert node, "install it: apt-get install nodejs"
     lines = "\n".join(json.dumps(case.written) for case in all_cases)
@@ -124,13 +124,13 @@ def in_node(all_cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
 
 
 async def in_chromium(all_cases: Sequence[Case], device: str) -> list[dict[str, Any]]:
-    """Return the engine's results of each case, computed in Chromium."""
+    """Return the engine's result for each case, computed in Chromium."""
     async with engine_page(device, WEBGPU if device == "webgpu" else ()) as page:
         return [json.loads(await page.evaluate(RUN, json.dumps(case.written))) for case in all_cases]
 
 
 def differences(where: str, graphs: int, steps: int) -> list[str]:
-    """Return what differs from Keras in one place."""
+    """Return the differences from Keras in one environment, such as ``"node"``, as sentences."""
     some = [*(random_case(seed, steps) for seed in range(graphs)), mnist_case(steps=1)]
     results = list(in_node(some)) if where == "node" else asyncio.run(in_chromium(some, where))
     return [line for case, result in zip(some, results, strict=True) for line in case.wrong(result, TOLERANCES[where])]

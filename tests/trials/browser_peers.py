@@ -1,12 +1,12 @@
-"""Peers in Chromium and in Python train one model. Every byte that a browser sends is recorded, and searched for its pictures.
+"""Train one model with peers in Chromium and in Python, and search all bytes that a browser sends for its pictures.
 
 ``python -m tests.trials.browser_peers [--seconds 300] [--browsers 8] [--pythons 2] [--block 30] [--way swap]``
 
-A proxy in front of the server records what browsers send. Each private picture carries a mark, which is searched for in
-all recorded bytes: raw, as float32, as base64, and inside of anything that zlib can inflate. The main thread of the first
-page is blocked once, without use of its core, and its speed is compared with that before and after. Memory is that of
-all renderers of Chromium (anonymous pages), at a third of the time and at the end. Buffers are those of the engine, counted while a
-peer is paused.
+A proxy in front of the server records the bytes from browsers. Each private picture has a mark. The trial searches all
+recorded bytes for the marks: raw, as float32, as base64, and inside of anything that zlib can inflate. It blocks the main
+thread of the first page once, without using its core, and compares the speed of training with the speed before and after.
+It measures the memory of all renderers of Chromium (anonymous pages) at a third of the time and at the end, and counts the
+buffers of the engine while a peer pauses.
 
 The exit code is 1 if a bar is missed.
 """
@@ -40,7 +40,7 @@ from tests.peers.browser.page import COUNT
 
 POST = 3
 EXTRA_BYTES = 2_000
-"""Bytes that a post may have beside its set."""
+"""Number of bytes that a post may have besides its set."""
 ENGINE = "**/engine/vendor/jax.js"
 BLOCK = """(ms) => {
   const last = () => told.filter(({ told }) => told === "progress").at(-1).batches, before = last(), began = performance.now();
@@ -50,7 +50,7 @@ BLOCK = """(ms) => {
   const took = performance.now() - began;
   return new Promise((resolve) => setTimeout(() => resolve([before, last(), took]), 0));
 }"""
-"""Blocks the main thread without using its core, which the others of a small machine need."""
+"""JavaScript that blocks the main thread without using its core, which other processes of a small machine need."""
 SPEED = """async (ms) => {
   const last = () => told.filter(({ told }) => told === "progress").at(-1).batches, before = last(), began = performance.now();
   await new Promise((resolve) => setTimeout(resolve, ms));
@@ -60,11 +60,12 @@ SPEED = """async (ms) => {
 
 @dataclass
 class Recorder:
-    """A TCP proxy that keeps what clients send.
+    """A TCP proxy that records the bytes from clients.
 
     Attributes:
-        sent: The bytes of each connection.
-        port: Its port.
+        to: The port of the server.
+        sent: The recorded bytes of each connection.
+        port: The port of the proxy.
     """
 
     to: int
@@ -100,7 +101,7 @@ async def _pumped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, re
 
 
 def payloads(sent: bytes) -> Iterator[bytes]:
-    """Yield what a client sent in one connection: its requests, and the content of each message, without the mask."""
+    """Yield the requests of one connection of a client, and the unmasked content of each of its messages."""
     while sent:
         head, found, rest = sent.partition(b"\r\n\r\n")
         yield head
@@ -120,7 +121,7 @@ def payloads(sent: bytes) -> Iterator[bytes]:
 
 
 def forms_of(mark: Any) -> dict[str, bytes]:
-    """Return a mark, which is an array of bytes, in the forms in which a page could send it."""
+    """Return a mark, which is an array of bytes, in each form that a page could send, by the name of the form."""
     raw = mark.tobytes()
     forms = {"raw": raw}
     for name, numbers in (("float32", mark.astype("<f4")), ("float32 of 0 to 1", mark.astype("<f4") / np.float32(255))):
@@ -133,7 +134,7 @@ def forms_of(mark: Any) -> dict[str, bytes]:
 
 
 def inflated(data: bytes) -> Iterator[bytes]:
-    """Yield everything that zlib can inflate from any place in these bytes: zlib, gzip, and a whole deflated message."""
+    """Yield all data that zlib can inflate at some place in these bytes: zlib, gzip, and a whole deflated message."""
     places = [(0, -15), *((match.start(), 47) for match in re.finditer(rb"\x78[\x01\x5e\x9c\xda]|\x1f\x8b\x08", data))]
     for at, bits in places:
         with contextlib.suppress(zlib.error):
@@ -143,7 +144,7 @@ def inflated(data: bytes) -> Iterator[bytes]:
 
 
 def leaks(contents: list[bytes], marks: list[Any]) -> list[str]:
-    """Return the forms of marks that are in some contents."""
+    """Return the names of the forms of marks that these contents include."""
     found = set()
     everything = [data for content in contents for data in (content, *inflated(content))]
     for mark in marks:
@@ -154,7 +155,7 @@ def leaks(contents: list[bytes], marks: list[Any]) -> list[str]:
 
 
 def post_sizes(contents: list[bytes]) -> list[tuple[int, int]]:
-    """Return the bytes of each post, and of the set in it."""
+    """Return for each post its number of bytes, and the number of bytes of its set."""
     found = []
     for content in contents:
         if content[:4] == b"DDLP" and content[5] == POST:
@@ -166,7 +167,7 @@ def post_sizes(contents: list[bytes]) -> list[tuple[int, int]]:
 def renderers_bytes() -> int:
     """Return the anonymous memory of all renderers of this process's Chromium.
 
-    Pages of files are not counted: how many processes share them depends on what else runs on the machine.
+    Pages of files do not count, because other processes on the machine can share them.
     """
     total = 0
     for process in psutil.Process().children(recursive=True):
@@ -203,7 +204,7 @@ class Commands:
 
 
 def until(process: subprocess.Popen[str], pattern: str) -> str:
-    """Read lines of a command until one matches, and return its group."""
+    """Read lines of a command until one matches, and return the first group of the match."""
     assert process.stdout is not None
     for line in process.stdout:
         if match := re.search(pattern, line):
@@ -224,7 +225,7 @@ async def paused_buffers(peer: BrowserPeer) -> int:
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run all peers, and return what was measured."""
+    """Run all peers, and return the measurements by name."""
     from ddlf.data import datasets
 
     (x, y), _ = datasets.with_classes("digits")
@@ -343,13 +344,13 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--browsers", type=int, default=8)
     parser.add_argument("--pythons", type=int, default=2)
-    parser.add_argument("--block", type=float, default=30.0, help="seconds for which a page's main thread is blocked")
+    parser.add_argument("--block", type=float, default=30.0, help="seconds to block the main thread of a page")
     parser.add_argument("--way", choices=("swap", "rounds"), default="swap")
     return parser.parse_args(words)
 
 
 def main() -> int:
-    """Measure, and print what was found."""
+    """Run the trial, and print the measurements and the missed bars. Return the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measure(parsed(), Path(folder)))
     for name, value in found.items():

@@ -4,8 +4,8 @@
 
 A stand-in for NVML has eight cards, and the framework computes on the CPU. The first part trains eight slots on 1, 2, 4
 and 8 workers, one card each. It compares the SHA-256 of the weights, and the masks of all executors. The second part
-kills an executor, takes a card off the bus, lets a card hang, or fills its memory, each in a random round. A worker whose
-card is lost computes nothing until it is ended, as with a real card. The exit code is 1 if anything differs.
+kills an executor, takes a card off the bus, lets a card hang, or fills its memory, each in a random round. A worker with a
+lost card computes nothing until it ends, like with a real card. The exit code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ CHANGES: dict[str, dict[str, Any]] = {"lost": {"xid": 79}, "hung": {"hangs": Tru
 
 
 def uuid(number: int) -> str:
-    """Return the unique name of a card of the stand-in."""
+    """Return the UUID of a card of the stand-in."""
     return f"GPU-{number}0000000-0000"
 
 
 class OnCards(Blobs):
-    """Trains a small Keras model with eight slots."""
+    """An app that trains a small Keras model with eight slots."""
 
     slots = SLOTS
     optimizer = "adam"
@@ -59,7 +59,7 @@ class OnCards(Blobs):
 
 
 class Faulty(Quick):
-    """Computes nothing while its card is lost, and has full memory on demand."""
+    """An app that waits while its card is lost, and whose memory is full in the round ``full_in``."""
 
     slots = 4
     master_epochs = 6
@@ -91,7 +91,7 @@ def sha256(app: ddlf.IApp) -> str:
 
 
 def mask() -> str:
-    """Return the mask of this executor."""
+    """Return the visible cards of this executor."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "none")
 
 
@@ -104,7 +104,7 @@ async def on_workers(workers: int) -> tuple[str, list[str]]:
 
 
 def widths(workers: Sequence[int]) -> Iterator[str]:
-    """Yield a line for each number of workers; it begins with ``WRONG`` if the bits or a mask differ."""
+    """Yield a line for each number of workers. It begins with ``WRONG`` if the bits or a mask differ."""
     expected = ""
     for count in workers:
         found, masks = asyncio.run(on_workers(count))
@@ -115,23 +115,23 @@ def widths(workers: Sequence[int]) -> Iterator[str]:
 
 @dataclass
 class Outcome:
-    """What came of a run with a fault.
+    """The outcome of a run with a fault.
 
     Args:
         kind: The fault.
         sha: The SHA-256 of the weights; empty if the run ended with an error.
-        told: The reason of the loss, or the error.
-        moved: Whether the worker came again on another card.
+        why: The reason of the loss, or the error.
+        moved: Whether the worker returned on another card.
     """
 
     kind: str
     sha: str = ""
-    told: str = ""
+    why: str = ""
     moved: bool = False
 
 
 async def with_fault(cards: Cards, kind: str, chance: random.Random) -> Outcome:
-    """Train with one fault in a random round of a random worker; ``kind`` "" causes none."""
+    """Train with one fault on a random worker in a random round. An empty ``kind`` causes no fault."""
     outcome, number, worker = Outcome(kind), chance.randint(2, 5), chance.randint(1, 2)
     doing: list[asyncio.Task[None]] = []
     async with Cluster.local(2, gpus=[0, 1], dead_after_s=DEAD_AFTER_S) as cluster:
@@ -150,7 +150,7 @@ async def with_fault(cards: Cards, kind: str, chance: random.Random) -> Outcome:
                     cards.has(*(card(at, **(change if at == worker - 1 else {})) for at in range(COUNT)))
                     doing.append(asyncio.get_running_loop().create_task(asyncio.sleep(0)))
             elif isinstance(event, WorkerLost) and event.worker == worker:
-                outcome.told = outcome.told or event.why
+                outcome.why = outcome.why or event.why
             elif isinstance(event, WorkerConnected) and event.worker == worker and event.again:
                 outcome.moved = event.gpus != (f"{worker - 1} (Test Card)",)
 
@@ -160,7 +160,7 @@ async def with_fault(cards: Cards, kind: str, chance: random.Random) -> Outcome:
             await app.train_sync()
             outcome.sha = sha256(app)
         except OutOfMemory as error:
-            outcome.told = error.message
+            outcome.why = error.message
         if doing:
             await asyncio.gather(*doing)
     return outcome
@@ -169,13 +169,13 @@ async def with_fault(cards: Cards, kind: str, chance: random.Random) -> Outcome:
 def is_right(outcome: Outcome, expected: str) -> bool:
     """Return whether a run with a fault has the promised result."""
     if outcome.kind == "full":
-        return "does not fit into the memory of the card" in outcome.told
+        return "does not fit into the memory of the card" in outcome.why
     reason = {"killed": "SIGKILL", "lost": "has fallen off the bus (Xid 79)", "hung": "hangs: it has not answered"}
-    return outcome.sha == expected and reason[outcome.kind] in outcome.told
+    return outcome.sha == expected and reason[outcome.kind] in outcome.why
 
 
 def faults(cards: Cards, count: int, kinds: Sequence[str] = FAULTS, seed: int = 0) -> Iterator[str]:
-    """Yield a line for each run with a fault; it begins with ``WRONG`` if it has not the promised result."""
+    """Yield a line for each run with a fault. It begins with ``WRONG`` if the run misses the promised result."""
     chance = random.Random(seed)
     expected = asyncio.run(with_fault(cards, "", chance)).sha
     for kind in kinds:
@@ -188,13 +188,13 @@ def faults(cards: Cards, count: int, kinds: Sequence[str] = FAULTS, seed: int = 
                     forget_lost(name)
                 cards.has(*map(card, range(COUNT)))
             right = is_right(outcome, expected) and bool(avoided) == (kind in CHANGES)
-            yield f"{'right' if right else 'WRONG'} {kind}: SHA-256 {outcome.sha[:16] or 'none'}, {outcome.told}" + (
+            yield f"{'right' if right else 'WRONG'} {kind}: SHA-256 {outcome.sha[:16] or 'none'}, {outcome.why}" + (
                 ", came again on another card" if outcome.moved else ""
             )
 
 
 def main() -> int:
-    """Run the trial."""
+    """Run the trial. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", nargs="*", default=["tensorflow", "jax"])
     parser.add_argument("--workers", nargs="*", type=int, default=[1, 2, 4, 8])

@@ -1,10 +1,10 @@
-"""Measurements of ``benchmarks`` with peers in Debian's Chromium.
+"""Run measurements of ``benchmarks`` with peers in Debian's Chromium.
 
 ``python -m tests.trials.chromium_peers accuracy [options of benchmarks.cluster_peer accuracy]``
 ``python -m tests.trials.chromium_peers webnn [options of benchmarks.webnn]``
 
-The first compares two workers and one peer in Chromium with three workers. The second is the experiment of WebNN with a
-Chromium for each peer, which trains as fast as its core can. So compare the batches of both, not the seconds.
+The first command compares two workers and one peer in Chromium with three workers. The second one is the WebNN experiment
+with a Chromium for each peer. Such a peer trains at the full speed of its core, so compare batches and not seconds.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.peers.browser.joining import DOCUMENT, BrowserPeer
 ROOT = Path(__file__).parents[2]
 LOOK_S = 0.1
 LAST = ("ended", "over")
-"""The last state of a peer: it has left, or the training is over."""
+"""The final states of a peer: it has left, or the training is over."""
 
 
 async def take_part(browser: Any, link: str, x: Any, y: Any, **how: Any) -> dict[str, Any]:
-    """Train in a page of its own until the peer has left, and return its progress."""
+    """Train in a new page until the peer has left, and return its progress."""
     url = link.partition("/#")[0]
     async with opened(browser, url + DOCUMENT) as page:
         peer = BrowserPeer(page)
@@ -58,7 +58,7 @@ async def be_a_peer(link: str, file: str, batches: int) -> None:
 
 
 async def be_a_peer_of_webnn(samples: int) -> None:
-    """Take part in one run for each line of the input, as ``benchmarks.webnn`` asks its peers to."""
+    """Take part in one run for each line of standard input, like the peers of ``benchmarks.webnn``."""
     from ddlf.data.datasets import load_mnist
 
     (x, y), _ = load_mnist()
@@ -77,7 +77,7 @@ def chromium_peer(folder: Path, link: str, file: str, batches: int) -> subproces
 
 
 def main(words: Sequence[str]) -> None:
-    """Do what the command line names."""
+    """Run the command that the command line names."""
     match list(words):
         case ["peer", link, file, batches]:
             asyncio.run(be_a_peer(link, file, int(batches)))
@@ -88,7 +88,7 @@ def main(words: Sequence[str]) -> None:
             cluster_peer.main(["accuracy", "--kind", "chromium", *more])
         case ["webnn", *more]:
             options = webnn.parser().parse_args(more)
-            options.samples = options.samples or 10_000  # each travels into the page
+            options.samples = options.samples or 10_000  # the page receives each sample
             webnn.main(options, peer=("tests.trials.chromium_peers", "webnn-peer", options.samples))
         case _:
             sys.exit(__doc__)

@@ -3,12 +3,12 @@
     python -m tests.trials.counted [--kills 50] [--masters 5] [--workers 8] [--parameters 1.25e7] [--seed 0]
 
 The workers are processes. ``kill -9`` ends executors of ``ddlf-worker``, one after another, each as soon as all servers
-have backups again. Between these kills it ends the master. The master restarts and continues from the last checkpoint,
-of which each worker writes and reads the slice of its server.
+have backups again. Between these kills it ends the master. The master restarts and continues from the last checkpoint.
+Each worker writes and reads the slice of the checkpoint for its server.
 
 Replicas compute nothing (``benchmarks.stand_in_killed``): each push adds its own number to all values, and small
-integers have the same sum in any order. So the final weights show whether a push is missing or was applied twice. The
-exit code is 1 in these cases, if a server has counted another number of pushes, or if the ledger is not exact.
+integers have the same sum in any order. So the final weights show whether a push is missing or was applied twice. In both
+cases the exit code is 1. It is also 1 if a server has counted another number of pushes, or if the ledger is not exact.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from tests.trials.options import read_options
 from tests.trials.workers import Workers
 
 STEPS = 20
-"""Steps of a replica in a round, which ends with a commit and a checkpoint."""
+"""Number of steps of a replica in a round. Each round ends with a commit and a checkpoint."""
 LOOK_S = 0.02
 PAUSE_S = 0.5
-"""Pause after a kill, in which the other processes learn of it."""
+"""Pause after a kill in seconds, in which the other processes notice it."""
 
 
 class SlowStandIn(KilledStandIn):
-    """A replica that takes its time for a step, so that there is time to be killed."""
+    """A replica with a pause in each step, so that kills can happen during a round."""
 
     async def _replicas(self, task: Task) -> list[Any]:
         replicas = await super()._replicas(task)
@@ -58,7 +58,7 @@ def _after(seconds: float, function: Any) -> Any:
 
 
 class SlowRun(KilledRun):
-    """A run of such replicas."""
+    """A run with slow replicas."""
 
     @property
     def stand_in(self) -> tuple[Any, Any]:
@@ -67,7 +67,7 @@ class SlowRun(KilledRun):
 
 
 async def master(facts: dict[str, Any]) -> None:
-    """Train, or go on, and kill some workers meanwhile; print what the run has come to."""
+    """Train or resume, kill some executors meanwhile, and print the result as JSON."""
     from ddlf import Cluster
 
     log = Path(facts["log"])
@@ -124,9 +124,9 @@ async def master(facts: dict[str, Any]) -> None:
 
 
 def trial(kills: int, masters: int, workers: int, parameters: float, seed: int, pause_s: float) -> dict[str, Any]:
-    """Kill so many executors of workers, and the master so often between them; what came of it."""
+    """Kill executors of workers, and the master between these kills. Return the numbers of kills and the result."""
     chance, begin = random.Random(seed), time.monotonic()
-    share = -(-kills // (masters + 1))  # in each life of the master
+    share = -(-kills // (masters + 1))  # kills of executors during each life of the master
     with Workers() as started:
         ports = [started.start()[1] for _ in range(workers)]
         log = started.folder / "noted"
@@ -169,16 +169,16 @@ def trial(kills: int, masters: int, workers: int, parameters: float, seed: int, 
 
 
 SECONDS_OF_A_KILL = 4.0
-"""About what it takes until all shards have copies again; rounds are planned by it."""
+"""Approximate time from a kill until all servers have backups again. It decides the number of rounds."""
 
 
 def is_well(result: dict[str, Any]) -> bool:
-    """Whether each push has counted once at each shard."""
+    """Return whether each push has counted once at each server."""
     return bool(result["missing"] == 0 and result["counted"] == [result["pushes"]] and result["ledger"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do it and print it; returns the exit code."""
+    """Run the trial, print its result, and return the exit code."""
     options = read_options(
         __doc__, argv, kills=50, masters=5, workers=8, parameters=1.25e7, pause=0.5, seed=0, master=json.loads
     )

@@ -2,9 +2,9 @@
 
     python -m tests.trials.damage [--flips 500] [--cuts 200] [--seed 0]
 
-The damaged files include the manifest. The data set has fixed and ragged columns. A stream reads it as in training, in
-turns into memory and mapped from the disk. The exit code is 1 if DDLF did not name a damage, or if it returned a sample
-of a damaged file.
+The damaged files include the manifest. The data set has fixed and ragged columns. A stream reads it like in training, by
+turns into memory and mapped from the disk. The exit code is 1 if DDLF did not name a damaged file, or if it returned a
+sample of a damaged file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAMPLES, FILES = 120, 6
 
 
 def data_set(folder: Path) -> Path:
-    """A small data set at a place below a folder."""
+    """Write a small data set below a folder, and return its place."""
     columns = {"x": [[n] * (n % 7) for n in range(SAMPLES)], "y": range(SAMPLES), "z": np.arange(SAMPLES) / 3}
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "a.parquet")
     split(open_source(folder / "a.parquet", ragged="x"), Folder(folder / "place"), [SAMPLES // FILES] * FILES)
@@ -40,7 +40,7 @@ def data_set(folder: Path) -> Path:
 
 
 def harmless(place: Path, path: Path, memory: int, seed: int) -> str:
-    """Return what went wrong; nothing if the damaged file was named and none of its samples came out."""
+    """Return a problem as a sentence; empty if the error names the damaged file and the stream returned none of its samples."""
     given: list[int] = []
     try:
         data = ddlf.data.open(place)
@@ -57,11 +57,11 @@ def harmless(place: Path, path: Path, memory: int, seed: int) -> str:
         ids = portion.ids(data.manifest.sizes)[: len(given)]
         bad = [one for one in ids.tolist() if first <= one < first + data.manifest.files[number].samples]
         return f"{len(bad)} samples of {path.name} came out" if bad else ""
-    return f"nobody noticed that {path.name} is damaged"
+    return f"DDLF did not notice that {path.name} is damaged"
 
 
 def trial(flips: int, cuts: int, seed: int = 0) -> list[str]:
-    """Flip bits and cut files, one at a time; return what went wrong."""
+    """Flip bits and truncate files, one at a time. Return the problems."""
     chance, wrong = random.Random(seed), []
     with tempfile.TemporaryDirectory() as folder:
         place = data_set(Path(folder))
@@ -82,7 +82,7 @@ def trial(flips: int, cuts: int, seed: int = 0) -> list[str]:
 
 
 def main() -> int:
-    """Run the trial and say what it found."""
+    """Run the trial and print its result. Return the exit code."""
     options = read_options(__doc__, flips=500, cuts=200, seed=0)
     wrong = trial(options.flips, options.cuts, options.seed)
     print("\n".join(wrong))

@@ -2,7 +2,7 @@
 
     python -m tests.trials.deaths [--how in-process] [--runs 100] [--seed 0]     executors that are objects of this process
     python -m tests.trials.deaths --how local [--runs 100]                       processes of ``Cluster.local``
-    python -m tests.trials.deaths --how command [--runs 100]                     ``ddlf-worker``, started again when its daemon died
+    python -m tests.trials.deaths --how command [--runs 100]                     ``ddlf-worker``, restarted when its daemon has died
 
 At that moment the worker may be connecting, loading, building or training, or the master may be evaluating. Each run
 trains a CNN with dropout, BatchNorm and Adam on scikit-learn's digits, on three workers. ``kill -9`` ends one executor
@@ -38,10 +38,10 @@ ROUNDS = 4
 FRESH_EVERY = 5
 HANG_S = 300.0
 RESTART_S = 0.5
-"""After which a supervisor starts a daemon again."""
+"""Seconds until a supervisor restarts a daemon."""
 
 Kill = Callable[[random.Random], Awaitable[str]]
-"""Kills something; returns what, or nothing if it found nothing."""
+"""A function that kills a process. It returns the kind of process, or an empty text if it found no process."""
 
 
 @dataclass
@@ -49,9 +49,9 @@ class Outcome:
     """The results of all runs.
 
     Args:
-        killed: How often what was killed, in which phase.
-        problems: Sentences.
-        ended: Runs, well or not.
+        killed: Number of kills by kind of process and phase of the run.
+        problems: The problems, as sentences.
+        ended: Number of ended runs, with or without problems.
     """
 
     killed: Counter[str] = field(default_factory=Counter)
@@ -60,7 +60,7 @@ class Outcome:
 
 
 class Trained(App):
-    """Says in which phase the run is; a slot for each worker."""
+    """An app that knows the phase of its run, with a slot for each worker."""
 
     evaluate_every = 1
 
@@ -69,17 +69,17 @@ class Trained(App):
         self.phase, self.slots, self.rounds = "connecting", workers, rounds
 
     async def load_dataset(self) -> None:
-        """Load, and say so."""
+        """Load the data, and set the phase."""
         self.phase = "loading"
         await super().load_dataset()
 
     async def create_model(self) -> None:
-        """Build, and say so."""
+        """Build the model, and set the phase."""
         self.phase = "building"
         await super().create_model()
 
     def on_event(self, event: Any) -> None:
-        """Rounds have begun."""
+        """Set the phase when a round begins."""
         self.phase = f"round {event.round}" if event.kind == "start" else self.phase
 
     async def run(self) -> Trained:
@@ -91,7 +91,7 @@ class Trained(App):
 
 
 async def turns(task: asyncio.Future[Any]) -> int:
-    """How many turns the event loop takes until a task is done."""
+    """Return the number of turns of the event loop until a task is done."""
     count = 0
     while not task.done():
         await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def turns(task: asyncio.Future[Any]) -> int:
 
 
 async def deaths_in_process(runs: int, seed: int, workers: int = WORKERS, rounds: int = ROUNDS) -> Outcome:
-    """Moments are turns of the event loop, which no clock changes."""
+    """Kill executors of this process at random turns of the event loop, which do not depend on a clock."""
     chance, outcome = random.Random(seed), Outcome()
     cluster: FaultyCluster = in_process_cluster(workers)
     length = {}
@@ -124,7 +124,7 @@ async def deaths_in_process(runs: int, seed: int, workers: int = WORKERS, rounds
 
 
 async def deaths_of_processes(runs: int, seed: int, how: str, workers: int = WORKERS, rounds: int = ROUNDS) -> Outcome:
-    """Moments are seconds, of processes of this machine."""
+    """Kill processes of this machine after random times."""
     chance, outcome = random.Random(seed), Outcome()
     length: dict[bool, float] = {}
     expected = ""
@@ -132,7 +132,7 @@ async def deaths_of_processes(runs: int, seed: int, how: str, workers: int = WOR
         cluster, supervisor = await new_cluster(how, workers, stack)
         for number in range(-2, runs):
             if number == -1 and runs == 1:
-                continue  # of workers that have been used before there is no other run
+                continue  # a single run uses new workers only, so it needs no length of a run on used ones
             fresh = number % FRESH_EVERY == 0 or number == -2
             if fresh and number >= 0:
                 await stack.aclose()
@@ -155,7 +155,7 @@ async def deaths_of_processes(runs: int, seed: int, how: str, workers: int = WOR
 
 
 def kill_one(chance: random.Random) -> str:
-    """Kill a daemon or an executor below this process; returns which of the two, or nothing if there is none yet."""
+    """Kill a random daemon or executor below this process. Return the kind, or an empty text if none runs yet."""
     found = {"daemon": [], "executor": []}  # type: dict[str, list[psutil.Process]]
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -175,7 +175,7 @@ def kill_one(chance: random.Random) -> str:
 async def new_cluster(
     how: str, count: int, stack: contextlib.AsyncExitStack
 ) -> tuple[Cluster, Callable[[], Awaitable[None]] | None]:
-    """Workers that were not there before, and what starts them again when a daemon has died, if the cluster does not."""
+    """Return a cluster with new workers, and a function that restarts dead daemons; None if the cluster restarts them."""
     if how == "local":
         cluster = Cluster.local(count)
         stack.push_async_callback(cluster.close)
@@ -183,7 +183,7 @@ async def new_cluster(
     workers = stack.enter_context(Workers())
     started = [workers.start() for _ in range(count)]
 
-    async def start_again() -> None:
+    async def restart() -> None:
         await asyncio.sleep(RESTART_S)
         for index, (process, port) in enumerate(started):
             if process.poll() is not None:
@@ -194,11 +194,11 @@ async def new_cluster(
         ["127.0.0.1"] * count, ports, token_file=workers.token_file, connect_timeout_s=30, min_workers=count - 1
     )
     stack.push_async_callback(cluster.close)
-    return cluster, start_again
+    return cluster, restart
 
 
 async def check(running: asyncio.Future[Any], app: Trained, expected: str, outcome: Outcome) -> None:
-    """Wait for the end of a run and look at what it has come to."""
+    """Wait for the end of a run, and note its problems."""
     try:
         async with asyncio.timeout(HANG_S):
             await running
@@ -216,7 +216,7 @@ async def check(running: asyncio.Future[Any], app: Trained, expected: str, outco
 
 
 def main() -> int:
-    """Read the command line."""
+    """Run the trial and print its results. Return the exit code."""
     options = read_options(__doc__, how=("in-process", "local", "command"), runs=100, seed=0)
     begin = time.monotonic()
     if options.how == "in-process":

@@ -4,8 +4,8 @@
 
 The trial kills executors and daemons: idle ones, in the middle of a computation, and in the middle of a frame with a
 200 MB array. It also uses SIGSTOP and silent partitions, with the default times and with ``dead_after_s=1``. For these
-it measures both sides: when the master's request ends, and when the worker accepts another master. Partitions need root
-and network namespaces. Times are seconds after the fault.
+faults it measures both sides: when the master's request ends, and when the worker accepts another master. Partitions need
+root and network namespaces. Times are seconds after the fault.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from tests.trials.workers import Workers, resume, stop
 ARRAY_BYTES = 200_000_000
 KILL_BAR_S = 0.3
 BARS_S = {4.0: 4.5, 1.0: 1.5}
-"""Bars for silence, by ``dead_after_s``."""
+"""The longest allowed time in seconds after a silence, for each ``dead_after_s``."""
 
 
 def spin() -> None:
-    """Runs on the worker: compute for ever."""
+    """Compute indefinitely. This function runs on the worker."""
     while True:
         pass
 
 
 def give() -> Any:
-    """Runs on the worker: a large answer."""
+    """Return a large array. This function runs on the worker."""
     return np.ones(ARRAY_BYTES, np.uint8)
 
 
 def row(what: str, seconds: list[float], bar_s: float, **facts: Any) -> dict[str, Any]:
-    """One line of the result, printed."""
+    """Print one line of the result, and return its values by name."""
     values = sorted(seconds)
     found = {
         "what": what,
@@ -70,22 +70,22 @@ def row(what: str, seconds: list[float], bar_s: float, **facts: Any) -> dict[str
 
 
 async def until(condition: Callable[[], Any], limit_s: float = PATIENCE_S) -> None:
-    """Wait for something that nothing announces."""
+    """Wait until a condition is true that no event announces."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
 async def busy(worker: ProxyWorker) -> None:
-    """Wait until the worker runs something."""
+    """Wait until the worker runs a method."""
     async with asyncio.timeout(PATIENCE_S):
         while not (await worker.status())["busy"]:
             pass
 
 
 async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float, str | None] | None:
-    """Kill a process of the worker. Return when the master knew, and the signal that it was told; None if a frame was
-    faster than the signal.
+    """Kill a process of the worker. Return the seconds until the master noticed, and the signal that it received. Return
+    None if the answer arrived before the kill.
     """
     if situation == "idle":
         standing = worker._link.link_state
@@ -111,7 +111,7 @@ async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float
 
 
 async def wait_for_executor(worker: ProxyWorker) -> None:
-    """Wait until an executor answers. News of a killed one may come with the next request."""
+    """Wait until an executor answers. The next request may still report the killed executor."""
     while True:
         try:
             await worker.run_method(os.getpid)
@@ -121,7 +121,7 @@ async def wait_for_executor(worker: ProxyWorker) -> None:
 
 
 async def kills(count: int) -> list[dict[str, Any]]:
-    """Kill executors and daemons."""
+    """Kill executors and daemons, and return a row for each situation."""
     rows = []
     with Workers() as workers:
         for target in ("executor", "daemon"):
@@ -131,17 +131,17 @@ async def kills(count: int) -> list[dict[str, Any]]:
                 async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
                     worker = cluster.workers[0]
                     for _ in range(count):
-                        told = None
-                        while told is None:
+                        noticed = None
+                        while noticed is None:
                             await wait_for_executor(worker)
                             pid = (await worker.status())["executor_pid" if target == "executor" else "pid"]
-                            told = await one_kill(worker, pid, situation)
+                            noticed = await one_kill(worker, pid, situation)
                             if target == "daemon":
                                 process.wait()
                                 process, port = await asyncio.to_thread(workers.start, port=port)
                                 await worker.reconnect(PATIENCE_S)
-                        seconds.append(told[0])
-                        signals.add(told[1])
+                        seconds.append(noticed[0])
+                        signals.add(noticed[1])
                     facts = {"signal": signals.pop() if len(signals) == 1 else signals} if target == "executor" else {}
                     rows.append(row(f"kill -9 of the {target}, {situation}", seconds, KILL_BAR_S, **facts))
                 process.kill()
@@ -149,16 +149,19 @@ async def kills(count: int) -> list[dict[str, Any]]:
 
 
 async def lost(worker: ProxyWorker, call: asyncio.Future[Any], begin: float) -> float:
-    """Wait for the end of a request whose worker is gone; returns when that was."""
+    """Wait for the end of a request to a lost worker, and return the seconds since ``begin``."""
     try:
         await asyncio.wait_for(call, PATIENCE_S)
-    except (WorkerLost, LeaseError):  # the latter when only its own way was cut: it still hears who has the worker now
+    except (
+        WorkerLost,
+        LeaseError,
+    ):  # with only its sending direction cut, the master hears that another one has the lease
         return time.perf_counter() - begin
     raise AssertionError("the request has a result")
 
 
 def released(host: str, port: int, token: bytes, namespace: str, begin: float) -> float:
-    """Ask for the worker, as another master would, until it is given; returns when that was."""
+    """Ask for the worker as another master until it accepts, and return the seconds since ``begin``."""
 
     async def ask() -> float:
         while True:
@@ -188,7 +191,7 @@ asyncio.run(main())
 
 
 async def stops(count: int, dead_after_s: float) -> list[dict[str, Any]]:
-    """Freeze workers, then masters."""
+    """Freeze workers, then masters, and return a row for each."""
     bar = BARS_S[dead_after_s]
     there, here = [], []
     with Workers() as workers:
@@ -225,7 +228,7 @@ async def stops(count: int, dead_after_s: float) -> list[dict[str, Any]]:
 
 
 async def partitions(count: int, dead_after_s: float) -> list[dict[str, Any]]:
-    """Cut the cable without a word: both ways, or one way only."""
+    """Cut the cable silently, in both directions or in one, and return a row for each side."""
     bar = BARS_S[dead_after_s]
     there, here = [], []
     with Link() as link, Workers() as workers, inside(link.a):
@@ -245,7 +248,7 @@ async def partitions(count: int, dead_after_s: float) -> list[dict[str, Any]]:
                 there.append(noticed)
                 here.append(free)
                 link.mend()
-                # The worker belonged to another master meanwhile: this one begins anew.
+                # Another master had the worker meanwhile, so this one needs a new lease.
                 await worker.close()
                 await worker.reconnect(60)
     what = f"dead_after_s={dead_after_s:g}"
@@ -256,7 +259,7 @@ async def partitions(count: int, dead_after_s: float) -> list[dict[str, Any]]:
 
 
 async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Everything that is asked for."""
+    """Measure the chosen kinds of faults, and return all rows."""
     rows: list[dict[str, Any]] = []
     if "kill" in options.only:
         rows += await kills(options.kills)
@@ -269,7 +272,7 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
-    """Measure and print; returns the rows."""
+    """Measure, print the rows, and return them."""
     options = read_options(
         __doc__,
         argv,

@@ -29,7 +29,7 @@ from tests.trials.workers import Workers
 
 
 class App(DigitsCNN):
-    """Everything that has a state: Adam, and dropout's random numbers."""
+    """An app with each kind of state: Adam's moments, batch normalization, and the random numbers of dropout."""
 
     worker_epochs = 1
     verbose = False
@@ -54,7 +54,7 @@ class App(DigitsCNN):
 
 
 def digest(app: IApp) -> str:
-    """SHA-256 of the weights and of all slots' optimizers."""
+    """Return the SHA-256 of the weights and of the optimizers of all slots."""
     total = hashlib.sha256()
     for array in [*app.model.get_weights(), *(array for state in app.optimizers for array in state)]:
         total.update(np.ascontiguousarray(array).tobytes())
@@ -62,7 +62,7 @@ def digest(app: IApp) -> str:
 
 
 async def lead(ports: list[int], token_file: str, folder: str, rounds: int, exchange: str) -> None:
-    """Be the master that is killed: train, or go on."""
+    """Train or resume, in the master process that the trial kills."""
     async with Cluster(["127.0.0.1"] * len(ports), ports, token_file=token_file, connect_timeout_s=20) as cluster:
         app = App(cluster)
         app.checkpoint, app.resume, app.exchange = folder, "auto", exchange
@@ -73,7 +73,7 @@ async def lead(ports: list[int], token_file: str, folder: str, rounds: int, exch
 
 
 def resume(wanted: int, seed: int, rounds: int, exchange: str) -> bool:
-    """Kill masters at random moments, each of which goes on from where the one before was."""
+    """Kill masters at random moments. Each master resumes the run of the one before. Return whether the result is right."""
     chance = random.Random(seed)
     with Workers() as workers:
         folder = workers.folder
@@ -99,7 +99,7 @@ def resume(wanted: int, seed: int, rounds: int, exchange: str) -> bool:
             process = master("killed")
             timer = None
             if killed < wanted:
-                # Most of the time in the part in which rounds are trained, sometimes before.
+                # Most kills come while rounds are trained, some before.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(chance.uniform(0.5, 0.5 + took))
                 timer = process.poll()
@@ -115,7 +115,7 @@ def resume(wanted: int, seed: int, rounds: int, exchange: str) -> bool:
             if "digest" in output:
                 if killed >= wanted:
                     break
-                # It finished before its time to die: begin the next run of the same kind.
+                # The run finished before its kill, so start another one.
                 if output.strip().splitlines()[-1] != expected:
                     problems.append("a finished run has other bits")
                 reached = 0
@@ -133,7 +133,7 @@ def resume(wanted: int, seed: int, rounds: int, exchange: str) -> bool:
 
 
 def main() -> int:
-    """Read the command line."""
+    """Read the command line and run the trial. Return the exit code."""
     options = read_options(__doc__, kills=20, rounds=30, seed=0, exchange=("star", "sharded"), lead=json.loads)
     if options.lead is not None:
         asyncio.run(lead(**options.lead))

@@ -3,9 +3,9 @@
     python -m tests.trials.export [--models mlp,lstm] [--formats onnx,stablehlo] [--backends tensorflow,jax,torch] [--batches 1,7,64]
                                   [--markdown]
 
-It needs all of ``pip install 'ddlf[tensorflow,export,export-torch]' jax``. It leaves out missing packages, and says so.
-Each file runs at batches of 1, 7 and 64, and is compared with Keras on the backend that wrote it. The difference must
-be at most 1e-5. Otherwise the row must name the program that refuses, and its reason.
+It needs all of ``pip install 'ddlf[tensorflow,export,export-torch]' jax``. It skips missing packages, and says so. Each
+file runs with batches of 1, 7 and 64. The trial compares it with Keras on the backend that wrote it. The difference must
+be at most 1e-5. Otherwise the row must name the program that refuses the model, and its reason.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ def attention(keras: Any) -> Any:
 
 
 def two(keras: Any) -> Any:
-    """Outputs of one shape, and inputs whose order by name is not that of the model: what is mixed up is seen."""
+    """Return a model that reveals swapped inputs or outputs.
+
+    The outputs have equal shapes, and the order of the inputs differs from the order of their names.
+    """
     layers = keras.layers
     right, left = keras.Input((6,), name="right"), keras.Input((6,), name="left")
     both = layers.concatenate([layers.Dense(8, activation="tanh")(right), layers.Dense(8, activation="relu")(left)])
@@ -104,7 +107,7 @@ MODELS = ("mlp", *MADE)
 
 
 def make(folder: Path, names: list[str]) -> None:
-    """Save models, with weights as after some training: none is 0 or 1 as at the beginning. Runs in a process of its own, on any backend."""
+    """Save models with weights like after some training: none is 0 or 1. This runs in another process, on any backend."""
     import keras
     import numpy as np
 
@@ -124,7 +127,7 @@ def make(folder: Path, names: list[str]) -> None:
 def rows_of(
     path: Path, formats: list[str], backend: str, tell: Callable[[str], None], batches: Sequence[int] = BATCHES
 ) -> list[Row]:
-    """Write a model in all formats that Keras writes on a backend, and compare them with Keras there."""
+    """Write a model in all formats that a backend of Keras can write, and compare them with Keras on this backend."""
     source = find(path, None)
     wanted = []
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as work:
@@ -138,16 +141,16 @@ def rows_of(
             written = write(model, wanted, source.stem, steps)
             comparison = BackendComparison(model, steps, backend, batches=batches)
             backends = installed_backends() if backend == installed_backends()[0] else [backend]
-            return compare(comparison, backends, written, lambda row: tell(told(path.stem, backend, row)))
+            return compare(comparison, backends, written, lambda row: tell(line_of(path.stem, backend, row)))
 
 
-def told(model: str, backend: str, row: Row) -> str:
-    """A row in a line."""
+def line_of(model: str, backend: str, row: Row) -> str:
+    """Return a row as a line of text."""
     return f"{model:<12}{BACKENDS[backend]:<12}{row.what:<13}{row.by:<38}{outcome(row)}"
 
 
 def outcome(row: Row) -> str:
-    """Return the cell of a row: a difference, or who refuses and why."""
+    """Return the cell of a row: a difference, or the program that refuses the model and its reason."""
     if row.lacking:
         return f"not installed; {row.lacking}"
     if row.refused is not None:
@@ -156,7 +159,7 @@ def outcome(row: Row) -> str:
 
 
 def table(found: dict[tuple[str, str], list[Row]]) -> str:
-    """All differences as a table of Markdown, and below it who refuses."""
+    """Return all differences as a table of Markdown, with the refusals below."""
     columns: dict[tuple[str, str, str], None] = {}
     for (_, backend), rows in found.items():
         columns |= {(backend, row.what, row.by): None for row in rows if row.what != "keras"}

@@ -30,7 +30,7 @@ HOLD_UP_EVERY_S = 10.0
 
 
 def compute(seconds: float) -> int:
-    """Runs on the worker: multiply matrices."""
+    """Multiply matrices. This function runs on the worker."""
     matrix = np.ones((500, 500))
     end = time.monotonic() + seconds
     count = 0
@@ -42,7 +42,7 @@ def compute(seconds: float) -> int:
 
 
 def gil(seconds: float) -> int:
-    """Runs on the worker: hold the interpreter's lock in native code, as long as it takes."""
+    """Hold the interpreter's lock in native code for a long time. This function runs on the worker."""
     end = time.monotonic() + seconds
     count = 0
     while time.monotonic() < end:
@@ -52,7 +52,7 @@ def gil(seconds: float) -> int:
 
 
 def train(self: Any, seconds: float) -> int:
-    """Runs on the worker: fit a small Keras model again and again."""
+    """Fit a small Keras model again and again. This function runs on the worker."""
     import keras
 
     if not hasattr(self, "fitted"):
@@ -71,7 +71,7 @@ METHODS: dict[str, Callable[..., int]] = {"compute": compute, "train": train, "g
 
 
 class Watch:
-    """Watch the states of the workers."""
+    """Counts the changes of the states of workers."""
 
     def __init__(self, workers: list[ProxyWorker]) -> None:
         self._workers = workers
@@ -80,7 +80,7 @@ class Watch:
         self.longest_silence_s = 0.0
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look at the states again and again, until cancelled."""
         before = ["alive"] * len(self._workers)
         looked = time.monotonic()
         while True:
@@ -97,7 +97,7 @@ class Watch:
 
 
 async def load(worker: ProxyWorker, method: Callable[..., int], until: float, lost: list[str]) -> int:
-    """Keep one worker busy."""
+    """Keep one worker busy, note the errors of lost requests, and return the number of finished rounds."""
     rounds = 0
     while time.monotonic() < until:
         try:
@@ -109,14 +109,14 @@ async def load(worker: ProxyWorker, method: Callable[..., int], until: float, lo
 
 
 async def hold_up(dead_after_s: float) -> None:
-    """Block the master's own event loop for longer than it takes to be declared dead, again and again."""
+    """Block the master's event loop again and again, for longer than ``dead_after_s``."""
     while True:
         await asyncio.sleep(HOLD_UP_EVERY_S)
         time.sleep(1.5 * dead_after_s)  # noqa: ASYNC251
 
 
 async def measure(options: argparse.Namespace, dead_after_s: float) -> dict[str, Any]:
-    """One setting."""
+    """Measure one setting, print its values, and return them by name."""
     async with Cluster.local(options.workers, threads=2, dead_after_s=dead_after_s) as cluster:
         method = METHODS[options.method]
         if options.method == "train":
@@ -146,7 +146,7 @@ async def measure(options: argparse.Namespace, dead_after_s: float) -> dict[str,
 
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
-    """Measure and print; returns what was found."""
+    """Measure and print all settings, and return their values."""
     options = read_options(__doc__, argv, minutes=10.0, workers=4, dead_after=[4.0], method=(*METHODS,), json=Path)
     found = [asyncio.run(measure(options, dead_after_s)) for dead_after_s in options.dead_after]
     if options.json:

@@ -2,9 +2,9 @@
 
     python -m tests.trials.flood [--drips 500] [--garbage 100] [--idle 5000] [--seconds 20]
 
-The strangers are one process with 200 loopback addresses. They connect again one second after the worker closes their
+The strangers are one process with 200 loopback addresses. They reconnect one second after the worker closes their
 connection. These limits must hold: the p99 of real handshakes is below 250 ms, and none fails. The p99 of calls is less
-than twice that before the flood. The worker keeps an idle connection, or reports that it has no place. Each idle
+than twice the value before the flood. The worker keeps an idle connection, or reports that it has no place. Each idle
 connection needs less than 60 KiB.
 """
 
@@ -46,16 +46,16 @@ GARBAGE = (
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """The smallest value that so many percent do not exceed."""
+    """Return the percentile of some values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
-# -- the strangers, in a process of their own ---------------------------------------------------------------------------
+# -- the strangers, in another process ----------------------------------------------------------------------------------
 
 
 async def attack(port: int, drips: int, garbage: float) -> None:
-    """Keep ``drips`` connections that send a byte each second, and send garbage so often a second, for ever."""
+    """Hold ``drips`` connections that send a byte each second, and send garbage ``garbage`` times a second, until killed."""
 
     async def connect(number: int) -> socket.socket:
         sock = socket.socket()
@@ -90,7 +90,7 @@ async def attack(port: int, drips: int, garbage: float) -> None:
 
 @contextlib.asynccontextmanager
 async def strangers(port: int, drips: int, garbage: float) -> AsyncIterator[None]:
-    """The attack, as long as the block runs; it has begun when the block does."""
+    """Run the attack during the block. It has begun when the block begins."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.trials.flood"),
         *("--attack", str(port), "--drips", str(drips), "--garbage", str(garbage)),
@@ -105,7 +105,7 @@ async def strangers(port: int, drips: int, garbage: float) -> AsyncIterator[None
 
 
 def start(workers: Workers) -> tuple[subprocess.Popen[bytes], int]:
-    """A worker on loopback that can encrypt; returns its process and its port."""
+    """Start a worker with a certificate on loopback, and return its process and its port."""
     certificate = workers.folder / "certificate.pem"
     make_certificate(certificate)
     return workers.start("-q", "--tls-cert", certificate, "--tls-key", certificate)
@@ -115,7 +115,7 @@ def start(workers: Workers) -> tuple[subprocess.Popen[bytes], int]:
 
 
 async def often(action: Callable[[], Awaitable[object]], seconds: float, pause_s: float) -> tuple[list[float], int]:
-    """Do something again and again; returns how many seconds each took, and how often it failed."""
+    """Repeat an action for some seconds. Return the durations in seconds, and the number of failures."""
     taken, failed = [], 0
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -130,7 +130,7 @@ async def often(action: Callable[[], Awaitable[object]], seconds: float, pause_s
 
 
 async def at_work(cluster: Cluster, port: int, token: bytes, seconds: float) -> dict[str, float]:
-    """Calls, heartbeats and handshakes at the same time, in milliseconds."""
+    """Make calls, heartbeats and handshakes at the same time, and return their durations in milliseconds."""
 
     async def greet() -> None:
         sock, _ = await dial("127.0.0.1", port, Role.CONTROL, token, max_message_bytes=1000)
@@ -154,7 +154,7 @@ async def at_work(cluster: Cluster, port: int, token: bytes, seconds: float) -> 
 
 
 async def idle(port: int, token: bytes, count: int, daemon: psutil.Process, *, encrypted: bool) -> dict[str, float]:
-    """Open authenticated connections that do nothing; those that are refused are told so."""
+    """Open idle connections with the token. Return their number, the number of refusals, and the memory for each."""
     held: list[socket.socket] = []
     refused = 0
     before = daemon.memory_full_info().uss
@@ -179,7 +179,7 @@ async def idle(port: int, token: bytes, count: int, daemon: psutil.Process, *, e
 
 
 async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """All of it, with one worker."""
+    """Run all parts of the trial with one worker, and return their values."""
     found = {}
     with Workers() as workers:
         process, port = start(workers)
@@ -203,7 +203,7 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Print what was found; exit with 1 when a bar was missed."""
+    """Run the trial and print its values. Exit with 1 if a limit is exceeded."""
     options = read_options(__doc__, drips=500, garbage=100.0, idle=5000, seconds=20.0, json=False, attack=int)
     if options.attack:
         asyncio.run(attack(options.attack, options.drips, options.garbage))

@@ -2,15 +2,15 @@
 
     python -m tests.trials.formats [--formats npz,npy,parquet,tar,tfrecord,placed] [--stores folder,http,s3] [--kills 20] [--joins 2] [--seed 0]
 
-``s3`` is a bucket of moto's server in this process (``pip install s3fs 'moto[server]'``), ``http`` a web server. The
+``s3`` is a bucket of moto's server in this process (``pip install s3fs 'moto[server]'``), and ``http`` is a web server. The
 trial splits the same samples from each format into 7 partition files. For each store and format, three slots train for
-5 epochs with Adam and dropout, with several rounds in an epoch. Executors are killed at random moments, and workers
-join. The exit code is 1 unless all of this is true:
+5 epochs with Adam and dropout, with several rounds in an epoch. Meanwhile executors are killed at random moments, and
+workers join. The exit code is 1 unless all of this is true:
 
 - The manifest is the same for every format, with the same hashes of the files, also after a repartition into 5 files
   and back.
 - The SHA-256 of weights and optimizers equals that of an undisturbed run on a folder.
-- At the end of each epoch, every sample was trained on as often as there were epochs.
+- After each epoch, every sample was trained on once in each epoch up to now.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from tests.trials.workers import Workers
 
 SAMPLES, FILES, SLOTS, EPOCHS = 203, 7, 3, 5
 ROUNDS = 3
-"""Rounds of an epoch."""
+"""Number of rounds in an epoch."""
 FORMATS = ("npz", "npy", "parquet", "tar", "tfrecord", "placed")
 STORES = ("folder", "http", "s3")
 
 
 class Stored(Blobs):
-    """Points in partition files, and everything that has a state.
+    """An app that trains on points in partition files, with Adam and dropout, which have state.
 
     Attributes:
-        place: Where they are.
+        place: The place of the partition files.
     """
 
     place = ""
@@ -66,7 +66,7 @@ class Stored(Blobs):
     dropout = 0.3
 
     async def load_dataset(self) -> None:
-        """Open them."""
+        """Open the partition files."""
         self.train_data = ddlf.data.open(self.place)
 
 
@@ -74,7 +74,7 @@ class Stored(Blobs):
 
 
 def written(kind: str, folder: Path) -> Path:
-    """The points in a format, and where they are."""
+    """Write the points in a format, and return their path."""
     x, y = blobs(SAMPLES)
     path = folder / f"points.{kind}"
     if kind == "npz":
@@ -98,7 +98,7 @@ def written(kind: str, folder: Path) -> Path:
                     head.size = data.tell()
                     data.seek(0)
                     archive.addfile(head, data)
-    else:  # what DDLF writes itself: made of partition files in another number and order of files
+    else:  # formats that DDLF writes: begin with another number and order of partition files
         other = Folder(folder / f"{kind}-before")
         np.savez(folder / f"{kind}.npz", x=x, y=y)
         found = split(open_source(folder / f"{kind}.npz"), other, sizes_of(SAMPLES, 1, files=4), shuffle=False)
@@ -111,7 +111,7 @@ def written(kind: str, folder: Path) -> Path:
 
 
 def made(kind: str, folder: Path) -> Path:
-    """A data set of the points in a format, which was once in 5 files meanwhile."""
+    """Split the points of a format into a data set, repartition it into 5 files and back, and return its path."""
     place = Folder(folder / kind)
     split(open_source(written(kind, folder)), place, sizes_of(SAMPLES, 1, files=FILES), seed=1)
     for files in (5, FILES):
@@ -121,7 +121,7 @@ def made(kind: str, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def served(store: str, folder: Path) -> Any:
-    """The address of a folder in a store."""
+    """Serve a folder in a store, and yield its address."""
     if store == "folder":
         yield str(folder)
         return
@@ -136,10 +136,10 @@ def served(store: str, folder: Path) -> Any:
 
 
 async def trained(workers: Workers, ports: Sequence[int], place: str, kills: int, chance: random.Random) -> str:
-    """Train on the first workers, which the others join later; executors are killed meanwhile. Returns the digest.
+    """Train on the first workers. The other workers join later, and executors are killed meanwhile. Return the digest.
 
     Raises:
-        AssertionError: The ledger was not exact at the end of an epoch, or fewer were killed.
+        AssertionError: The ledger was not exact at the end of an epoch, or no executor was killed.
     """
     killed, tasks, per_round = 0, set[asyncio.Task[Any]](), dict[int, int]()
     async with Cluster(["127.0.0.1"] * SLOTS, list(ports[:SLOTS]), token_file=workers.token_file) as cluster:
@@ -155,7 +155,7 @@ async def trained(workers: Workers, ports: Sequence[int], place: str, kills: int
                     killed += 1
 
         def follow(event: Event) -> None:
-            # Not three in a round: a slot that ends three executors is given up, as the fault of the slot itself.
+            # At most two kills in a round: DDLF gives up a slot after the loss of three executors.
             if not isinstance(event, SlotStarted) or per_round.get(event.round, 0) >= 2:
                 return
             if chance.random() < 2 * kills / (SLOTS * ROUNDS * EPOCHS):
@@ -182,7 +182,7 @@ async def trained(workers: Workers, ports: Sequence[int], place: str, kills: int
 
 
 async def compare(formats: Sequence[str], stores: Sequence[str], kills: int, joins: int, seed: int = 0) -> bool:
-    """Make and train all, and print what came of it; returns whether all is as it should be."""
+    """Train with each format and store, and print the results. Return whether all results are equal."""
     chance, fine, contents, whole = random.Random(seed), True, set[str](), ""
 
     async def one(kind: str, store: str, kills: int, joins: int, shared: Workers) -> None:
@@ -192,7 +192,7 @@ async def compare(formats: Sequence[str], stores: Sequence[str], kills: int, joi
             served(store, places[kind]) as address,
             Workers()
             if store == "s3"
-            else contextlib.nullcontext(shared) as workers,  # its address is in their environment
+            else contextlib.nullcontext(shared) as workers,  # workers of S3 need its address in their environment
         ):
             while len(ports.setdefault(workers, [])) < SLOTS + joins:
                 ports[workers].append(workers.start("--quiet")[1])

@@ -1,12 +1,12 @@
-"""Attack the gate where workers join: forged greetings, replayed and reflected ones, and a flood while workers join.
+"""Attack the gate for joining workers with forged, replayed and reflected greetings, and with a flood.
 
     python -m tests.trials.gate [--greetings 1000000] [--sockets 2000] [--workers 256] [--drips 500]
 
-- ``greetings``: changed copies of a genuine greeting, given to the gate's side of it. Bits are flipped, parts come from
-  another greeting, and proofs of the gate are sent back. None may be accepted.
-- ``sockets``: the same over real connections to a real gate. No place may have a worker afterwards.
-- ``workers``: so many workers join from one address while strangers hold connections open. All must be in within 10
-  seconds, and none may get another's place.
+- ``greetings``: Give changed copies of a genuine greeting to the functions of the gate. Bits are flipped, parts come from
+  another greeting, and proofs of the gate are sent back. The gate may accept none.
+- ``sockets``: Do the same over real connections to a real gate. No place may have a worker afterwards.
+- ``workers``: Let this number of workers join from one address while strangers hold connections open. All must have joined
+  within 10 seconds, and each must have its own place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIMIT_S = 10.0
 
 
 def flipped(data: bytes, chance: random.Random) -> bytes:
-    """A copy of the data with one to eight flipped bits."""
+    """Return a copy of the data with one to eight flipped bits."""
     changed = bytearray(data)
     for bit in chance.sample(range(8 * len(data)), chance.randint(1, 8)):
         changed[bit // 8] ^= 1 << bit % 8
@@ -39,13 +39,13 @@ def flipped(data: bytes, chance: random.Random) -> bytes:
 
 
 def forged(offering: Offering, reply: bytes, before: tuple[bytes, bytes], chance: random.Random) -> tuple[bytes, str]:
-    """An offer that the gate must refuse, and the name of the attack.
+    """Return an offer that the gate must refuse, and the name of the attack.
 
     Args:
         offering: A worker's greeting with the right token.
         reply: The gate's reply to its opening.
-        before: The offer and the gate's answer of an earlier greeting, which was accepted.
-        chance: Source of the choices.
+        before: The offer and the gate's answer of an earlier greeting that the gate has accepted.
+        chance: The generator of random choices.
     """
     genuine = offering.answer(reply)
     match chance.choice(("flipped", "replayed", "reflected", "mixed", "guessed", "other token", "other reply")):
@@ -53,7 +53,7 @@ def forged(offering: Offering, reply: bytes, before: tuple[bytes, bytes], chance
             return flipped(genuine, chance), "flipped"
         case "replayed":
             return before[0], "replayed"
-        case "reflected":  # the gate's own proof, in place of the worker's
+        case "reflected":  # the gate's own proof instead of the worker's proof
             return genuine[: OFFER.size] + before[1][1:], "reflected"
         case "mixed":
             return before[0][: OFFER.size] + genuine[OFFER.size :], "mixed"
@@ -66,7 +66,7 @@ def forged(offering: Offering, reply: bytes, before: tuple[bytes, bytes], chance
 
 
 def accepted_greeting() -> tuple[bytes, bytes]:
-    """The offer and the gate's answer of a greeting that the gate accepts."""
+    """Return the offer and the gate's answer of a greeting that the gate accepts."""
     offering, gate = Offering(TOKEN, Offer(0, 7)), Greeting((TOKEN,))
     offer = offering.answer(gate.reply(offering.opening))
     assert gate.read(offer) == Offer(0, 7), "the trial can make a genuine greeting"
@@ -74,7 +74,7 @@ def accepted_greeting() -> tuple[bytes, bytes]:
 
 
 def greet(count: int, chance: random.Random) -> dict[str, Any]:
-    """Give so many forged greetings to the gate's side; returns how many of each kind there were, and those let in."""
+    """Give ``count`` forged greetings to the functions of the gate. Return their number by kind, and the accepted ones."""
     before, kinds, let_in = accepted_greeting(), dict[str, int](), []
     for _ in range(count):
         offering, gate = Offering(TOKEN, Offer(chance.randrange(4), 8)), Greeting((TOKEN,))
@@ -91,7 +91,7 @@ def greet(count: int, chance: random.Random) -> dict[str, Any]:
 
 
 async def forge(port: int, before: tuple[bytes, bytes], chance: random.Random) -> bytes:
-    """Offer a forged greeting to a gate over a connection; returns the gate's last answer."""
+    """Offer a forged greeting to a gate over a connection, and return the gate's last answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         offering = Offering(TOKEN, Offer(0, 8))
@@ -110,7 +110,7 @@ async def forge(port: int, before: tuple[bytes, bytes], chance: random.Random) -
 
 
 async def over_sockets(count: int, chance: random.Random) -> dict[str, Any]:
-    """Send so many forged greetings to a real gate, 50 at a time; returns the places that got a worker."""
+    """Send ``count`` forged greetings to a real gate, 50 at a time. Return the answers, and the places that got a worker."""
     gate = Gate("127.0.0.1", 0, (TOKEN,), 4)
     try:
         before = accepted_greeting()
@@ -138,7 +138,7 @@ async def join(port: int, place: int) -> asyncio.StreamWriter:
 
 
 async def crowd(workers: int, drips: int) -> dict[str, Any]:
-    """Let so many workers join from one address during a flood; returns the seconds until all are in."""
+    """Let workers join from one address during a flood. Return the seconds until all have joined, and counts."""
     gate = Gate("127.0.0.1", 0, (TOKEN,), workers)
     writers: list[asyncio.StreamWriter] = []
     try:
@@ -168,7 +168,7 @@ async def crowd(workers: int, drips: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the trial, and print what it found as JSON; ends with 1 if something was let in or took too long."""
+    """Run the trial, and print its results as JSON. Exit with 1 if the gate accepted a forgery or took too long."""
     options = read_options(__doc__, greetings=1_000_000, sockets=2000, workers=256, drips=500, seed=17)
     chance = random.Random(options.seed)
     found = {

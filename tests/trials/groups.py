@@ -44,7 +44,7 @@ def compare(seeds: int, rounds: int) -> list[tuple[float, float]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, print, and compare. Returns the exit code."""
+    """Run the trial, and print its results. Return the exit code."""
     options = read_options(__doc__, argv, seeds=3, rounds=12)
     whole, groups = map(statistics.mean, zip(*compare(options.seeds, options.rounds), strict=True))
     print(f"| mean | {whole:.2%} | {groups:.2%} |")
