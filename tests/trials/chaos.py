@@ -97,7 +97,7 @@ class Fault:
     """One planned fault.
 
     Args:
-        at: The number of begun requests at which it happens.
+        at: The fault happens when this number of requests has begun.
         worker: The number of the worker, from 1.
         kind: One of ``KINDS``.
         seconds: Its duration.

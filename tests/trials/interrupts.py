@@ -13,7 +13,7 @@ One undisturbed run measures the length. Each other run gets SIGINT at a random 
 - Beside the app, only a complete model may remain.
 - There is no traceback.
 
-While Python itself starts, before the first line of the command, the exit code and the traceback are Python's own.
+While Python itself starts, before the first line of the command, Python decides the exit code and may print a traceback.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Outcome:
     """One interrupted run.
 
     Args:
-        moment_s: When SIGINT was sent, in seconds since the start.
-        code: Exit code; negative of a signal that ended it.
-        seconds: From SIGINT to the end.
-        problems: What is wrong, as sentences.
+        moment_s: The moment of SIGINT, in seconds since the start.
+        code: The exit code; the negative number of a signal that ended the run.
+        seconds: Seconds from SIGINT to the end.
+        problems: The broken promises, as sentences.
     """
 
     moment_s: float
@@ -61,12 +61,12 @@ class Outcome:
 
 
 class Run:
-    """One run of the command in folders of its own.
+    """One run of the command in separate folders.
 
     Args:
         app: The file to run.
-        options: More of ``ddlf run``.
-        folder: Empty.
+        options: More options of ``ddlf run``.
+        folder: An empty folder.
     """
 
     def __init__(self, app: Path, options: Sequence[str], folder: Path) -> None:
@@ -82,7 +82,7 @@ class Run:
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "ddlf.cli.main", "run", str(app), *options]
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            # A shell starts what runs in the background so, and it would be inherited.
+            # A command in a shell's background ignores SIGINT, and its child processes would inherit this.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.began = time.monotonic()
         with self.output.open("wb") as output:
@@ -93,11 +93,11 @@ class Run:
                 stderr=output,
                 env=environment,
                 cwd=self.work,
-                start_new_session=True,  # as a terminal does; Ctrl-C goes to the whole foreground group
+                start_new_session=True,  # like in a terminal, where Ctrl-C goes to the whole foreground group
             )
 
     def processes(self) -> list[psutil.Process]:
-        """All that carry the mark and still run."""
+        """Return the running processes with the mark."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -106,7 +106,7 @@ class Run:
         return found
 
     def ports(self) -> set[int]:
-        """On which its processes listen."""
+        """Return the ports where its processes listen."""
         ports = set()
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -116,12 +116,12 @@ class Run:
         return ports
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
+        """Send SIGINT to the process group, like Ctrl-C."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGINT)
 
     def problems(self, ports: set[int]) -> list[str]:
-        """List what it has left behind."""
+        """Return the remaining processes, ports and files, and a traceback, as sentences."""
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -148,7 +148,7 @@ class Run:
         return "".join(path.read_text(errors="replace") for path in self.state.rglob("master.log"))
 
     def was_starting(self) -> bool:
-        """Whether it was Python itself that was interrupted, before the first line of the command."""
+        """Return whether SIGINT interrupted Python itself, before the first line of the command."""
         text = self.text()
         return "KeyboardInterrupt" in text and "cluster " not in text and str(ROOT / "ddlf" / "cli") not in text
 
@@ -158,12 +158,10 @@ def _shared_memory() -> set[Path]:
 
 
 def _others_use(path: Path) -> bool:
-    """Whether a new file in shared memory is of a program that has nothing to do with the run, or has gone by now."""
+    """Return whether another program uses a new file in shared memory, or the file has disappeared by now."""
     time.sleep(0.2)
     try:
-        number = (
-            f" {path.stat().st_ino} "  # not by name: a semaphore is mapped under another one before it gets its own
-        )
+        number = f" {path.stat().st_ino} "  # a semaphore is mapped before it gets its name, so compare the number
     except OSError:
         return True
     for pid in psutil.pids():
@@ -176,7 +174,11 @@ def _others_use(path: Path) -> bool:
 
 
 def undisturbed(app: Path, options: Sequence[str]) -> float:
-    """Seconds of a run that nobody interrupts; it must end well and leave nothing."""
+    """Return the seconds of a run without an interrupt.
+
+    Raises:
+        SystemExit: The run failed, or left processes or files.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run = Run(app, options, Path(folder))
         code = run.process.wait()
@@ -188,7 +190,7 @@ def undisturbed(app: Path, options: Sequence[str]) -> float:
 
 
 def interrupted(app: Path, options: Sequence[str], moment_s: float, again_s: float | None = None) -> Outcome:
-    """Run it and interrupt it, once or twice, and look at what is left."""
+    """Run the command, interrupt it once or twice, and return the outcome."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(app, options, Path(folder))
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -213,21 +215,21 @@ def interrupted(app: Path, options: Sequence[str], moment_s: float, again_s: flo
         if not problems and code not in (0, 130, -signal.SIGINT) and not run.was_starting():
             problems.append(f"it ended with {code}")
         if code == 0 and seconds > IGNORED_S:
-            problems.append(f"it went on for {seconds:.1f} s:\n{run.text()}")
+            problems.append(f"it continued for {seconds:.1f} s:\n{run.text()}")
         _wait_for_orphans(run)
         problems += run.problems(ports)
         return Outcome(sent - run.began, code, seconds, problems)
 
 
 def _wait_for_orphans(run: Run) -> None:
-    """Processes that end after the command may take a moment. They count when they outlive the limit."""
+    """Wait until all processes of a run have ended. They may end after the command, but within the limit."""
     deadline = time.monotonic() + LIMIT_S
     while run.processes() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Interrupt many runs; returns the number of those with problems."""
+    """Interrupt many runs, and return the number of runs with problems."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -236,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("options", nargs="*", default=["--local", "2", "--master-epochs", "4", "--save", "model.keras"])
     given = parser.parse_args(argv)
     app = given.app.resolve()
-    whole = min(undisturbed(app, given.options) for _ in range(2))  # the first one fills the system's caches
+    whole = min(undisturbed(app, given.options) for _ in range(2))  # the first run fills the caches of the system
     print(
         f"{app.name} {' '.join(given.options)}: {whole:.1f} s undisturbed, {given.moments} moments, seed {given.seed}",
         flush=True,

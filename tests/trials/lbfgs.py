@@ -1,17 +1,17 @@
-"""Kill workers and the master of L-BFGS, count the master's bytes, and compare the passes with those of SciPy.
+"""Kill workers and the master of L-BFGS, count the master's bytes, and compare the number of passes with SciPy.
 
     python -m tests.trials.lbfgs [--only kills bytes scipy uneven] [--kills 20] [--masters 5] [--workers 3] [--seed 0] [--seeds 10]
 
-- **kills**: a Keras app trains on ``ddlf-worker`` processes. ``kill -9`` ends executors, and between these kills the
-  master, which restarts and continues from the last checkpoint. The SHA-256 of the weights must be the one of an
+- **kills**: A Keras app trains on ``ddlf-worker`` processes. ``kill -9`` ends executors. Between these kills it ends the
+  master, which restarts and continues from the last checkpoint. The SHA-256 of the weights must equal the one of an
   undisturbed run.
-- **bytes**: bytes of the master in an iteration with 3 shards and 16 portions, by the number of its passes, for a model
-  and one ten times as large, with 1 and with 3 slots.
-- **scipy**: passes until the loss is within 1e-8 (float64) or 1e-5 (float32) of the minimum, and how many SciPy's
-  L-BFGS-B needs: Rosenbrock's function, a quadratic function in 20 dimensions, and softmax regression on 6,000 samples
-  of MNIST, L2 1e-3, as a Keras app. One number says little there, since rounding errors decide. So there is also the
-  median over 10 random samples of 1,000, without Keras.
-- **uneven**: four workers with made-up computing, one of which is 4 times as slow, or stops at its last portion.
+- **bytes**: Count the bytes of the master in an iteration with 3 shards and 16 portions, by the number of its passes. This
+  uses a model and another one that is ten times as large, with 1 and with 3 slots.
+- **scipy**: Count the passes of DDLF and of SciPy's L-BFGS-B until the loss is within 1e-8 (float64) or 1e-5 (float32) of
+  the minimum. The functions are Rosenbrock's function, a quadratic function in 20 dimensions, and softmax regression on
+  6,000 samples of MNIST with L2 1e-3, as a Keras app. Rounding errors decide a single number of passes for the last
+  function. So there is also the median over 10 random subsets of 1,000 samples, without Keras.
+- **uneven**: Use four workers with simulated computing. One of them is 4 times as slow, or stops at its last portion.
 
 The exit code is 1 if a bar is missed.
 """
@@ -43,14 +43,14 @@ APP = "tests.trials.lbfgs:Points"
 
 
 class Points(ddlf.IApp):
-    """A small network on made-up points, which trains with L-BFGS."""
+    """A small network on generated points, which trains with L-BFGS."""
 
     mode, verbose, threads = "lbfgs", False, 1
     tolerance = 0
     samples, width = 1_200, 30
 
     async def load_dataset(self) -> None:
-        """Make up the points, whose classes follow from a linear model with noise."""
+        """Generate points. A linear model with noise gives their classes."""
         chance = np.random.default_rng(0)
         x = chance.normal(size=(self.samples, self.width)).astype("float32")
         scores = x @ chance.normal(size=(self.width, 5)) + chance.gumbel(size=(self.samples, 5))
@@ -67,7 +67,7 @@ class Points(ddlf.IApp):
 
 
 class Wide(Points):
-    """A network with so many weights that there are three shards."""
+    """A network with enough weights for three shards."""
 
     samples, width, units = 64, 100, 2_000
     tolerance = 0
@@ -120,7 +120,7 @@ def L2() -> Any:
 
 
 async def master_bytes(units: int, slots: int, iterations: int = 20) -> dict[str, Any]:
-    """Return the bytes that the master sends and receives in an iteration with all pairs, and what the model is.
+    """Return the bytes that the master sends and receives in an iteration with all pairs, and the size of the model.
 
     Every second line search is stricter than usual, so that some iterations have two passes.
 
@@ -150,7 +150,7 @@ async def master_bytes(units: int, slots: int, iterations: int = 20) -> dict[str
 
 
 async def against_scipy(kind: str, within: float) -> dict[str, Any]:
-    """Return how many passes both need until the loss is near the minimum."""
+    """Return the numbers of passes of DDLF and SciPy until the loss is near the minimum."""
     from scipy import optimize
 
     (x, y), _ = ddlf.load_mnist()
@@ -178,11 +178,11 @@ async def against_scipy(kind: str, within: float) -> dict[str, Any]:
 
 
 HOW = {"maxcor": 10, "ftol": 0, "gtol": 1e-9, "maxiter": 3000, "maxfun": 3000}
-"""Options of SciPy's L-BFGS-B, which then ends where rounding errors end it."""
+"""Options of SciPy's L-BFGS-B. With them, only rounding errors end its search."""
 
 
 def compared(history: Any, theirs: Sequence[float], least: float, within: float) -> dict[str, Any]:
-    """Return how many passes both needed until the loss was near the minimum.
+    """Return the numbers of passes of DDLF and SciPy until the loss was near the minimum.
 
     Args:
         history: The records of DDLF.
@@ -214,7 +214,10 @@ TURN = np.linalg.qr(np.random.default_rng(0).normal(size=(20, 20)))[0]
 
 
 def quadratic(row: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
-    """Return a turned quadratic function in 20 dimensions, whose curvatures are from 1 to 10,000; its minimum is 0."""
+    """Return the value and the gradient of a rotated quadratic function in 20 dimensions. Its minimum is 0.
+
+    Its curvatures are from 1 to 10,000.
+    """
     slope = TURN @ (CURVES * (TURN.T @ row))
     return float(row @ slope / 2), slope
 
@@ -222,7 +225,7 @@ def quadratic(row: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
 def softmax_of(seed: int, samples: int = 1_000) -> tuple[Any, int]:
     """Return the loss of softmax regression on random samples of MNIST, and its number of weights.
 
-    Pixels that are 0 in all samples are left out.
+    It does not use pixels that are 0 in all samples.
 
     Args:
         seed: Seed of the samples.
@@ -249,7 +252,7 @@ def softmax_of(seed: int, samples: int = 1_000) -> tuple[Any, int]:
 async def sampled(seeds: int) -> dict[str, Any]:
     """Compare with SciPy for softmax regression on several random samples.
 
-    Rounding errors decide over hundreds of passes of such a minimization, of both. So only the median says something.
+    Rounding errors change the number of passes of both programs by hundreds, so only the median is meaningful.
     """
     from scipy import optimize
 
@@ -271,11 +274,11 @@ async def of_function(
     """Compare with SciPy for a function without samples, on four workers in this process.
 
     Args:
-        function: Returns the value and the gradient.
-        start: Where both begin.
+        function: A function that returns its value and its gradient.
+        start: The first point.
         within: The wanted distance to the minimum.
         least: The minimum.
-        slots: Number of slots. A slot has eight portions; a single slot has one, which saves time.
+        slots: Number of slots. Each slot has eight portions. A single slot has one portion, which saves time.
     """
     from scipy import optimize
 
@@ -306,9 +309,9 @@ async def of_function(
 
 
 async def uneven(slow: float = 1.0, stops: bool = False, portion_s: float = 0.1) -> dict[str, Any]:
-    """Return the shares of portions and the duration of a pass, if one of four workers is slow or stops.
+    """Return the share of portions and the duration of a pass when one of four workers is slow or stops.
 
-    A worker sleeps for a portion, so this measures the distribution of portions alone.
+    A worker sleeps instead of computing a portion, so this measures only the distribution of portions.
     """
 
     def gradient(model: Any, batch: Any, weights: Any) -> Any:
@@ -354,7 +357,7 @@ async def uneven(slow: float = 1.0, stops: bool = False, portion_s: float = 0.1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do it and print it; returns the exit code."""
+    """Run the trial and print its results. Return the exit code."""
     options = read_options(
         __doc__,
         argv,

@@ -1,4 +1,4 @@
-"""Check that stabilisers and the operators of model texts, with their gradients, work on JAX as on TensorFlow.
+"""Check that stabilisers, operators of model texts and gradients of these operators work on JAX like on TensorFlow.
 
 python -m tests.trials.on_jax
 """
@@ -14,18 +14,18 @@ OPERATORS = "from tests.extras.text.conversion.cases import main; main(every={})
 
 
 def run(*arguments: str) -> bool:
-    """Run Python with Keras on JAX; returns whether it went well. What XLA makes faster takes it longer than the tests."""
+    """Run Python with Keras on JAX, and return whether it succeeded. XLA's optimizations take longer than they save."""
     environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return subprocess.run([sys.executable, *arguments], env=environment).returncode == 0
 
 
 def stabilisers(some: str = "not run") -> bool:
-    """Run tests of stabilisers, some of them as pytest's ``-k`` has it; by default all but those of whole runs that are cut."""
+    """Run tests of stabilisers that pytest's ``-k`` selects, and return whether they passed. By default, skip whole runs."""
     return run(*PYTEST, "tests/extras/stabilisers", "-k", some)
 
 
 def operators(every: int = 1) -> bool:
-    """Hold all operators against NumPy, and of every so many the gradient against central differences."""
+    """Compare all operators with NumPy, and the gradient of each ``every``-th operator with central differences."""
     return run("-c", OPERATORS.format(every))
 
 

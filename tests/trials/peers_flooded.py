@@ -1,10 +1,14 @@
-"""Floods a server of peers: ``python -m tests.trials.peers_flooded [SECONDS] [TURNS]``.
+"""Flood a server of peers: ``python -m tests.trials.peers_flooded [SECONDS] [TURNS]``.
 
-Honest peers post at a steady rate. The attackers are a process of their own: one peer that posts as fast as it can, 10
-times its quota and more; 10,000 joins a minute with wrong codes, from one address and from 200; and 50 peers that read
-no answers and come back when they are cut. Each attack has TURNS (3) turns of SECONDS (10) with and without it. The
-honest peers must keep 90 % of their rate, and the memory of the server must stay flat once the attackers are there.
-``test_peers_flooded.py`` is the short form. The machine should do nothing else.
+Honest peers post at a steady rate. The attackers run in another process. There are three attacks:
+
+- One peer posts as fast as it can, which is 10 times its quota and more.
+- 10,000 joins a minute come with wrong codes, from one address and from 200 addresses.
+- 50 peers read no answers, and reconnect when the server closes their connections.
+
+Each attack has TURNS (3) turns of SECONDS (10) with it and without it. The honest peers must keep 90 % of their rate, and
+the memory of the server must not grow after the attackers have connected. ``test_peers_flooded.py`` is the short form. The
+machine should do nothing else.
 """
 
 from __future__ import annotations
@@ -38,10 +42,10 @@ class Attack:
     """An attack, and the honest peers beside it.
 
     Args:
-        set_bytes: Length of a set.
+        set_bytes: Length of a set in bytes.
         peers: Number of honest peers.
-        rate: Posts of each of them per second.
-        codes: Codes that the attackers get.
+        rate: Number of posts of each honest peer per second.
+        codes: Number of codes for the attackers.
     """
 
     set_bytes: int
@@ -57,7 +61,7 @@ ATTACKS = {
 }
 
 
-# -- the attackers, in a process of their own -------------------------------------------------------------------------------
+# -- the attackers, in another process --------------------------------------------------------------------------------------
 
 
 async def over_quota(port: int, code: str) -> None:
@@ -87,12 +91,12 @@ async def joins(port: int) -> None:
         task = asyncio.create_task(ask(address))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-        due = max(due, time.monotonic() - 0.1) + 60 / JOINS_A_MINUTE  # a pause is not made up for
+        due = max(due, time.monotonic() - 0.1) + 60 / JOINS_A_MINUTE  # do not catch up after a pause
         await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 
 async def slow_reader(port: int, code: str) -> None:
-    """Post, read nothing of the answer, and come back when the server has ended the connection."""
+    """Post, do not read the answer, and reconnect when the server has closed the connection."""
     peer = Light(port)
     await peer.join(code)
     while True:
@@ -106,7 +110,7 @@ async def slow_reader(port: int, code: str) -> None:
 
 
 async def attack(name: str, port: int, codes: list[str]) -> None:
-    """Attack for ever."""
+    """Run an attack until the process is killed."""
     match name:
         case "quota":
             await over_quota(port, codes[0])
@@ -120,7 +124,7 @@ async def attack(name: str, port: int, codes: list[str]) -> None:
 
 
 async def play(peer: Light, rate: float, times: list[float], rates: list[float]) -> None:
-    """Post at a rate, and note when each answer came."""
+    """Post at a rate, and note the time and the delay of each answer."""
     due = time.monotonic() + random.random() / rate
     while True:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
@@ -132,7 +136,7 @@ async def play(peer: Light, rate: float, times: list[float], rates: list[float])
 
 
 async def measured(name: str, seconds: float, turns: int) -> tuple[float, int, str]:
-    """Run one attack, and return the share of the rate that is left, the growth of the memory, and a line."""
+    """Run one attack. Return the remaining share of the rate, the growth of the memory in bytes, and a line of text."""
     how = ATTACKS[name]
     with tempfile.TemporaryDirectory() as folder:
         program = PROGRAM.replace('print("ready"', "print(sock.getsockname()[1]")
@@ -155,7 +159,7 @@ async def measured(name: str, seconds: float, turns: int) -> tuple[float, int, s
             await asyncio.sleep(min(seconds, 1.0))
             shares, memories, waits, used = [], list[int](), {True: [0.0], False: [0.0]}, []
             given = codes[: how.codes]
-            nice = ["nice", "-n", "19"]  # as if they were elsewhere
+            nice = ["nice", "-n", "19"]  # so that they take no processor time from the server
             words = [*nice, sys.executable, "-m", "tests.trials.peers_flooded"]
             words += ["--attack", name, str(port), json.dumps(given)]
             attackers = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)  # noqa: ASYNC220
@@ -195,7 +199,7 @@ async def measured(name: str, seconds: float, turns: int) -> tuple[float, int, s
         share,
         growth,
         (
-            f"{name}: others keep {share:.1%} of {how.peers * how.rate:.0f} posts/s ({min(shares):.1%} at least), 99 % answered in "
+            f"{name}: honest peers keep {share:.1%} of {how.peers * how.rate:.0f} posts/s ({min(shares):.1%} at least), 99 % answered in "
             f"{p99[False]:.0f} ms without and {p99[True]:.0f} ms with it, the server uses {cores[False]:.2f} and "
             f"{cores[True]:.2f} cores, memory {growth / 2**20:+.1f} MiB"
         ),

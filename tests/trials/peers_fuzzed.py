@@ -1,10 +1,15 @@
-"""Sends broken input to a server of peers: ``python -m tests.trials.peers_fuzzed [INPUTS] [CODES] [CODEC]``.
+"""Send broken input to a server of peers: ``python -m tests.trials.peers_fuzzed [INPUTS] [CODES] [CODEC]``.
 
-INPUTS frames of a WebSocket and as many HTTP requests (200,000 each), then CODES wrong codes (10,000). Sets travel with
-CODEC (float32). Each input is
-broken in a way that no peer may send. An honest peer posts meanwhile. Nothing may be accepted, the server must print no
-error and give a reason for each connection that it ends, the honest peer must be answered on its one connection, and the
-memory must stay flat. ``test_peers_fuzzed.py`` is the short form.
+The trial sends INPUTS frames of a WebSocket, as many HTTP requests (200,000 each), then CODES wrong codes (10,000). CODEC
+(float32) encodes the sets. Each input breaks a rule of the protocol, and an honest peer posts meanwhile. These statements
+must be true:
+
+- The server accepts no broken input.
+- It prints no error, and gives a reason for each connection that it closes.
+- The honest peer gets all answers on one connection.
+- The memory does not grow.
+
+``test_peers_fuzzed.py`` is the short form.
 """
 
 import asyncio
@@ -27,9 +32,9 @@ from tests.trials.peers_killed import PROGRAM, codes_of
 SET_BYTES = 4_000
 AT_ONCE = 16
 MOST_GROWTH_BYTES = 16 * 2**20
-"""The memory of the server may grow by this much after the first tenth of the inputs."""
+"""Allowed growth of the server's memory after the first tenth of the inputs."""
 REASONS = {"a reason", "rejected", "code 1002", "code 1007", "code 1009", "cut off"}
-"""What a broken frame may lead to. The codes stand for bytes that are no WebSocket, no text, and too many."""
+"""Allowed answers to a broken frame. The codes stand for a broken WebSocket frame, invalid text, and too many bytes."""
 FULL = {"number": 1, "contains": 0, "updates": 1, "base": 0, "accuracy": 0.5, "loss": 1.0}
 
 
@@ -40,7 +45,7 @@ def start(folder: Path, codec: str) -> tuple[subprocess.Popen[str], int]:
     program = program.replace(
         "import numpy as np\n", "import numpy as np\nfrom ddlf.peers.quotas import Quota, Quotas\n"
     )
-    wide = "Quotas(requests=Quota(1e9, 1e9), connections=Quota(1e9, 1e9))"  # the trial itself is a flood
+    wide = "Quotas(requests=Quota(1e9, 1e9), connections=Quota(1e9, 1e9))"  # usual quotas would stop the trial
     program = program.replace('control="secret"', f'control="secret", quotas={wide}')
     words = [sys.executable, "-c", program, str(folder), "0", str(SET_BYTES), codec]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
@@ -52,7 +57,7 @@ def broken_frame(chance: random.Random, number: int, data: bytes) -> bytes | str
     """Return a message that a server must refuse, made from a correct post or score.
 
     Args:
-        chance: Random numbers.
+        chance: The generator of random numbers.
         number: The correct number of the post.
         data: A correct set.
     """
@@ -80,7 +85,7 @@ def broken_frame(chance: random.Random, number: int, data: bytes) -> bytes | str
             if name not in ("accuracy", "loss") or not isinstance(wrong, int | float):
                 return frame(POST, full | {name: 2**70 if wrong is True else wrong}, data)
             return frame(POST, full | {name: wrong, "number": 0}, data)
-        case 6:  # a field that nobody knows, or one that is missing
+        case 6:  # an unknown field, or a missing one
             if chance.random() < 0.5:
                 return frame(POST, full | {f"x{chance.randrange(10**6)}": 1}, data)
             return frame(POST, {key: value for key, value in full.items() if key not in ("number", "updates")}, data)
@@ -90,12 +95,12 @@ def broken_frame(chance: random.Random, number: int, data: bytes) -> bytes | str
             return frame(POST, full, data[:-4] + struct.pack("<f", chance.choice((float("nan"), float("inf")))))
         case 9:  # text instead of bytes
             return "".join(chance.choices('{}[]":,0x ', k=chance.randrange(100)))
-        case _:  # a score of a set that cannot be
+        case _:  # an impossible score of a set
             return frame(SCORE, {"set_number": 1, "accuracy": 2.0 + chance.random(), "loss": 0.0, "samples": 1})
 
 
 def broken_stream(chance: random.Random) -> bytes:
-    """Return bytes that break the rules of WebSockets: random ones, a reserved bit, a frame without a mask, a huge one."""
+    """Return bytes that break the rules of WebSockets: random bytes, or a frame with a reserved bit, no mask or a huge size."""
     begins = (b"", b"\xf2\x80", b"\x82\x05", b"\x82\xff" + b"\x7f" * 8, b"\x80\x80", b"\x8f\x80", b"\x89\xfe\x01\x00")
     return chance.choice(begins) + chance.randbytes(chance.randrange(8, 200))
 
@@ -150,13 +155,13 @@ def is_accepted(answer: bytes) -> bool:
 
 
 def memory(process: subprocess.Popen[str]) -> int:
-    """Return the bytes of a process in memory."""
+    """Return the resident memory of a process in bytes."""
     text = Path(f"/proc/{process.pid}/status").read_text()
     return 1024 * int(text.partition("VmRSS:")[2].split()[0])
 
 
 async def each(count: int, process: subprocess.Popen[str], do: Callable[[], Awaitable[None]]) -> int:
-    """Do something ``count`` times, some at once. Return the growth of the server's memory after the first tenth."""
+    """Call ``do`` about ``count`` times, in parallel. Return the growth of the server's memory after the first tenth."""
 
     async def some(times: int) -> None:
         for _ in range(times):

@@ -1,8 +1,8 @@
-"""Kills the server of peers at random moments: ``python -m tests.trials.peers_killed [KILLS]``.
+"""Kill the server of peers at random moments: ``python -m tests.trials.peers_killed [KILLS]``.
 
-Four peers post as fast as they are answered. They share no code with the server. They note each answered post, and the
-value that the set had. After the last kill, the bytes of the journal must contain each of these posts once, with this
-value, and the posts of each peer must be numbered without a gap.
+Four peers post as fast as the server answers. They share no code with the server. They note each answered post, and a
+value of its set. After the last kill, the bytes of the journal must contain each of these posts once, with this value. The
+posts of each peer must have consecutive numbers.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ async def codes_of(port: int, count: int) -> list[str]:
 
 
 async def play(peer: Light, answered: dict[int, bytes], back: list[float], over: asyncio.Event) -> None:
-    """Post until the end, come back after each kill, and note what was answered."""
+    """Post until the end, reconnect after each kill, and note the answered posts."""
     sent = b""
     lost_at = 0.0
     while not over.is_set():

@@ -3,9 +3,9 @@
     python -m tests.trials.poison [--model cnn] [--rounds 8] [--seeds 3]
 
 The trial trains on scikit-learn's digits like ``train_sync``, but without a network: softmax regression in NumPy, or
-the CNN of ``apps/digits_cnn.py``. It leaves out a rejected update. In a real run, another worker computes its slot
-again, which gives the undisturbed model. A cell has the test accuracy, as mean over the seeds, and how many of the bad
-updates were rejected or scaled. "Stopped" means that the default policy ended the training with an error.
+the CNN of ``apps/digits_cnn.py``. It leaves out a rejected update. In a real run, another worker computes the slot again,
+which gives the undisturbed model. A cell has the mean test accuracy over the seeds, and the number of bad updates that were
+rejected or scaled. "Stopped" means that the default policy ended the training with an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS = (("stop", "mean"), ("reject", "mean"), ("clip", "mean"), ("stop", "med
 
 
 def nan(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same with one NaN."""
+    """Return a copy of a tensor with one NaN."""
     changed = tensor.copy()
     changed.flat[0] = np.nan
     return changed
@@ -74,7 +74,7 @@ class Softmax:
 
 
 class CNN:
-    """The CNN of the app, by Keras."""
+    """The CNN of the app, in Keras."""
 
     def __init__(self, app: DigitsCNN, seed: int) -> None:
         import keras
@@ -98,7 +98,11 @@ class CNN:
 
 
 def run(learner: Softmax | CNN, samples: int, poison: str, policy: str, merge: str, rounds: int, seed: int) -> Any:
-    """Train; returns the test accuracy and the slots that were not simply accepted, or raises ``BadUpdate``."""
+    """Train, and return the test accuracy and the slots of rejected or scaled updates.
+
+    Raises:
+        BadUpdate: The policy is ``"stop"``, and an update was not accepted.
+    """
     weights, noticed = learner.weights, []
     change = POISONS[poison]
     for number in range(rounds):
@@ -124,7 +128,7 @@ def run(learner: Softmax | CNN, samples: int, poison: str, policy: str, merge: s
 
 
 def main(argv: Sequence[str] | None = None) -> dict[tuple[str, str, str], float | None]:
-    """Run all and print the table; returns the mean accuracies, None where training stopped."""
+    """Run all cases and print the table. Return the mean accuracies; None where training stopped."""
     options = read_options(__doc__, argv, model=("softmax", "cnn"), rounds=8, seeds=3)
     app: Any = DigitsCNN()
     asyncio.run(app.load_dataset())

@@ -3,7 +3,7 @@
     KERAS_BACKEND=jax python -m tests.trials.precision [--models dense cnn attention] [--seeds 0 1 2] [--epochs 4]
 
 Two workers in one process train on 6,000 digits of MNIST, and the master tests on 10,000. For each model and format, the
-mean accuracy over the seeds may be at most half a point below that of float32. The exit code is 1 if one is lower.
+mean accuracy over the seeds may be at most half a point below the mean of float32. Otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALLOWED = 0.005
 
 
 class Digits(ddlf.IApp):
-    """Trains one of three models on digits of MNIST."""
+    """An app that trains one of three models on digits of MNIST."""
 
     verbose = False
     batch_size = 64
@@ -99,7 +99,7 @@ def lower(found: Sequence[tuple[str, str, list[float]]], allowed: float = ALLOWE
 
 
 def main() -> int:
-    """Run the trial."""
+    """Run the trial. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=["dense", "cnn", "attention"])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])

@@ -1,11 +1,11 @@
-"""Kill workers with private data, and their master, at random moments, and compare the bits with an undisturbed run.
+"""Kill workers with private data and their master at random moments, and compare the bits with an undisturbed run.
 
     python -m tests.trials.private [--kills 20] [--masters 4] [--workers 3] [--seed 0] [--iterations 60]
 
-A Keras app trains on ``ddlf-worker`` processes, each with its own samples. ``kill -9`` ends executors, and between these
-kills the master, which restarts and continues from the last checkpoint. Each worker logs the samples that it trains on,
-and the master logs the worker of each slot. No slot may ever be with another worker, and the SHA-256 of the weights must
-be that of an undisturbed run, since each round waits for a lost worker. The exit code is 1 if a bar is missed.
+A Keras app trains on ``ddlf-worker`` processes, each with its own samples. ``kill -9`` ends executors. Between these kills
+it ends the master, which restarts and continues from the last checkpoint. Each worker logs the samples that it trains on,
+and the master logs the worker of each slot. No slot may ever run on another worker. The SHA-256 of the weights must equal
+the one of an undisturbed run, since each round waits for a lost worker. Otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOG = "DDLF_TRIAL_LOG"
 
 
 def samples(number: int) -> Any:
-    """Make up the samples of a worker."""
+    """Return the generated samples of a worker."""
     chance = np.random.default_rng(number)
     x = chance.normal(size=(100 * number + 50, 20)).astype("float32")
     return x, (x[:, :5] + chance.gumbel(size=(len(x), 5))).argmax(1)
@@ -42,7 +42,7 @@ def digest(x: Any) -> str:
 
 
 class Private(ddlf.IApp):
-    """A small network. Each worker has its own made-up samples."""
+    """An app with a small network. Each worker has its own generated samples."""
 
     private, verbose, threads, advice = True, False, 1, "off"
     batch_size = 16
@@ -52,7 +52,7 @@ class Private(ddlf.IApp):
         self.log = os.environ[LOG]
 
     async def load_dataset(self) -> None:
-        """Make up the samples of this worker."""
+        """Generate the samples of this worker."""
         self.x_train, self.y_train = samples(self.worker.id)
 
     async def create_model(self) -> None:
@@ -78,7 +78,7 @@ class Private(ddlf.IApp):
 
 
 def tried(**options: Any) -> dict[str, Any]:
-    """Kill workers and the master of a run. Return the result, and how often a slot was with another worker."""
+    """Kill workers and the master of a run. Return the result, and the number of rounds of slots on a wrong worker."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[LOG] = folder
         try:

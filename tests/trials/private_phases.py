@@ -53,24 +53,25 @@ PHASES = ("loading", "building", "training", "between")
 STEPS = ("offer", "mask", "sign", "unmask")
 """The phases of a secure sum."""
 RESTARTS = ("loading", "building")
-"""The phases of a worker that comes back."""
+"""The phases of a returning worker."""
 PHASE_S = 0.2
-"""Each phase of a worker takes this much longer, so that kills hit it."""
+"""Additional seconds of each phase of a worker, so that kills hit the phase."""
 WAIT_S = 0.3
-"""Seconds that a round waits for a lost worker. Only the first master waits long, so that no worker misses its begin."""
+"""Seconds that a round waits for a lost worker. Only the first master waits longer, so that all workers begin."""
 MASKED_WAIT_S = 5.0
-"""The same with masks: if two of four workers were late after a restart of the master, no sum would be possible."""
+"""Seconds that a round with masks waits: without two of four workers after a restart of the master, no sum is possible."""
 LOOK_S = 0.01
 VALUES = 105
-"""Weights of the model."""
+"""Number of weights of the model."""
 CLIP, NOISE = 25.0, 1e-3
-"""The updates of workers 1 and 2 are shorter than the clip, and the others longer. A lost update is larger than the noise."""
+"""The clip and the noise multiplier. The norms of the updates of workers 1 and 2 are below the clip, all other ones are above
+it. The noise is smaller than one update, so the weights show a lost update."""
 ROUND_SHARE, ROUNDS = 0.1, 5
-"""An update is larger by this share in each of so many rounds in turn, so that an earlier one is found out."""
+"""An update grows by this amount each round, and restarts after this number of rounds. So the weights show a stale update."""
 
 
 class Phases(ddlf.IApp):
-    """Workers say in which phase they are. The update of a worker is its number in each weight."""
+    """An app whose workers log their phases. Each value of a worker's update is about the number of the worker."""
 
     private, verbose, threads, advice = True, False, 1, "off"
     batch_size, master_epochs, evaluate_every, takeover, resume = 16, 1_000_000, 1, True, "auto"
@@ -88,19 +89,19 @@ class Phases(ddlf.IApp):
             file.write(f"{json.dumps(facts)}\n")
 
     def begin(self, phase: str, *facts: Any) -> None:
-        """Say that this worker is in a phase now, and stay in it for some time."""
+        """Log that this worker begins a phase, and stay in the phase for some time."""
         self.note(f"worker-{self.worker.id}", phase, os.getpid(), *facts)
         if phase != "between":  # the master pauses between rounds
             time.sleep(PHASE_S)
 
     async def load_dataset(self) -> None:
-        """Make up the samples of this worker."""
+        """Generate the samples of this worker."""
         self.begin("loading")
         self.x_train, self.y_train = samples(self.worker.id)
         self.x_test, self.y_test = self.x_train[:20], self.y_train[:20]
 
     async def load_test_dataset(self) -> None:
-        """Give the master test data, if workers report no metrics."""
+        """Generate test data on the master, if workers report no metrics."""
         if self.secure_aggregation or self.noise_multiplier:
             self.x_test, self.y_test = samples(0)
 
@@ -114,19 +115,19 @@ class Phases(ddlf.IApp):
         self.model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
     def train(self, weights: Any, worker_epochs: int, batch_size: int) -> Any:
-        """Return the number of this worker, and a bit more in later rounds, for each weight."""
+        """Return an update: for each weight the number of this worker, and a bit more in later rounds."""
         value = self.worker.id + ROUND_SHARE * (self.replica.round % ROUNDS)
         self.begin("training", digest(self.x_train[self.indices]), self.replica.round, value)
         self.begin("between")
         return [np.full_like(one, value) for one in weights]
 
     def see(self, event: events.Event) -> None:
-        """Log each slot that a round goes on without."""
+        """Log each slot that is missing in a round."""
         if isinstance(event, events.SlotMissed):
             self.note("missed", event.round, event.slot, event.why)
 
     async def on_round(self, record: Any) -> None:
-        """Log the record and the weights, and end if the trial asks for it while all workers are there."""
+        """Log the record and the weights. End when the trial asks for it and no worker is missing."""
         weights = np.concatenate([one.ravel() for one in self.model.get_weights()])
         self.note("master", record.round, record.without, record.workers, weights.tolist())
         await asyncio.sleep(PHASE_S)
@@ -135,7 +136,7 @@ class Phases(ddlf.IApp):
 
 
 class SlowSteps(MaskedReplica):
-    """A replica that logs each step of a secure sum, and takes longer for it."""
+    """A replica that logs and delays each step of a secure sum."""
 
     @concurrent
     async def offer(self, attempt: str, slot: int, number: int) -> Any:
@@ -154,7 +155,7 @@ class SlowSteps(MaskedReplica):
 
     @concurrent
     async def unmask(self, attempt: str, signatures: Any) -> Any:
-        """Log and make the step. After it, this worker has helped to unmask a sum."""
+        """Log and make the step, in which this worker helps to unmask a sum."""
         return await self._slowly("unmask", super().unmask(attempt, signatures))
 
     async def _slowly(self, phase: str, step: Any) -> Any:
@@ -168,7 +169,7 @@ class SlowSteps(MaskedReplica):
 
 
 async def master(facts: dict[str, Any]) -> None:
-    """Train, or go on, and write the ledger and the records at the end."""
+    """Train or resume, and write the ledger and the records at the end."""
     Masked.role = "tests.trials.private_phases:SlowSteps"
     hosts = ["127.0.0.1"] * len(facts["ports"])
     async with ddlf.Cluster(
@@ -183,7 +184,7 @@ async def master(facts: dict[str, Any]) -> None:
 
 
 class Watch:
-    """What the workers and the master have logged in a folder, and kills."""
+    """Reads the logs of the workers and of the master in a folder, and kills workers."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self.folder, self.chance = folder, chance
@@ -191,14 +192,18 @@ class Watch:
         self.is_running: Callable[[], bool] = lambda: True
 
     def lines(self, who: str) -> list[Any]:
-        """Return the facts that a worker or the master has logged. The last line may still be in the making."""
+        """Return the logged facts of a worker or of the master. Skip a last line that is not complete yet."""
         with contextlib.suppress(FileNotFoundError):
             whole, _, _ = (self.folder / who).read_text().rpartition("\n")
             return [json.loads(line) for line in whole.splitlines()]
         return []
 
     def until(self, fits: Callable[[], bool], what: str) -> None:
-        """Wait until something is logged."""
+        """Wait until the logs fulfil a condition.
+
+        Raises:
+            AssertionError: The master has ended, or the condition was not true for a long time.
+        """
         end = time.monotonic() + 10 * PATIENCE_S
         while not fits():
             assert self.is_running(), "the master has ended"
@@ -221,7 +226,7 @@ class Watch:
             self.kills[last[0]] += 1
 
     def trained(self, number: int) -> None:
-        """Wait until the update of a worker is in a round again."""
+        """Wait for a new round with an update of a worker."""
         rounds = len(self.lines("master"))
         self.until(
             lambda: any(number in present(*one[1:3]) for one in self.lines("master")[rounds:]),
@@ -230,7 +235,7 @@ class Watch:
 
 
 def present(without: Any, workers: Any) -> list[int]:
-    """Return the workers whose updates are in a round. A void round is without all of them."""
+    """Return the workers whose updates are in a round. A void round has none."""
     missing = {slot for slot, *_ in without}
     return [one for one in workers if one not in missing]
 
@@ -309,7 +314,7 @@ def found_in(watch: Watch, workers: int, masked: bool, noise: bool) -> dict[str,
     trained = {number: [one[2:] for one in log if one[0] == "training"] for number, log in logs.items()}
     others = sum(one != digest(samples(number)[0]) for number, log in trained.items() for one, _, _ in log)
     values = {(number, round): value for number, log in trained.items() for _, round, value in log}
-    seen = {number: rest for number, *rest in watch.lines("master")}  # a resumed master repeats some
+    seen = {number: rest for number, *rest in watch.lines("master")}  # a resumed master repeats some rounds
     said = {(round, slot): why for round, slot, why in watch.lines("missed")}
     shares, records = watch.lines("end")[-1]
     wrong, unsaid, voids = list[str](), 0, 0
@@ -363,10 +368,10 @@ def found_in(watch: Watch, workers: int, masked: bool, noise: bool) -> dict[str,
 
 
 def understated(logs: dict[int, Any], records: Any, masked: bool) -> int:
-    """Return in how many records the epsilon of a worker is less than that of its releases until then.
+    """Return the number of records in which the epsilon of a worker is too small for its releases up to the record.
 
-    The last record has at least the releases that the log of the worker has. Some of these are of rounds that a killed master
-    has repeated.
+    The last record must count at least the releases in the log of the worker. Some of these releases are from rounds that
+    were repeated after a kill of the master.
     """
     found, releases = 0, Counter[int]()
     for _, without, workers, epsilons in records:
@@ -379,7 +384,7 @@ def understated(logs: dict[int, Any], records: Any, masked: bool) -> int:
 
 
 def of_releases(count: int) -> float:
-    """Return the epsilon of a number of releases."""
+    """Return the epsilon for a number of releases."""
     return epsilon({Noise(multiplier=NOISE): count}, 1e-5)
 
 

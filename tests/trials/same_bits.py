@@ -5,9 +5,9 @@
 Each training runs in one process for each version. There are Keras models on workers of ``ddlf.testing``, and trainings
 without Keras, whose workers keep all the state that a round leaves behind (momentum, residuals, weights). The trial
 compares the SHA-256 of the weights, of the optimizers' states and of the ledger. It also compares the rounds, slots,
-versions, staleness and samples in the records. Asynchronous training of several slots has no Keras, and a given order
-of updates. The exit code is 1 if anything differs. Both versions run the trainings of this version, so these only use
-functions that both have.
+versions, staleness and samples in the records. Asynchronous training of several slots does not use Keras, and has a fixed
+order of updates. The exit code is 1 if anything differs. Both versions run the trainings of this version, so the trainings
+only use functions that both versions have.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from ddlf import testing
 
 ROOT = Path(__file__).parents[2]
 MADE_UP = ("tests.trials.made_up", "benchmarks.reliability.made_up")
-"""Where trees have them that have no ``FakeRun`` yet."""
+"""Modules with fake runs in versions before ``FakeRun``."""
 LIMIT_S = 900
 
 Facts = dict[str, str]
 
 
 class Interrupted(Exception):
-    """Ends a run, which is then resumed."""
+    """Ends a run that is resumed later."""
 
 
 class Blobs(ddlf.IApp):
-    """A small network on points of 4 classes in 8 dimensions; attributes choose what is special."""
+    """A small network on points of 4 classes in 8 dimensions. Attributes choose its optimizer and its dropout."""
 
     verbose = False
     master_epochs = 4
@@ -54,7 +54,7 @@ class Blobs(ddlf.IApp):
     dropout = 0.0
 
     async def load_dataset(self) -> None:
-        """Make up 203 points, which no number of slots divides."""
+        """Generate 203 points. No number of slots in the trainings divides 203."""
         chance = np.random.default_rng(0)
         labels = chance.integers(0, 4, 203)
         centres = 2 * chance.normal(size=(4, 8))
@@ -62,7 +62,7 @@ class Blobs(ddlf.IApp):
         self.y_train = np.eye(4, dtype="float32")[labels]
 
     async def create_model(self) -> None:
-        """64 hidden units: codecs encode no smaller kernels."""
+        """Make a network with 64 hidden units, because codecs encode no smaller kernels."""
         import keras
         from keras import layers
 
@@ -114,11 +114,11 @@ NUMPY: dict[str, dict[str, Any]] = {
 } | {
     f"sync, {merge}": {"mode": "sync", "slots": 5, "merge": merge} for merge in ("median", "trimmed:0.2", "trimmed:0.4")
 }
-"""Trainings of the made-up model, for 12 epochs."""
+"""Trainings without Keras, for 12 epochs."""
 
 
 def digest(arrays: Iterable[Any]) -> str:
-    """SHA-256 of types, shapes and bits."""
+    """Return the SHA-256 of types, shapes and bits."""
     total = hashlib.sha256()
     for array in map(np.ascontiguousarray, arrays):
         total.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
@@ -127,8 +127,8 @@ def digest(arrays: Iterable[Any]) -> str:
 
 def facts(app: Any) -> Facts:
     """Return the result of a training."""
-    told = ("round", "rounds", "slot", "version", "staleness", "epochs", "samples", "slots", "verdicts")
-    records = [[getattr(record, name) for name in told] for record in app.history]
+    names = ("round", "rounds", "slot", "version", "staleness", "epochs", "samples", "slots", "verdicts")
+    records = [[getattr(record, name) for name in names] for record in app.history]
     return {
         "weights": digest(app.model.get_weights()),
         "optimizers": digest(array for state in app.optimizers for array in (state or ())),
@@ -138,7 +138,10 @@ def facts(app: Any) -> Facts:
 
 
 def in_order(workers: Sequence[Any], order: Sequence[int]) -> None:
-    """Have slots' updates arrive in this order: each waits for its turn, and that comes when all others wait or compute nothing more."""
+    """Let the updates of slots arrive in this order.
+
+    An update waits for its turn. The next turn begins when each slot with remaining updates waits.
+    """
     left, waiting = list(order), dict[int, asyncio.Event]()
 
     def next_one() -> None:
@@ -159,7 +162,7 @@ def in_order(workers: Sequence[Any], order: Sequence[int]) -> None:
             reply = await usual(request, timeout_s)
             if (
                 isinstance(request.args[-1], dict) and "epochs" in request.args[-1]
-            ):  # a task, whatever a commit calls it
+            ):  # a task: the name of the request depends on the commit
                 await arrive(request.args[-1]["slot"])
             return reply
 
@@ -167,7 +170,7 @@ def in_order(workers: Sequence[Any], order: Sequence[int]) -> None:
 
 
 async def trained(make: Any, *, resumed: int = 0) -> Facts:
-    """Train an app, or interrupt it after so many updates and train another one from its checkpoints."""
+    """Train an app. With ``resumed``, interrupt it after this number of updates, and resume it from its checkpoints."""
     if not resumed:
         app = make()
         await app.train_model()
@@ -190,7 +193,7 @@ async def trained(make: Any, *, resumed: int = 0) -> Facts:
 
 
 async def with_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
-    """Train the network by settings."""
+    """Train the Keras network with the settings of these names."""
     from ddlf.testing import in_process_cluster
 
     found = {}
@@ -209,7 +212,9 @@ async def with_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
 
 
 async def without_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
-    """Train the made-up model by settings. In asynchronous training there are as many workers as slots, whose updates have an order."""
+    """Train without Keras with the settings of these names. Asynchronous training has a worker for each slot, and a fixed
+    order of updates.
+    """
     found = {}
     for name in names:
         settings = {"master_epochs": 12, **NUMPY[name]}
@@ -226,7 +231,7 @@ async def without_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
 
 
 def fake(workers: int, arrivals: Sequence[int], **settings: Any) -> Any:
-    """A run without Keras, as the tree that is used makes it."""
+    """Return a run without Keras, made by the classes of the measured version."""
     if hasattr(testing, "FakeRun"):
         order = [slot + 1 for slot in arrivals] or None
         return testing.FakeRun(testing.FakeCluster(workers), arrivals=order, **settings)
@@ -248,7 +253,7 @@ def fake(workers: int, arrivals: Sequence[int], **settings: Any) -> Any:
 def run(
     tree: Path, keras: Sequence[str] = (*KERAS,), numpy: Sequence[str] = (*NUMPY,), workers: int = 2
 ) -> dict[str, Facts]:
-    """These trainings, in a process with the code of a tree."""
+    """Run trainings in a process with the code of a tree, and return their results by name."""
     paths = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONHASHSEED": "0"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -265,7 +270,7 @@ def run(
 
 
 def compared(ours: dict[str, Facts], theirs: dict[str, Facts]) -> tuple[list[str], bool]:
-    """A line for each training, and whether all are the same."""
+    """Return a line for each training, and whether all results are equal."""
     lines = []
     for name, here in ours.items():
         different = [what for what in here if here[what] != theirs[name][what]]
@@ -275,7 +280,7 @@ def compared(ours: dict[str, Facts], theirs: dict[str, Facts]) -> tuple[list[str
 
 
 def main() -> int:
-    """Train with the code of both and print a table; returns the exit code."""
+    """Train with the code of both versions, and print a table. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commit", nargs="?")
     parser.add_argument("--only", nargs="+", default=["keras", "numpy"], choices=["keras", "numpy"])

@@ -1,11 +1,11 @@
-"""Search a learning rate on one, two and three workers, also with a killed one, and compare all scores bit by bit.
+"""Search a learning rate on one, two and three workers, also with a killed worker, and compare all scores bit by bit.
 
     python -m tests.trials.same_scores [--steps 1500]
 
 Three ``ddlf-worker`` processes with one thread each search a rate for the digits CNN. In two searches, the third worker
-dies in its first trial: ``kill -9`` ends it and its executor. In one of them it starts again, and the other workers
-wait in their trials until it has returned. Another search ends after two rungs, and begins again. All of them must give
-the same SHA-256 of verdict, curve, starts and numbers of trials.
+dies in its first trial: ``kill -9`` ends it and its executor. In one of these searches it restarts, and the other workers
+wait in their trials until it has returned. Another search ends after two rungs, and restarts. All searches must give the
+same SHA-256 of verdict, curve, starts and numbers of trials.
 
 The exit code is 1 if a score differs, or if a worker did not die or return as described.
 """
@@ -33,12 +33,12 @@ from tests.trials.options import read_options
 from tests.trials.workers import Workers
 
 LOST = 3
-"""The worker that dies."""
+"""The number of the worker that dies."""
 LOOK_S = 0.01
 
 
 class Noted(DigitsCNN):
-    """The third worker dies in its first trial, if the app has a number of its process. All workers note their trials."""
+    """An app that notes the trials of each worker. If it has a process id, the third worker dies in its first trial."""
 
     verbose, threads = False, 1
     folder, pid, returns = "", 0, False
@@ -50,7 +50,7 @@ class Noted(DigitsCNN):
             (Path(self.folder) / "back").touch()
 
     def train(self, weights: Any, worker_epochs: int, batch_size: int) -> Any:
-        """Train as the app does."""
+        """Train, after the death of the third worker or the wait for its return."""
         folder = Path(self.folder)
         if self.pid and self._is_lost_one and not (folder / "died").exists():
             (folder / "died").touch()
@@ -87,8 +87,8 @@ class Searches:
     """Searches on three workers.
 
     Args:
-        started: Starts the workers.
-        steps: Steps of all trials of a search together.
+        started: The starter of the workers.
+        steps: Number of steps of all trials of a search together.
     """
 
     def __init__(self, started: Workers, steps: int) -> None:
@@ -104,11 +104,11 @@ class Searches:
 
     @property
     def lost(self) -> subprocess.Popen[bytes]:
-        """The process of the worker that dies."""
+        """The daemon process of the worker that dies."""
         return self._processes[LOST - 1][0]
 
-    def start_again(self) -> None:
-        """Start the worker that died, on its port."""
+    def restart(self) -> None:
+        """Restart the dead worker on its port."""
         self.lost.wait(PATIENCE_S)
         self._processes[LOST - 1] = self._started.start(port=self._processes[LOST - 1][1])
 
@@ -131,7 +131,7 @@ class Searches:
         }
 
     async def ended_and_again(self, case: str) -> dict[str, Any]:
-        """End a search after two rungs, and return the result of another one on the same workers."""
+        """End a search after two rungs, then search again on the same workers, and return the result."""
         said: list[str] = []
 
         def say(text: str) -> None:
@@ -156,12 +156,12 @@ class Searches:
 
 
 async def tried(steps: int) -> list[dict[str, Any]]:
-    """Search on all workers in all cases, and return a row for each."""
+    """Search in all cases, and return a row for each case."""
     with Workers() as started:
         searches = await asyncio.to_thread(Searches, started, steps)
         async with searches.cluster:
             rows = [await searches.search(f"{number} of 3 workers", number) for number in range(1, LOST + 1)]
-            starting = asyncio.ensure_future(asyncio.to_thread(searches.start_again))
+            starting = asyncio.ensure_future(asyncio.to_thread(searches.restart))
             rows.append(await searches.search("one killed, and back", pid=searches.lost.pid, returns=True))
             await starting
             rows.append(await searches.ended_and_again("ended, and begun again"))
@@ -170,7 +170,7 @@ async def tried(steps: int) -> list[dict[str, Any]]:
 
 
 def is_right(rows: list[dict[str, Any]]) -> bool:
-    """Return whether all scores are the same bits, and workers died and returned as described."""
+    """Return whether all scores have the same bits, and the third worker died and returned as planned."""
     deaths = [(row["died"], row["back"]) for row in rows]
     none = (False, False)
     return len({row["scores"] for row in rows}) == 1 and deaths == [none] * 3 + [(True, True), none, (True, False)]

@@ -4,17 +4,17 @@
 
 There are three parts, each with its own real ``ddlf-worker``: small calls on clusters that connect and close one after
 another, arrays of 16 MB in both directions, and rounds of training (digits CNN). 0 leaves a part out. The calls are
-spread over 15 minutes, in which 1 MiB an hour is 250 KiB. Without pauses they would take a minute, in which 1 MiB an
-hour is only 17 KiB, a few pages. An allocator changes by more than that.
+spread over 15 minutes, in which a slope of 1 MiB an hour gives 250 KiB. Without pauses they would take a minute, in which
+this slope gives only 17 KiB. The memory of an allocator changes by more than that.
 
 Each part begins with a warm-up: 2,000 clusters with a call each, then a fifth of the part. Then the trial reads the
 private memory of each process 80 times. The slope is the median of the slopes between all pairs of readings (Theil and
 Sen), so a single step of an allocator does not decide. ``grown`` is the median of the last fifth of the readings minus
-that of the first fifth. The trial also counts Python's own allocations. They contain leaks, but not the memory that an
-allocator keeps for later.
+the median of the first fifth. The trial also counts Python's own allocations. They include leaks, but not the memory that
+an allocator keeps for later.
 
-The exit code is 1 if the memory of the calls has a slope of more than 1 MiB an hour, or if any part leaves a
-descriptor, a thread or a task behind.
+The exit code is 1 if the memory of the calls has a slope of more than 1 MiB an hour, or if a descriptor, a thread or a
+task remains after a part.
 """
 
 from __future__ import annotations
@@ -45,32 +45,33 @@ SAMPLES = 100
 WARM_UP = 0.2
 CALLERS = 4
 SETTLE_S = 1.0
-"""Until what ends by itself is gone, such as the sockets of a closed cluster and the connection of its heartbeats' thread: at most half of it."""
+"""Seconds until the sockets of a closed cluster and the connection of its heartbeat thread have ended. They need at most half
+of this time."""
 SLOPE_MIB_PER_HOUR = 1.0
 
 
 def add(a: int, b: int) -> int:
-    """Runs on the worker."""
+    """Add two numbers. This function runs on the worker."""
     return a + b
 
 
 def echo(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Runs on the worker."""
+    """Return an array. This function runs on the worker."""
     return array
 
 
 def tasks() -> Counter[str]:
-    """Tasks of this event loop that have not ended, by what they do."""
+    """Count the running tasks of this event loop, by the names of their coroutines."""
     gc.collect()
     return Counter(f"master tasks of {task.get_coro().__qualname__}" for task in asyncio.all_tasks())  # type: ignore[union-attr]
 
 
 class Watch:
-    """Read the memory of the three processes again and again.
+    """Reads the memory of master, daemon and executor again and again.
 
     Args:
-        daemon: Its process; the executor is its child.
-        count: How often the part's step is done.
+        daemon: The process id of the daemon. The executor is its child.
+        count: Number of steps of the part.
     """
 
     def __init__(self, daemon: int, count: int) -> None:
@@ -84,12 +85,12 @@ class Watch:
         self.blocks: list[int] = []
 
     def executor(self) -> psutil.Process | None:
-        """The one that runs now."""
+        """Return the current executor."""
         below = self._processes["daemon"].children(recursive=True)
         return next((process for process in below if process.name().startswith(EXECUTOR_NAME)), None)
 
     def step(self) -> None:
-        """One more is done; now and then this reads."""
+        """Count a step. Read the memory after each hundredth of the steps."""
         self._done += 1
         if self._done > self._warm_up and self._done % self._every == 0:
             self.at.append(time.monotonic())
@@ -98,7 +99,7 @@ class Watch:
                 self.memory[name].append(process.memory_full_info().uss if process else 0)
 
     def count(self) -> None:
-        """Read descriptors and threads now, when nothing is under way: at best when this side has settled."""
+        """Count descriptors, threads and tasks. Call this when no request is open, best after ``settle``."""
         found = {}
         for name, process in {**self._processes, "executor": self.executor()}.items():
             found[f"{name} descriptors"] = process.num_fds() if process else 0
@@ -107,7 +108,7 @@ class Watch:
         self.blocks.append(sys.getallocatedblocks())
 
     def results(self, name: str) -> tuple[float, float]:
-        """Slope in MiB an hour, and growth in KiB, of a process's own memory."""
+        """Return the slope of a process's private memory in MiB an hour, and its growth in KiB."""
         pairs = itertools.combinations(zip(self.at, self.memory[name], strict=True), 2)
         slopes = [(after - before) / (late - early) for (early, before), (late, after) in pairs if late > early]
         fifth = max(1, len(self.at) // 5)
@@ -116,8 +117,8 @@ class Watch:
 
 
 async def settle() -> None:
-    """Wait until what ends by itself is gone."""
-    gc.collect()  # before: of a large process it takes so long that the heartbeats' thread opens a connection
+    """Wait until sockets and threads that end by themselves have ended."""
+    gc.collect()  # before the pause: in a large process it takes so long that the heartbeat thread opens a connection
     await asyncio.sleep(SETTLE_S)
 
 
@@ -125,7 +126,7 @@ Part = Callable[[Workers, int, int, argparse.Namespace], Awaitable[Watch]]
 
 
 async def calls(workers: Workers, daemon: int, port: int, options: argparse.Namespace) -> Watch:
-    """Clusters that connect, call a few thousand times, a few at a time, and close."""
+    """Let clusters connect, make a few thousand calls with some in parallel, and close."""
     for _ in range(options.warm_up):
         async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
             assert await cluster.run_method(add, a=1, b=1) == [2]
@@ -151,7 +152,7 @@ async def calls(workers: Workers, daemon: int, port: int, options: argparse.Name
 
 
 async def transfers(workers: Workers, daemon: int, port: int, options: argparse.Namespace) -> Watch:
-    """Arrays of 16 MB there and back."""
+    """Send arrays of 16 MB to the worker and back."""
     watch = Watch(daemon, options.transfers)
     array = np.arange(2_000_000, dtype=np.float64)
     async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
@@ -169,12 +170,12 @@ async def transfers(workers: Workers, daemon: int, port: int, options: argparse.
 
 
 async def rounds(workers: Workers, daemon: int, port: int, options: argparse.Namespace) -> Watch:
-    """Rounds of synchronous training."""
+    """Run rounds of synchronous training."""
     watch = Watch(daemon, options.rounds)
 
     def on_round(record: Any) -> None:
         watch.step()
-        if record.round in (max(1, options.rounds // 10), options.rounds - 1):  # the last one differs
+        if record.round in (max(1, options.rounds // 10), options.rounds - 1):  # the last round differs
             watch.count()
 
     async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
@@ -189,7 +190,7 @@ PARTS: dict[str, Part] = {"calls": calls, "transfers": transfers, "rounds": roun
 
 
 async def soak(options: argparse.Namespace) -> int:
-    """All parts, each with a worker of its own; returns the exit code."""
+    """Run all parts, each with a new worker, and print the table. Return the exit code."""
     rows = [["part", "process", "MB", "MiB an hour", "grown KiB", "minutes", "left behind"]]
     problems = []
     for name, part in PARTS.items():
@@ -228,7 +229,7 @@ async def soak(options: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure and print; returns the exit code."""
+    """Read the command line and run the trial. Return the exit code."""
     default = dict(calls=2_000_000, cycles=1_000, minutes=15.0, warm_up=2000, transfers=300, rounds=50)
     return asyncio.run(soak(read_options(__doc__, argv, **default)))
 

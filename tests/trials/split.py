@@ -1,10 +1,10 @@
-"""Kill workers and the master of a model in parts, and compare the bits with those of an undisturbed run.
+"""Kill workers and the master of a model in parts, and compare the bits with an undisturbed run.
 
     python -m tests.trials.split [--kills 10] [--masters 3] [--workers 3] [--rounds 60] [--seed 0]
 
-A Keras model with Adam and dropout is cut into two parts, and one worker is spare. ``kill -9`` ends executors, and
-between these kills the master, which restarts and continues from slices of the last checkpoint. The exit code is 1 if
-the SHA-256 of the weights differs, or a sample was not trained on exactly once in each epoch.
+A Keras model with Adam and dropout is split into two parts, and one worker is spare. ``kill -9`` ends executors. Between
+these kills it ends the master, which restarts and continues from slices of the last checkpoint. The exit code is 1 if the
+SHA-256 of the weights differs, or if a sample was not trained on exactly once in each epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ APP = "tests.trials.split:Parts"
 
 
 class Parts(ddlf.IApp):
-    """A small network in two parts, on the points of L-BFGS."""
+    """A small network in two parts, on the points of the trial of L-BFGS."""
 
     verbose, threads = False, 1
     split, micro_batches = "stages:2", 4
@@ -41,7 +41,7 @@ class Parts(ddlf.IApp):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kill, compare and print. Returns the exit code."""
+    """Run the trial and print its result. Return the exit code."""
     options = read_options(__doc__, argv, kills=10, masters=3, workers=3, rounds=60, pause=0.3, seed=0)
     how = options.workers, options.seed, options.rounds, options.pause
     result = kills(APP, options.kills, options.masters, *how)

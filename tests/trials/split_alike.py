@@ -2,12 +2,13 @@
 
     python -m tests.trials.split_alike [--backends tensorflow jax] [--models MLP CNN] [--steps 20] [--dtype float64]
 
-Each model trains in 2 and in 3 stages, each stage on its own thread with its own copy of the model, as on workers. The
-table has the largest difference of a weight after all steps, and of a metric relative to its value. The bars are 1e-6
-with SGD and momentum, 1e-4 with Adam, and 1e-6 for metrics. The exit code is 1 if a difference is larger. Dense layers
-have smooth activations: at the kink of a ReLU, another last bit changes a gradient as a whole, and later steps amplify
-that. With ``--dtype float64`` all bars are 1e-10: this tells an error of the mathematics from rounding, which Adam
-amplifies where a gradient is near 0.
+Each model trains in 2 and in 3 stages. Each stage runs on its own thread with its own copy of the model, like on workers.
+The table has the largest difference of a weight after all steps, and the largest relative difference of a metric. The
+limits are 1e-6 with SGD and momentum, 1e-4 with Adam, and 1e-6 for metrics. The exit code is 1 if a difference is larger.
+
+Dense layers have smooth activations: at the kink of a ReLU, a different last bit changes a whole gradient, and later steps
+amplify the difference. With ``--dtype float64`` all limits are 1e-10. This distinguishes wrong mathematics from rounding,
+which Adam amplifies where a gradient is near 0.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from tests.trials.options import read_options
 
 BATCH, MICRO_BATCHES = 64, 8
 LAST = 40
-"""Samples of the last batch."""
+"""Number of samples of the last batch."""
 BARS = {"sgd": 1e-6, "momentum": 1e-6, "adam": 1e-4}
 METRICS = 1e-6
 DOUBLE = 1e-10
-"""The bar of weights and metrics in float64."""
+"""The largest allowed difference of weights and metrics in float64."""
 WORDS, LENGTH = 1000, 32
 
 
@@ -56,7 +57,7 @@ def classifier(inputs: Any, outputs: Any, name: str) -> Any:
 
 
 def mlp(name: str, dropout: float = 0.0) -> Any:
-    """A network of dense layers for digits."""
+    """Return a network of dense layers for digits."""
     import keras
 
     layers = keras.layers
@@ -68,12 +69,12 @@ def mlp(name: str, dropout: float = 0.0) -> Any:
 
 
 def with_dropout(name: str) -> Any:
-    """The network of dense layers with dropout between them."""
+    """Return the network of dense layers with dropout between them."""
     return mlp(name, 0.3)
 
 
 def cnn(name: str) -> Any:
-    """A convolutional network for digits."""
+    """Return a convolutional network for digits."""
     import keras
 
     layers = keras.layers
@@ -85,7 +86,7 @@ def cnn(name: str) -> Any:
 
 
 def skip(name: str) -> Any:
-    """A skip that crosses two cuts in three stages."""
+    """Return a network with a skip connection that crosses both cuts between three stages."""
     import keras
 
     layers = keras.layers
@@ -97,7 +98,7 @@ def skip(name: str) -> Any:
 
 
 def transformer(name: str) -> Any:
-    """A block of a transformer that is used twice."""
+    """Return a network that uses one block of a transformer twice."""
     import keras
 
     layers = keras.layers
@@ -112,7 +113,7 @@ def transformer(name: str) -> Any:
 
 
 def several(name: str) -> Any:
-    """Two inputs and two outputs, of which one is computed in an early stage."""
+    """Return a network with two inputs and two outputs. An early stage computes one output."""
     import keras
 
     layers = keras.layers
@@ -139,7 +140,7 @@ MODELS: dict[str, Callable[[str], Any]] = {
 
 
 def batches(model: str, steps: int) -> list[tuple[Any, ...]]:
-    """Return made-up batches for a model; the last one is smaller."""
+    """Return generated batches for a model. The last one is smaller."""
     import keras
 
     dtype = keras.config.floatx()
@@ -161,7 +162,7 @@ def batches(model: str, steps: int) -> list[tuple[Any, ...]]:
 
 
 def compared(model: str, name: str, stages: int, steps: int) -> tuple[float, float]:
-    """Return the largest difference of a weight, and the largest relative one of a metric."""
+    """Return the largest difference of a weight, and the largest relative difference of a metric."""
     from tests.training.models import distance
     from tests.training.split.together import Parts, trained_plain
 
@@ -177,7 +178,7 @@ def compared(model: str, name: str, stages: int, steps: int) -> tuple[float, flo
 
 
 def rows(models: Sequence[str], steps: int, stages: Sequence[int], dtype: str) -> bool:
-    """Print a row for each model and optimizer. Return whether all are within the bars."""
+    """Print a row for each model, optimizer and number of stages. Return whether all differences are small enough."""
     import keras
 
     keras.config.set_floatx(dtype)
@@ -194,7 +195,7 @@ def rows(models: Sequence[str], steps: int, stages: Sequence[int], dtype: str) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare on each backend, in its own process. Returns the exit code."""
+    """Compare on each backend in a separate process. Return the exit code."""
     models, backends = list(MODELS), ["tensorflow", "jax"]
     numbers = {"steps": 20, "stages": [2, 3], "dtype": ("float32", "float64")}
     options = read_options(__doc__, argv, backends=backends, models=models, **numbers, here=False)

@@ -1,4 +1,4 @@
-"""Train from a failing store. The bits must equal those of a folder, and no complete file may be fetched twice.
+"""Train from a failing store. The bits must equal a training from a folder, and no complete file may be fetched twice.
 
     python -m tests.trials.stores [--store s3|http] [--share 0.1] [--files 20] [--epochs 3]
 
@@ -46,26 +46,26 @@ FIRST = "v0001/00000.safetensors"
 
 
 class Stored(Blobs):
-    """Points in partition files.
+    """An app that trains on points in partition files.
 
     Attributes:
-        place: Where they are.
+        place: The place of the partition files.
     """
 
     place = ""
     shuffle = "window:2"
 
     async def load_dataset(self) -> None:
-        """Open them."""
+        """Open the partition files."""
         self.train_data = ddlf.data.open(self.place)
 
 
 class FaultyBucket:
-    """A bucket of moto's server, on a thread of this process; attributes and ``fail`` as those of ``FaultyStore``.
+    """A bucket of moto's server on a thread of this process. It has the attributes and ``fail`` of ``FaultyStore``.
 
     Args:
-        folder: What it has.
-        seed: Seed of which requests go wrong.
+        folder: The folder with the content of the bucket.
+        seed: Seed for the choice of failing requests.
     """
 
     def __init__(self, folder: Path, *, seed: int = 0) -> None:
@@ -74,7 +74,7 @@ class FaultyBucket:
 
         class Quiet(WSGIRequestHandler):  # type: ignore[misc]
             def log(self, *args: Any) -> None:
-                """Nothing is printed."""
+                """Print nothing."""
 
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet)
@@ -84,13 +84,13 @@ class FaultyBucket:
         self.served: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.url = f"s3://{BUCKET}/data"
-        # As each machine has them: in the environment of this process and of the workers that it starts.
+        # The environment of this process, which its workers inherit, has the credentials and the address.
         os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="us-east-1")
         os.environ["FSSPEC_S3_ENDPOINT_URL"] = f"http://127.0.0.1:{self._server.server_port}"
         import fsspec
         from fsspec.config import conf, set_conf_env
 
-        set_conf_env(conf)  # it is read once, when fsspec is imported, and another store may have done that
+        set_conf_env(conf)  # fsspec reads it only at its import, which may have happened for another store
         fsspec.get_filesystem_class("s3").clear_instance_cache()
         files = fsspec.filesystem("s3", skip_instance_cache=True)
         files.makedirs(BUCKET, exist_ok=True)  # all of moto's servers in a process have the same buckets
@@ -104,7 +104,7 @@ class FaultyBucket:
             self._shares = dict(shares)
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         self._ended.set()
         self._server.shutdown()
 
@@ -140,7 +140,7 @@ class FaultyBucket:
 
 
 async def trained(cluster: Cluster, place: str, epochs: int) -> str:
-    """The SHA-256 of the weights."""
+    """Train from a place, and return the SHA-256 of the weights."""
     app = Stored(cluster)
     app.place = place
     await app.train_sync(master_epochs=epochs)
@@ -149,7 +149,7 @@ async def trained(cluster: Cluster, place: str, epochs: int) -> str:
 
 
 async def compare(kind: str, share: float, files: int, epochs: int, kinds: Iterable[str] = KINDS) -> bool:
-    """Train all three ways and print what came of it; returns whether all is as it should be."""
+    """Train in all three ways, and print the results. Return whether all promises hold."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         x, y = blobs(10 * files)
@@ -161,7 +161,7 @@ async def compare(kind: str, share: float, files: int, epochs: int, kinds: Itera
         for cap, ways in (("0", {"folder": 0, "uncached": epochs}), ("1GB", {"cached": 1})):
             os.environ.update(
                 DDLF_CACHE=str(folder / "cache"), DDLF_CACHE_SIZE=cap
-            )  # which workers have from their start
+            )  # workers inherit the environment at their start
             async with Cluster.local(SLOTS) as cluster:
                 for way, times in ways.items():
                     store.served.clear()

@@ -21,14 +21,14 @@ from tests.extras.text.language.texts import DIGITS, HEADS, KERAS, LM, SQUARE
 from tests.trials.options import read_options
 
 TIMES_VALID = 4
-"""A text may take so many times what a character of a valid text takes on this machine. Valid ones take about 3 us a
-character here and differ by 1.3; work that grows with the square of the length soon takes 100 times as much.
+"""A text may take this many times the time of a valid text on this machine, for each character. Valid texts take about 3 us
+a character, and differ by a factor of 1.3. A parser with quadratic time would soon take 100 times as long.
 """
 SHORTEST = 10_000
-"""Shorter texts may take as long as one of so many characters, because the clock is coarse."""
+"""Shorter texts may take as long as a text with this number of characters, because the clock is coarse."""
 LARGEST = 30_000
 SHOWN = 20_000
-"""Texts after which it says how far it is."""
+"""Number of texts for each line of output."""
 SEEDS = (DIGITS, SQUARE, HEADS, LM, KERAS)
 WORDS = (
     *OPERATORS, *DTYPES, *PROPERTIES, "Dense(units=3)", "Conv2D", "Lambda", "own>Mine()", "numpy>Add", "train", "it", "with(it)", "share=x", "to=x",
@@ -39,7 +39,7 @@ WORDS = (
 
 
 def changed(text: str, dice: random.Random) -> str:
-    """A text after one change."""
+    """Return a text after one random change."""
     a, b = sorted(dice.randrange(len(text) + 1) for _ in "ab")
     what = dice.randrange(8)
     if what == 0:
@@ -66,14 +66,14 @@ def changed(text: str, dice: random.Random) -> str:
 
 
 def broken(text: str) -> str:
-    """Return the promise that a text breaks, or nothing."""
+    """Return the promise that a text breaks, or an empty text."""
     sent: str | bytes = text.encode("utf-8", "surrogatepass") if len(text) % 7 == 0 else text
     try:
         read(sent)
     except NotationError as error:
         if not error.problems or any(line < 1 or column < 1 for line, column, _ in error.problems):
             return "an error without a place"
-    except Exception as error:  # anything else is what is looked for
+    except Exception as error:  # any other error breaks the promise
         return f"{type(error).__name__}: {error}"
     else:
         if read(format(text)).graph != read(text).graph:
@@ -82,7 +82,7 @@ def broken(text: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """Return the processor's time that parsing a text takes."""
+    """Return the processor time of parsing a text, in seconds."""
     began = time.process_time()
     with contextlib.suppress(NotationError):
         statements(text, "m")
@@ -90,7 +90,7 @@ def seconds(text: str) -> float:
 
 
 class Pace:
-    """How long valid texts take on this machine."""
+    """The parsing time of valid texts on this machine."""
 
     def __init__(self) -> None:
         self._allowed = self._measured()
@@ -101,8 +101,8 @@ class Pace:
         return TIMES_VALID * min(seconds(longest) for _ in range(3)) / len(longest)
 
     def excess(self, text: str) -> float:
-        """Return the seconds of parsing above the allowed ones; 0 in most cases. Others use this machine, too: measure
-        a text that seems slow again, each time after a valid text.
+        """Return the parsing time above the allowed time in seconds, which is 0 in most cases. Other programs use this
+        machine, too, so measure a slow text again, each time after a valid text.
         """
         characters = max(SHORTEST, len(text))
         least = seconds(text) - self._allowed * characters

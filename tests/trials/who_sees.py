@@ -1,12 +1,13 @@
-"""Make the screens that tell who sees updates and samples, in five settings, and print what the table of the code says.
+"""Make the screens that explain who sees updates and samples, in five settings, and print the table of the code.
 
 ``python -m tests.trials.who_sees FOLDER``
 
-Peers swap, mask their updates, or add noise on the server: the screens are pictures of the page of a peer, as a person
-sees it who has opened the link, on a computer (``1.png``) and on a phone (``1p.png``). Private workers mask their
-updates, or add noise to each step: the screens are the output of ``ddlf run --dry-run`` (``4.txt``). Give the screens to
-somebody who did not build them, ask who sees the updates and who sees the pictures, and compare the answers with the
-lines that this trial prints.
+In three settings, peers swap, mask their updates, or add noise on the server. Their screens are pictures of the page that a
+peer's link opens, on a computer (``1.png``) and on a phone (``1p.png``). In two settings, private workers mask their updates
+or add noise to each step. Their screens are the output of ``ddlf run --dry-run`` (``4.txt``).
+
+Give the screens to a person who did not build them, and ask which parties see the updates and the pictures. Compare the
+answers with the printed lines.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Private(ddlf.IApp):
 
 @dataclass(frozen=True, kw_only=True)
 class OfPeers:
-    """A training by peers: the options of ``ddlf peers serve``, and the same as a choice of the table."""
+    """A training by peers: the options of ``ddlf peers serve``, and the same settings as a choice of the table."""
 
     options: str
     choice: Choice
@@ -63,7 +64,7 @@ class OfPeers:
 
 @dataclass(frozen=True, kw_only=True)
 class OfWorkers:
-    """A run with private workers: the settings in its app, and the same as a choice of the table."""
+    """A run with private workers: the settings in its app, and the same settings as a choice of the table."""
 
     settings: str
     choice: Choice
@@ -85,7 +86,7 @@ SCREENS: tuple[OfPeers | OfWorkers, ...] = (
 
 
 def shown(choice: Choice) -> Iterator[str]:
-    """Yield the answers of the table."""
+    """Yield a line for each party, with the answers of the table."""
     for party, cell in visible.of(choice).cells.items():
         yield f"{visible.of(choice).name_of(party)}: updates: {cell.updates.phrase}; samples: {cell.samples.phrase}"
 
@@ -98,7 +99,7 @@ async def take_pictures(options: str, at: Path) -> list[Path]:
         words = ["serve", str(MODEL), "--port", "0", "--invite", "2", *options.split()]
         server = commands.start(*words)
         assert server.stdout is not None
-        stack.enter_context(server.stdout)  # closes it
+        stack.enter_context(server.stdout)  # it closes the pipe
         async with chromium() as browser:
             for (width, height), kind in ((COMPUTER, ""), (PHONE, "p")):
                 link = await asyncio.to_thread(until, server, r"link +(\S+)")
@@ -110,7 +111,7 @@ async def take_pictures(options: str, at: Path) -> list[Path]:
 
 
 def print_plan(settings: str, at: Path) -> list[Path]:
-    """Write what ``ddlf run --dry-run`` prints of an app with these settings."""
+    """Write the output of ``ddlf run --dry-run`` for an app with these settings."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "app.py").write_text(APP.replace("SETTINGS", settings))
         ended = subprocess.run(

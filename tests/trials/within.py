@@ -1,14 +1,19 @@
-"""Compare layers that are cut between workers with whole ones: outputs, gradients, shares and bytes.
+"""Compare layers that are split between workers with whole layers: outputs, gradients, shares and bytes.
 
     python -m tests.trials.within [--backends tensorflow jax] [--workers 2 3] [--samples 64]
 
-Each case is cut between 2 and 3 workers, which run as threads of one process. Outputs and gradients are compared with
-those of plain Keras: the largest difference, as a part of the largest value. A gradient whose largest value is less than
-a thousandth of that of others, such as that of the bias of keys, which is 0, counts as if it were as large. *share* is the largest part of a layer's
-units, heads or image rows that a worker has. *bytes* are all bytes that the workers send in a batch, and *formula* is
-4 n v (p - 1) bytes for each sum or gather of v values over p workers, and 4 n (k - s) w c (p - 1) for a convolution by
-image rows (k rows, stride s, width w, channels c), both once more for the gradients. The exit code is 1 if a bar is
-missed.
+Each case is split between 2 and 3 workers, which run as threads of one process. The trial compares outputs and gradients
+with plain Keras. It reports the largest difference as a part of the largest value. For a small gradient, such as the bias of
+keys, which is 0, the divisor is at least a thousandth of the largest value of all gradients.
+
+*share* is the largest part of a layer's units, heads or image rows on one worker. *bytes* is the number of bytes that the
+workers send in a batch of n samples. *formula* is the expected number. It has two kinds of terms, which both count once more
+for the gradients:
+
+- 4 n v (p - 1) bytes for each sum or gather of v values over p workers
+- 4 n (k - s) w c (p - 1) bytes for a convolution by image rows with k rows, stride s, width w and c channels
+
+The exit code is 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -31,14 +36,14 @@ TOKENS, WIDTH, HEADS = 32, 96, 6
 
 @dataclass(frozen=True)
 class Case:
-    """A model and what its workers must send.
+    """A model, and the number of values that its workers must send.
 
     Args:
-        build: Makes the model.
+        build: A function that makes the model.
         split: The end of the setting ``split``.
-        values: For p workers, the number of values that each sample sends, without gradients.
-        words: Whether samples are words, not numbers.
+        values: A function that returns the number of values for each sample on p workers, without gradients.
         shape: The shape of a sample.
+        words: Whether samples consist of word numbers instead of real numbers.
     """
 
     build: Callable[[], Any]
@@ -49,7 +54,7 @@ class Case:
 
 
 def compiled(model: Any) -> Any:
-    """Compile a model."""
+    """Compile a model, and return it."""
     model.compile("sgd", "categorical_crossentropy")
     return model
 
@@ -79,12 +84,12 @@ def cnn(padding: str) -> Any:
 
 
 def same() -> Any:
-    """Make the network with zeros at the edges."""
+    """Make the convolutional network with zeros at the edges."""
     return cnn("same")
 
 
 def valid() -> Any:
-    """Make the network without zeros."""
+    """Make the convolutional network without zeros at the edges."""
     return cnn("valid")
 
 
@@ -104,12 +109,12 @@ def block() -> Any:
 
 
 def of_dense(p: int) -> int:
-    """Return the values of the sum behind the rows."""
+    """Return the values of the sum after the layer that is split by rows."""
     return 10 * (p - 1)
 
 
 def of_filters(sizes: tuple[int, int]) -> Callable[[int], int]:
-    """Return the values of the sums over channels behind the second and the third convolution, and of the last sum."""
+    """Return the values of the sums over channels after the second and the third convolution, and of the last sum."""
     return lambda p: (sum(size**2 * 48 for size in sizes) + 10) * (p - 1)
 
 
@@ -141,7 +146,7 @@ def difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:
 
 
 def compared(case: Case, workers: int, samples: int) -> dict[str, float]:
-    """Return what one case shows with a number of workers."""
+    """Return the differences, the share and the bytes of one case with a number of workers."""
     from tests.training.split.together import Parts, gradients_of, made
 
     chance = np.random.default_rng(0)
@@ -184,7 +189,7 @@ def compared(case: Case, workers: int, samples: int) -> dict[str, float]:
 
 
 def outputs_of(parts: Any, x: Any, y: Any) -> Any:
-    """Return the outputs of a model in parts, which compute without being compiled."""
+    """Return the outputs of a model in parts. The parts compute without compilation."""
     seen = []
     for part in parts.parts:
         part._evaluated = lambda segment, taken, data, part=part: part._run(segment, taken, data, (), training=False)
@@ -203,7 +208,7 @@ def child(workers: Sequence[int], samples: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, and print the table. Returns the exit code."""
+    """Compare all cases on each backend, and print the table. Return the exit code."""
     options = read_options(__doc__, argv, backends=["tensorflow", "jax"], workers=[2, 3], samples=64, child=False)
     if options.child:
         child(options.workers, options.samples)
