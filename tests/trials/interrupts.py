@@ -208,7 +208,7 @@ def interrupted(app: Path, options: Sequence[str], moment_s: float, again_s: flo
             code = run.process.wait(LIMIT_S)
             problems = []
         except subprocess.TimeoutExpired:
-            run.process.send_signal(signal.SIGABRT)  # it prints what each thread does
+            run.process.send_signal(signal.SIGABRT)  # it prints the stack of each thread
             code = run.process.wait()
             problems = [f"it has not ended after {LIMIT_S:g} s:\n{run.text()}{run.log()}"]
         seconds = time.monotonic() - sent

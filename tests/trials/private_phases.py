@@ -1,22 +1,25 @@
-"""Kill workers with private data in each phase of their work, and their master, in a run that goes on without them.
+"""Kill workers with private data in each phase of their work, and their master, in a run that continues without them.
 
-    python -m tests.trials.private_phases [--kills 20] [--masters 4] [--workers 3] [--masked] [--noise] [--seed 0]
+``ddlf-worker`` processes have their own samples. A worker is loading, building, training, or between two rounds. Between
+two rounds it answers, waits and evaluates. ``kill -9`` ends executors ``--kills`` times in each of these phases, at a random
+moment. It ends the master ``--masters`` times, which continues from its checkpoint. One worker dies while it loads for the
+first time. Later, no round waits long for a lost worker.
 
-``ddlf-worker`` processes have their own samples. A worker is loading, building, training, or between two rounds:
-it answers, waits and evaluates. ``kill -9`` ends its executor ``--kills`` times in each of these phases, at a random
-moment, and the master ``--masters`` times, which continues from its checkpoint. One worker dies while it loads for the
-first time. Then no round waits long for a lost worker. The update of a worker is its number in each weight, and a bit
-more in later rounds, so the trial computes the weights after each round by hand, from the logs of those workers that the
-record does not name as missing.
+Each value of a worker's update is the number of the worker, and a bit more in later rounds. So the trial can compute the
+weights after each round from the logs of the workers that the record does not name as missing.
 
 With ``--masked`` the workers add up their updates under masks. Then each step of a secure sum is a phase, too: the key
 (``offer``), the masked numbers (``mask``), the signed list (``sign``), and the masks (``unmask``). A sum of three workers
-needs all of them, so their rounds wait for a lost one; use ``--workers 4`` for rounds that do not wait. With ``--noise``,
-updates are also clipped and noised.
+needs all of them, so their rounds wait for a lost worker. Use ``--workers 4`` for rounds that do not wait. With ``--noise``,
+the workers also clip their updates and add noise.
 
-The exit code is 1 if a worker has trained on samples of another one, if a round has other weights than the mean by
-present samples, if ledger and records differ in who was missing, if an event is missing, if noise or epsilon are less than
-they must be, or if a worker does not come back by itself.
+The exit code is 1 in these cases:
+
+- A worker has trained on samples of another worker.
+- The weights after a round differ from the mean that is weighted by the present samples.
+- The ledger and the records name different missing workers, or an event is missing.
+- The noise or an epsilon is too small.
+- A killed worker does not return by itself.
 """
 
 from __future__ import annotations

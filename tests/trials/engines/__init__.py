@@ -1,1 +1,1 @@
-"""Losses, notices and ends on real engines. See ``tests.trials.engines.__main__``."""
+"""Trials of losses, notices and ends on real engines. See ``tests.trials.engines.__main__``."""

@@ -1,29 +1,30 @@
-"""Lose workers, warn them, and end runs at random moments on a real engine, and check what comes of it.
+"""Lose workers, warn them, and end runs at random moments on a real engine, and check the results.
 
     python -m tests.trials.engines ENGINE [--losses 10] [--notices 20] [--ends 20] [--rounds 20] [--places 3] [--gone]
         [--stuck] [--seed 0] [--light] [--alone]
 
-ENGINE is a name in ``rig.RIGS``. The engine is started on this machine, and ended afterwards. A small CNN with dropout
-and momentum is trained with four slots. These statements must be true:
+ENGINE is a name in ``rig.RIGS``. The trial starts the engine on this machine, and ends it afterwards. A small CNN with
+dropout and momentum trains with four slots. These statements must be true:
 
-- An undisturbed run ends with the same SHA-256 of weights and optimizers as with ``--local 2``, and each sample is
-  trained on once an epoch. ``--rounds`` is its length.
+- An undisturbed run ends with the same SHA-256 of weights and optimizers as with ``--local 2``, and it trains on each
+  sample once in each epoch. ``--rounds`` is its length.
 - ``--losses``: executors, daemons, their supervisors and nodes are lost at random moments of one run. The event of each
   loss has the engine's reason. The place works again within the engine's own time, the time that a worker needs to
   start, and 3 s. The bits are the same.
-- ``--notices``: workers are warned 10 s before their end, as the engine does. They hand their work back: no slot is
-  computed twice, no round comes again, and the bits are the same.
+- ``--notices``: workers get a warning 10 s before their end, in the way of the engine. They hand their work back: no slot
+  is computed twice, no round is repeated, and the bits are the same.
 - ``--ends``: Ctrl-C, SIGTERM, ``kill -9`` of the master, and the engine's own command end runs at random moments of
   their start and training. After 35 s no process, job, actor, Secret, token file or forward remains.
-- ``--gone``: the engine's head, such as a scheduler or an API server, is killed in mid-run. The training goes on with
-  the same bits, and the master says what has happened. Where the workers end with the head, the run ends within 120 s.
-- ``--stuck``: runs that the engine cannot start now, or never. After 5 s, each says why in the engine's words. It ends with
-  exit code 3 at its ``start_timeout`` or before.
+- ``--gone``: the engine's head, such as a scheduler or an API server, is killed during a run. The training continues with
+  the same bits, and the master reports the loss. If the workers end with the head, the run ends within 120 s.
+- ``--stuck``: the engine cannot start the run now, or never. After 5 s, the run prints the reason in the engine's words. It
+  ends with exit code 3, at its ``start_timeout`` or before.
 
-With ``--alone``, nothing is compared with ``--local 2``. With ``--light``, losses and ends disturb an app that only calls
-its workers, instead of training. Its workers start soon because they need no Keras, so a slow machine can do more of both.
+With ``--alone``, the trial does not compare bits with ``--local 2``. With ``--light``, losses and ends disturb an app that
+calls its workers instead of training. Its workers start fast because they do not need Keras, so a slow machine can do more
+losses and ends.
 
-Each problem is printed as a sentence. The exit code is 1 if there is any.
+The trial prints each problem as a sentence. The exit code is 1 if it has found a problem.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from tests.trials.engines.stuck import stuck
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all series on one engine; returns the number of problems."""
+    """Run the chosen series on one engine, and return the number of problems."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=RIGS)
     for name, count in {"losses": 10, "notices": 20, "ends": 20, "rounds": 20, "places": 3, "seed": 0}.items():

@@ -1,4 +1,4 @@
-"""The processes that an engine consists of, and those that it has started for a run."""
+"""The processes of an engine, and the processes that it has started for a run."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Started:
         return process
 
     def above(self, process: psutil.Process) -> psutil.Process:
-        """Return the process of the engine below which a process runs."""
+        """Return the process of the engine that is an ancestor of a process."""
         return next(one for one in process.parents() if one.pid in {own.pid for own in self.processes})
 
     def end(self) -> None:
-        """End them, and all that runs below them."""
+        """End these processes and their descendants."""
         found = []
         for process in self.processes:
             with contextlib.suppress(psutil.Error):
@@ -58,7 +58,7 @@ class Started:
 
 
 def is_below(process: psutil.Process, engine: Collection[psutil.Process]) -> bool:
-    """Return whether a process is one of an engine's or runs below one, and neither is nor runs below a worker of DDLF."""
+    """Return whether a process belongs to an engine: it is one of its processes or a descendant, and not below a worker."""
     own = {one.pid for one in engine}
     with contextlib.suppress(psutil.Error):
         for one in [process, *process.parents()]:

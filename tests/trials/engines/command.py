@@ -1,4 +1,4 @@
-"""The rig for workers that any command starts. The command is a shell, as the script of a scheduler is."""
+"""The rig for workers that any command starts. The command is a shell, like the script of a scheduler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.trials.engines.stuck import Stuck
 
 
 class CommandRig(Rig):
-    """A shell for each place. It waits for its worker and ends with its exit code."""
+    """A rig with a shell for each place. The shell waits for its worker and ends with the worker's exit code."""
 
     name = "command"
 

@@ -1,14 +1,14 @@
-"""Measure what an engine costs: its rounds beside those of workers that were started by hand, and its first round.
+"""Measure the cost of an engine: its rounds compared with workers that were started by hand, and its first round.
 
     python -m tests.trials.engines.cost ENGINE [--repeats 5] [--rounds 300] [--places 2]
 
-ENGINE is a name in ``rig.RIGS``. Each repeat trains the app of the series in three ways, in another order each time: on
-workers that run already (``--hosts``), with ``--local``, and on the engine. It also starts an empty program at all places by the
-engine's own command. This prints, as medians with the least and the largest repeat:
+ENGINE is a name in ``rig.RIGS``. Each repeat trains the app of the series in three ways, in random order: on running workers
+(``--hosts``), with ``--local``, and on the engine. It also starts an empty program at all places with the engine's own
+command. The trial prints medians with the smallest and the largest repeat:
 
-- the time of a round on the engine / with ``--hosts``,
-- the seconds from the command until the first round on the engine - with ``--local``, and beside them those of the empty
-  program. The issue of such launchers is a start that takes longer than the engine needs.
+- the time of a round on the engine, divided by the time with ``--hosts``
+- the seconds from the command to the first round on the engine, minus the seconds with ``--local``
+- the seconds of the empty program, which show the engine's own part of the start
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.trials.engines.rig import RIGS, Rig, Run, load
 from tests.trials.engines.series import BEGIN_S
 
 FIRST = 10
-"""These rounds warm up, and are not timed."""
+"""Number of rounds for the warm-up, which are not timed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print."""
+    """Measure and print the costs. Return 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=RIGS)
     for name, count in {"repeats": 5, "rounds": 300, "places": 2}.items():
@@ -90,7 +90,7 @@ def time_empty(rig: Rig, folder: Path) -> float:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return the median, the least and the largest value as words."""
+    """Return the median, the smallest and the largest value as text."""
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 

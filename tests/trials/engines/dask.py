@@ -1,4 +1,4 @@
-"""The rig for Dask: a scheduler, and Dask workers of one thread."""
+"""The rig for Dask: a scheduler, and Dask workers with one thread each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.trials.engines.rig import End, Rig, Run, Victim, kill, wait_for, warn
 from tests.trials.engines.stuck import TIMEOUT, Stuck
 
 SPARE = 1
-"""Dask workers more than places, so that a task need not wait until a new one runs."""
+"""Number of additional Dask workers, so that a task need not wait for a new one."""
 
 
 class DaskRig(Rig):
-    """A scheduler, and a Dask worker with its nanny for each place and one more."""
+    """A rig with a scheduler, and one more Dask worker with a nanny than places."""
 
     name = "dask"
     gone_says = "the Dask scheduler .* is gone; the training continues"
@@ -37,7 +37,7 @@ class DaskRig(Rig):
             self._add()
 
     def _written(self) -> str | None:
-        """Return the address that the scheduler has written; None as long as it has not."""
+        """Return the address that the scheduler has written; None before it has written one."""
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
             address: str = json.loads(self._file.read_text())["address"]
             return address
@@ -81,7 +81,7 @@ class DaskRig(Rig):
         self._add()
 
     def notice(self, run: Run, place: int) -> None:
-        """Send SIGTERM to the nanny, as Slurm or Kubernetes do, and start another Dask worker."""
+        """Send SIGTERM to the nanny, like Slurm or Kubernetes, and start another Dask worker."""
         worker = run.daemon(place).parent()
         assert worker is not None
         self._add()

@@ -1,5 +1,5 @@
-"""The series in which the engine itself goes away during a run. The training goes on, or it ends soon because the workers
-end with the engine. The master says it.
+"""The series with a loss of the engine itself during a run. The training continues, or it ends soon because the workers end
+with the engine. The master reports the loss.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tests.trials.engines.rig import Rig, Run
 from tests.trials.engines.series import BACK_S, Report, _finish, _left_after, began, check_result
 
 ROUNDS = 20
-"""Rounds that the run trains after that, or more."""
+"""Smallest number of rounds that the run trains after the loss."""
 ENDS_S = 120.0
-"""A run whose workers end with the engine ends within this time."""
+"""Seconds within which a run must end if its workers end with the engine."""
 
 
 @runtime_checkable
@@ -27,9 +27,9 @@ class HasHead(Protocol):
     """A rig whose engine has a head, such as a scheduler or an API server.
 
     Attributes:
-        gone_says: Regular expression for what the master prints when the head is gone.
+        gone_says: Regular expression for the master's message about the lost head.
         gone_ends: Whether the workers end with the head, so that the run ends, too.
-        gone_s: Seconds until all that the engine has on its nodes has ended, too.
+        gone_s: Seconds until the engine's processes on its nodes have also ended.
     """
 
     gone_says: str
@@ -41,7 +41,7 @@ class HasHead(Protocol):
 
 
 def gone(rig: Rig, folder: Path, say: Callable[[str], None]) -> Report:
-    """Kill the head of an engine, and train on."""
+    """Kill the head of an engine during a run, and check that the run continues or ends."""
     report = Report(done=1)
     if not isinstance(rig, HasHead):
         report.problems.append("gone: this engine has no head")
@@ -70,7 +70,7 @@ def gone(rig: Rig, folder: Path, say: Callable[[str], None]) -> Report:
             report.problems += check_result(rig, run, "gone")
             report.problems += [f"gone: left: {words}" for words in _left_after(rig, run)[0]]
         if not re.search(rig.gone_says, run.text[said:]):
-            report.problems.append(f"gone: nobody said it:\n{run.text[said:][-2000:]}")
+            report.problems.append(f"gone: the master did not report it:\n{run.text[said:][-2000:]}")
     except (TimeoutError, ChildProcessError) as error:
         report.problems.append(f"gone: {error}")
     finally:

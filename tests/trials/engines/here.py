@@ -1,4 +1,4 @@
-"""The rigs without an engine: local workers, workers that listen, and workers that join. All run on this machine."""
+"""The rigs without an engine: local workers, listening workers, and joining workers. All run on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOST = "127.0.0.1"
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody uses."""
+    """Return a free port of this machine."""
     with socket.socket() as free:
         free.bind((HOST, 0))
         port: int = free.getsockname()[1]
@@ -24,7 +24,7 @@ def free_port() -> int:
 
 
 class LocalRig(Rig):
-    """Workers that the master starts: ``--local``."""
+    """A rig whose workers the master starts: ``--local``."""
 
     name = "local"
 
@@ -36,7 +36,7 @@ class LocalRig(Rig):
 
 
 class HostsRig(LocalRig):
-    """Workers that run already and listen: ``--hosts``."""
+    """A rig with running workers that listen: ``--hosts``."""
 
     name = "hosts"
 
@@ -49,7 +49,7 @@ class HostsRig(LocalRig):
             wait_for(lambda port=port: self._answers(port), 120.0)  # type: ignore[misc]
 
     def worker(self, *options: str) -> None:
-        """Start a worker that stays."""
+        """Start a worker that runs until the rig ends."""
         self._engine.start(sys.executable, "-m", "ddlf.cli.worker", *options)
 
     def _answers(self, port: int) -> bool | None:
@@ -71,7 +71,7 @@ class HostsRig(LocalRig):
 
 
 class JoinRig(HostsRig):
-    """Workers that run already and dial the master: ``--join`` and ``--listen``."""
+    """A rig with running workers that dial the master: ``--join`` and ``--listen``."""
 
     name = "join"
 

@@ -1,4 +1,4 @@
-"""The rig for Kubernetes: the real ``kubectl``, and a stand-in for the API server whose pods are processes."""
+"""The rig for Kubernetes: the real ``kubectl``, and a stand-in for the API server that runs pods as processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.trials.engines.stuck import TIMEOUT, Stuck
 
 
 class KubernetesRig(Rig):
-    """A cluster that starts a pod again ``BACK_OFF_S`` after its end."""
+    """A rig with a cluster that restarts a pod ``BACK_OFF_S`` after its end."""
 
     name = "k8s"
     gone_says = "the run continues, and asks again"
@@ -20,7 +20,7 @@ class KubernetesRig(Rig):
     gone_s = 0.0
 
     def open(self) -> None:
-        # The pods inherit these.
+        # The pods inherit these variables.
         os.environ |= {MARK: self.mark, "PYTHONPATH": str(ROOT)}
         number = len(list(self.folder.iterdir()))
         folder = self.folder / str(number)
@@ -57,7 +57,7 @@ class KubernetesRig(Rig):
         subprocess.run(["kubectl", *words], env=self.environment(), check=False, capture_output=True, timeout=60)
 
     def notice(self, run: Run, place: int) -> None:
-        """Delete the pod of a place, with a grace."""
+        """Delete the pod of a place, with a grace period."""
         pod = self._cluster.wait(lambda cluster: cluster.pod(place), 120.0)
         self._kubectl("delete", f"pod/{pod}", f"--grace-period={self.notice_s:g}", "--wait=false")
 

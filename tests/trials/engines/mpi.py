@@ -1,4 +1,4 @@
-"""The rigs for the ranks of ``mpirun``, of Open MPI and of MPICH."""
+"""The rigs for ranks of ``mpirun``, with Open MPI and with MPICH."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.trials.engines.rig import DDLF, End, Rig, Run, Victim, kill
 
 
 class OpenMpiRig(Rig):
-    """Three ranks. A rank that is killed ends the whole job, so that only executors and daemons can be lost."""
+    """A rig with ranks of Open MPI. A killed rank ends the whole job, so only executors and daemons can be lost."""
 
     name = "mpi"
     programs: tuple[str, ...] = ("mpirun.openmpi", "mpirun")
@@ -23,7 +23,7 @@ class OpenMpiRig(Rig):
         """Return the path of the program.
 
         Raises:
-            FileNotFoundError: It is not installed.
+            FileNotFoundError: No ``mpirun`` is installed.
         """
         for program in self.programs:
             if path := shutil.which(program):
@@ -55,7 +55,7 @@ class OpenMpiRig(Rig):
 
 
 class MpichRig(OpenMpiRig):
-    """The same with Hydra, the process manager of MPICH. ``$MPICH`` is the path of another ``mpirun``."""
+    """A rig with Hydra, the process manager of MPICH. ``$MPICH`` is the path of another ``mpirun``."""
 
     name = "mpich"
     programs = (os.environ.get("MPICH", "mpirun.mpich"), "mpiexec.hydra")

@@ -1,12 +1,12 @@
-"""Compare the rate of a worker whose CPUs somebody limits with that of ``ddlf-worker --port`` under the same limit.
+"""Compare the speed of a worker with limited CPUs with the speed of ``ddlf-worker --port`` under the same limit.
 
     python -m tests.trials.engines.rates [CASE...] [--repeats 5] [--rounds 40] [--backend tensorflow|torch]
 
-A CASE is a name in ``CASES``: a CPU quota, an affinity, the CPUs of a task of Slurm, the CPUs of Ray's actor, and the
-threads of a Dask worker with its nanny. The app is a dense network that uses all threads it may, and does not set them. In each
-repeat, the two run one after the other, in another order each time. This prints the cores and the threads that the worker has,
-and the median of the ratios of the times of a round, with the least and the largest. The exit code is 1 if a worker has
-other cores or threads than the case says. For Ray and Dask, use a Python that has them.
+A CASE is a name in ``CASES``: a CPU quota, an affinity, the CPUs of a task of Slurm, the CPUs of an actor of Ray, or the
+threads of a Dask worker with its nanny. The app is a dense network that uses all allowed threads, and does not set their
+number. In each repeat, both workers run one after another, in random order. The trial prints the cores and the threads of the
+worker. It also prints the median, the smallest and the largest ratio of the times of a round. The exit code is 1 if a worker
+has a wrong number of cores or threads. For Ray and Dask, use a Python that has their packages.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ QUOTA_US, PERIOD_US = 150_000, 100_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One limit.
+    """One kind of limit.
 
     Args:
         engine: Name of the rig.
-        cores: The cores that the worker must have.
-        limit: Words before the command of ``ddlf-worker`` that set the limit.
+        cores: The number of cores that the worker must have.
+        limit: Words before the command of ``ddlf-worker``, which set the limit.
         keys: More keys of the launcher.
         before: Words before ``ddlf run``, if the engine starts it.
     """
@@ -116,7 +116,7 @@ CASES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; returns the number of cases with wrong cores or threads."""
+    """Measure and print the cases. Return the number of cases with wrong cores or threads."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE")
     parser.add_argument("--repeats", type=int, default=5)
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(name: str, case: Case, repeats: int, rounds: int) -> bool:
-    """Measure one case; returns whether cores and threads are right."""
+    """Measure one case, and return whether cores and threads are right."""
     ratios, had = list[float](), list[Any]()
     with tempfile.TemporaryDirectory(prefix="ddlf-rates-") as folder:
         top = Path(folder)
@@ -172,7 +172,7 @@ def measure(name: str, case: Case, repeats: int, rounds: int) -> bool:
 
 
 class LimitedHosts(HostsRig):
-    """A worker that listens, under a limit."""
+    """A rig with a listening worker under a limit."""
 
     def __init__(self, folder: Path, limit: Sequence[str]) -> None:
         super().__init__(folder)
@@ -183,7 +183,7 @@ class LimitedHosts(HostsRig):
 
 
 class LimitedCommand(CommandRig):
-    """A worker that any command starts, under a limit."""
+    """A rig with a worker that a command starts, under a limit."""
 
     def __init__(self, folder: Path, limit: Sequence[str]) -> None:
         super().__init__(folder)

@@ -1,4 +1,4 @@
-"""The rig for Ray: a head node without CPUs, and nodes of one CPU."""
+"""The rig for Ray: a head node without CPUs, and nodes with one CPU each."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.trials.engines.rig import MARK, End, Rig, Run, Victim, kill
 from tests.trials.engines.stuck import TIMEOUT, Stuck
 
 SPARE = 1
-"""Nodes more than places, so that an actor need not wait until a new node runs."""
+"""Number of additional nodes, so that an actor need not wait for a new node."""
 STOP_S = 5.0
 HEALTH_S = 17.0
-"""Ray needs this time until an actor of a lost node runs elsewhere."""
+"""Seconds that Ray needs until an actor of a lost node runs on another node."""
 
 
 class RayRig(Rig):
-    """A node for each place, one more, and the head node."""
+    """A rig with a head node, and one more node than places."""
 
     name = "ray"
     gone_says = "Ray does not answer"
@@ -42,7 +42,7 @@ class RayRig(Rig):
         os.environ["RAY_ADDRESS"] = self._nodes.ray.address
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # some of it may be gone
+        with contextlib.suppress(Exception):  # some of its processes may have ended
             self._nodes.ray.shutdown()
         self._end_processes()
         shutil.rmtree(self._short, ignore_errors=True)
@@ -74,7 +74,7 @@ class RayRig(Rig):
             "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
             "daemon": Victim(lambda run, place: kill(run.daemon(place)), "."),
             "actor": Victim(lambda run, place: kill(run.daemon(place).parent()), died),
-            "raylet": Victim(self._lose_node, "", own_s=HEALTH_S, prints=node),  # Ray finds it out after some seconds
+            "raylet": Victim(self._lose_node, "", own_s=HEALTH_S, prints=node),  # Ray notices it after some seconds
         }
 
     def _node_of(self, run: Run, place: int) -> Any:
@@ -89,7 +89,7 @@ class RayRig(Rig):
         self._nodes.remove(node.node_id)
 
     def notice(self, run: Run, place: int) -> None:
-        """Drain the node of a place, and end it at the deadline. Another node starts, as an autoscaler does it."""
+        """Drain the node of a place, and end it at the deadline. Start another node, like an autoscaler."""
         node = self._node_of(run, place)
         self._nodes.drain(node.node_id, self.notice_s)
 
@@ -107,7 +107,7 @@ class RayRig(Rig):
         return super().left(run) + [f"actor {name}" for name in self._actors()]
 
     def _actors(self) -> list[str]:
-        """Return the actors that Ray still has or will start."""
+        """Return the actors that Ray still runs or will start."""
         from ray._private.state import GlobalState
         from ray._raylet import GcsClientOptions
         from ray.exceptions import RaySystemError
@@ -147,8 +147,8 @@ class RayRig(Rig):
         return {**super().ends(), "ray stop": End(self._stop, ends_master=False)}
 
     def _stop(self, run: Run) -> None:
-        """End Ray as ``ray stop`` does: by SIGTERM, and by SIGKILL what does not end. That command would also end the Ray of
-        others on this machine.
+        """End Ray like ``ray stop``: send SIGTERM, then SIGKILL to the remaining processes. The command itself would also end
+        other instances of Ray on this machine.
         """
         found = [process for process in self.processes() if self.is_engine(process) or is_actor(process)]
         for process in found:
@@ -169,7 +169,7 @@ class RayRig(Rig):
 
 
 def is_actor(process: psutil.Process) -> bool:
-    """Return whether a process is that of an actor, which ``ray stop`` ends, too."""
+    """Return whether a process belongs to an actor, which ``ray stop`` ends, too."""
     with contextlib.suppress(psutil.Error):
         return process.name().startswith("ray::")
     return False

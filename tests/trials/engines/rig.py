@@ -1,4 +1,4 @@
-"""What a series of losses, notices and ends needs of an engine: a ``Rig``; and one run of ``ddlf`` on it."""
+"""The interface between a series and an engine (``Rig``), and one run of ``ddlf`` on an engine (``Run``)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 DDLF = (sys.executable, "-m", "ddlf.cli.main", "run", "app.py")
 QUIET = ("--no-dashboard", "--out", "none")
 MARK = "DDLF_SERIES"
-"""Environment variable that all processes of an engine and of its runs have; its value is of one rig."""
+"""Environment variable of all processes of an engine and of its runs. Each rig has its own value."""
 LOOK_S = 0.05
 T = TypeVar("T")
 RIGS = {
@@ -43,7 +43,7 @@ RIGS = {
     "mpich": "mpi:MpichRig",
     "spark": "spark:SparkRig",
 }
-"""Module in this folder and class of each engine's rig. It is imported only if it is used."""
+"""The module in this folder and the class of each engine's rig. Only the module of the chosen rig is imported."""
 APP = '''
 import dataclasses
 import hashlib
@@ -171,14 +171,15 @@ class Victim:
     """One kind of loss.
 
     Args:
-        lose: Kills it at a place of a run. Returns the places that this hits, or None if it is this one alone.
-        says: Regular expression for the reason in the event ``WorkerLost``: the engine's own words.
-        own_s: Seconds that the engine itself takes until it starts the worker again.
-        spares: Places that it cannot hit, such as the place on the master's node.
+        lose: A function that causes the loss at a place of a run. It returns all affected places; None stands for this
+            place only.
+        says: Regular expression for the reason in the event ``WorkerLost``, in the engine's own words.
+        own_s: Seconds that the engine itself needs to restart the worker.
+        spares: Places that the loss cannot affect, such as the place on the master's node.
         is_notice: Whether the engine warns the worker, so that it leaves and is not lost.
-        prints: Regular expression for a line that the master must have printed when the place works again, if the
-            engine knows the reason later than the master knows of the loss.
-        mend: Repairs the engine after the loss, when all places work again; None if nothing is broken.
+        prints: Regular expression for a line that the master must print before the place works again. Some engines know
+            the reason later than the master notices the loss.
+        mend: A function that repairs the engine when all places work again; None if the engine is intact.
     """
 
     lose: Callable[[Run, int], Iterable[int] | None]
@@ -192,11 +193,11 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One way in which a run ends.
+    """One way to end a run.
 
     Args:
-        act: Ends it.
-        ends_master: Whether the master ends, too. Otherwise, it goes on without workers, and only these must be gone.
+        act: A function that ends the run.
+        ends_master: Whether the master ends, too. Otherwise it continues without workers, and only the workers must end.
     """
 
     act: Callable[[Run], None]
@@ -204,15 +205,16 @@ class End:
 
 
 class Rig(ABC):
-    """An engine on this machine on which runs can be disturbed. Use as a context manager.
+    """An engine on this machine, for disturbed runs. Use as a context manager.
 
     Args:
         folder: An empty folder for the engine's files.
 
     Attributes:
         places: Number of workers.
+        notice_s: Seconds between a notice and the end of a worker.
         mark: Value of ``MARK``.
-        app: Text of the file that runs, ``APP`` or ``CALLS``.
+        app: Text of the app, ``APP`` or ``CALLS``.
     """
 
     name: ClassVar[str]
@@ -241,10 +243,10 @@ class Rig(ABC):
                 process.kill()
 
     def open(self) -> None:  # noqa: B027 - an engine may have nothing to start
-        """Start the engine. Its processes must have ``environment``."""
+        """Start the engine. Its processes must have the environment that ``environment`` returns."""
 
     def close(self) -> None:  # noqa: B027
-        """End the engine, also if ``open`` has failed in the middle."""
+        """End the engine, also after a failure within ``open``."""
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the engine and of ``ddlf run``."""
@@ -265,11 +267,11 @@ class Rig(ABC):
         """Return all kinds of losses, by name."""
 
     def notice(self, run: Run, place: int) -> None:
-        """Warn the worker of a place ``notice_s`` before its end, as the engine does."""
+        """Warn the worker of a place ``notice_s`` before its end, in the way of the engine."""
         warn(run.daemon(place), self.notice_s)
 
     def ends(self) -> dict[str, End]:
-        """Return all ways in which a run ends, by name."""
+        """Return all ways to end a run, by name."""
         return {
             "Ctrl-C": End(lambda run: run.interrupt()),
             "SIGTERM": End(lambda run: run.terminate()),
@@ -277,9 +279,9 @@ class Rig(ABC):
         }
 
     def left(self, run: Run) -> list[str]:
-        """Return what remains of a run, as words. Engines add jobs, actors, Secrets and forwards."""
+        """Return the remains of a run, as text. Rigs of engines add jobs, actors, Secrets and forwards."""
         found = [f"process {process.pid}: {_words(process)}" for process in self.of_runs()]
-        # A file of ranks that have all met has no token any more, and may outlive a kill of all processes at once.
+        # After all ranks have met, their file has no token, and may remain after a kill of all processes at once.
         files = [path for path in run.folder.rglob(".ddlf-*") if not (path.is_file() and path.read_bytes() == b"{}")]
         return found + [f"token file {path.name}" for path in files]
 
@@ -288,7 +290,7 @@ class Rig(ABC):
         return False
 
     def processes(self) -> list[psutil.Process]:
-        """Return all processes with the mark that run."""
+        """Return all running processes with the mark."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -297,7 +299,7 @@ class Rig(ABC):
         return found
 
     def of_runs(self) -> list[psutil.Process]:
-        """Return those that are not of the engine."""
+        """Return the running processes with the mark that do not belong to the engine."""
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -306,27 +308,27 @@ class Rig(ABC):
         return found
 
     def empty(self) -> list[str]:
-        """Return the engine's own command that runs an empty program at all places and waits; an empty list if it has none."""
+        """Return the engine's own command that runs an empty program at all places and waits. Without one, return []."""
         return []
 
     def clean(self, run: Run) -> None:
-        """Remove what remains of a run after its check."""
+        """Remove the remains of a run after its check."""
         for process in self.of_runs():
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
 
 class Run:
-    """One run of ``ddlf`` on an engine, in a folder of its own.
+    """One run of ``ddlf`` on an engine, in a new folder.
 
     Args:
         rig: The engine.
-        folder: Does not exist yet. All workers see it.
+        folder: The path of the new folder. All workers can read it.
         options: More options of ``ddlf run``.
-        command: The command line, if it is not that of the rig.
+        command: A command line that replaces the command line of the rig.
 
     Attributes:
-        events: The events so far, as dictionaries with ``at`` (seconds since 1970) and ``event`` (name of its class).
+        events: The events up to now, as dictionaries with ``at`` (seconds since 1970) and ``event`` (name of its class).
     """
 
     def __init__(self, rig: Rig, folder: Path, options: Sequence[str] = (), command: Sequence[str] = ()) -> None:
@@ -337,7 +339,7 @@ class Run:
         self._read_bytes = 0
         self._output = folder / "output"
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            # A shell starts what runs in the background so, and it would be inherited.
+            # A command in a shell's background ignores SIGINT, and its child processes would inherit this.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.began = time.time()
         with self._output.open("wb") as output:
@@ -353,11 +355,11 @@ class Run:
 
     @property
     def text(self) -> str:
-        """Its output."""
+        """The output of the run up to now."""
         return self._output.read_text(errors="replace")
 
     def look(self) -> list[dict[str, Any]]:
-        """Read new events, and return all."""
+        """Read new events, and return all events."""
         with contextlib.suppress(FileNotFoundError), (self.folder / "events.jsonl").open("rb") as file:
             file.seek(self._read_bytes)
             lines = file.read()
@@ -367,7 +369,7 @@ class Run:
         return self.events
 
     def of(self, *kinds: str, since: int = 0, **facts: Any) -> Iterator[dict[str, Any]]:
-        """Return the events of these kinds with these facts, from a position in ``events`` on."""
+        """Yield the events of these kinds with these facts, beginning at a position in ``events``."""
         for event in self.look()[since:]:
             if event["event"] in kinds and all(event.get(name) == value for name, value in facts.items()):
                 yield event
@@ -376,8 +378,8 @@ class Run:
         """Wait for an event and return it.
 
         Raises:
-            TimeoutError: It has not come.
-            ChildProcessError: The run has ended without it.
+            TimeoutError: The event has not happened within this time.
+            ChildProcessError: The run has ended without this event.
         """
         end = time.monotonic() + within_s
         while True:
@@ -396,7 +398,7 @@ class Run:
         return self.process.poll() is not None
 
     def result(self, within_s: float) -> dict[str, Any]:
-        """Let it end after its round, and return its last event, ``Result``."""
+        """Let the run end after its round, and return its last event, ``Result``."""
         (self.folder / "stop").touch()
         result = self.wait_for("Result", within_s=within_s)
         with contextlib.suppress(psutil.TimeoutExpired):
@@ -406,7 +408,7 @@ class Run:
     # -- its processes ----------------------------------------------------------------------------------------------
 
     def master(self) -> psutil.Process | None:
-        """Return the process of the master, or None before it is there. It is the command or below it; the first one."""
+        """Return the process of the master: the command or its first descendant that is ``ddlf run``; None before its start."""
         with contextlib.suppress(psutil.Error):
             for process in [self.process, *self.process.children(recursive=True)]:
                 with contextlib.suppress(psutil.Error):
@@ -446,7 +448,7 @@ class Run:
     # -- its ends ---------------------------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
-        """Send SIGINT as a terminal does, to the whole foreground group."""
+        """Send SIGINT to the whole foreground group, like a terminal."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGINT)
 
@@ -455,7 +457,7 @@ class Run:
         terminate(self.process)
 
     def kill(self) -> None:
-        """Kill the master, or the command if the master is not there yet."""
+        """Kill the master, or the command if the master has not started yet."""
         with contextlib.suppress(psutil.Error):
             (self.master() or self.process).kill()
 
@@ -468,7 +470,7 @@ def load(name: str, folder: Path) -> Rig:
 
 
 def warn(process: psutil.Process, within_s: float) -> None:
-    """Send SIGTERM, and SIGKILL after some seconds if it still runs, as an engine does."""
+    """Send SIGTERM, and SIGKILL after some seconds if the process still runs, like an engine."""
 
     def kill() -> None:
         with contextlib.suppress(psutil.Error):
@@ -495,10 +497,10 @@ def terminate(process: psutil.Process) -> None:
 
 
 def wait_for(find: Callable[[], T | None], within_s: float) -> T:
-    """Wait until a function finds something, and return it.
+    """Wait until a function returns a value that is not None, and return the value.
 
     Raises:
-        TimeoutError: It has found nothing.
+        TimeoutError: The function has returned None all the time.
     """
     end = time.monotonic() + within_s
     while (found := find()) is None:
@@ -509,12 +511,12 @@ def wait_for(find: Callable[[], T | None], within_s: float) -> T:
 
 
 def is_python(words: Sequence[str]) -> bool:
-    """Return whether a command line is that of Python, and not of a shell or an engine that starts it."""
+    """Return whether a command line starts Python itself, and not a shell or an engine that starts Python."""
     return bool(words) and Path(words[0]).name.startswith("python")
 
 
 def is_ddlf_run(words: Sequence[str]) -> bool:
-    """Return whether a command line is that of ``ddlf run``."""
+    """Return whether a command line is ``ddlf run``."""
     return is_python(words) and "ddlf.cli.main" in words and "run" in words
 
 

@@ -1,4 +1,4 @@
-"""The series: the same bits, losses, notices and ends. Each returns a ``Report``."""
+"""The series of undisturbed runs, losses, notices and ends. Each function of a series returns a ``Report``."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from tests.trials.engines.rig import CALLS, DDLF, LOOK_S, QUIET, Rig, Run, Victi
 
 SLOTS, SAMPLES = 4, 512
 BEGIN_S = 600.0
-"""Longest time until a run trains."""
+"""Longest time in seconds until a run trains."""
 BACK_S = 400.0
-"""Longest time until the worker of a place is back. What takes so long has failed."""
+"""Longest time in seconds until the worker of a place is back. A longer wait counts as a failure."""
 MARGIN_S = 3.0
-"""What DDLF may take more than the engine's own time and the start of a worker."""
+"""Seconds that DDLF may add to the engine's own time and to the start of a worker."""
 END_S = 35.0
-"""After this time nothing may remain of a run."""
+"""Longest time in seconds until all processes, files and jobs of a run are gone."""
 TRAINED_S = 3.0
-"""For so long a run trains at most before it is ended."""
+"""Longest time in seconds that a run trains before its end."""
 LONG_S = 3600.0
 
 
 @dataclass
 class Report:
-    """What a series has found.
+    """The result of a series.
 
     Args:
-        done: Number of losses, notices or ends, or of comparisons.
-        good: Number of those without a problem.
-        problems: Sentences.
+        done: Number of losses, notices, ends or comparisons.
+        good: Number of losses, notices, ends or comparisons without a problem.
+        problems: The problems, as sentences.
         figures: Facts for the line of the series, by name.
-        seconds: Measured times.
+        seconds: The measured times.
     """
 
     done: int = 0
@@ -50,7 +50,7 @@ class Report:
     seconds: list[float] = field(default_factory=list)
 
     def line(self) -> str:
-        """Return the figures as words."""
+        """Return the figures as a line of text."""
         facts = {"good": f"{self.good} of {self.done}", **self.figures}
         if self.seconds:
             facts |= {"median": f"{statistics.median(self.seconds):.1f} s", "longest": f"{max(self.seconds):.1f} s"}
@@ -61,8 +61,8 @@ Say = Callable[[str], None]
 
 
 def began(run: Run, workers: int) -> float:
-    """Wait until a run trains with all its workers. Return the seconds that the latest worker took from the start of its
-    process until it had app, data and model.
+    """Wait until a run trains with all its workers. Return the longest start of a worker in seconds, from the start of its
+    process until it has app, data and model.
     """
     run.wait_for("Committed", within_s=BEGIN_S)
     longest = 0.0
@@ -75,7 +75,7 @@ def began(run: Run, workers: int) -> float:
 
 
 def wrong_rounds(run: Run) -> list[str]:
-    """Return what is wrong with the rounds of a run: each must be committed once, in order."""
+    """Return the problems of the rounds of a run: each round must be committed once, in order."""
     rounds = [event["record"]["round"] for event in run.of("Committed")]
     if rounds == list(range(1, len(rounds) + 1)):
         return []
@@ -84,7 +84,7 @@ def wrong_rounds(run: Run) -> list[str]:
 
 
 def check_result(rig: Rig, run: Run, name: str, compares: bool = True) -> list[str]:
-    """End a run, and train as many rounds with ``--local 2``, if wanted. Return what differs."""
+    """End a run. If ``compares``, train the same number of rounds with ``--local 2``. Return the problems and differences."""
     try:
         result = run.result(within_s=BEGIN_S)
     except (TimeoutError, ChildProcessError) as error:
@@ -114,7 +114,7 @@ def check_result(rig: Rig, run: Run, name: str, compares: bool = True) -> list[s
 
 
 def same(rig: Rig, folder: Path, rounds: int, say: Say, compares: bool = True) -> Report:
-    """Train undisturbed, and compare the bits with those of ``--local 2``, unless somebody else compares them."""
+    """Train without disturbance. If ``compares``, compare the bits with ``--local 2``."""
     report = Report(done=1)
     run = Run(rig, folder / "same", ["--master-epochs", str(rounds)])
     try:
@@ -132,11 +132,11 @@ def same(rig: Rig, folder: Path, rounds: int, say: Say, compares: bool = True) -
 
 
 def _left_after(rig: Rig, run: Run, ends_master: bool = True) -> tuple[list[str], float]:
-    """Wait until nothing remains of a run. Return what does, and the seconds until then."""
+    """Wait until no process, file or job of a run remains. Return the remains after ``END_S``, and the waited seconds."""
     start = time.monotonic()
     while True:
         found = rig.left(run)
-        if not ends_master:  # its files and its guard stay with it
+        if not ends_master:  # the files and the guard of a running master remain
             found = [
                 words for words in found if "ddlf.worker" in words or "ddlf.cli.worker" in words or "job " in words
             ]
@@ -149,7 +149,7 @@ def _left_after(rig: Rig, run: Run, ends_master: bool = True) -> tuple[list[str]
 
 
 def _finish(rig: Rig, run: Run) -> None:
-    """End what still runs, whatever has happened."""
+    """End all processes of a run, also after an error."""
     if not run.has_ended():
         run.terminate()
         with contextlib.suppress(psutil.TimeoutExpired):
@@ -161,7 +161,7 @@ def _finish(rig: Rig, run: Run) -> None:
 
 
 def losses(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) -> Report:
-    """Lose something ``count`` times at random moments of one run."""
+    """Cause ``count`` losses at random moments of one run."""
     return disturbed(rig, folder, {"losses": count}, chance, say)
 
 
@@ -171,7 +171,7 @@ def notices(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say)
 
 
 def disturbed(rig: Rig, folder: Path, counts: Mapping[str, int], chance: random.Random, say: Say) -> Report:
-    """Disturb one run by so many ``losses`` and ``notices``, and compare its bits."""
+    """Disturb one run by the given numbers of ``losses`` and ``notices``, and compare its bits."""
     report, name = Report(), "-".join(counts)
     if "losses" in counts and not rig.victims():
         report.problems.append(f"losses: the rig {rig.name} loses nothing")
@@ -196,7 +196,7 @@ def disturbed(rig: Rig, folder: Path, counts: Mapping[str, int], chance: random.
 
 def _losses(rig: Rig, run: Run, count: int, chance: random.Random, say: Say, report: Report, start_s: float) -> None:
     report.figures["start of a worker"] = f"{start_s:.1f} s"
-    # An executor without state that is lost between two calls is not missed: the next call starts in a new one.
+    # The light app does not notice an executor that is lost between two calls: the next call starts in a new one.
     kinds = [found for found in rig.victims().items() if rig.app is not CALLS or found[0] != "executor"]
     order = [kinds[number % len(kinds)] for number in range(count)]
     chance.shuffle(order)
@@ -217,7 +217,7 @@ def _losses(rig: Rig, run: Run, count: int, chance: random.Random, say: Say, rep
 
 
 def _lose(run: Run, victim: Victim, place: int, start_s: float) -> tuple[list[str], list[float]]:
-    """Lose one thing and wait until all is as before. Return what is wrong, and the seconds until each place worked."""
+    """Cause one loss, and wait until all places work again. Return the problems, and the seconds until each place worked."""
     since, at = len(run.look()), time.time()
     hit = victim.lose(run, place)
     problems, seconds = [], []
@@ -231,7 +231,7 @@ def _lose(run: Run, victim: Victim, place: int, start_s: float) -> tuple[list[st
             continue
         took = back["at"] - at
         seconds.append(took)
-        knows = run.rig.app is not CALLS or not victim.is_notice  # the light app hears of no notice
+        knows = run.rig.app is not CALLS or not victim.is_notice  # the light app gets no notices
         if knows and gone["event"] == ("WorkerLost" if victim.is_notice else "WorkerLeaving"):
             problems.append(f"worker {worker}: the event is {gone['event']} ({gone['why']})")
         if knows and not re.search(victim.says, gone["why"]):
@@ -242,7 +242,7 @@ def _lose(run: Run, victim: Victim, place: int, start_s: float) -> tuple[list[st
         if took > limit:
             parts = f"{victim.own_s:g} s of the engine, {start_s:.1f} s for the start of a worker, and {MARGIN_S:g} s"
             problems.append(f"worker {worker} was back after {took:.1f} s, more than {parts}")
-        # Another loss of the same worker would mean that two of them fight for its place.
+        # Another loss of the same worker would mean that two workers compete for its place.
         after = run.events.index(back) + 1
         with contextlib.suppress(TimeoutError):
             lost = run.wait_for("WorkerLost", since=after, within_s=1.0, worker=worker)
@@ -260,11 +260,11 @@ def _notices(rig: Rig, run: Run, count: int, chance: random.Random, say: Say, re
         rig.notice(run, place)
         problems = []
         try:
-            told = run.wait_for("WorkerLeaving", "WorkerLost", since=since, within_s=BACK_S, worker=place + 1)
-            if told["event"] == "WorkerLost":
-                problems.append(f"it was lost without a notice: {told['why']}")
-            elif told["slot"] is not None:
-                problems.append(f"slot {told['slot']} fits into {told['seconds']:.1f} s and was given away")
+            first = run.wait_for("WorkerLeaving", "WorkerLost", since=since, within_s=BACK_S, worker=place + 1)
+            if first["event"] == "WorkerLost":
+                problems.append(f"it was lost without a notice: {first['why']}")
+            elif first["slot"] is not None:
+                problems.append(f"slot {first['slot']} fits into {first['seconds']:.1f} s and was given away")
             else:
                 left = run.wait_for("WorkerLeft", "WorkerLost", since=since, within_s=BACK_S, worker=place + 1)
                 if left["event"] == "WorkerLost":
@@ -285,8 +285,8 @@ def _notices(rig: Rig, run: Run, count: int, chance: random.Random, say: Say, re
 
 
 def slots_again(run: Run, since: int) -> int:
-    """Return how many slots of a round began more than once, from a position in the events on. The backup of a slot that is
-    late counts as no second start: a slow machine causes it, and no notice.
+    """Return the number of second starts of slots, beginning at a position in the events. The backup of a late slot does not
+    count as a second start, because a slow machine causes it, and not a notice.
     """
     first = next((event["round"] for event in run.of("SlotStarted", since=since)), 0)
     starts = Counter((event["round"], event["slot"]) for event in run.of("SlotStarted"))
@@ -295,7 +295,7 @@ def slots_again(run: Run, since: int) -> int:
 
 
 def ends(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) -> Report:
-    """End ``count`` runs at random moments of start and training, and look at what remains."""
+    """End ``count`` runs at random moments of start and training, and check that no process, file or job remains."""
     report = Report()
     first = Run(rig, folder / "end-0")
     try:

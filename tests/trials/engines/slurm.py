@@ -17,13 +17,14 @@ from tests.trials.engines.stuck import TIMEOUT, Stuck
 
 ENGINE = {"slurmctld", "slurmd", "munged"}
 NODE_LOST_S = 45.0
-"""Slurm finds out in 30 s that a node is down, and starts the element elsewhere in some seconds more."""
+"""Seconds until an element of a lost node runs again. Slurm notices the loss after 30 s, and then starts the element on another
+node."""
 REQUEUED_S = 15.0
-"""Slurm lets a job that it has queued again wait, at least until its processes have ended."""
+"""Seconds that a requeued job waits, at least until its processes have ended."""
 
 
 class SlurmRig(Rig):
-    """What all three have in common."""
+    """The common part of the three rigs for Slurm."""
 
     lab: Lab
 
@@ -42,7 +43,7 @@ class SlurmRig(Rig):
         return process.name() in ENGINE
 
     def jobs(self) -> list[str]:
-        """Return the jobs and elements that have not ended, as words."""
+        """Return the jobs and elements that have not ended, as text."""
         return self.lab.call("squeue", "--noheader", "--array", "--format=%i %T %r").splitlines()
 
     def left(self, run: Run) -> list[str]:
@@ -65,7 +66,7 @@ class SlurmRig(Rig):
 
 
 class TasksRig(SlurmRig):
-    """Each place is a task of ``srun``. A lost node ends the whole step, so only executors and daemons can be lost."""
+    """A rig whose places are tasks of ``srun``. A lost node ends the whole step, so only executors and daemons can be lost."""
 
     name = "slurm-tasks"
 
@@ -90,14 +91,14 @@ class TasksRig(SlurmRig):
 
 
 def interrupt_twice(run: Run) -> None:
-    """Press Ctrl-C as ``srun`` wants it: the first time it only prints what its tasks do."""
+    """Press Ctrl-C twice: ``srun`` prints the states of its tasks the first time, and ends them the second time."""
     run.interrupt()
     time.sleep(0.3)
     run.interrupt()
 
 
 class StepsRig(SlurmRig):
-    """Each place is a step of a job of ``salloc``. Slurm 22.05 gives no notice to a step: ``scancel`` kills it at once."""
+    """A rig whose places are steps of a job of ``salloc``. Slurm 22.05 gives no notice: ``scancel`` kills a step at once."""
 
     name = "slurm-steps"
 
@@ -120,7 +121,7 @@ class StepsRig(SlurmRig):
         }
 
     def ends(self) -> dict[str, End]:
-        # After a kill -9 of salloc, Slurm keeps the job, so the run rightly continues in it.
+        # A kill -9 of salloc is not in this list: Slurm keeps the job, so the run rightly continues in it.
         return {
             "Ctrl-C": End(interrupt_command),
             "SIGTERM of the master": End(terminate_master),
@@ -130,8 +131,8 @@ class StepsRig(SlurmRig):
 
 
 def interrupt_command(run: Run) -> None:
-    """Press Ctrl-C in a terminal, where the command of ``salloc`` is the foreground group; or ``salloc``, if it has not
-    started it yet.
+    """Press Ctrl-C like in a terminal. The foreground group is the command of ``salloc``, or ``salloc`` itself before it has
+    started the command.
     """
     master = run.master()
     if master is None:
@@ -142,12 +143,12 @@ def interrupt_command(run: Run) -> None:
 
 
 def terminate_master(run: Run) -> None:
-    """Send SIGTERM to the master, or to ``salloc`` if it is not there yet."""
+    """Send SIGTERM to the master, or to ``salloc`` if the master has not started yet."""
     terminate(run.master() or run.process)
 
 
 class ArrayRig(SlurmRig):
-    """Each place is an element of an array job, on a node of its own. There is one node more than places."""
+    """A rig whose places are elements of an array job, each on a separate node. There is one more node than places."""
 
     name = "slurm-array"
 
@@ -155,7 +156,7 @@ class ArrayRig(SlurmRig):
         return ["--workers", str(self.places), "--launcher", "slurm:cores=2"]
 
     def element(self, run: Run, place: int) -> tuple[str, str]:
-        """Return the job's number and the node of a place that runs."""
+        """Return the number of the job and the node of a running place."""
         job, _, node = wait_for(lambda: found if len(found := self.lab.jobs().get(place, [])) == 3 else None)
         return job, node
 
@@ -180,7 +181,7 @@ class ArrayRig(SlurmRig):
         self.lab.call("sbatch", "-p", "high", "-w", node, "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
 
     def notice(self, run: Run, place: int) -> None:
-        """Queue the element again: SIGTERM, and SIGKILL after KillWait."""
+        """Requeue the element: Slurm sends SIGTERM, and SIGKILL after KillWait."""
         job, _ = self.element(run, place)
         self.lab.call("scontrol", "requeue", f"{job}_{place}")
 

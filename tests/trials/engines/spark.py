@@ -1,4 +1,4 @@
-"""The rig for Spark: a standalone cluster of a master and Spark workers of one core, each a process."""
+"""The rig for Spark: a standalone cluster with a master and Spark workers with one core each, as processes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.trials.engines.below import Started
 from tests.trials.engines.rig import End, Rig, Run, Victim, kill, wait_for
 
 SPARE = 1
-"""Spark workers more than places, so that a task need not wait until a new one runs."""
+"""Number of additional Spark workers, so that a task need not wait for a new one."""
 EXECUTOR_S = 10.0
-"""Spark's own time until a new executor takes a task: it starts a JVM."""
+"""Seconds that Spark needs until a new executor takes a task, because it starts a JVM."""
 DAEMON = "org.apache.spark.deploy"
 EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 class SparkRig(Rig):
-    """A Spark worker for each place, one more, and Spark's master."""
+    """A rig with Spark's master, and one more Spark worker than places."""
 
     name = "spark"
     gone_says = "."
@@ -102,7 +102,7 @@ class SparkRig(Rig):
         return {**super().ends(), "driver stopped": End(self._stop_driver, ends_master=False)}
 
     def _stop_driver(self, run: Run) -> None:
-        """End the driver of the run, if it runs already."""
+        """End the driver of the run, if it has started."""
         master = run.master()
         if master is not None:
             for process in master.children():

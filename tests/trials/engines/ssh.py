@@ -13,7 +13,7 @@ from tests.trials.engines.stuck import TIMEOUT, Stuck
 
 
 class SshRig(Rig):
-    """Three hosts that are this machine."""
+    """A rig with a host name for each place. All names lead to this machine."""
 
     name = "ssh"
     sshd: Sshd | None = None
@@ -68,7 +68,7 @@ class SshRig(Rig):
 
 
 def client(run: Run, place: int) -> psutil.Process:
-    """Return the process of ssh on the master's machine."""
+    """Return the client process of ssh for a place."""
 
     def find() -> psutil.Process | None:
         for process in run.rig.of_runs():

@@ -1,4 +1,4 @@
-"""The series of runs that an engine can never start, or not now. Each says so in the engine's words, and ends."""
+"""The series of runs that an engine cannot start now, or never. Each run prints the engine's reason, and ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TIMEOUT_S = 12
 TIMEOUT = f"start_timeout={TIMEOUT_S}"
 """A key of the launchers of these runs."""
 SAY_S = 5.0
-"""After this time a person must know why nothing happens."""
+"""Longest time in seconds until a run prints the reason."""
 ANSWER_S = 3.0
-"""What the engine's own answer may take more."""
+"""Additional seconds for the engine's own answer."""
 END_S = 15.0
-"""What the end of a run may take."""
+"""Seconds that the end of a run may take."""
 NO_WORKER = 3
 """Exit code of a run that gets no worker."""
 
@@ -35,8 +35,8 @@ class Stuck:
     Args:
         options: The options of ``ddlf run`` that choose the engine.
         says: Regular expression for the engine's own words.
-        before: The options of another run, which has first taken what this one needs.
-        ends_with: Regular expression for the last words, if these are others.
+        before: The options of another run, which first takes the resources that this run needs.
+        ends_with: Regular expression for the final error, if it differs from ``says``.
     """
 
     options: Sequence[str]
@@ -47,14 +47,14 @@ class Stuck:
 
 @runtime_checkable
 class HasStuck(Protocol):
-    """A rig that knows runs which do not get their workers."""
+    """A rig with runs that do not get their workers."""
 
     def stuck(self) -> dict[str, Stuck]:
         """Return these runs, by name."""
 
 
 def stuck(rig: Rig, folder: Path, say: Callable[[str], None]) -> Report:
-    """Start each run that does not get its workers. Look for the engine's words and for the exit code."""
+    """Start each run that does not get its workers. Check the engine's words in its output, and the exit code."""
     report = Report()
     if not isinstance(rig, HasStuck):
         report.problems.append("stuck: this engine has no such runs")
@@ -76,8 +76,8 @@ def stuck(rig: Rig, folder: Path, say: Callable[[str], None]) -> Report:
 
 
 def _try(rig: Rig, case: Stuck, folder: Path) -> tuple[list[str], float | None, float]:
-    """Start one run. Return what is wrong, and the seconds until the engine's words and until its end. They begin with the
-    first line of the run.
+    """Start one run. Return the problems, the seconds until the engine's words, and the seconds until its end. Both times
+    begin with the first line of the run.
     """
     run = Run(rig, folder, command=[*DDLF, *case.options])
     wait_for(lambda: run.text or None, BEGIN_S)

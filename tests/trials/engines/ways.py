@@ -1,11 +1,11 @@
-"""Train one app in all ways in which DDLF gets workers, and compare the bits.
+"""Train one app with each way to get workers, and compare the bits.
 
     python -m tests.trials.engines.ways [WAY...] [--rounds 6] [--places 2]
 
-A WAY is a name in ``rig.RIGS``; without one, all are used. The app is a small CNN with dropout, momentum and four slots. This
-prints a table: the SHA-256 of the weights and of the optimizers' states, and whether the ledger is exact. A Python with the
-packages of an engine can be named, as for the tests: DDLF_RAY_PYTHON=/path/to/python. An engine that is missing is a
-difference, too. The exit code is 1 if any way differs.
+A WAY is a name in ``rig.RIGS``. Without a WAY, the trial uses all of them. The app is a small CNN with dropout, momentum and
+four slots. The trial prints a table: the SHA-256 of the weights and of the optimizers' states, and whether the ledger is
+exact. Like in the tests, a variable can name a Python with the packages of an engine: DDLF_RAY_PYTHON=/path/to/python. A
+missing engine counts as a difference. The exit code is 1 if any way differs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.engines.needs import NEEDS, PATH
 from tests.trials.engines.rig import RIGS, ROOT
 
 ENGINES = {"k8s": "kubernetes", "mpich": "mpi", **{f"slurm-{way}": "slurm" for way in ("array", "steps", "tasks")}}
-"""Name in ``NEEDS`` where it is not that of the rig."""
+"""Names in ``NEEDS`` that differ from the name of the rig."""
 NONE = "nothing".ljust(16)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; returns the number of ways that differ."""
+    """Print the table, and return the number of ways that differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ways", nargs="*", choices=[*RIGS, []], metavar="WAY")
     parser.add_argument("--rounds", type=int, default=6)
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(way: str, rounds: int, places: int) -> tuple[str, str]:
-    """Train in one way. Return the SHA-256, which is empty if there is none, and what is wrong."""
+    """Train in one way. Return the SHA-256 and the problem; both may be empty."""
     needs = NEEDS.get(ENGINES.get(way, way))
     if needs is not None and (missing := needs.missing()):
         return "", missing
