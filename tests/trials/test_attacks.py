@@ -1,4 +1,4 @@
-"""The short form of ``attacks``: each attack once, in swaps and in rounds."""
+"""Run the short form of the trial of attacks: each attack once, in swaps and in rounds."""
 
 import pytest
 
@@ -22,13 +22,15 @@ def test_one_bad_peer_of_four_does_no_harm_and_no_honest_peer_is_struck(clean, w
 
 @pytest.mark.parametrize("attack", ["x1000", "flipped x10"])
 def test_without_the_check_the_bad_peer_does_harm(clean, attack):
-    """Otherwise the test above would prove nothing."""
+    """Show that these attacks do harm without the check, so the test above is meaningful."""
     assert train("swap", 4, 1, attack, 0, posts=POSTS, longest=0.0).accuracy < clean["swap"] - BAR
 
 
 @pytest.mark.parametrize("seed", [0, 2])
 def test_a_slow_peer_with_other_labels_is_not_shut_out_when_the_others_have_converged(seed):
-    """Before, its trainings were soon so much longer than theirs that each second one was rejected, and some were strikes."""
+    """The trainings of such a peer change the weights much more than the other trainings. An earlier check rejected half of
+    them, and counted some as strikes.
+    """
     run = train("swap", 4, 0, "", seed, posts=120, halves=1, slower=4)
     assert run.struck == 0
     assert not run.table.rejected

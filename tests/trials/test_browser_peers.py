@@ -1,4 +1,4 @@
-"""The trial of peers in Chromium: its search for private pictures, and a short form of it in rounds."""
+"""Test the search for private pictures in the trial of peers in Chromium, and run its short form in rounds."""
 
 import base64
 import os
@@ -13,7 +13,7 @@ MARK = np.arange(101, 117, dtype=np.uint8)
 
 
 def masked(content):
-    """Return a frame of a WebSocket as a client sends it."""
+    """Return a frame of a WebSocket with a client's mask."""
     key = os.urandom(4)
     body = bytes(byte ^ key[n % 4] for n, byte in enumerate(content))
     return bytes([0x82, 0xFE]) + len(content).to_bytes(2, "big") + key + body
@@ -39,5 +39,5 @@ def test_search_finds_a_mark_in_each_form_inside_of_a_masked_frame(content, form
 async def test_two_browsers_and_a_python_peer_reach_the_bars_in_rounds(tmp_path):
     options = browser_peers.parsed(["--seconds=8", "--browsers=2", "--pythons=1", "--block=2", "--way=rounds"])
     found = await browser_peers.measure(options, tmp_path)
-    # a short run does not show growth, and a busy machine trains unevenly; the whole run of the benchmark measures both
+    # A short run does not show growth, and a busy machine trains unevenly. The whole trial measures both.
     assert browser_peers.missed(found, memory=2.0, slower=0.1) == [], found

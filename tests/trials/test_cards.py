@@ -19,12 +19,12 @@ def test_any_number_of_cards_has_equal_bits(eight):
 
 
 def test_each_fault_of_a_card_has_the_promised_result(eight):
-    """One run without a fault has the bits that all of them must have."""
+    """A run without a fault gives the bits that all runs must have."""
     lines = list(faults(eight, 1, seed=1))
     assert [line.partition(":")[0] for line in lines] == [f"right {kind}" for kind in FAULTS], lines
 
 
-def test_check_finds_what_is_wrong():
+def test_check_finds_wrong_results():
     assert not is_right(Outcome("lost", "b", "has fallen off the bus (Xid 79)"), "a")
     assert not is_right(Outcome("lost", "a", "its connection ended"), "a")
     assert not is_right(Outcome("full", "a"), "a")

@@ -7,7 +7,7 @@ from tests.trials import chaos
 from tests.trials.chaos import Call, History, Outcome, make_plan, run
 
 
-async def test_every_request_under_faults_has_one_outcome_and_a_true_one(monkeypatch):
+async def test_every_request_under_faults_has_one_correct_outcome(monkeypatch):
     monkeypatch.setattr(chaos, "LATE_S", PATIENCE_S)
     history = await run(seed=3, requests=500, faults=15, scale=0.25)
     assert history.violations() == []
@@ -19,7 +19,7 @@ def test_the_same_seed_makes_the_same_plan():
 
 
 def history(*outcomes, starts=1, ends=1, idempotent=False):
-    """One request, with what the workers' logs say about it."""
+    """Return the history of one request, with its starts and ends in the workers' logs."""
     made = History({1: Call(1, idempotent, 1.0, "compute", 0.0)}, list(outcomes))
     made.starts[1], made.ends[1] = starts, ends
     return made
@@ -39,7 +39,7 @@ def outcome(kind="result", value=1, ended=0.5, **more):
         history(outcome(), starts=3, ends=1, idempotent=True),
     ],
 )
-def test_a_true_outcome_is_no_violation(good):
+def test_a_correct_outcome_is_not_a_violation(good):
     assert good.violations() == []
 
 

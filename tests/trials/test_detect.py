@@ -9,8 +9,8 @@ from tests.trials import detect, false_deaths
 pytestmark = pytest.mark.usefixtures("one_template")
 
 
-def test_losses_are_noticed_in_about_the_time_that_is_promised(tmp_path):
-    """The bars themselves are for a machine that does nothing else."""
+def test_losses_are_noticed_in_about_the_promised_time(tmp_path):
+    """The limits are longer than in the trial, which needs a machine that does nothing else."""
     rows = detect.main(
         [
             *["--kills", "2", "--stops", "2", "--partitions", "3", "--dead-after", "1", "--json"],

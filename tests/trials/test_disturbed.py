@@ -7,5 +7,5 @@ from tests.trials.disturbed import resume
 pytestmark = pytest.mark.usefixtures("one_template")
 
 
-def test_a_master_that_is_killed_and_resumed_ends_with_the_same_bits():
+def test_a_killed_and_resumed_master_ends_with_the_same_bits():
     assert resume(wanted=1, seed=1, rounds=4, exchange="star")

@@ -1,4 +1,4 @@
-"""Run the short form of the trial of losses, notices and ends on engines: with the rig ``command``, which needs none."""
+"""Run the short form of the trial of engines with the rig ``command``, which needs no engine, and test the checks."""
 
 import json
 import random
@@ -33,7 +33,7 @@ def rig(tmp_path):
 
 @pytest.fixture
 def run(rig, tmp_path):
-    """A run without workers, whose events a test writes."""
+    """Return a run without workers. Tests write its events."""
     run = Run(rig, tmp_path / "run", command=["sleep", "1000"])
     yield run
     run.process.kill()
@@ -52,7 +52,7 @@ def test_losses_notices_and_ends_change_no_bit_and_leave_nothing(rig, tmp_path, 
         monkeypatch.setattr(series, limit, float(PATIENCE_S))
     report = series.disturbed(rig, tmp_path, {"losses": 1, "notices": 1}, random.Random(1), silent)
     assert report.problems == []
-    rig.app = CALLS  # what remains of an end does not depend on what was trained
+    rig.app = CALLS  # the remains of an end do not depend on the training
     ends = series.ends(rig, tmp_path, 2, random.Random(1), silent)
     assert ends.problems == []
     assert report.done == report.good == ends.done == ends.good == 2
@@ -66,7 +66,7 @@ def test_run_that_never_gets_workers_says_why_and_ends(rig, tmp_path, monkeypatc
     assert report.good == 2
 
 
-def test_run_that_is_stuck_without_a_word_is_found(rig, tmp_path, monkeypatch):
+def test_stuck_run_without_a_reason_is_found(rig, tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "text", property(lambda self: "begun\nerror  the cat has it\n"))
     monkeypatch.setattr(stuck, "DDLF", ["false"])
     case = stuck.Stuck([], "no such queue")
@@ -76,25 +76,25 @@ def test_run_that_is_stuck_without_a_word_is_found(rig, tmp_path, monkeypatch):
     assert problems[1].startswith("it has not said 'no such queue'")
 
 
-def test_each_rig_has_a_name_of_its_own():
+def test_each_rig_has_a_unique_name():
     assert len(set(RIGS.values())) == len(RIGS)
 
 
 @pytest.mark.parametrize(
     ("rounds", "problem"), [([1, 2, 3], None), ([1, 2, 2], "committed again: [2]"), ([1, 3], "missing")]
 )
-def test_rounds_that_come_again_are_found(run, rounds, problem):
+def test_repeated_and_missing_rounds_are_found(run, rounds, problem):
     write(run, *(("Committed", {"record": {"round": number}}) for number in rounds))
     found = series.wrong_rounds(run)
     assert found == [] if problem is None else problem in found[0]
 
 
-def test_slots_that_begin_again_are_found(run):
+def test_repeated_slots_are_found(run):
     starts = [(1, 1), (1, 2), (1, 1), (2, 1), (2, 2)]
     write(run, *(("SlotStarted", {"round": round_, "slot": slot, "worker": 1}) for round_, slot in starts))
     assert series.slots_again(run, 0) == 1
     write(run, ("SlotBackedUp", {"round": 1, "slot": 1, "worker": 2}))
-    assert series.slots_again(run, 0) == 0, "it was only late"
+    assert series.slots_again(run, 0) == 0, "a backup of a late slot counted as a second start"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ class Leaving(Rig):
         return {"end": End(lambda run: run.kill())}
 
 
-def test_process_and_token_file_that_remain_are_found(tmp_path, monkeypatch):
+def test_remaining_process_and_token_file_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(series, "END_S", 0.5)
     (tmp_path / "engine").mkdir()
     program = "import subprocess; subprocess.Popen(['sleep', '999'], start_new_session=True)"
@@ -144,7 +144,7 @@ def test_process_and_token_file_that_remain_are_found(tmp_path, monkeypatch):
         assert series._left_after(rig, run)[0] == []
 
 
-def test_engine_that_is_unknown_is_refused():
+def test_unknown_engine_is_refused():
     ended = subprocess.run(
         [sys.executable, "-m", "tests.trials.engines", "nothing"], capture_output=True, text=True, check=False
     )
@@ -162,7 +162,7 @@ def test_engine_that_is_unknown_is_refused():
         ),
     ],
 )
-def test_engine_that_is_missing_fails_and_says_how_to_install_it(needs, sentence):
+def test_missing_engine_fails_and_says_how_to_install_it(needs, sentence):
     result = run_tests(needs, [])
     assert result.startswith("missing: x: ")
     assert result.endswith(sentence)

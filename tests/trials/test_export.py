@@ -1,7 +1,4 @@
-"""Run the short form of the export trial: a small model, in the formats whose packages the tests have.
-
-``tests/cli/test_export.py`` exports a model text in the same way.
-"""
+"""Run the short form of the export trial: a small model, in the formats whose packages are installed."""
 
 import pytest
 
@@ -21,7 +18,7 @@ def test_model_of_two_inputs_is_within_tolerance_in_installed_formats():
     assert {row.refused for row in rows} == {None}
 
 
-def test_a_table_has_a_row_for_each_model_and_notes_for_who_refuses():
+def test_a_table_has_a_row_for_each_model_and_notes_for_refusals():
     from ddlf.extras.export.steps import Refused
     from ddlf.extras.export.verify import Row
 

@@ -5,7 +5,7 @@ import json
 from tests.processes import command
 
 
-def test_flood_keeps_no_master_out_and_idle_connections_are_small():
+def test_masters_connect_during_a_flood_and_idle_connections_are_small():
     ended = command(
         "tests.trials.flood", "--drips", "100", "--garbage", "50", "--idle", "1200", "--seconds", "2", "--json"
     )

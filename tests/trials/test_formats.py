@@ -14,8 +14,8 @@ def test_every_format_gives_the_same_files(tmp_path):
     assert len({Folder(made(kind, tmp_path)).manifest().content for kind in FORMATS}) == 1
 
 
-async def test_kills_and_joins_change_no_bit_of_what_is_trained_from_a_store(monkeypatch):
-    """The workers that are there at the beginning, which have no cache, share an import of Keras."""
+async def test_kills_and_joins_change_no_bit_of_a_training_from_a_store(monkeypatch):
+    """The first workers, which have no cache, share an import of Keras."""
     for name, value in (("DDLF_CACHE", ""), ("DDLF_CACHE_SIZE", "0")):
         monkeypatch.setenv(name, value)
     standing = Standing.of_keras()

@@ -5,7 +5,7 @@ import json
 from tests.processes import command
 
 
-def test_gate_lets_no_forged_worker_in_and_a_crowd_joins_during_a_flood():
+def test_gate_refuses_forged_workers_and_many_workers_join_during_a_flood():
     options = ("--greetings", "3000", "--sockets", "100", "--workers", "128", "--drips", "100")
     found = json.loads(command("tests.trials.gate", *options).stdout)
     assert found["greetings"]["let in"] == []

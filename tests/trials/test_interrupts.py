@@ -25,7 +25,7 @@ def test_an_interrupt_at_any_moment_ends_the_run_and_leaves_nothing(monkeypatch)
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Seconds that a command takes on this machine that does nothing."""
+    """Return the seconds of a command that does nothing, on this machine."""
     app = tmp_path_factory.mktemp("app") / "nothing.py"
     app.write_text("async def main(cluster): pass\n")
     return undisturbed(app, ["--local", "1"])
@@ -38,14 +38,14 @@ def whole(tmp_path_factory):
         ("import tempfile; tempfile.mkdtemp(prefix='ddlf-')", "/tmp/ddlf-"),
         ("open(f'/dev/shm/ddlf-left-{__import__(\"os\").getpid()}', 'w')", "left: /dev/shm/ddlf-left-"),
         ("import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)", "is left: sleep 300"),
-        ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)", "went on"),
+        ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)", "continued for"),
         ("import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(7))", "ended with 7"),
     ],
 )
-def test_the_check_finds_what_is_wrong(tmp_path: Path, monkeypatch, whole, line, problem):
+def test_the_check_finds_problems(tmp_path: Path, monkeypatch, whole, line, problem):
     monkeypatch.setattr("tests.trials.interrupts.LIMIT_S", 6 * whole + 5)
     app = tmp_path / "bad.py"
-    # Interrupted when it sleeps: not sooner than the line, and not later than the end.
+    # The interrupt comes while the app sleeps: after the line, and before the end.
     app.write_text(f"import time\n{line}\ntime.sleep({4 * whole + 4})\nasync def main(cluster): pass\n")
     outcome = interrupted(app, ["--local", "1"], 2 * whole + 2)
     for path in Path("/dev/shm").glob("ddlf-left-*"):

@@ -14,7 +14,7 @@ def test_bits_stay_when_workers_and_master_are_killed():
 
 
 @pytest.mark.parametrize("how", [{"slow": 4.0}, {"stops": True}])
-async def test_others_compute_the_portions_of_a_slow_worker(how):
+async def test_other_workers_compute_the_portions_of_a_slow_worker(how):
     result = await uneven(**how)
     assert result["exact"], result
     assert result["share"] < 1, result

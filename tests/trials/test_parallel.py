@@ -1,4 +1,4 @@
-"""One worker computes on several simulated cards with Keras's own distribution, and has equal bits in each run."""
+"""Test a worker that computes on several simulated cards with Keras's own distribution: each run has equal bits."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The short form of ``peers_fuzzed``."""
+"""Run the short form of the fuzz trial of peers."""
 
 from tests.trials.peers_fuzzed import main
 

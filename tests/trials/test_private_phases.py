@@ -15,7 +15,7 @@ from tests.trials.private_phases import is_right, phases, tried
     ],
     ids=["plain", "masked", "noised"],
 )
-def test_rounds_go_on_without_killed_workers_and_everybody_is_named_and_comes_back(options):
+def test_rounds_continue_without_killed_workers_which_are_named_and_return(options):
     result = tried(kills=1, masters=1, seed=1, **options)
     assert is_right(result), result
     assert all(result[f"killed {phase}"] for phase in phases(options.get("masked", False))), result

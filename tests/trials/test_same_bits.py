@@ -12,14 +12,14 @@ NUMPY = (
 )
 
 
-def test_who_carries_a_slot_and_how_often_it_is_trained_change_no_bit():
+def test_the_number_of_workers_changes_no_bit():
     few, many = run(ROOT, KERAS, NUMPY, workers=1), run(ROOT, KERAS, NUMPY, workers=2)
     lines, same = compared(few, many)
     assert same, lines
     assert len(lines) == len(KERAS) + len(NUMPY)
 
 
-def test_what_differs_is_named():
+def test_differences_are_named():
     ours = {"sync": {"weights": "1" * 64, "ledger": "2" * 64}}
     lines, same = compared(ours, {"sync": {"weights": "1" * 64, "ledger": "3" * 64}})
     assert not same

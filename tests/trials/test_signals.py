@@ -15,7 +15,7 @@ def stage():
         yield stage
 
 
-def test_signals_at_any_moment_tear_no_checkpoint_and_leave_the_same_bits(stage, monkeypatch):
+def test_signals_at_any_moment_damage_no_checkpoint_and_change_no_bit(stage, monkeypatch):
     for limit in ("LIMIT_S", "IGNORED_S"):
         monkeypatch.setattr(signals, limit, PATIENCE_S)
     whole_s, expected = undisturbed(stage)
@@ -24,7 +24,7 @@ def test_signals_at_any_moment_tear_no_checkpoint_and_leave_the_same_bits(stage,
         assert outcome.problems == []
 
 
-def test_check_finds_what_is_wrong(stage):
+def test_check_finds_problems(stage):
     folder = stage.folder()
     (folder / "app.py").write_text((folder / "app.py").read_text().replace("= 15, 3,", "= 2, 4,"))
     stage.run(folder).wait()

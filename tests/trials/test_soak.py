@@ -14,16 +14,16 @@ SHORT = ["--calls", "200", "--cycles", "10", "--minutes", "0", "--warm-up", "5",
 def test_calls_and_transfers_leave_no_descriptor_thread_or_task():
     lines = command(
         "tests.trials.soak", *SHORT
-    ).stdout.splitlines()  # in this process other tests' libraries have threads
+    ).stdout.splitlines()  # this process may have threads of libraries of other tests
     for part in ("calls", "transfers", "rounds"):
         rows = [line for line in lines if line.startswith(f"| {part} ")]
         assert len(rows) == 3, lines
-        # Libraries of training start their threads when they like in the first rounds.
+        # Libraries for training start their threads at some time in the first rounds.
         assert part == "rounds" or all(row.endswith(" - |") for row in rows), "\n".join(lines)
 
 
 def test_slope_equals_that_of_scipy_and_ignores_one_step():
-    from scipy.stats import theilslopes  # its import takes a second of every process that collects this file
+    from scipy.stats import theilslopes  # at the top, each process that collects this file would import it for a second
 
     watch = soak.Watch(os.getpid(), 40)
     watch.at = list(np.arange(40.0))
@@ -35,7 +35,7 @@ def test_slope_equals_that_of_scipy_and_ignores_one_step():
     assert watch.results("daemon") == (0, 0)
 
 
-def test_what_is_left_behind_is_found(monkeypatch, capsys):
+def test_leaks_are_found(monkeypatch, capsys):
     opened = []
 
     async def leak(workers, daemon, port, options):

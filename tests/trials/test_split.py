@@ -12,7 +12,7 @@ def test_bits_stay_when_parts_and_master_are_killed():
     assert result["ledger"], result
 
 
-def test_stages_train_a_skip_over_two_cuts_as_one_process_does():
+def test_stages_train_a_skip_over_two_cuts_like_one_process():
     weights, metrics = compared("skip over two cuts", "momentum", stages=3, steps=3)
     assert weights <= BARS["momentum"]
     assert metrics <= METRICS

@@ -1,4 +1,4 @@
-"""Run the trial of the screens that tell who sees what, for one setting of each kind."""
+"""Run the trial of the screens that explain who sees updates and samples, for one setting of peers and one of workers."""
 
 import pytest
 

@@ -1,9 +1,11 @@
-"""Run the short form of the trial that compares cut layers with whole ones, with JAX: tests/training/split use TensorFlow."""
+"""Run the short form of the trial that compares split layers with whole layers. It uses JAX, because ``tests/training/split``
+uses TensorFlow.
+"""
 
 from tests.trials.within import main
 
 
-def test_cut_layers_compute_what_whole_ones_compute_and_send_what_the_formula_says(capsys):
+def test_split_layers_match_whole_layers_and_the_formula_of_bytes(capsys):
     result = main(["--backends", "jax", "--workers", "3", "--samples", "8"])
     table = capsys.readouterr().out
     assert result == 0, table

@@ -60,7 +60,7 @@ class Small(ddlf.IApp):
     """A small CNN on random images. It trains until there is a file ``stop``, and writes all events to a file."""
 
     batch_size, master_epochs, seed, slots, threads = 32, 1_000_000, 3, 4, 1
-    pace = 0.05  # seconds by which each slot takes longer
+    pace = 0.05  # additional seconds of each slot
     verbose = True
 
     async def load_dataset(self):
