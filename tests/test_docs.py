@@ -167,7 +167,7 @@ def run(folder, *command):
 
 
 @pytest.mark.slow
-def test_the_tutorial_does_what_it_says(tmp_path, standing_template):
+def test_commands_of_the_tutorial_run(tmp_path, standing_template):
     _, _, keep, on, unlucky, without_python = written("docs/tutorial/first_training.md", tmp_path)
     (text,) = blocks("docs/tutorial/first_training.md", "text")
     (tmp_path / "flowers.nnm").write_text(text)

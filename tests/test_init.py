@@ -34,7 +34,7 @@ COMMAND = "keras tensorflow pyarrow pydantic yaml cloudpickle asyncio ddlf.event
         pytest.param(HELP.format(["run"]), COMMAND, id="ddlf run --help"),
     ],
 )
-def test_process_imports_nothing_heavy_that_it_does_not_need(code, heavy):
+def test_process_imports_no_heavy_module_without_need(code, heavy):
     assert python(f"import sys\n{code}\nprint({set(heavy.split())} & {{*sys.modules}})") == "set()\n"
 
 

@@ -98,7 +98,7 @@ def in_cycles(imported):
 
 
 @pytest.mark.parametrize("tree", RESTS_ON)
-def test_a_tree_imports_only_what_it_rests_on(tree):
+def test_a_tree_imports_only_its_allowed_trees(tree):
     for path in (ROOT / tree).rglob("*.py"):
         if tree != "tests" or path.parent.name not in ("benchmarks", "trials"):
             assert {name.split(".")[0] for name in imports(path)} & TREES <= RESTS_ON[tree], path

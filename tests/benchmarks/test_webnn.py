@@ -33,7 +33,7 @@ def test_facts_come_from_the_journal(tmp_path):
     assert not facts_of(tmp_path, 0.93)["reached"]
 
 
-def test_claims_rank_rules_by_seconds_and_put_those_that_failed_last():
+def test_claims_rank_rules_by_seconds_and_put_failed_rules_last():
     seconds = {"average": 9.0, "weighted": 6.0, "copy": 8.0, "mimic": 5.0}
     runs = [
         {"rule": rule, "peers": peers, "seconds": value + repeat, "updates": 10, "best": 0.9, "pace": 1.0}

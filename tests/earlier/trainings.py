@@ -23,7 +23,7 @@ HALF, WHOLE = 3, 6
 
 
 class Iris(ddlf.IApp):
-    """A small network on 150 made-up points."""
+    """A small network on 150 generated points."""
 
     verbose = False
     echo = False

@@ -433,7 +433,7 @@ async def test_method_that_raises_code_missing_is_not_sent_again(workers, tmp_pa
         assert starts(tmp_path / "ran") == 1
 
 
-async def test_an_idempotent_request_waits_for_a_daemon_that_comes_back(workers):
+async def test_an_idempotent_request_waits_for_a_restarted_daemon(workers):
     process, port = workers.start()
     async with cluster_of(workers, port) as cluster:
         call = asyncio.ensure_future(cluster.options(idempotent=True).run_method(slow_add, a=1, b=2))

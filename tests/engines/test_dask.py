@@ -87,7 +87,7 @@ async def test_place_outlives_more_dask_workers_than_dask_allows(dasked):
         await numbers(cluster, [1])
 
 
-async def test_worker_moves_to_a_dask_worker_that_comes_later(dasked, engine):
+async def test_worker_moves_to_a_later_dask_worker(dasked, engine):
     async with asyncio.timeout(2 * PATIENCE_S), Cluster(dasked(2)) as cluster:
         await numbers(cluster, [1, 2])
         for worker in engine.workers.values():  # all except the one of place 1 restart

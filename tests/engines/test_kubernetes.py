@@ -172,7 +172,7 @@ JOBSET = strict(
     },
     *("apiVersion", "kind", "spec"),
 )
-"""The part of JobSet's schema that the manifest uses; the Jobs in it are checked as Jobs of Kubernetes."""
+"""The part of JobSet's schema that the manifest uses. Its Jobs are checked with the schema of Kubernetes."""
 
 
 def test_jobset_is_valid_and_has_no_new_fields_of_jobs(tmp_path):

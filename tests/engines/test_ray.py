@@ -222,7 +222,7 @@ def test_error_says_that_no_bundle_is_large_enough(caller):
         caller([{"CPU": 1}], workers=1, cores=2)
 
 
-def test_page_about_tune_does_what_it_says(nodes, tmp_path, monkeypatch):
+def test_program_of_the_page_about_tune_runs(nodes, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs/howto/deploy.md").read_text()
     (program,) = re.findall(r"```python\n(# tune_app.py\n.*?)```", page, re.DOTALL)
     (tmp_path / "tune_app.py").write_text(program)

@@ -175,7 +175,7 @@ def test_same_bits_as_on_this_machine(ways, lab, run, tmp_path):
     assert list(tmp_path.glob(".ddlf-*")) == []
 
 
-def test_tasks_without_a_shared_folder_meet_and_two_jobs_are_told_apart(lab, run, tmp_path):
+def test_tasks_without_a_shared_folder_meet_and_two_jobs_are_distinguished(lab, run, tmp_path):
     commands = tmp_path / "commands"
     commands.mkdir()
     for name in ("munge", "unmunge"):  # this cluster's munged has its own socket

@@ -64,7 +64,7 @@ def values_of_all_kinds() -> list[np.ndarray[Any, Any]]:
     ]
 
 
-async def test_values_move_off_the_card_and_on_it_unchanged():
+async def test_values_move_to_and_from_the_card_unchanged():
     """Test the conversion in this process, whose Keras computes on the card."""
     import keras
 

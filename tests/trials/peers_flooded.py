@@ -39,7 +39,7 @@ SLOW_READERS, JOINS_A_MINUTE, ADDRESSES = 50, 10_000, 200
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """An attack, and the honest peers beside it.
+    """An attack, and the honest peers that post during it.
 
     Args:
         set_bytes: Length of a set in bytes.

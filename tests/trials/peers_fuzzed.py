@@ -150,7 +150,7 @@ async def ask(port: int, request: bytes) -> bytes:
 
 
 def is_accepted(answer: bytes) -> bool:
-    """Return whether a server has let a request in: it became a WebSocket, or got facts as JSON."""
+    """Return whether a server has accepted a request: the answer opens a WebSocket, or has facts as JSON."""
     return answer.startswith(b"HTTP/1.1 101") or b"\r\n\r\n{" in answer
 
 

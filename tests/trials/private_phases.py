@@ -392,7 +392,7 @@ def of_releases(count: int) -> float:
 
 
 def is_right(result: dict[str, Any]) -> bool:
-    """Return whether a trial has met all its bars."""
+    """Return whether a trial has kept all its promises."""
     is_wrong = result["other samples"] or result["wrong rounds"] or result["not logged"] > result["masters"]
     is_hidden = result["unsaid"] or result.get("epsilon too small")
     spread = 6 / (2 * result.get("of values", 1)) ** 0.5

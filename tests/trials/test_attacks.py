@@ -27,7 +27,7 @@ def test_without_the_check_the_bad_peer_does_harm(clean, attack):
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-def test_a_slow_peer_with_other_labels_is_not_shut_out_when_the_others_have_converged(seed):
+def test_a_slow_peer_with_other_labels_is_not_rejected_after_the_others_have_converged(seed):
     """The trainings of such a peer change the weights much more than the other trainings. An earlier check rejected half of
     them, and counted some as strikes.
     """
