@@ -103,7 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A command in a shell's background ignores SIGINT, and its child processes inherit this. Tests send SIGINT to them.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Each process of pytest-xdist gets folders and files as arguments, even if the user named none: it asks the main process.
+    # A process of pytest-xdist gets files as arguments even if the user named none, so the main process passes on `left`.
     named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword or config.option.markexpr
     config.stash[LEFT] = getattr(config, "workerinput", {"left": -1 if named else 0})["left"]
 

@@ -39,7 +39,7 @@ class RunningDaemon:
 
     @property
     def executor_log(self) -> str:
-        """The output of the executor up to now. An executor prints it before it serves the next message."""
+        """The output of the executor up to now. An executor prints it before it serves the next connection."""
         return next(self._folder.glob("port-*/executor.log")).read_text()
 
     async def line_with(self, text: str) -> None:

@@ -159,7 +159,7 @@ async def measured(name: str, seconds: float, turns: int) -> tuple[float, int, s
             await asyncio.sleep(min(seconds, 1.0))
             shares, memories, waits, used = [], list[int](), {True: [0.0], False: [0.0]}, []
             given = codes[: how.codes]
-            nice = ["nice", "-n", "19"]  # so that they take no processor time from the server
+            nice = ["nice", "-n", "19"]  # like on another machine, they take hardly any time from the server
             words = [*nice, sys.executable, "-m", "tests.trials.peers_flooded"]
             words += ["--attack", name, str(port), json.dumps(given)]
             attackers = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)  # noqa: ASYNC220
