@@ -112,7 +112,7 @@ class Lab:
                 os.kill(int(path.read_text()), signal.SIGTERM)
 
     def jobs(self):
-        """Return the state and the node of each running element, by place."""
+        """Return the state and the node of each element that has not ended, by place."""
         rows = self.call("squeue", "--noheader", "--array", "--format=%K %F %T %N").splitlines()
         return {int(row.split()[0]): row.split()[1:] for row in rows if row.split()[0].isdigit()}
 
