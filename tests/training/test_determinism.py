@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddlf.errors import AppError, CheckpointMismatch, ConfigError
+from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.events import ModelBuilt, Warned
 from ddlf.testing import in_process_cluster
 from ddlf.testing.fake_run import FakeRun
@@ -13,7 +13,7 @@ from ddlf.training.crew.opening import Opening
 from ddlf.training.slot import arithmetic
 from ddlf.training.slot.arithmetic import Arithmetic, mixed, mixed_backends, prepare_master, said_of
 from ddlf.worker import determinism
-from tests.training.models import Blobs, Quick, app, equal
+from tests.training.models import Quick, app, equal
 
 
 def determinism_of(worker=None):
@@ -154,22 +154,3 @@ def test_workers_with_different_backends_are_named_or_refused_if_bits_must_be_eq
         ConfigError, match="deterministic=True needs one backend of Keras, but this run computes on worker 1"
     ):
         mixed_backends(run, {1: "jax", 3: "tensorflow"})
-
-
-class Mirrored(Blobs):
-    """It makes its model in the scope of a TensorFlow strategy."""
-
-    async def create_model(self):
-        import tensorflow as tf
-
-        with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
-            await super().create_model()
-
-
-async def test_model_of_a_strategy_of_tensorflow_is_refused_by_name():
-    async with in_process_cluster(1) as cluster:
-        with pytest.raises(
-            AppError,
-            match="is made in a MirroredStrategy of TensorFlow, which does not fit the rounds of a worker; leave it",
-        ):
-            await app(cluster, Mirrored).train_sync()

@@ -1,12 +1,13 @@
-"""Test a worker that computes on several simulated cards with Keras's own distribution: each run has equal bits."""
+"""Test a worker on several simulated cards, with Keras's own distribution or a strategy of TensorFlow."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.patience import PATIENCE_S
 
-PROGRAM = """
+JAX = """
 import asyncio, hashlib
 from ddlf.errors import AppError
 from ddlf.testing import local_cluster
@@ -36,13 +37,104 @@ async def main():
 asyncio.run(main())
 """
 
+TWO_DEVICES = """
+import sys
+from importlib.machinery import PathFinder
 
-def test_cards_of_one_worker_share_its_batches():
-    flags = {"KERAS_BACKEND": "jax", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name != "tensorflow":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        execute = spec.loader.exec_module
+        def divided(module):
+            execute(module)
+            [cpu] = module.config.list_physical_devices("CPU")
+            module.config.set_logical_device_configuration(cpu, [module.config.LogicalDeviceConfiguration()] * 2)
+        spec.loader.exec_module = divided
+        return spec
+
+sys.meta_path.insert(0, Finder)
+"""
+"""The ``sitecustomize`` of all processes: TensorFlow has to know its devices before it computes."""
+
+TENSORFLOW = """
+import asyncio
+from ddlf.errors import AppError
+from ddlf.testing import local_cluster
+from tests.training.models import Blobs, app
+
+class Parallel(Blobs):
+    async def create_model(self):
+        import tensorflow as tf
+        with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
+            await super().create_model()
+        assert self.model.distribute_strategy.num_replicas_in_sync == 2
+
+async def main():
+    async with local_cluster(1) as cluster:
+        for settings in CASES:
+            found = []
+            for kind in (Blobs, Parallel, Parallel):
+                trained = app(cluster, kind, **{"samples": 256, "batch_size": 32, "slots": 2, **settings})
+                try:
+                    await (trained.train_downpour() if "replicas" in settings else trained.train_sync())
+                    found.append(trained.model.get_weights())
+                except AppError as error:
+                    print("error", error.message)
+                    break
+            if len(found) == 3:
+                one, two, again = found
+                far = max(float(abs(a - b).max()) for a, b in zip(one, two))
+                print("near" if far < 1e-5 else far, all(map(lambda a, b: a.tobytes() == b.tobytes(), two, again)))
+
+asyncio.run(main())
+"""
+
+
+def lines_of(program: str, backend: str, **environment: str) -> list[str]:
+    """Return the lines that a program prints with a backend of Keras."""
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, **flags}, capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-c", program],
+        env={**os.environ, "KERAS_BACKEND": backend, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
-    first, again, odd = [line for line in ended.stdout.splitlines() if line.startswith(("sha", "error"))]
+    assert not ended.returncode, ended.stderr
+    return ended.stdout.splitlines()
+
+
+def test_cards_of_one_worker_share_its_batches_with_jax():
+    flags = "--xla_force_host_platform_device_count=8"
+    found = lines_of(JAX, "jax", XLA_FLAGS=flags)
+    first, again, odd = [line for line in found if line.startswith(("sha", "error"))]
     assert first == again
     assert first.endswith("[8]")
     assert odd == "error a batch of 29 samples cannot be divided among 8 cards"
+
+
+def test_cards_of_one_worker_share_its_batches_with_tensorflow(tmp_path: Path):
+    cases: list[dict[str, object]] = [
+        {"optimizer": "adam"},
+        {"local_rule": "fedprox:0.5", "outer": "fedadam"},
+        {"local_rule": "scaffold", "exchange": "sharded"},
+        {"optimizer": "adam", "optimizer_state": "averaged", "codec": "int8"},
+    ]
+    assert said(tmp_path, cases) == ["near True"] * len(cases)
+
+
+def test_trainings_that_would_use_one_card_of_a_strategy_are_refused(tmp_path: Path):
+    cases = [{"samples": 262}, {"exchange": "gradient"}, {"replicas": 2}]
+    odd, gradient, downpour = said(tmp_path, cases)
+    assert odd == "error a batch of 3 samples cannot be divided among 2 cards"
+    assert gradient.startswith("error exchange='gradient' computes on one card, but the model 'sequential' is made in")
+    assert downpour.startswith("error mode='downpour' computes on one card")
+
+
+def said(folder: Path, cases: list[dict[str, object]]) -> list[str]:
+    """Return a line for each case: how near three trainings with and without a strategy are, or the error."""
+    (folder / "sitecustomize.py").write_text(TWO_DEVICES)
+    path = os.pathsep.join(map(str, (folder, Path(__file__).parents[2], os.environ.get("PYTHONPATH", ""))))
+    found = lines_of(TENSORFLOW.replace("CASES", repr(cases)), "tensorflow", PYTHONPATH=path)
+    return [line for line in found if line.startswith(("near", "error", "0"))]

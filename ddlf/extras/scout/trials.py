@@ -148,7 +148,7 @@ class TrialReplica(Replica):
             return {"loss": self._loss(round.begun, task, held)}
         update, _ = self._trained(round)
         self._end_round(round, update)
-        if not any(int(one._iterations) for one in optimizers_of(self.app.model.optimizer)):
+        if not any(int(np.asarray(one._iterations)) for one in optimizers_of(self.app.model.optimizer)):
             raise AppError(
                 "a learning rate has no effect: train made no step with self.model.optimizer",
                 hint="train with replica.fit or self.model.optimizer, or choose the rate yourself",

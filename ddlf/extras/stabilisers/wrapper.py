@@ -41,9 +41,20 @@ class Wrapper(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     @tracking.no_automatic_dependency_tracking  # type: ignore[untyped-decorator]
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the optimizer state for these weights."""
+        """Create the optimizer state for these weights.
+
+        Raises:
+            ConfigError: The model has copies on several cards, in a strategy of TensorFlow.
+        """
         if self.built:
             return
+        strategy = getattr(self, "_distribution_strategy", None)  # only TensorFlow has one, also by default
+        if strategy is not None and strategy.num_replicas_in_sync > 1:
+            raise ConfigError(
+                f"{type(self).__name__} would see the gradients of one card only, but the strategy of TensorFlow has "
+                f"{strategy.num_replicas_in_sync}",
+                hint="leave out the strategy, and start one worker for each card",
+            )
         self.begin(list(variables))
         self.inner_optimizer.build(self.stepped(list(variables)))
         super().build(variables)

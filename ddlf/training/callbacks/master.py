@@ -31,6 +31,7 @@ from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.progress import Progress, WeightsRef, local
 from ddlf.training.slot.build import describe_optimizer
 from ddlf.training.slot.optimizers import (
+    build_optimizer,
     final_weights,
     rate_variables,
     read_optimizer,
@@ -171,8 +172,8 @@ class Callbacks:
         model, progress, app = self._model, self._progress, self._app
         if not isinstance(progress.weights, WeightsRef):
             set_weights(model, progress.weights)
-        if model.optimizer is not None and not model.optimizer.built and self._has_weights:
-            model.optimizer.build(model.trainable_variables)
+        if self._has_weights:
+            build_optimizer(model)
         if progress.rates:
             write_rates(model, progress.rates[-1])
         elif rate_variables(model) and app.run_context.optimizer.items() - describe_optimizer(model.optimizer).items():

@@ -20,6 +20,7 @@ from ddlf.errors import AppError
 from ddlf.extras import hooks
 from ddlf.training.context import App
 from ddlf.training.roles import import_keras
+from ddlf.training.slot.distribution import check_strategy
 from ddlf.training.slot.optimizers import other_optimizers
 
 SAMPLE_ROWS = 2
@@ -71,12 +72,7 @@ def ready_model(app: App) -> Any:
         )
     if not hasattr(model, "get_weights"):
         raise AppError(f"create_model set self.model to a {type(model).__name__}, which is not a Keras model")
-    strategy = type(getattr(model, "distribute_strategy", None)).__name__
-    if strategy.endswith("Strategy") and not strategy.startswith("_Default"):
-        raise AppError(
-            f"the model {model.name!r} is made in a {strategy} of TensorFlow, which does not fit the rounds of a worker",
-            hint="leave it out, since each card gets a worker; or use keras.distribution.DataParallel with JAX",
-        )
+    check_strategy(model)
     if not model.compiled:
         raise AppError(
             f"the model {model.name!r} is not compiled",
@@ -351,14 +347,6 @@ def set_precision(name: str, format: NumberFormat | None = None) -> None:
     global_state.set_global_attribute("dtype_policy", None)
     if policy:
         keras.config.set_dtype_policy(policy)
-
-
-def forget_distribution() -> None:
-    """End the distribution over cards that an earlier app has set on this thread (``keras.distribution``)."""
-    import keras
-
-    if keras.distribution.distribution() is not None:
-        keras.distribution.set_distribution(None)
 
 
 def gain_of_bfloat16() -> float:

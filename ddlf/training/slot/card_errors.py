@@ -11,6 +11,7 @@ from ddlf.data.parts import batches, has_own_train, place_of
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError, DDLFError, OutOfMemory
 from ddlf.training.context import App
+from ddlf.training.slot.distribution import indivisible
 from ddlf.worker.assignment import cards_of_executor, memory_limit
 from ddlf.worker.frameworks import framework
 
@@ -45,7 +46,7 @@ def explained(
         if app.deterministic and (op := here.op_without_determinism(error)):
             raise _lacks_determinism(op) from None
         if (parts := here.indivisible(error)) is not None:
-            raise _indivisible(*parts) from None
+            raise indivisible(*parts) from None
         if not here.is_full(error):
             raise
         peak = _peak()
@@ -63,13 +64,6 @@ def _lacks_determinism(op: str) -> AppError:
     return AppError(
         f"deterministic=True: {title} cannot compute {op} with equal bits in each run",
         hint="use another layer or op, or leave out deterministic",
-    )
-
-
-def _indivisible(samples: int, cards: int) -> AppError:
-    return AppError(
-        f"a batch of {samples} samples cannot be divided among {cards} cards",
-        hint=f"let {cards} divide each batch, also the last one of a slot's epoch: choose the number of samples and batch_size",
     )
 
 

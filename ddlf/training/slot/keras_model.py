@@ -22,12 +22,14 @@ from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.slot.batchnorm import measured
 from ddlf.training.slot.build import describe_optimizer, describe_weights
+from ddlf.training.slot.distribution import copies_of, scope_of, strategy_of
 from ddlf.training.slot.loss_scale import LossScale, Overflow
 from ddlf.training.slot.metric_variables import make_metric_variables
 from ddlf.training.slot.model import Gradient
 from ddlf.training.slot.optimizers import (
     HELD_PATH,
     RunPosition,
+    build_optimizer,
     continue_schedule,
     innermost,
     no_final_averages,
@@ -47,7 +49,8 @@ STEPS_PER_EXECUTION = 16
 def use_fast_steps(model: Any, callbacks: Sequence[Any], chosen: int) -> None:
     """Let Keras run several batches in one call of the compiled training step, which is faster for small models.
 
-    Do so only if the user chose no number, no callback looks at single batches, and the backend is TensorFlow.
+    Do so only if the user chose no number, no callback looks at single batches, and the backend is TensorFlow without a
+    strategy.
     TensorFlow handles a shorter last group of batches and gives the same bits.
 
     Args:
@@ -58,6 +61,7 @@ def use_fast_steps(model: Any, callbacks: Sequence[Any], chosen: int) -> None:
     import keras
 
     fast = keras.backend.backend() == "tensorflow" and chosen == 1 and not (callbacks and look_at_batches(callbacks))
+    fast = fast and strategy_of(model) is None  # Keras 3.15 cannot compile several steps of a strategy
     steps = STEPS_PER_EXECUTION if fast else chosen
     if model.steps_per_execution != steps:
         model.steps_per_execution = steps
@@ -88,11 +92,11 @@ class KerasModel:
         self.lossless: Sequence[bool] = [id(weight) not in trained for weight in model.weights]
         self.like: Weights = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in model.get_weights()]  # no memory
         self._described = describe_optimizer(model.optimizer)
-        if model.optimizer is not None and not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+        build_optimizer(model)
         if app.optimizer_state == "fresh":
             continue_schedule(model.optimizer)
-        self._position = RunPosition.of(model.optimizer)
+        with scope_of(model):
+            self._position = RunPosition.of(model.optimizer)
         self.rule = KerasRule(model)
         self._loss_scale = LossScale(model.optimizer)
         self._fresh = read_optimizer(model)
@@ -354,16 +358,26 @@ class KerasRule:
         import keras
 
         optimizer, rule = self._optimizer, self._rule
-        self._held = [optimizer.add_variable_from_reference(v, name=HELD_PATH) for v in self._model.trainable_variables]
+        with scope_of(self._model):
+            self._held = [
+                optimizer.add_variable_from_reference(v, name=HELD_PATH) for v in self._model.trainable_variables
+            ]
+        # A strategy of TensorFlow adds the gradients of all copies after this, so each copy adds its share.
+        share = 1 / copies_of(self._model)
         apply: Callable[..., None] = optimizer._backend_apply_gradients
         theirs = {optimizer._var_key(v): h for v, h in zip(self._model.trainable_variables, self._held, strict=True)}
 
         def corrected(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-            held = [theirs[optimizer._var_key(v)] for v in variables]
+            corrections = [
+                rule.correction(
+                    keras.ops.convert_to_tensor(v), keras.ops.convert_to_tensor(theirs[optimizer._var_key(v)])
+                )
+                for v in variables
+            ]
             apply(
                 [
-                    keras.ops.add(g, rule.correction(keras.ops.convert_to_tensor(v), keras.ops.convert_to_tensor(h)))
-                    for g, v, h in zip(gradients, variables, held, strict=True)
+                    keras.ops.add(g, correction if share == 1 else share * correction)
+                    for g, correction in zip(gradients, corrections, strict=True)
                 ],
                 variables,
             )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from math import log2
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ddlf.errors import AppError
 from ddlf.training.slot.optimizers import chain, innermost
 
@@ -68,4 +70,8 @@ class LossScale:
         return Overflow(int(log2(self._scale / scale) + 0.5), scale)
 
     def _now(self) -> tuple[int, float]:
-        return int(self._optimizer._iterations), float(self._scaling.dynamic_scale)  # type: ignore[union-attr]
+        steps, scale = (
+            np.asarray(variable)  # a variable with a copy on each card has no other conversion
+            for variable in (self._optimizer._iterations, self._scaling.dynamic_scale)  # type: ignore[union-attr]
+        )
+        return int(steps), float(scale)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from ddlf.training.slot.distribution import scope_of
+
 
 def make_metric_variables(model: Any, batch: Any) -> None:
     """Create the variables of a model's losses and metrics, as Keras does in its first step.
@@ -27,7 +29,10 @@ def make_metric_variables(model: Any, batch: Any) -> None:
     own = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in steps)
     if own or not isinstance(function, Functional) or type(model).call is not call:
         return
-    with contextlib.suppress(Exception):  # a loss or metric of yours may raise anything; so does the step
+    with (
+        scope_of(model),
+        contextlib.suppress(Exception),
+    ):  # a loss or metric of yours may raise anything; so does the step
         make_variables_of(model, function, *batch)
 
 

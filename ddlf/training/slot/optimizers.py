@@ -10,7 +10,15 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
+from ddlf.training.slot.distribution import scope_of
 from ddlf.training.slot.transfer import transfer
+
+
+def build_optimizer(model: Any) -> None:
+    """Create the variables of a model's optimizer, if it has one without variables."""
+    if model.optimizer is not None and not model.optimizer.built:
+        with scope_of(model):
+            model.optimizer.build(model.trainable_variables)
 
 
 def state_of(model: Any) -> list[Any]:
@@ -115,8 +123,7 @@ def final_weights(model: Any, weights: Weights, optimizers: Sequence[Weights | N
     states = [state for state in optimizers if state]
     if not keeps_averages(model) or not states:
         return weights
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    build_optimizer(model)
     sums = [np.zeros(array.shape, np.float64) for array in weights]
     for state in states:
         model.set_weights(weights)
@@ -224,7 +231,7 @@ class RunPosition:
         """
         planned = steps.after - steps.before
         stretch = planned / made if made else 1.0
-        start = int(self._optimizer._iterations)
+        start = int(np.asarray(self._optimizer._iterations))
         warm = next((part.warm(steps.total, steps.epochs) for part in self._followers if hasattr(part, "warm")), 0.0)
         self._held.assign([start, steps.before, stretch, max(steps.total, 1), warm])
 

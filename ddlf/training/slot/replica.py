@@ -33,13 +33,13 @@ from ddlf.training.samples.policy import CommonData, data_of
 from ddlf.training.slot.arithmetic import Arithmetic, set_arithmetic
 from ddlf.training.slot.build import (
     NumberFormat,
-    forget_distribution,
     fresh_names,
     gain_of_bfloat16,
     ready_model,
     set_precision,
 )
 from ddlf.training.slot.card_errors import explained, largest_that_fits
+from ddlf.training.slot.distribution import check_division, check_one_card, forget_distribution
 from ddlf.training.slot.feed import Samples, TrainingSamples, in_order
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
@@ -82,6 +82,8 @@ class Replica:
     """Supplies the app's training samples."""
     MIXED: ClassVar[bool] = True
     """Whether the model may compute in mixed precision."""
+    ONE_CARD: ClassVar[str] = ""
+    """The setting that makes a step use one card only; empty if ``fit`` makes the steps."""
 
     def __init__(self, worker: Worker, app: App, run: str = "") -> None:
         app.worker, app.replica = worker, self
@@ -286,6 +288,8 @@ class Replica:
         with fresh_names():
             call(self.app.create_model)
         ready_model(self.app)
+        if self.ONE_CARD:
+            check_one_card(self.app.model, self.ONE_CARD)
         self._data.check_model(self.app)
         self.use(model := self.MODEL(self.app))
         return {
@@ -446,6 +450,8 @@ class Replica:
             return self.stopping
 
         feed.set_order(indices)  # Keras reads from the data before the first epoch begins
+        skipped = sum(samples for _, samples in self._samples.skipped)
+        check_division(self.app.model, len(indices) - skipped, batch_size)
         numbers, begun = range(first, first + epochs), self._fit_begins()
         model, data = self._model, feed.dataset
         return self._samples.during(lambda: model.fit(data, numbers, callbacks, begin_epoch, end_batch, begun))

@@ -13,7 +13,7 @@ more than epsilon allows. For the same reason, no loss, no metric and no size of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -140,6 +140,7 @@ class SampleNoiseReplica(Replica):
     """One worker's copy of an app and its model, for training that protects single samples."""
 
     MODEL = SampleNoiseModel
+    ONE_CARD: ClassVar[str] = "privacy_unit='sample'"
     SAMPLES = PoissonSamples
 
 

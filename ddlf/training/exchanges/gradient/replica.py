@@ -16,3 +16,4 @@ class GradientReplica(Replica):
 
     PARTS = parts_named(Gradient.slot_parts)
     MODEL: ClassVar[type[KerasModel]] = GradientModel
+    ONE_CARD: ClassVar[str] = "exchange='gradient'"

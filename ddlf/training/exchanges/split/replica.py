@@ -37,6 +37,7 @@ from ddlf.training.exchanges.split.uniting import needs, united
 from ddlf.training.exchanges.split.variables import name_all, unmade
 from ddlf.training.roles import REPLICA
 from ddlf.training.slot.build import describe_optimizer, describe_weights, fresh_names, ready_model
+from ddlf.training.slot.distribution import check_one_card
 from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import RunPosition, write_rates
 from ddlf.training.slot.parts import SlotPart
@@ -302,6 +303,7 @@ class SplitReplica(Replica, Restored):
         with fresh_names():
             call(self.app.create_model)
             ready_model(self.app)
+        check_one_card(self.app.model, "split")
 
     def train_part(self, order: dict[str, Any]) -> dict[str, Any]:
         """Train a part of the model for one round. ``step`` describes the argument and the result."""

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -379,6 +379,7 @@ class DownpourReplica(HoldingReplica):
     """
 
     PARTS = parts_named(DownpourSettings.slot_parts)
+    ONE_CARD: ClassVar[str] = "mode='downpour'"
 
     _model: KerasModel
 

@@ -92,6 +92,7 @@ class LbfgsReplica(HoldingReplica):
 
     PARTS: ClassVar[Sequence[type[SlotPart]]] = ()
     MODEL: ClassVar[type[KerasModel]] = GradientModel
+    ONE_CARD: ClassVar[str] = "mode='lbfgs'"
     MIXED: ClassVar[bool] = False  # it rounds gradients too coarsely for a line search
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:

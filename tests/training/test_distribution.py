@@ -1,0 +1,111 @@
+"""Models in strategies of TensorFlow: what trains, and what is refused by name. ``tests/trials/test_parallel.py`` has several devices."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ddlf.errors import AppError, ConfigError
+from ddlf.testing import in_process_cluster
+from ddlf.training.slot.build import ready_model
+from ddlf.training.slot.distribution import (
+    check_division,
+    check_one_card,
+    check_strategy,
+    copies_of,
+    scope_of,
+    strategy_of,
+)
+from tests.training.models import Blobs, app
+
+
+def model_for(copies, kind="MirroredStrategy", steps=1):
+    """A stand-in for a model in a strategy with some copies."""
+    strategy = type(kind, (), {"num_replicas_in_sync": copies})()
+    return SimpleNamespace(name="cnn", distribute_strategy=strategy, compiled=True, steps_per_execution=steps)
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), [(64, 32), (36, 32), (4, 32), (0, 32)])
+def test_batches_that_all_cards_share_equally_are_accepted(samples, batch_size):
+    check_division(model_for(4), samples, batch_size)
+
+
+@pytest.mark.parametrize(("samples", "batch_size", "batch"), [(65, 32, 1), (31, 32, 31), (300, 30, 30), (3, 32, 3)])
+def test_batches_that_cards_share_unequally_are_refused(samples, batch_size, batch):
+    with pytest.raises(AppError, match=f"a batch of {batch} samples cannot be divided among 4 cards; let 4 divide"):
+        check_division(model_for(4), samples, batch_size)
+
+
+def test_models_without_a_strategy_may_have_any_batches():
+    for model in (model_for(1, kind="_DefaultDistributionStrategy"), SimpleNamespace(), None):
+        check_division(model, 7, 3)
+        check_strategy(model)
+        check_one_card(model, "mode='downpour'")
+        assert copies_of(model) == 1
+        with scope_of(model):
+            pass
+
+
+def test_strategies_that_span_machines_are_refused():
+    with pytest.raises(
+        AppError, match="'cnn' is made in a MultiWorkerMirroredStrategy of TensorFlow, which does not fit"
+    ):
+        check_strategy(model_for(2, kind="MultiWorkerMirroredStrategy"))
+
+
+def test_several_steps_in_one_call_of_a_strategy_are_refused():
+    with pytest.raises(AppError, match="steps_per_execution=4 does not work with the MirroredStrategy"):
+        check_strategy(model_for(2, steps=4))
+
+
+def test_steps_on_one_card_refuse_copies_on_several():
+    check_one_card(model_for(1), "exchange='gradient'")
+    with pytest.raises(
+        AppError, match=r"exchange='gradient' computes on one card, but the model 'cnn' is made .* for 2 "
+    ):
+        check_one_card(model_for(2), "exchange='gradient'")
+
+
+class Mirrored(Blobs):
+    """Its model is made in a strategy of TensorFlow with one copy."""
+
+    async def create_model(self):
+        import tensorflow as tf
+
+        with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+            await super().create_model()
+
+
+async def test_model_of_a_strategy_trains_to_the_same_weights_as_without():
+    found = []
+    async with in_process_cluster(1) as cluster:
+        for kind in (Blobs, Mirrored):
+            trained = app(cluster, kind, slots=2, optimizer="adam", local_rule="fedprox:0.1", precision="mixed_float16")
+            await trained.train_sync()
+            found.append(trained.model.get_weights())
+    assert copies_of(trained.model) == 1
+    assert type(strategy_of(trained.model)).__name__ == "MirroredStrategy"
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+async def test_a_strategy_with_steps_per_execution_is_refused_on_the_master():
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        made = Blobs()
+        await made.create_model()
+        made.model.compile("sgd", "categorical_crossentropy", steps_per_execution=4)
+    with pytest.raises(AppError, match="leave out steps_per_execution: Keras cannot put several steps"):
+        ready_model(made)
+
+
+def test_stabilisers_refuse_copies_on_several_cards():
+    import keras
+
+    from ddlf.extras.stabilisers.wrapper import Wrapper
+
+    wrapped = Wrapper(keras.optimizers.SGD())
+    wrapped._distribution_strategy = SimpleNamespace(num_replicas_in_sync=2)
+    with pytest.raises(ConfigError, match=r"Wrapper would see the gradients of one card only.* has 2; leave out"):
+        wrapped.build([keras.Variable(np.zeros(2))])
