@@ -1,4 +1,4 @@
-"""The page that a worker's two processes share."""
+"""Tests of the memory page that a worker's daemon and executor share."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from ddlf.worker.activity import Activity, HeldPart, Shard
 
 @pytest.fixture
 def page():
-    """Descriptor of an empty page."""
+    """Return the file descriptor of an empty page."""
     fd = Activity.create()
     yield fd
     os.close(fd)
@@ -32,7 +32,7 @@ def test_the_daemon_sees_which_method_the_executor_runs_and_since_when(page):
     assert daemon.begun == 7
 
 
-def test_the_daemon_sees_which_request_began_last_whether_it_has_ended_or_not(page):
+def test_the_daemon_sees_the_last_request_also_after_its_end(page):
     daemon, executor = Activity(page), Activity(page)
     assert daemon.begun == 0
     executor.begin(2**62, "first")
@@ -49,7 +49,7 @@ def test_the_daemon_sees_which_request_began_last_whether_it_has_ended_or_not(pa
     assert daemon.begun == 0
 
 
-def test_the_daemon_sees_which_slice_of_a_runs_weights_is_kept_until_there_is_a_new_executor(page):
+def test_the_daemon_sees_the_kept_slice_of_weights_until_a_new_executor_starts(page):
     daemon, executor = Activity(page), Activity(page)
     assert daemon.shard is None
     executor.show_shard(Shard(5, 2**40, 2**41, 7, "3f2a9b", shards=2, copies=3))
@@ -61,7 +61,7 @@ def test_the_daemon_sees_which_slice_of_a_runs_weights_is_kept_until_there_is_a_
     assert daemon.shard is None
 
 
-def test_the_daemon_sees_which_part_of_a_model_a_worker_has_until_there_is_a_new_executor(page):
+def test_the_daemon_sees_the_workers_part_of_a_model_until_a_new_executor_starts(page):
     daemon, executor = Activity(page), Activity(page)
     assert daemon.part is None
     executor.show_shard(Shard(1, 2**63, 2**63, 2**63, "s" * 32, shards=2**63, copies=2**63))
@@ -77,20 +77,20 @@ def test_the_daemon_sees_which_part_of_a_model_a_worker_has_until_there_is_a_new
     assert daemon.part is None
 
 
-def test_another_process_sees_it_too(page):
+def test_another_process_reads_the_same_page(page):
     Activity(page).begin(9, "loops")
     code = f"from ddlf.worker.activity import Activity; print(Activity({page}).running()[:2])"
     seen = subprocess.run([sys.executable, "-c", code], pass_fds=[page], capture_output=True, text=True, check=True)
     assert seen.stdout == "(9, 'loops')\n"
 
 
-def test_a_name_that_is_too_long_or_not_ascii_is_cut_and_never_an_error(page):
+def test_a_long_or_non_ascii_name_is_cut_without_an_error(page):
     activity = Activity(page)
     activity.begin(1, "é" * 200)
     assert activity.running().name.startswith("é" * 60)
 
 
-def test_clearing_forgets_what_ran(page):
+def test_clearing_the_page_removes_the_running_method(page):
     activity = Activity(page)
     activity.begin(1, "f")
     activity.clear()
@@ -101,7 +101,7 @@ def test_the_page_has_no_name_in_the_file_system(page, own_folders):
     assert os.fstat(page).st_nlink == 0
 
 
-def test_the_executor_knows_the_last_64_requests_that_are_to_end(page):
+def test_the_executor_sees_the_last_64_requests_to_cancel(page):
     daemon, executor = Activity(page), Activity(page)
     for id in range(1, 101):
         daemon.ask_end(id)
@@ -110,7 +110,7 @@ def test_the_executor_knows_the_last_64_requests_that_are_to_end(page):
     assert not executor.is_to_end(100)
 
 
-def test_what_a_concurrent_method_came_between_is_shown_again(page):
+def test_the_page_shows_the_first_method_again_after_a_concurrent_one(page):
     executor = Activity(page)
     executor.begin(1, "train")
     shown = executor.shown()

@@ -1,4 +1,4 @@
-"""Which cards a worker gets, and what its executor finds in its environment. NVML is a stand-in."""
+"""Tests of the cards that a worker gets, and of the environment of its executor. A stand-in replaces NVML."""
 
 import sys
 from types import SimpleNamespace
@@ -76,7 +76,7 @@ def test_executor_gets_mask_limit_and_growing_memory(cards):
     }
 
 
-def test_variables_of_the_user_stay(cards, monkeypatch):
+def test_variables_of_the_user_are_kept(cards, monkeypatch):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
     variables = Assignment.take(Wanted(("0",), 4 * GIB)).environment()
@@ -117,7 +117,7 @@ def test_none_hides_all_cards(cards):
         (Wanted(None, GIB), "tensorflow", "--gpu-memory has no effect without a card"),
     ],
 )
-def test_wish_that_cannot_be_met_is_refused(cards, monkeypatch, wanted, backend, sentence):
+def test_impossible_choice_of_cards_is_refused(cards, monkeypatch, wanted, backend, sentence):
     monkeypatch.setenv("KERAS_BACKEND", backend)
     if backend == "openvino":
         (cards.site / "openvino.py").write_text("")
@@ -170,7 +170,7 @@ def test_spread_that_cannot_work_is_refused(cards, workers, wanted, sentence):
         spread(workers, wanted)
 
 
-def test_wish_of_a_program_is_read():
+def test_choice_of_cards_in_a_program_is_read():
     assert wish([0, 1], "8GiB") == Wanted(("0", "1"), 8 * GIB)
     assert wish() == NO_WISH
     with pytest.raises(ConfigError, match="gpus names the card 0 twice"):
@@ -179,7 +179,7 @@ def test_wish_of_a_program_is_read():
         wish([0], "much")
 
 
-def test_options_of_a_worker_say_the_same():
+def test_command_line_of_a_worker_gives_the_same_choice_of_cards():
     assert Wanted(("0", "1"), GIB).arguments() == ["--gpus", "0,1", "--gpu-memory", str(GIB)]
     assert NO_WISH.arguments() == []
 

@@ -1,4 +1,4 @@
-"""The matrix product by which ``ddlf doctor`` tries a card. NumPy stands in for a framework."""
+"""Tests of the matrix product that ``ddlf doctor`` runs on each card. NumPy stands in for a framework."""
 
 import json
 
@@ -11,7 +11,7 @@ from ddlf.worker.card_check import BEGINNING, Checked, _measured, check_card, ma
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Sizes that take no time."""
+    """Make the matrices small, so that a product is fast."""
     monkeypatch.setattr(module, "EXACT_SIZE", 8)
     monkeypatch.setattr(module, "TIMED_SIZE", 64)
 

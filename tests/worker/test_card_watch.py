@@ -1,4 +1,4 @@
-"""A worker sees that its card is lost or hangs, and reads how busy it is. NVML is a stand-in."""
+"""Tests of how a worker watches its card: load, loss and hangs. A stand-in replaces NVML."""
 
 import threading
 import time
@@ -38,7 +38,7 @@ def until(found):
     return result
 
 
-def test_readings_have_what_the_card_reports(cards, watch):
+def test_readings_contain_the_values_of_the_card(cards, watch):
     cards.has(card(0, free=4 * GIB, utilisation=87, watts=310.5, celsius=61), card(1))
     watch.start()
     assert until(lambda: watch.readings) == (Reading("0", "Test Card", 87, 12 * GIB, 16 * GIB, 310.5, 61),)
@@ -64,7 +64,7 @@ def test_lost_card_has_a_reason(cards, watch, change, why):
     assert str(loss) == f"the card 0 (Test Card) {why}"
 
 
-def test_card_that_is_gone_is_lost(cards, watch):
+def test_card_that_nvml_does_not_find_is_lost(cards, watch):
     watch.start()
     until(lambda: watch.readings)
     cards.has(card(1))
@@ -79,7 +79,7 @@ def test_card_that_hangs_is_lost_after_the_patience_of_the_master(cards, watch):
     assert str(until(lambda: watch.loss(0.2))) == "the card 0 (Test Card) hangs: it has not answered for 0.2 s"
 
 
-def test_fault_of_a_program_or_of_the_driver_is_no_loss(cards, watch):
+def test_fault_of_a_program_or_of_the_driver_is_not_a_loss_of_the_card(cards, watch):
     watch.start()
     until(lambda: watch.readings)
     cards.has(card(0, xid=31, utilisation=1), card(1))
@@ -91,7 +91,7 @@ def test_fault_of_a_program_or_of_the_driver_is_no_loss(cards, watch):
     until(lambda: watch.readings[0].utilisation == 2 and not watch.problem)
 
 
-def test_next_start_leaves_a_lost_card_alone(cards):
+def test_next_worker_does_not_use_a_lost_card(cards):
     remember_lost(FIRST, "has fallen off the bus (Xid 79)")
     try:
         assert [each.number for each in Assignment.take(NO_WISH).cards] == ["1"]
@@ -122,7 +122,7 @@ def test_mask_of_a_lost_card_is_refused(cards, monkeypatch):
         forget_lost(FIRST)
 
 
-def test_a_card_that_hangs_is_not_asked_again(cards):
+def test_a_card_that_hangs_is_not_queried_again(cards):
     cards.has(card(0, hangs=True), card(1))
     remember_lost(FIRST, "hangs")
     try:

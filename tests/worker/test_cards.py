@@ -1,4 +1,4 @@
-"""How cards are found, named and masked, and for what a framework was built. NVML is a stand-in."""
+"""Tests of finding, naming and masking cards, and of the build of a framework. A stand-in replaces NVML."""
 
 import importlib
 import re
@@ -61,7 +61,7 @@ def test_divided_card_without_an_instance_is_a_problem(cards):
     assert found.do.startswith("make one with nvidia-smi mig -cgi")
 
 
-def test_missing_package_is_named_where_there_is_a_driver(tmp_path, monkeypatch):
+def test_missing_package_is_named_if_a_driver_is_installed(tmp_path, monkeypatch):
     usual = importlib.util.find_spec
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None if name == "pynvml" else usual(name))
     monkeypatch.setattr(module, "DRIVER", tmp_path / "version")
@@ -172,7 +172,7 @@ def test_build_of_tensorflow_for_cuda_is_recognised(tmp_path, monkeypatch):
     assert build_of("tensorflow").cuda == "12.5.1"
 
 
-def test_facts_are_data_and_say_what_is_wrong_with_the_mask(cards):
+def test_facts_are_plain_data_and_explain_a_wrong_mask(cards):
     facts = facts_of_cards("jax", "7")
     assert facts["wrong"].startswith(
         "CUDA_VISIBLE_DEVICES=7 names the card 7, which this machine does not have; it has:"

@@ -1,4 +1,4 @@
-"""The process that always answers: how it starts and ends, what it costs, and how it keeps an executor running."""
+"""Tests of the daemon of a worker: its start, its end, its memory, and how it keeps an executor running."""
 
 import asyncio
 import ctypes
@@ -39,8 +39,8 @@ async def test_a_state_folder_that_cannot_be_used_is_named(tmp_path, own_folders
 
 
 async def test_a_daemon_that_ends_leaves_no_process_port_folder_or_descriptor(tmp_path, own_folders):
-    # The first one opens what stays for the life of this process, and what other tests have left may open something meanwhile; what a daemon
-    # leaves, each one does.
+    # The first daemon opens some descriptors that stay open until this process ends, and remains of other tests may
+    # open some during the loop. A leak of the daemon itself shows in every round.
     for _ in range(5):
         gc.collect()
         descriptors = set(os.listdir("/proc/self/fd"))
@@ -105,7 +105,7 @@ async def test_an_executor_that_crashes_at_every_start_is_given_up_with_its_last
     with pytest.raises(ExecutorCrashed, match=r"cannot start its executor.*exit code 1.*ddlf stop --restart") as caught:
         await worker.connect()
     assert "libopenblas.so.0 is missing" in str(caught.value)
-    assert one.daemon.status()["restarts"] == MAX_START_FAILURES - 1  # nobody tried again meanwhile
+    assert one.daemon.status()["restarts"] == MAX_START_FAILURES - 1  # there was no further attempt
     broken_numpy.unlink()
     await worker.restart()
     await worker.connect()
@@ -114,7 +114,7 @@ async def test_an_executor_that_crashes_at_every_start_is_given_up_with_its_last
     await one.end()
 
 
-async def test_a_machine_that_cannot_start_a_process_for_a_moment_costs_only_that_moment(tmp_path, monkeypatch):
+async def test_a_failed_process_start_is_tried_again(tmp_path, monkeypatch):
     start, failures = asyncio.create_subprocess_exec, [OSError(errno.EAGAIN, "no more processes")] * 2
 
     async def fail_at_first(*arguments, **options):
@@ -131,14 +131,16 @@ async def test_a_machine_that_cannot_start_a_process_for_a_moment_costs_only_tha
     await one.end()
 
 
-async def test_a_crash_is_not_taken_for_that_of_the_executor_before_which_was_told_late(running, monkeypatch):
-    monkeypatch.setattr("ddlf.cluster.link.NEWS_S", PATIENCE_S)  # the news must not come too late on a busy machine
+async def test_a_late_report_of_a_crash_is_not_taken_for_a_crash_of_the_next_executor(running, monkeypatch):
+    monkeypatch.setattr(
+        "ddlf.cluster.link.NEWS_S", PATIENCE_S
+    )  # otherwise a busy machine may deliver the event too late
     async with FaultProxy("127.0.0.1", running.port) as network, connected(network.port) as worker:
         await worker.run_method(add, a=1, b=2)
         network.partition("to_master", kind="control")
         killed = asyncio.ensure_future(worker.run_method(kill_itself))
         await running.line_with("executor was ended by SIGKILL; starting a new one")
-        assert await worker.run_method(add, a=1, b=2) == 3, "by the new one"
+        assert await worker.run_method(add, a=1, b=2) == 3, "the new executor answers"
         network.heal()
         with pytest.raises(ExecutorCrashed, match="SIGKILL while it ran 'kill_itself'") as caught:
             await killed
@@ -166,7 +168,7 @@ async def test_restart_starts_a_new_executor_that_knows_the_hosted_methods(runni
         await worker.remove_method("add")
 
 
-async def test_status_says_what_a_person_wants_to_know(running):
+async def test_status_describes_the_executor_and_its_methods(running):
     async with connected(running.port) as worker:
         status = await worker.status()
     assert status["executor"] == "ready"
@@ -176,20 +178,20 @@ async def test_status_says_what_a_person_wants_to_know(running):
     assert status["masters"] >= 1
 
 
-# -- masters that come and go -------------------------------------------------------------------------------------------
+# -- several masters, one after another ---------------------------------------------------------------------------------
 
 MASTER = """
 import asyncio, sys
 from ddlf.cluster.proxy import ProxyWorker
 
-def loop_for_ever():
+def loop_indefinitely():
     while True:
         pass
 
 async def main():
     worker = ProxyWorker("127.0.0.1", int(sys.argv[1]), sys.argv[2].encode())
     await worker.connect()
-    await asyncio.gather(*(worker.run_method(loop_for_ever) for _ in range(3)))
+    await asyncio.gather(*(worker.run_method(loop_indefinitely) for _ in range(3)))
 
 asyncio.run(main())
 """
@@ -209,7 +211,7 @@ async def test_a_worker_whose_master_was_killed_while_a_method_looped_serves_the
     assert running.daemon.status()["executor_pid"] == pid
 
 
-async def test_a_master_that_leaves_does_not_end_what_another_one_runs(running):
+async def test_a_master_that_disconnects_does_not_end_a_method_of_another_master(running):
     async with connected(running.port) as first:
         await first.run_code("import asyncio\nself.gate = asyncio.Event()")
         waiting = asyncio.ensure_future(first.run_method(wait_at_gate))
@@ -251,7 +253,7 @@ async def test_a_daemon_at_work_has_loaded_no_library_of_numpy(cluster_with_arra
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def cluster_with_arrays(start_worker, token_file):
-    """A worker process that has just served arrays, and its daemon's process id."""
+    """Start a worker process and send it arrays; yield the cluster and the process id of the daemon."""
     import numpy as np
 
     process = start_worker()
@@ -260,12 +262,12 @@ async def cluster_with_arrays(start_worker, token_file):
         yield cluster.workers[0], process.process.pid
 
 
-async def test_a_daemon_that_is_killed_takes_its_executor_along_and_the_master_is_told(start_worker, token_file):
+async def test_killing_the_daemon_ends_its_executor_and_the_master_sees_it(start_worker, token_file):
     process = start_worker()
     async with Cluster(["127.0.0.1"], [process.port], token_file=token_file) as cluster:
         worker = cluster.workers[0]
         executor = (await worker.status())["executor_pid"]
-        waiting = asyncio.ensure_future(worker.run_method(loop_for_ever))
+        waiting = asyncio.ensure_future(worker.run_method(loop_indefinitely))
         await worker.ping()
         process.end(signal.SIGKILL)
         with pytest.raises(WorkerLost, match="the connection was lost") as caught:
@@ -277,16 +279,16 @@ async def test_a_daemon_that_is_killed_takes_its_executor_along_and_the_master_i
     end_of(executor)
 
 
-def loop_for_ever():
+def loop_indefinitely():
     while True:
         pass
 
 
-async def test_persistent_methods_are_there_after_a_restart_on_the_same_port(start_worker, token_file, tmp_path):
+async def test_persistent_methods_survive_a_restart_on_the_same_port(start_worker, token_file, tmp_path):
     first = start_worker(state_dir=tmp_path / "state")
     async with Cluster(["127.0.0.1"], [first.port], token_file=token_file) as cluster:
         await cluster.add_method(add, persist=True)
-        await cluster.add_method(loop_for_ever)
+        await cluster.add_method(loop_indefinitely)
     assert first.end() == 0
     second = start_worker(port=first.port, state_dir=tmp_path / "state")
     assert second.port == first.port, second.output
@@ -295,7 +297,7 @@ async def test_persistent_methods_are_there_after_a_restart_on_the_same_port(sta
         assert await cluster.run("add", a=1, b=2) == [3]
 
 
-async def test_nobody_answers_on_the_port_of_a_daemon_that_ended(start_worker, token_file):
+async def test_the_port_of_an_ended_daemon_refuses_connections(start_worker, token_file):
     process = start_worker()
     async with Cluster(["127.0.0.1"], [process.port], token_file=token_file) as cluster:
         await cluster.shutdown()
@@ -304,7 +306,7 @@ async def test_nobody_answers_on_the_port_of_a_daemon_that_ended(start_worker, t
         await dial("127.0.0.1", process.port, Role.CONTROL, TOKEN, max_message_bytes=1000)
 
 
-# -- what is left ----------------------------------------------------------------------------------------------------
+# -- cleaning up -----------------------------------------------------------------------------------------------------
 
 
 def make_file():
@@ -313,7 +315,7 @@ def make_file():
     return tempfile.mkstemp()[1]
 
 
-async def test_temporary_files_of_methods_go_with_their_executor(own_folders):
+async def test_temporary_files_of_methods_are_removed_with_their_executor(own_folders):
     async with Cluster.local(1) as cluster:
         first = (await cluster.run_method(make_file))[0]
         assert os.path.exists(first)  # noqa: ASYNC240
@@ -323,7 +325,7 @@ async def test_temporary_files_of_methods_go_with_their_executor(own_folders):
     assert not os.path.exists(second)  # noqa: ASYNC240
 
 
-async def test_what_a_killed_daemon_leaves_is_removed_by_the_next_one(start_worker, own_folders):
+async def test_the_next_daemon_removes_the_folder_of_a_killed_one(start_worker, own_folders):
     def folders():
         return {path for path in (own_folders / "tmp").glob("ddlf-*") if (path / "lock").exists()}
 

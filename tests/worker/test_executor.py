@@ -1,4 +1,4 @@
-"""What user code can do to a worker, and what must become of it. Real processes: crashes, loops, cancellation."""
+"""Tests of how a worker survives user code: crashes, endless loops and cancellation, in real processes."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from tests.processes import end_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-"""What ends a request at once must do so within this time."""
+"""Upper limit, in seconds, for requests that must end immediately."""
 
 
 def segfault():
@@ -53,7 +53,7 @@ def process_id():
     return os.getpid()
 
 
-def loop_for_ever():
+def loop_indefinitely():
     while True:
         pass
 
@@ -116,7 +116,7 @@ async def busy(worker, method=None):
         (kill_itself, "SIGKILL", None, ""),
     ],
 )
-async def test_a_crash_is_an_error_at_once_and_the_worker_goes_on(cluster, method, signal_name, exit_code, words):
+async def test_a_crash_is_an_error_at_once_and_the_worker_stays_usable(cluster, method, signal_name, exit_code, words):
     first, second = cluster.workers
     before = await first.status()
     others = await second.run_method(process_id)
@@ -135,7 +135,7 @@ async def test_a_crash_is_an_error_at_once_and_the_worker_goes_on(cluster, metho
     assert await second.run_method(process_id) == others
 
 
-async def test_the_other_workers_method_and_connection_are_untouched_by_a_crash(cluster):
+async def test_a_crash_does_not_affect_the_method_and_connection_of_another_worker(cluster):
     first, second = cluster.workers
     gate = "import asyncio\nself.gate = asyncio.Event()"
     await second.run_code(gate)
@@ -159,17 +159,17 @@ def open_gate(self):
 open_gate.concurrent = True
 
 
-async def test_an_executor_that_is_killed_from_outside_is_an_error_too(cluster):
+async def test_killing_an_executor_from_outside_is_reported_as_a_crash(cluster):
     worker = cluster.workers[0]
-    running = asyncio.ensure_future(worker.run_method(loop_for_ever))
+    running = asyncio.ensure_future(worker.run_method(loop_indefinitely))
     await busy(worker)
     os.kill((await worker.status())["executor_pid"], signal.SIGKILL)
-    with pytest.raises(ExecutorCrashed, match=r"SIGKILL while it ran 'loop_for_ever'.*memory"):
+    with pytest.raises(ExecutorCrashed, match=r"SIGKILL while it ran 'loop_indefinitely'.*memory"):
         await asyncio.wait_for(running, PATIENCE_S)
     assert await worker.run_method(add, a=1, b=2) == 3
 
 
-async def test_many_crashes_in_a_row_do_not_wear_a_worker_out(cluster):
+async def test_a_worker_survives_many_crashes_in_a_row(cluster):
     worker = cluster.workers[0]
     for _ in range(6):
         with pytest.raises(ExecutorCrashed):
@@ -211,7 +211,7 @@ async def test_hosted_methods_survive_a_crash_and_variables_do_not(cluster):
     assert await worker.rpc(Request("list_variables")) == {}
 
 
-async def test_sys_exit_is_an_ordinary_error_and_the_process_goes_on(cluster):
+async def test_sys_exit_is_an_ordinary_error_and_the_process_survives(cluster):
     worker = cluster.workers[0]
     pid = await worker.run_method(process_id)
     with pytest.raises(RemoteError, match="SystemExit: 7") as caught:
@@ -231,8 +231,8 @@ async def test_a_memory_error_is_an_ordinary_error(cluster):
     assert await worker.run_method(add, a=1, b=2) == 3
 
 
-async def test_without_memory_for_an_answer_the_call_ends_by_a_crash(cluster):
-    """Before, the answer was lost, and the caller waited for ever."""
+async def test_an_executor_without_memory_for_an_answer_crashes(cluster):
+    """Regression test: the answer was lost, and the caller waited indefinitely."""
     worker = cluster.workers[0]
     with pytest.raises(ExecutorCrashed) as caught:
         await asyncio.wait_for(worker.run_method(leave_no_memory), PATIENCE_S)
@@ -280,7 +280,7 @@ def start_a_child():
 # -- a worker that is busy ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [loop_for_ever, hold_the_gil, await_then_loop])
+@pytest.mark.parametrize("method", [loop_indefinitely, hold_the_gil, await_then_loop])
 async def test_ping_and_status_answer_while_a_method_blocks_and_a_cancelled_call_frees_the_worker(cluster, method):
     worker = cluster.workers[0]
     pid = await worker.run_method(process_id)
@@ -294,8 +294,8 @@ async def test_ping_and_status_answer_while_a_method_blocks_and_a_cancelled_call
     assert await asyncio.wait_for(worker.run_method(process_id), PATIENCE_S) == pid
 
 
-@pytest.mark.parametrize("method", [loop_for_ever, await_then_loop])
-async def test_a_call_whose_time_is_over_is_ended_by_an_interrupt(cluster, method):
+@pytest.mark.parametrize("method", [loop_indefinitely, await_then_loop])
+async def test_a_call_is_interrupted_when_its_time_is_over(cluster, method):
     worker = cluster.workers[0]
     pid = await worker.run_method(process_id)
     with pytest.raises(RequestTimeout, match=f"'{method.__name__}' did not end within 0.2 s") as caught:
@@ -304,7 +304,7 @@ async def test_a_call_whose_time_is_over_is_ended_by_an_interrupt(cluster, metho
     assert await asyncio.wait_for(worker.run_method(process_id), PATIENCE_S) == pid
 
 
-async def test_code_that_loops_is_ended_too(cluster):
+async def test_looping_code_is_interrupted_too(cluster):
     worker = cluster.workers[0]
     running = asyncio.ensure_future(worker.run_code("while True: pass"))
     assert (await busy(worker))["method"] == "run_code"
@@ -312,7 +312,7 @@ async def test_code_that_loops_is_ended_too(cluster):
     assert await asyncio.wait_for(worker.run_code("1 + 1"), PATIENCE_S) == 2
 
 
-async def test_a_concurrent_method_that_loops_is_ended_too(cluster):
+async def test_a_looping_concurrent_method_is_interrupted_too(cluster):
     worker = cluster.workers[0]
     await worker.add_method(loop_and_say_so, concurrent=True)
     running = asyncio.ensure_future(worker.run("loop_and_say_so"))
@@ -325,12 +325,12 @@ async def test_a_concurrent_method_that_loops_is_ended_too(cluster):
 
 
 @pytest.mark.parametrize("method", [loop_stubbornly, await_stubbornly])
-async def test_a_method_that_will_not_end_is_killed_and_a_new_executor_takes_over(cluster, method, tmp_path):
+async def test_a_method_that_ignores_the_interrupt_is_killed_and_a_new_executor_starts(cluster, method, tmp_path):
     worker = cluster.workers[0]
     pid = await worker.run_method(process_id)
     running = asyncio.ensure_future(worker.run_method(method, begun=str(tmp_path / "begun")))
     async with asyncio.timeout(PATIENCE_S):
-        while not (tmp_path / "begun").exists():  # one that is ended before it has begun, ends
+        while not (tmp_path / "begun").exists():  # a method that is cancelled before it has begun simply ends
             await worker.status()
     id = (await busy(worker))["id"]
     assert await worker.ask("cancel", id, 0.2) == "killed"
@@ -339,7 +339,7 @@ async def test_a_method_that_will_not_end_is_killed_and_a_new_executor_takes_ove
     assert await worker.run_method(process_id) != pid
 
 
-async def test_calls_behind_one_that_will_not_end_go_to_the_new_executor(cluster, caplog):
+async def test_calls_waiting_behind_a_killed_method_run_in_the_new_executor(cluster, caplog):
     worker = cluster.workers[0]
     running = asyncio.ensure_future(worker.run_method(loop_stubbornly))
     id = (await busy(worker))["id"]
@@ -356,12 +356,12 @@ async def test_calls_behind_one_that_will_not_end_go_to_the_new_executor(cluster
     assert "the state that methods kept in it is lost" in caplog.text
 
 
-async def test_calls_that_waited_behind_one_that_crashed_are_told_that_they_have_not_begun(cluster, tmp_path):
+async def test_calls_waiting_behind_a_crashed_one_report_that_they_have_not_begun(cluster, tmp_path):
     worker = cluster.workers[0]
     os.mkfifo(gate := tmp_path / "gate")
     calls = [worker.run_method(segfault_behind, str(gate)), *(worker.run_method(add, a=1, b=n) for n in range(3))]
     outcomes = asyncio.gather(*calls, return_exceptions=True)
-    await busy(worker, "segfault_behind")  # so the others are on their way, too
+    await busy(worker, "segfault_behind")  # the calls behind it were sent by then
     gate.write_text("open")
     crashed, *waited = await outcomes
     assert (type(crashed), crashed.may_have_run) == (ExecutorCrashed, True)
@@ -376,7 +376,7 @@ def segfault_behind(gate):
     segfault()
 
 
-async def test_a_concurrent_call_beside_one_that_crashed_may_have_run(cluster):
+async def test_a_concurrent_call_beside_a_crashed_one_may_have_run(cluster):
     worker = cluster.workers[0]
     await worker.run_code("import asyncio\nself.gate = asyncio.Event()")
     crashing = asyncio.ensure_future(worker.run_method(crash_at_gate))
@@ -396,16 +396,16 @@ async def stay_beside(self):
 stay_beside.concurrent = True
 
 
-async def test_a_call_that_is_cancelled_while_another_one_blocks_never_starts(cluster):
+async def test_a_call_cancelled_behind_a_blocking_one_never_starts(cluster):
     worker = cluster.workers[0]
     await worker.run_method(clear_starts)
-    first = asyncio.ensure_future(worker.run_method(loop_for_ever))
+    first = asyncio.ensure_future(worker.run_method(loop_indefinitely))
     await busy(worker)
     second = asyncio.ensure_future(worker.run_method(note_start))
     third = asyncio.ensure_future(worker.run_method(add, a=1, b=2))
-    await worker.ping()  # the second one is on its way
+    await worker.ping()  # the second call has arrived by then
     second.cancel()
-    await worker.ping()  # and so is its end
+    await worker.ping()  # and so has its cancellation
     first.cancel()
     assert await asyncio.wait_for(third, PATIENCE_S) == 3
     assert await worker.run_method(starts) == []
@@ -456,7 +456,7 @@ def loop_and_clean_up(self):
         self.cleaned_up = True
 
 
-# -- what the process hands on ------------------------------------------------------------------------------------------
+# -- inheritance by child processes -------------------------------------------------------------------------------------
 
 
 async def test_no_token_is_in_the_environment_or_the_arguments_of_the_executor(cluster):

@@ -1,4 +1,4 @@
-"""A daemon's folder goes with the daemon, however that ends; nobody else's folder goes."""
+"""Tests of the temporary folder of a daemon: it is removed after the daemon ended, and no other folder is."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def test_a_folder_is_private_and_can_be_removed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_folder_of_a_killed_daemon_is_removed_and_that_of_a_living_one_stays(tmp_path):
+def test_the_folder_of_a_killed_daemon_is_removed_and_the_folder_of_a_running_one_stays(tmp_path):
     living = DaemonFolder()
     dead = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
     assert Path(dead).is_dir()
@@ -38,9 +38,9 @@ def test_the_folder_of_a_killed_daemon_is_removed_and_that_of_a_living_one_stays
     living.remove()
 
 
-def test_what_does_not_look_like_a_daemons_folder_is_left_alone(tmp_path):
+def test_folders_with_other_names_are_kept(tmp_path):
     (tmp_path / "ddlf-file").touch()
-    (tmp_path / "ddlf-folder").mkdir()  # also that of a daemon that is just being started
+    (tmp_path / "ddlf-folder").mkdir()  # a starting daemon may have such a folder
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "lock").touch()
     (tmp_path / "ddlf-link").symlink_to(tmp_path / "elsewhere")
@@ -51,7 +51,7 @@ def test_what_does_not_look_like_a_daemons_folder_is_left_alone(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_folders_of_other_users_are_left_alone(tmp_path, monkeypatch):
+def test_folders_of_other_users_are_kept(tmp_path, monkeypatch):
     folder = tmp_path / "ddlf-other"
     folder.mkdir()
     (folder / "lock").touch()

@@ -1,4 +1,4 @@
-"""What native code and the daemon write, on its way to the master."""
+"""Tests of forwarding log lines of native code and of the daemon to the master."""
 
 import pytest
 
@@ -9,15 +9,15 @@ from ddlf.worker.growing import GrowingFile
 
 
 class Master:
-    """Keeps what it is told."""
+    """A master that records the events that it receives."""
 
     queued_bytes = 0
 
     def __init__(self):
-        self.told = []
+        self.events = []
 
     def event(self, name, facts):
-        self.told.append((name, facts))
+        self.events.append((name, facts))
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def growing_file(log):
     file.close()
 
 
-def test_whole_lines_come_once_and_the_last_one_when_nothing_follows(log, growing_file):
+def test_each_line_is_read_once_and_an_unfinished_one_only_at_the_end(log, growing_file):
     log.write(b"one\ntw")
     assert growing_file.new_lines() == (["one"], 0)
     assert growing_file.new_lines() == ([], 0)
@@ -44,9 +44,9 @@ def test_whole_lines_come_once_and_the_last_one_when_nothing_follows(log, growin
     assert growing_file.new_lines(to_its_end=True) == ([], 0)
 
 
-def test_of_too_many_lines_the_newest_come_whole_and_the_other_bytes_are_counted(log, growing_file, monkeypatch):
+def test_reading_too_many_lines_returns_the_newest_and_counts_the_other_bytes(log, growing_file, monkeypatch):
     monkeypatch.setattr(growing, "READ_BYTES", 25)
-    lines = [f"line {number}" for number in range(10)]  # of 7 bytes with their ends
+    lines = [f"line {number}" for number in range(10)]  # each has 7 bytes, including the end of the line
     log.write("".join(f"{line}\n" for line in lines).encode())
     assert growing_file.new_lines() == (lines[-3:], 49)
     log.write(b"more\n")
@@ -58,7 +58,7 @@ def test_long_line_is_cut(log, growing_file):
     assert growing_file.new_lines() == (["x" * 3072 + " [cut, 928 more bytes]"], 0)
 
 
-async def test_lines_wait_for_a_master_and_another_one_does_not_get_them(log):
+async def test_lines_wait_for_a_master_and_are_dropped_before_the_next_one(log):
     forwarding, master = Forwarding(Activity(Activity.create())), Master()
     forwarding.watch(log)
     log.write(b"native\n")
@@ -66,7 +66,7 @@ async def test_lines_wait_for_a_master_and_another_one_does_not_get_them(log):
     forwarding.log("of the daemon")
     forwarding.master = lambda: master
     forwarding.look_at_native()
-    assert master.told == [("logged", {"lines": ["of the daemon", "native"], "left_out": 0})]
+    assert master.events == [("logged", {"lines": ["of the daemon", "native"], "left_out": 0})]
     forwarding.master = lambda: None
     log.write(b"for the first one\n")
     forwarding.log("for it, too")
@@ -74,15 +74,15 @@ async def test_lines_wait_for_a_master_and_another_one_does_not_get_them(log):
     forwarding.master = lambda: master
     log.write(b"an unfinished line")
     forwarding.end()
-    assert master.told[1:] == [("logged", {"lines": ["an unfinished line"], "left_out": 0})]
+    assert master.events[1:] == [("logged", {"lines": ["an unfinished line"], "left_out": 0})]
 
 
-async def test_no_line_has_the_token(log):
+async def test_tokens_are_hidden_in_lines(log):
     forwarding, master = Forwarding(Activity(Activity.create()), [b"s3cret", b"other"]), Master()
     forwarding.master = lambda: master
     forwarding.watch(log)
     log.write(b"joins with s3cret or other\n")
     forwarding.log("s3crets3cret")
     forwarding.end()
-    lines = [line for _, facts in master.told for line in facts["lines"]]
+    lines = [line for _, facts in master.events for line in facts["lines"]]
     assert sorted(lines) == ["******", "joins with *** or ***"]

@@ -1,4 +1,7 @@
-"""What DDLF knows about the framework under Keras. Errors are those of the installed frameworks, or their texts on cards."""
+"""Tests of the code that depends on the framework under Keras.
+
+The errors come from the installed frameworks. Errors that need a card are copies of their texts.
+"""
 
 import importlib.util
 import json
@@ -46,7 +49,7 @@ def test_framework_names_the_op_without_determinism(backend, text, op):
 def test_framework_knows_its_error_of_full_memory(backend):
     here = FRAMEWORKS[backend]
     assert here.is_full(here.full_error())
-    assert not here.is_full(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))  # of the user's code
+    assert not here.is_full(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))  # an error of the user's code
 
 
 def test_keras_wraps_the_error_of_pytorch_about_full_memory():
@@ -89,7 +92,7 @@ print(json.dumps(found))
 """
 
 
-STATES = {  # of a framework before and after each of the three calls
+STATES = {  # the state of a framework before and after each of the three calls
     "tensorflow": [False, True, False, False, True, True, False, False, True],
     "jax": [True, None, "highest", True, None, "tensorfloat32", False, None, None],
     "torch": [False, True, False, False, True, True, False, False, True],
@@ -124,7 +127,7 @@ def test_environment_is_set_and_restored(monkeypatch):
     assert "XLA_FLAGS" not in os.environ
 
 
-def test_flags_of_the_user_stay(monkeypatch):
+def test_flags_of_the_user_are_kept(monkeypatch):
     monkeypatch.setattr(determinism, "_set_here", set())
     monkeypatch.setattr(determinism, "jax_was_used", lambda: False)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
@@ -135,7 +138,7 @@ def test_flags_of_the_user_stay(monkeypatch):
     assert os.environ["XLA_FLAGS"] == determinism.DETERMINISTIC_OPS
 
 
-def test_jax_that_was_used_keeps_its_flags(monkeypatch):
+def test_jax_keeps_its_flags_after_its_first_use(monkeypatch):
     monkeypatch.setattr(determinism, "jax_was_used", lambda: True)
     monkeypatch.setenv("XLA_FLAGS", "")
     assert not determinism.set_environment(True)
@@ -143,7 +146,7 @@ def test_jax_that_was_used_keeps_its_flags(monkeypatch):
     assert determinism.set_environment(False)
 
 
-def test_batch_that_cannot_be_divided_among_cards_is_known():
+def test_error_of_a_batch_that_cannot_be_divided_among_cards_is_recognised():
     import jax
 
     text = "implies that array axis 0 is partitioned 8 times, but the dimension size is 29 (full shape: (29, 8))"

@@ -1,4 +1,4 @@
-"""The roles that a worker plays: opened, called, closed, and freed."""
+"""Tests of hosting roles on a worker: they are opened, called, closed and freed."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ class Counter:
         self.worker = worker
         self.count = start
         self.gate = asyncio.Event()
-        self.me = self  # as models and apps do
+        self.me = self  # a reference cycle, like in models and apps
         self.ended = []
 
     async def add(self, number, times=1):
@@ -70,7 +70,7 @@ async def test_a_role_is_made_with_its_worker_and_its_verbs_are_called(executor)
     assert await call(executor, "run", "counter", "add", 2, times=3) == 16
 
 
-async def test_verbs_take_turns_with_methods_and_those_that_are_concurrent_do_not(executor):
+async def test_verbs_take_turns_with_methods_unless_they_are_concurrent(executor):
     await call(executor, "run", "counter", "open", Counter)
     waiting = asyncio.ensure_future(call(executor, "run", "counter", "wait"))
     await asyncio.sleep(0)
@@ -83,7 +83,7 @@ async def test_verbs_take_turns_with_methods_and_those_that_are_concurrent_do_no
     assert await behind == 1
 
 
-async def test_two_roles_of_one_run_do_not_know_of_each_other(executor):
+async def test_two_roles_of_one_run_are_independent(executor):
     await call(executor, "run", "one", "open", Counter, 1)
     await call(executor, "run", "two", "open", Counter, 2)
     assert [await call(executor, "run", name, "add", 0) for name in ("one", "two")] == [1, 2]
@@ -113,7 +113,7 @@ async def test_a_call_that_names_no_role_and_verb_is_an_error(executor, argument
 
 
 @pytest.mark.parametrize("how", ["close", "another run", "another master", "the same once more", "clean"])
-async def test_what_a_role_held_is_freed_when_it_ends(executor, how, monkeypatch):
+async def test_a_role_is_freed_when_it_ends(executor, how, monkeypatch):
     monkeypatch.setattr("ddlf.worker.calls.FREE_AFTER_S", 0)
     made = []
     await call(executor, "run", "counter", "open", kept(made), 5)
@@ -137,12 +137,12 @@ async def test_what_a_role_held_is_freed_when_it_ends(executor, how, monkeypatch
             await call(executor, "run", "counter", "add", 1)
 
 
-async def test_closing_what_is_not_played_is_nothing(executor):
+async def test_closing_an_unknown_role_does_nothing(executor):
     await call(executor, "run", "counter", "close")
 
 
 class Made:
-    """A role that another one has made."""
+    """A role that another role has created."""
 
     def __init__(self):
         self.closed = False
@@ -154,7 +154,7 @@ class Made:
         self.closed = True
 
 
-async def test_roles_that_a_role_has_made_end_with_it():
+async def test_roles_that_a_role_has_created_end_with_it():
     hosting, one, other = Hosting(None), Made(), Made()
     await hosting.open("run", "first", "open", lambda worker: Made())
     hosting.play("run", "second", one, of="first")

@@ -1,4 +1,4 @@
-"""Imports on a worker of what lies on the master: who is asked, when, and what is forgotten."""
+"""Tests of how a worker imports modules that exist only on the master."""
 
 import asyncio
 import hashlib
@@ -44,7 +44,7 @@ def finder(folder, monkeypatch):
     finder.forget()
 
 
-async def test_what_is_not_there_is_asked_about_once_in_a_turn(finder):
+async def test_missing_modules_cost_one_question_a_turn(finder):
     for name in ("gone_one", "gone_two", "gone_three.x", "email.gone"):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(name)
@@ -55,7 +55,7 @@ async def test_what_is_not_there_is_asked_about_once_in_a_turn(finder):
     assert finder.asked == [("names", "")] * 2
 
 
-async def test_what_is_here_is_not_asked_for(finder):
+async def test_installed_modules_are_not_requested_from_the_master(finder):
     sys.modules.pop("json.tool", None)
     importlib.import_module("json.tool")
     assert finder.asked == []
@@ -77,7 +77,7 @@ async def test_a_module_of_the_master_has_its_source_and_its_data(finder):
         (root / "b.txt").read_bytes()
 
 
-async def test_nothing_is_asked_where_nobody_answers(finder):
+async def test_a_disabled_finder_asks_nothing(finder):
     finder.enabled = lambda: False
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("pk_of_master")
@@ -115,7 +115,7 @@ async def test_the_next_master_has_its_own_modules_and_a_guest_none(running, tmp
             await guest.run_method(guess)
 
 
-async def test_a_large_data_file_comes_whole_and_a_master_that_leaves_ends_the_question(running, tmp_path, monkeypatch):
+async def test_a_large_data_file_arrives_whole_and_a_question_ends_with_its_master(running, tmp_path, monkeypatch):
     (tmp_path / "large").mkdir()
     (tmp_path / "large" / "__init__.py").touch()
     (tmp_path / "large" / "data.bin").write_bytes(bytes(range(256)) * 4000)

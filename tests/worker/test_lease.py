@@ -1,4 +1,4 @@
-"""One master at a time: the rules of the lease, without a network."""
+"""Tests of the rules of the lease, which gives a worker to one master at a time, without a network."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ ANNA = Holder(b"a" * 16, "anna@pc7 pid 41", "cifar.py", "12:03")
 BOB = Holder(b"b" * 16, "bob@pc9 pid 7", "", "12:05")
 
 
-def test_a_second_master_is_told_who_has_it_and_what_to_do():
+def test_the_refusal_of_a_second_master_names_the_holder_and_a_remedy():
     lease = Lease()
     assert lease.claim(ANNA) == 1
     with pytest.raises(LeaseError) as caught:
@@ -23,7 +23,7 @@ def test_a_second_master_is_told_who_has_it_and_what_to_do():
     assert lease.holder == ANNA
 
 
-def test_a_worker_that_was_left_is_anybodys_with_a_higher_epoch():
+def test_any_master_gets_a_released_worker_with_a_higher_epoch():
     lease = Lease()
     lease.claim(ANNA)
     lease.release()
@@ -32,14 +32,14 @@ def test_a_worker_that_was_left_is_anybodys_with_a_higher_epoch():
 
 
 @pytest.mark.parametrize("how", [dict(takeover=True), dict(silent=True)])
-def test_a_worker_can_be_taken_over_and_from_a_silent_master_it_needs_no_asking(how):
+def test_a_worker_can_be_taken_over_by_option_or_from_a_silent_master(how):
     lease = Lease()
     lease.claim(ANNA)
     assert lease.claim(BOB, **how) == 2
     assert lease.holder == BOB
 
 
-def test_the_same_master_may_come_back_while_it_holds_and_after_it_left():
+def test_the_same_master_may_claim_again_before_and_after_its_release():
     lease = Lease()
     assert lease.claim(ANNA) == 1
     assert lease.claim(ANNA, 1) == 2
@@ -49,7 +49,7 @@ def test_the_same_master_may_come_back_while_it_holds_and_after_it_left():
 
 @pytest.mark.parametrize("bob_left", [False, True])
 @pytest.mark.parametrize("takeover", [False, True])
-def test_a_master_that_was_replaced_is_refused_also_when_the_worker_is_free_again(bob_left, takeover):
+def test_a_replaced_master_is_refused_also_when_the_worker_is_free_again(bob_left, takeover):
     lease = Lease()
     epoch = lease.claim(ANNA)
     lease.claim(BOB, takeover=True)
@@ -74,7 +74,7 @@ def test_keys_differ_between_grants_and_masters():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["claim", "takeover", "silent", "leave"])), max_size=60))
-def test_whatever_masters_do_epochs_rise_and_who_was_replaced_never_returns(steps):
+def test_epochs_rise_and_a_replaced_master_never_returns_after_any_actions(steps):
     lease = Lease()
     masters = [Holder(bytes([number]) * 16, f"master {number}") for number in range(4)]
     known = [0] * 4

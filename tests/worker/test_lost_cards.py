@@ -1,4 +1,7 @@
-"""The folder with the locks of cards is in a folder that all users may write to, so it must be this user's own."""
+"""Tests of the folder with the locks of cards.
+
+All users may write to its parent folder, so the folder must belong to this user only.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from ddlf.worker.lost_cards import folder_of_cards
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this user's folder is."""
+    """Return the path of this user's folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / f"ddlf-cards-{os.geteuid()}"
 
 
-def test_folder_is_made_once_for_this_user_alone(place):
+def test_folder_is_created_once_for_this_user_only(place):
     assert folder_of_cards() == folder_of_cards() == place
     assert place.stat().st_mode & 0o777 == 0o700
 
@@ -41,7 +44,7 @@ def test_link_to_folder_is_refused(place, tmp_path):
         folder_of_cards()
 
 
-def test_folder_that_others_can_write_to_is_refused_when_a_worker_takes_a_card(cards, place):
+def test_folder_that_other_users_can_write_to_is_refused_when_a_worker_takes_a_card(cards, place):
     place.mkdir()
     place.chmod(0o770)
     with pytest.raises(ConfigError, match="can be changed by other users") as caught:

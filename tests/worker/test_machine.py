@@ -1,4 +1,4 @@
-"""What a machine is and has, as its daemon and ``ddlf doctor`` tell it."""
+"""Tests of the facts about a machine that its daemon and ``ddlf doctor`` report."""
 
 import importlib.util
 import os
@@ -15,7 +15,7 @@ from ddlf.worker.calls import Methods
 from ddlf.worker.worker import Worker, set_threads
 
 
-def test_it_is_data_and_of_this_machine(tmp_path):
+def test_facts_are_plain_data_about_this_machine(tmp_path):
     facts = machine.about([tmp_path, tmp_path / "not there", tmp_path.parent])
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
     assert facts["packages"]["numpy"] == metadata.version("numpy")
@@ -26,7 +26,7 @@ def test_it_is_data_and_of_this_machine(tmp_path):
     assert 0 < disk["free"] <= disk["size"]
 
 
-def test_bytecode_is_missed_where_none_was_written(tmp_path, monkeypatch):
+def test_missing_bytecode_of_a_package_is_noticed(tmp_path, monkeypatch):
     (tmp_path / "large").mkdir()
     (tmp_path / "large" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
@@ -37,7 +37,7 @@ def test_bytecode_is_missed_where_none_was_written(tmp_path, monkeypatch):
     assert not machine.lacks_bytecode("not_installed")
 
 
-def test_what_is_missing_or_too_old_is_named(monkeypatch):
+def test_missing_and_outdated_packages_are_named(monkeypatch):
     wanted = ["numpy>=999", "no_such_package>=1", "cloudpickle", "no_such_extra>=1; extra == 'gpu'"]
     monkeypatch.setattr(metadata, "requires", lambda name: wanted)
     version = metadata.version("numpy")
@@ -47,7 +47,7 @@ def test_what_is_missing_or_too_old_is_named(monkeypatch):
     ]
 
 
-def test_the_backend_is_the_one_that_keras_would_take(tmp_path, monkeypatch):
+def test_the_backend_is_the_one_that_keras_chooses(tmp_path, monkeypatch):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     assert machine.keras_backend() == "tensorflow"
@@ -59,7 +59,7 @@ def test_the_backend_is_the_one_that_keras_would_take(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["max\n", "", None])
-def test_memory_without_a_limit_is_the_machines(monkeypatch, text):
+def test_memory_without_a_limit_is_the_memory_of_the_machine(monkeypatch, text):
     def read_text(self, *arguments):
         if self.name == "memory.max" and text is None:
             raise FileNotFoundError
@@ -70,7 +70,7 @@ def test_memory_without_a_limit_is_the_machines(monkeypatch, text):
     assert machine.memory()[0] == before
 
 
-def test_memory_with_a_limit_is_what_a_container_may_have(monkeypatch):
+def test_memory_of_a_container_is_its_limit(monkeypatch):
     cgroup = {"memory.max": "1000000\n", "memory.current": "900000\n", "memory.stat": "anon 1\ninactive_file 300000\n"}
     usual = machine.Path.read_text
     monkeypatch.setattr(machine.Path, "read_text", lambda self, *a: cgroup.get(self.name) or usual(self, *a))
@@ -88,7 +88,7 @@ def test_memory_with_a_limit_is_what_a_container_may_have(monkeypatch):
         ),
     ],
 )
-def test_memory_with_a_limit_around_the_own_group_is_that(monkeypatch, tmp_path, line, folder, names):
+def test_memory_limit_of_an_outer_group_counts(monkeypatch, tmp_path, line, folder, names):
     group, usual = tmp_path / folder, machine.Path.read_text
     group.mkdir(parents=True)
     for name, text in zip((*names[:2], "memory.stat"), ("1000000\n", "900000\n", f"{names[2]} 300000\n"), strict=True):
@@ -104,7 +104,10 @@ def test_memory_with_a_limit_around_the_own_group_is_that(monkeypatch, tmp_path,
 
 @pytest.fixture
 def groups(monkeypatch, tmp_path):
-    """Makes control groups: ``groups("0::/box", {"box/cpu.max": "150000 100000"})``. The affinity is of eight CPUs."""
+    """Return a function that creates control groups; the affinity of the process has eight CPUs.
+
+    Example: ``groups("0::/box", {"box/cpu.max": "150000 100000"})``.
+    """
     usual = machine.Path.read_text
 
     def make(lines, files):
@@ -150,7 +153,7 @@ def test_cores_follow_the_affinity(monkeypatch, groups):
     assert machine.cores() == 2
 
 
-async def test_worker_says_the_cores_that_its_quota_leaves(groups, tmp_path):
+async def test_worker_reports_the_cores_of_its_quota(groups, tmp_path):
     groups("0::/", {"cpu.max": "150000 100000"})
     worker = Worker(Methods(tmp_path, tmp_path), ArrayCache())
     assert (await worker.connect(guest=True))["cores"] == 1
@@ -161,7 +164,7 @@ async def test_worker_says_the_cores_that_its_quota_leaves(groups, tmp_path):
     [
         ("150000", 8, "4", 1),  # a quota of 1.5
         ("max", 2, "4", 2),
-        ("max", 8, "3", 3),  # as SLURM_CPUS_PER_TASK, num_cpus of Ray, or nthreads of Dask
+        ("max", 8, "3", 3),  # like SLURM_CPUS_PER_TASK, num_cpus of Ray, or nthreads of Dask
         ("600000", 8, "many", 6),
         ("max", 2, None, 2),
     ],
@@ -193,12 +196,12 @@ def test_bytes_from_swap_are_counted_if_the_process_has_waited_for_pages(monkeyp
     monkeypatch.setattr(machine, "_swapped_in", lambda: swapped)
     meter = machine.SwapMeter()
     swapped = 3 * 4096
-    assert meter.since() == 0  # another program has read these
+    assert meter.since() == 0  # another program has read these pages
     waits = 6
     assert meter.since() == 2 * 4096
     assert meter.since() == 0
 
 
-def test_the_counters_of_swap_are_numbers_on_each_system():
+def test_the_counters_of_swap_are_numbers_on_every_system():
     assert machine._page_waits() >= 0
     assert machine._swapped_in() >= 0

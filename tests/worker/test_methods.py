@@ -1,4 +1,4 @@
-"""Hosting functions: names, files, and what survives."""
+"""Tests of hosting functions on a worker: their names, their files, and their survival."""
 
 import functools
 import stat
@@ -62,7 +62,7 @@ def with_self(self, x):
 
 @pytest.fixture
 def folders(tmp_path):
-    """The folder of a daemon's life, and the one that outlives it."""
+    """Return the folder that is removed with the daemon, and the one that survives it."""
     return tmp_path / "session", tmp_path / "persist"
 
 
@@ -102,14 +102,14 @@ def test_a_method_is_hosted_under_the_functions_name_and_can_be_called(folders):
     assert methods.get("add").function(2, 3) == 5
 
 
-def test_a_new_executor_finds_what_the_last_one_hosted(folders):
+def test_a_new_executor_finds_the_hosted_methods_of_the_last_one(folders):
     Methods(*folders).add(double, "twice", False, True)
     found = Methods(*folders).get("twice")
     assert (found.takes_self, found.concurrent) == (True, True)
     assert found.function.__name__ == "double"
 
 
-def test_persistent_methods_outlive_the_daemons_folder_and_others_do_not(folders, tmp_path):
+def test_only_persistent_methods_outlive_the_daemons_folder(folders, tmp_path):
     methods = Methods(*folders)
     methods.add(add, None, True, False)
     methods.add(double, None, False, False)
@@ -117,7 +117,7 @@ def test_persistent_methods_outlive_the_daemons_folder_and_others_do_not(folders
 
 
 @pytest.mark.parametrize("again_persistent", [True, False])
-def test_adding_again_replaces_the_method_wherever_it_lay(folders, tmp_path, again_persistent):
+def test_adding_a_method_again_replaces_it_in_both_folders(folders, tmp_path, again_persistent):
     methods = Methods(*folders)
     methods.add(add, "f", not again_persistent, False)
     methods.add(double, "f", again_persistent, False)
@@ -145,7 +145,7 @@ def test_an_unknown_method_is_refused_with_the_nearest_name(folders):
 
 
 @pytest.mark.parametrize("name", ["__class__", "_private", "a.b", "../x", "a/b", "x" * 200, "1x", "é"])
-def test_a_name_that_is_no_plain_identifier_is_refused_and_writes_nothing(folders, name):
+def test_a_name_that_is_not_an_identifier_is_refused_and_writes_no_file(folders, name):
     with pytest.raises(ValueError, match="is not a valid name for a method"):
         Methods(*folders).add(add, name, False, False)
     assert not folders[0].exists()
@@ -157,7 +157,7 @@ def test_a_lambda_needs_a_name(folders):
     assert Methods(*folders).add(lambda x: x, "identity", False, False) == "identity"
 
 
-def test_files_of_methods_are_for_their_owner_only(folders):
+def test_only_the_owner_may_read_files_of_methods(folders):
     Methods(*folders).add(add, None, True, False)
     (path,) = folders[1].iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -174,6 +174,6 @@ def test_a_file_of_a_method_is_not_unpickled_before_it_is_called(folders):
         methods.get("add")
 
 
-def test_a_function_can_be_marked_to_run_beside_others():
+def test_a_function_can_be_marked_as_concurrent():
     assert once(concurrent(lambda: None)).concurrent
     assert not once(add).concurrent

@@ -1,4 +1,4 @@
-"""Workers that call each other: what a role can do with its peers, and who is let in for what and for how long."""
+"""Tests of calls between workers: the verbs that a role can call, the access rules, and the end of access."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ FOUND = weakref.WeakValueDictionary()
 
 
 class Shard:
-    """A role that has peers, and a slice that they may add to."""
+    """A role with a slice of numbers; its peers may add to the slice."""
 
     def __init__(self, worker):
         self.worker = worker
@@ -70,7 +70,7 @@ class Shard:
         return "secret"
 
     async def train(self, peer):
-        """A verb that has the turn until that peer lets go."""
+        """Hold the turn until the peer opens its gate."""
         return await self.worker.peers[peer].call(SHARD, "wait")
 
     async def call(self, peer, verb, *args, **data):
@@ -111,22 +111,22 @@ async def peers(cluster):
 
 
 def role(worker):
-    """The role of a worker that is in this process."""
+    """Return the ``Shard`` of a worker that runs in this process."""
     return worker_in_process(worker)._hosting._roles[SHARD]
 
 
 def worker_in_process(worker):
-    """Its executor, which is an object here."""
+    """Return the executor of a worker; it is an object of this process."""
     name = worker.facts["executor"]
-    if name not in FOUND:  # not each time: there are many objects
+    if name not in FOUND:  # a search through all objects is slow
         FOUND.update({one.peers.executor: one for one in gc.get_objects() if type(one) is Executor})
     return FOUND[name]
 
 
-# -- what a role can do -----------------------------------------------------------------------------------------------
+# -- calls of a role --------------------------------------------------------------------------------------------------
 
 
-async def test_a_role_calls_those_of_other_workers_and_knows_who_they_are(peers):
+async def test_a_role_calls_roles_of_other_workers_and_knows_their_names(peers):
     first, second, third = peers
     assert await first.call(SHARD, "ids") == (1, [2, 3], [second.name, third.name])
     assert await third.call(SHARD, "ids") == (3, [1, 2], [first.name, second.name])
@@ -140,7 +140,7 @@ async def test_a_verb_knows_which_worker_calls_it(peers):
     assert await peers[1].call(SHARD, "who") is None
 
 
-async def test_all_call_all_at_the_same_time_also_both_ways_and_with_large_arrays(peers):
+async def test_all_workers_call_each_other_at_the_same_time_with_large_arrays(peers):
     piece = np.arange(1_000_000, dtype=np.float32)
     pairs = [(a, b) for a in peers for b in peers if a is not b]
     for worker in peers:
@@ -155,7 +155,7 @@ async def test_all_call_all_at_the_same_time_also_both_ways_and_with_large_array
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_workers_in_processes_of_their_own_do_so_too(session_cluster):
+async def test_workers_in_separate_processes_call_each_other(session_cluster):
     await open_roles(session_cluster)
     await introduce(session_cluster.workers, RUN)
     first, second = session_cluster.workers
@@ -176,14 +176,14 @@ async def test_a_worker_answers_its_peers_while_a_verb_has_the_turn(peers):
     assert await training == "through"
 
 
-async def test_what_a_verb_raises_is_raised_where_it_was_called(peers):
+async def test_an_error_of_a_verb_is_raised_in_its_caller(peers):
     with pytest.raises(ValueError, match="wrong length") as caught:
         await role(peers[0]).call(2, "fail")
     assert isinstance(caught.value, RemoteError)
     assert caught.value.worker == peers[1].name
 
 
-async def test_a_call_that_is_cancelled_ends_there(peers):
+async def test_a_cancelled_call_ends_on_the_called_worker(peers):
     calling = asyncio.ensure_future(role(peers[0]).call(2, "wait"))
     shard = role(peers[1])
     await shard.reached.wait()
@@ -204,10 +204,10 @@ async def test_only_data_goes_from_worker_to_worker_in_both_directions(peers):
         await role(peers[0]).send_code(2)
     with pytest.raises(NotPicklable, match="cannot be sent between workers, because only data can"):
         await role(peers[0]).call(2, "an_object")
-    assert len(await role(peers[0]).call(2, "push", np.ones(4))) == 4  # and the connection goes on
+    assert len(await role(peers[0]).call(2, "push", np.ones(4))) == 4  # and the connection stays usable
 
 
-async def test_data_that_the_other_machine_cannot_read_is_an_answer_and_ends_nothing(peers, monkeypatch):
+async def test_unreadable_data_is_answered_and_keeps_the_connection(peers, monkeypatch):
     piece = np.ones(4, ml_dtypes.bfloat16)
     messages._dtype.cache_clear()
     with monkeypatch.context() as patch:
@@ -227,10 +227,10 @@ async def test_a_peer_that_sends_a_pickle_is_cut_off(cluster, peers, capfd):
     assert "another worker sent a pickled object, where only data is allowed" in capfd.readouterr().err
 
 
-# -- who is let in, and for what --------------------------------------------------------------------------------------
+# -- access -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_peer_may_call_only_what_roles_offer_to_others(cluster, peers):
+async def test_a_peer_may_call_only_offered_verbs(cluster, peers):
     with pytest.raises(ProtocolError, match="a shard does not offer 'hidden' to other workers"):
         await role(peers[0]).call(2, "hidden")
     for verb in ("open", "close"):
@@ -247,7 +247,7 @@ async def test_a_peer_may_call_only_what_roles_offer_to_others(cluster, peers):
             await ask("call")
 
 
-async def test_the_master_says_who_may_call_whom(cluster):
+async def test_the_master_decides_which_worker_may_call_which(cluster):
     first, _, third = cluster.workers
     await introduce(cluster.workers, RUN, calls={1: [2], 2: [1, 3]})
     assert [(await worker.call(SHARD, "ids"))[1] for worker in cluster.workers] == [[2], [1, 3], []]
@@ -261,13 +261,13 @@ async def test_the_master_says_who_may_call_whom(cluster):
             await ask("call", RUN, "shard", "push", np.ones(4))
 
 
-async def test_a_number_of_no_worker_is_refused(cluster):
+async def test_a_number_without_a_worker_is_refused(cluster):
     for calls in ({1: [2, 9]}, {9: [1]}):
         with pytest.raises(ConfigError, match="worker 9 is named in calls, but is not among the intro"):
             await introduce(cluster.workers, RUN, calls=calls)
 
 
-async def test_who_shows_another_pass_is_refused(cluster, peers):
+async def test_a_worker_with_a_wrong_pass_is_refused(cluster, peers):
     first, second, _ = peers
     executor, right = shown(cluster, first, second)
     lease = second.identity.key["lease"]
@@ -287,14 +287,14 @@ async def test_who_shows_another_pass_is_refused(cluster, peers):
         assert (await greet(RUN, 2, executor, right))["refusal"] == ""
 
 
-async def test_a_greeting_that_cannot_be_read_is_answered(cluster, peers):
+async def test_an_unreadable_greeting_is_answered(cluster, peers):
     async with stranger(cluster, peers[1]) as (greet, _):
         for asked in ((), (RUN, 2, "x"), (RUN, "2", "x", b""), (RUN, True, "x", b""), (RUN, 2, "x", "text")):
             with pytest.raises(ProtocolError, match="greet takes a run, a number, the name of an executor, and a pass"):
                 await greet(*asked)
 
 
-async def test_a_guest_introduces_nobody(cluster):
+async def test_a_guest_cannot_introduce_workers(cluster):
     first = cluster.workers[0]
     guest = type(first)(first.host, first.port, cluster._launcher.tokens.primary, guest=True)
     await guest.connect()
@@ -309,10 +309,10 @@ async def test_a_guest_introduces_nobody(cluster):
         await guest.close()
 
 
-# -- for how long -----------------------------------------------------------------------------------------------------
+# -- end of access ----------------------------------------------------------------------------------------------------
 
 
-async def test_who_is_not_named_any_more_is_cut_off_and_the_others_stay_connected(cluster, peers):
+async def test_a_worker_missing_from_the_next_introduction_is_cut_off_and_the_rest_stay_connected(cluster, peers):
     first, second, third = peers
     waiting = asyncio.ensure_future(role(third).call(1, "wait"))
     await role(first).reached.wait()
@@ -335,7 +335,7 @@ async def test_a_peer_is_cut_off_with_the_lease_that_allowed_it(cluster, peers):
     second._link.control.stream.abort()
     with pytest.raises(WorkerLost, match="the link from worker 1 to it was lost"):
         await waiting
-    # It is the same master, the same executor and the same role; but what was said with the last lease does not count.
+    # Master, executor and role are the same, but permissions of the last lease do not count.
     await second.reconnect(PATIENCE_S)
     with pytest.raises(Exception, match="leads to a worker outside this run"):
         await role(first).call(2, "push", np.ones(4))
@@ -360,7 +360,7 @@ async def test_a_peer_is_cut_off_when_the_run_ends(cluster, peers):
         await shard.call(3, "push", np.ones(4))
 
 
-async def test_what_a_worker_asks_ends_when_the_run_does_so_for_itself(peers):
+async def test_open_calls_of_a_worker_end_when_the_run_ends_on_it(peers):
     waiting = asyncio.ensure_future(role(peers[0]).call(2, "wait"))
     await role(peers[1]).reached.wait()
     await peers[0].call(SHARD, "close")
@@ -396,12 +396,17 @@ async def test_a_link_that_is_cut_is_noticed_and_named_while_the_master_sees_bot
             await waiting
         assert lost.value.worker == second.name
         assert [worker.state for worker in cluster.workers] == ["alive", "alive"]
-        assert (await role(second).call(1, "push", np.ones(4))).tolist() == [1, 1, 1, 1]  # the other way is another one
+        assert (await role(second).call(1, "push", np.ones(4))).tolist() == [
+            1,
+            1,
+            1,
+            1,
+        ]  # the opposite direction has its own connection
         way.heal()
         assert (await role(first).call(2, "push", np.ones(4))).tolist() == [1, 1, 1, 1]
 
 
-async def test_a_link_that_is_reset_loses_what_was_open_and_is_dialled_again():
+async def test_a_reset_link_loses_its_open_calls_and_is_dialled_again():
     async with asyncio.timeout(PATIENCE_S), in_process_cluster(2) as cluster:
         way = await cluster.between(1, 2)
         await open_roles(cluster)
@@ -416,24 +421,27 @@ async def test_a_link_that_is_reset_loses_what_was_open_and_is_dialled_again():
         assert (await role(first).call(2, "push", np.ones(4))).tolist() == [1, 1, 1, 1]
 
 
-async def test_status_counts_masters_and_not_the_workers_that_listen(peers):
+async def test_status_counts_masters_and_not_connected_peers(peers):
     for worker in worker_in_process(peers[0]).peers.values():
         await worker._listening
     assert (await peers[1].status())["masters"] == 1
 
 
-# -- a worker that is not what it says --------------------------------------------------------------------------------
+# -- a worker with a false identity -----------------------------------------------------------------------------------
 
 
 def shown(cluster, caller, called):
-    """What one worker may show to another one."""
+    """Return the identity and the pass that one worker presents to another one."""
     executor = caller.facts["executor"]
     return executor, peer_pass(called.identity.key["lease"], RUN, executor)
 
 
 @contextlib.asynccontextmanager
 async def stranger(cluster, worker):
-    """Somebody with the token who dials a worker: what greets it, and what asks it for a command with arguments of any kind."""
+    """Dial a worker with the token as a stranger.
+
+    Yields a function that greets the worker, and one that sends it a command with any arguments.
+    """
     token = cluster._launcher.tokens.primary
     sock, _ = await dial(worker.host, worker.port, Role.DATA, token, max_message_bytes=10**9)
     answers: asyncio.Queue = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""An executor that was stopped is noticed; one that computes is not disturbed, however long that takes."""
+"""Tests of noticing a suspended executor (SIGSTOP). An executor that computes for a long time is not disturbed."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 linux = sys.platform.startswith("linux")
 
 
-def test_only_a_process_that_was_stopped_counts_and_only_while_it_is_looked_at(monkeypatch):
+def test_only_a_suspended_process_counts_and_only_while_it_is_watched(monkeypatch):
     stopped_now = {7}
     monkeypatch.setattr(daemon, "is_stopped", stopped_now.__contains__)
     judge = StoppedFor()
@@ -28,7 +28,7 @@ def test_only_a_process_that_was_stopped_counts_and_only_while_it_is_looked_at(m
     assert judge.look(7) == 0
 
 
-def test_the_system_is_asked_about_a_process_whatever_its_name_is(tmp_path):
+def test_the_state_of_a_process_is_read_for_any_process_name(tmp_path):
     odd = tmp_path / "a) T b"
     odd.symlink_to("/bin/sleep")
     with subprocess.Popen([odd, "1000"]) as process:
@@ -47,7 +47,7 @@ def hold_the_gil(seconds):
     return "done"
 
 
-def wait_for_ever():
+def wait_indefinitely():
     import time
 
     time.sleep(10_000)
@@ -57,7 +57,7 @@ def wait_for_ever():
 async def test_a_stopped_executor_is_ended_and_a_busy_one_is_not():
     async with local_cluster(2, dead_after_s=1) as cluster:
         first, second = cluster.workers
-        asking = asyncio.ensure_future(first.run_method(wait_for_ever))
+        asking = asyncio.ensure_future(first.run_method(wait_indefinitely))
         busy = asyncio.ensure_future(second.run_method(hold_the_gil, 3))
         while not (await first.status())["busy"]:
             pass

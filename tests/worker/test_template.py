@@ -1,4 +1,7 @@
-"""Executors are forks of a process that has imported what they need: as good as new processes, and none outlives its daemon."""
+"""Tests of executors that are forks of a template, a process that has imported their modules.
+
+A fork must behave like a new process, and must not outlive its daemon.
+"""
 
 import asyncio
 import os
@@ -33,7 +36,7 @@ MANY = "module_that_makes_many"
 
 @pytest.fixture(scope="module", autouse=True)
 def modules(tmp_path_factory):
-    """Small modules to preload instead of Keras."""
+    """Write small modules, which the tests preload instead of Keras."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / f"{MODULE}.py").write_text(SOURCE)
     (folder / f"{MODULE}_2.py").write_text(SOURCE)
@@ -59,14 +62,14 @@ async def shared():
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def cluster(shared):
-    """Two workers of one template."""
+    """Yield a cluster of two workers with one template."""
     yield shared
     await shared.connect()
     await shared.clean()
 
 
 def where(module):
-    """The process, its parent, and where it has the module from."""
+    """Return the process id, the id of the parent, and the id of the process that imported the module."""
     return os.getpid(), os.getppid(), getattr(sys.modules.get(module), "imported_in", None)
 
 
@@ -98,7 +101,7 @@ async def test_calls_in_a_fork_copy_nothing_of_the_modules_that_it_shares():
         (before,) = await cluster.run_method(private_mb)
         await cluster.run_method(look_at_all)
         (after,) = await cluster.run_method(private_mb)
-    assert before < after / 2, "they were looked at before"
+    assert before < after / 2, "an earlier call has read the modules already"
 
 
 async def test_an_idle_executor_is_replaced_by_one_that_has_the_module():
@@ -108,7 +111,7 @@ async def test_an_idle_executor_is_replaced_by_one_that_has_the_module():
         ((pid, parent, imported_in),) = await cluster.run_method(where, module=MODULE)
         assert (imported_in, pid != before["executor_pid"]) == (parent, True)
         (after,) = await cluster.status()
-        assert (after["restarts"], after["last_exit"]) == (0, None)  # nobody needs to know
+        assert (after["restarts"], after["last_exit"]) == (0, None)  # the replacement does not count as a restart
 
 
 async def test_a_killed_executor_is_back_without_an_import(cluster):
@@ -145,7 +148,7 @@ async def test_an_executor_that_may_hold_something_is_not_replaced(use):
         assert (await cluster.status())[0]["executor_pid"] == before["executor_pid"]
 
 
-async def test_hosted_methods_are_there_after_the_replacement():
+async def test_hosted_methods_survive_the_replacement():
     async with Cluster.local(1) as cluster:
         await cluster.add_method(where)
         await preload(cluster, MODULE)
@@ -153,20 +156,23 @@ async def test_hosted_methods_are_there_after_the_replacement():
         assert imported_in == parent
 
 
-async def test_more_modules_can_be_wanted_later():
+async def test_more_modules_can_be_preloaded_later():
     async with Cluster.local(1) as cluster:
         await preload(cluster, MODULE)
         await preload(cluster, MODULE, f"{MODULE}_2")
         ((_, parent, imported_in),) = await cluster.run_method(where, module=f"{MODULE}_2")
         assert imported_in == parent
         ((_, _, before),) = await cluster.run_method(where, module=MODULE)
-        assert before not in (parent, None)  # by its parent, of which it is a fork
+        assert before not in (parent, None)  # the parent of this fork imported it
 
 
-async def test_a_worker_that_was_started_alone_has_a_template_of_its_own(running):
+async def test_a_worker_that_was_started_alone_has_its_own_template(running):
     async with connected(running.port) as worker:
         _, parent, imported_in = await worker.run_method(where, MODULE)
-        assert (parent, imported_in) == (os.getpid(), None)  # nobody has asked: nothing more than before
+        assert (parent, imported_in) == (
+            os.getpid(),
+            None,
+        )  # no master asked for modules, so there is no fork of a template
         await worker.restart()
         await worker.ask("ping")
     async with connected(running.port) as worker:
@@ -178,21 +184,21 @@ async def test_a_worker_that_was_started_alone_has_a_template_of_its_own(running
         assert (await worker.run_method(where, MODULE))[2] == imported_in
 
 
-async def test_what_is_to_be_preloaded_is_a_list_of_names(running):
+async def test_modules_to_preload_must_be_a_list_of_names(running):
     async with connected(running.port) as worker:
         for wrong in ("keras", [1], ["os; import sys"], None):
             with pytest.raises(RemoteError, match="preload takes a list of names of modules"):
                 await worker.ask("preload", wrong)
 
 
-# -- only where it is safe ----------------------------------------------------------------------------------------------
+# -- modules that make a fork unsafe ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("module", "reason"),
     [(THREADS, "it has the threads MainThread, pool"), (FAILS, "ImportError: libsomething.so is missing")],
 )
-async def test_what_cannot_be_forked_is_imported_by_the_executor_itself(running, module, reason):
+async def test_the_executor_itself_imports_modules_that_make_a_fork_unsafe(running, module, reason):
     async with connected(running.port) as worker:
         await worker.restart()
         for _ in range(2):
@@ -206,7 +212,7 @@ async def test_an_open_accelerator_makes_a_fork_unsafe(monkeypatch):
         assert template.why_unsafe() == "it has /dev/null open"
 
 
-async def test_without_a_template_executors_are_processes_of_their_own(monkeypatch):
+async def test_without_a_template_executors_are_separate_processes(monkeypatch):
     monkeypatch.setenv("DDLF_FORK", "0")
     async with Cluster.local(1) as cluster:
         await preload(cluster, MODULE)
@@ -215,7 +221,7 @@ async def test_without_a_template_executors_are_processes_of_their_own(monkeypat
         assert parent == status["pid"]
 
 
-async def test_workers_go_on_when_their_template_is_killed(descendants):
+async def test_workers_survive_when_their_template_is_killed(descendants):
     async with Cluster.local(2) as cluster:
         await cluster.set_variable("kept", each=["A", "B"])
         (process,) = (
@@ -239,7 +245,7 @@ async def test_a_template_that_does_not_answer_is_not_waited_for(monkeypatch, al
     channel.close()
 
 
-async def test_an_import_that_is_killed_is_not_held_against_the_next_one(tmp_path, monkeypatch):
+async def test_a_killed_import_does_not_prevent_the_next_one(tmp_path, monkeypatch):
     flag = tmp_path / "again"
     (tmp_path / "killed_once.py").write_text(
         f"import os, signal\nif not os.path.exists({str(flag)!r}):\n"
@@ -291,7 +297,7 @@ async def test_each_fork_has_its_own_randomness_session_folder_and_name(cluster)
 
 
 async def test_a_fork_has_only_its_own_descriptors():
-    """Else the end of a worker's connection would not be seen by the others."""
+    """A second copy of a connection would keep it open after its worker ended, so other workers would not see the end."""
 
     def pipes_and_sockets():
         links = [
@@ -307,7 +313,7 @@ async def test_a_fork_has_only_its_own_descriptors():
         assert not any(one & other for one in (first,) for other in others)
 
 
-async def test_exit_codes_signals_and_last_words_are_those_of_the_executor(cluster):
+async def test_exit_codes_signals_and_last_output_are_reported_for_the_executor(cluster):
     worker = cluster.workers[0]
     with pytest.raises(ExecutorCrashed, match="ended with exit code 3") as caught:
         await worker.run_code("import os, sys\nprint('last words', file=sys.stderr, flush=True)\nos._exit(3)")
@@ -338,7 +344,7 @@ async def processes(worker):
 # -- nothing outlives its daemon ----------------------------------------------------------------------------------------
 
 
-async def test_what_a_killed_daemon_leaves_ends_though_it_loops_and_is_nobodys_child(descendants):
+async def test_a_looping_executor_ends_after_its_daemon_was_killed(descendants):
     async with Cluster.local(2) as cluster:
         running = asyncio.ensure_future(cluster.workers[0].run_code("while True: pass"))
         while not (await cluster.workers[0].status())["busy"]:
@@ -352,7 +358,7 @@ async def test_what_a_killed_daemon_leaves_ends_though_it_loops_and_is_nobodys_c
     assert descendants() == []
 
 
-async def test_even_when_the_template_was_killed_before(descendants):
+async def test_a_looping_executor_ends_after_its_template_and_its_daemon_were_killed(descendants):
     async with Cluster.local(1) as cluster:
         running = asyncio.ensure_future(cluster.workers[0].run_code("while True: pass"))
         while not (await cluster.workers[0].status())["busy"]:
@@ -368,7 +374,7 @@ async def test_even_when_the_template_was_killed_before(descendants):
             await running
 
 
-async def test_one_that_ended_is_let_go_of_when_the_next_one_starts(running):
+async def test_an_ended_executor_is_released_when_the_next_one_starts(running):
     forks = running.daemon.process._forks
     assert await forks.preload((MODULE,)) == ""
     ended = forks._template
@@ -379,7 +385,7 @@ async def test_one_that_ended_is_let_go_of_when_the_next_one_starts(running):
     assert ended.fileno() == -1
 
 
-async def test_what_user_code_started_ends_with_the_executor(cluster):
+async def test_processes_of_user_code_end_with_the_executor(cluster):
     def start():
         import subprocess
 
@@ -398,12 +404,12 @@ async def test_a_closed_cluster_leaves_no_process_also_while_the_template_import
     await cluster.connect(modules=["imports_for_ever"])
     async with cluster:
         preloading = asyncio.ensure_future(preload(cluster, "imports_for_ever"))
-        assert await cluster.run_code("1 + 1") == [2]  # nobody waits for an import that he does not need
+        assert await cluster.run_code("1 + 1") == [2]  # a call does not wait for an import that it does not need
     await asyncio.gather(preloading, return_exceptions=True)
     assert descendants() == []
 
 
-# -- a template's way to its clients ------------------------------------------------------------------------------------
+# -- the connection of a template to its clients ------------------------------------------------------------------------
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -414,7 +420,7 @@ async def alone(modules):
 
 
 async def fork(alone, folder):
-    """An executor without a daemon, which waits for its settings."""
+    """Start an executor without a daemon; it waits for its settings."""
     ours, theirs = socket.socketpair()
     page = Activity.create()
     try:
@@ -427,7 +433,7 @@ async def fork(alone, folder):
         os.close(page)
 
 
-async def test_the_end_of_a_fork_is_told_once_and_its_number_is_kept_until_it_is_let_go_of(alone, tmp_path):
+async def test_the_end_of_a_fork_is_reported_once_and_its_pid_is_kept_until_its_release(alone, tmp_path):
     forked, channel = await fork(alone, tmp_path)
     channel.close()
     assert await forked.wait() == 0
@@ -438,14 +444,14 @@ async def test_the_end_of_a_fork_is_told_once_and_its_number_is_kept_until_it_is
     end_of(forked.pid)
 
 
-async def test_a_fork_that_is_let_go_of_ends(alone, tmp_path):
+async def test_a_released_fork_ends(alone, tmp_path):
     forked, channel = await fork(alone, tmp_path)
     forked.release()
     end_of(forked.pid)
     channel.close()
 
 
-async def test_a_fork_outlives_its_template_and_its_end_is_seen(alone, tmp_path):
+async def test_a_fork_outlives_its_template_and_its_end_is_noticed(alone, tmp_path):
     forked, channel = await fork(alone, tmp_path)
     alone.kill()
     assert forked.returncode is None

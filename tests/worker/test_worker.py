@@ -1,4 +1,7 @@
-"""The worker that methods see, without its processes: an ``Executor`` in this process, asked directly or over a socket pair."""
+"""Tests of the worker that methods see.
+
+The ``Executor`` runs in this process. Tests call it directly or over a socket pair.
+"""
 
 import asyncio
 import contextlib
@@ -21,13 +24,13 @@ LIMITS = Limits()
 
 @pytest.fixture
 def executor(tmp_path):
-    """An executor without a daemon."""
+    """Return an executor without a daemon."""
     return Executor(tmp_path / "session", tmp_path / "persist")
 
 
 @pytest.fixture
 def worker(executor):
-    """What methods see of it."""
+    """Return the worker that methods of the executor receive as ``self``."""
     return executor.worker
 
 
@@ -90,14 +93,14 @@ class Master:
         self.connection.send(Kind.CANCEL, id, "", [])
 
     async def answer(self, id):
-        """The kind of an answer, and its value or the name of the error's type."""
+        """Return the kind of an answer, and its value or the name of the error's type."""
         kind, value = await asyncio.wait_for(self.future(id), PATIENCE_S)
         return (kind, value) if kind == Kind.RESULT else (kind, value["chain"][0][0].rpartition(".")[2])
 
 
 @pytest.fixture
 async def master(executor):
-    """A master that is connected to ``executor``."""
+    """Yield a master that is connected to ``executor``."""
     mine, theirs = socket_pair()
     serving = asyncio.create_task(executor.serve(theirs, LIMITS, LIMITS))
     master = Master(mine)
@@ -126,7 +129,7 @@ async def test_plain_and_async_functions_run_with_and_without_the_worker(executo
     assert await run(executor, lambda x: x, 3) == 3
 
 
-async def test_what_a_method_sets_on_self_stays_until_clean(executor, worker):
+async def test_attributes_of_self_stay_until_clean(executor, worker):
     def remember(self):
         self.anything = 7
         self.data["total"] = 1000
@@ -187,7 +190,7 @@ async def test_code_gives_the_value_of_its_last_expression(worker, code, value):
     assert await worker.run_code(code) == value
 
 
-async def test_names_that_code_defines_are_there_for_later_code(worker):
+async def test_later_code_can_use_names_that_code_has_defined(worker):
     await worker.run_code("def f(x):\n    return x + 1")
     assert await worker.run_code("f(1)") == 2
     await worker.clean()
@@ -199,7 +202,7 @@ async def test_names_that_code_defines_are_there_for_later_code(worker):
 
 
 @pytest.mark.parametrize("name", ["1x", "class", "__builtins__", "😀", "", "a.b", 7, None])
-async def test_a_name_that_is_no_identifier_is_refused_as_a_variable(worker, name):
+async def test_a_name_that_is_not_an_identifier_is_refused_as_a_variable(worker, name):
     with pytest.raises(ValueError, match="is not a valid variable name"):
         await worker.set_variable(name, 1)
 
@@ -215,7 +218,7 @@ async def test_an_unknown_variable_is_a_key_error_with_the_nearest_name(worker):
 # -- turns --------------------------------------------------------------------------------------------------------------
 
 
-async def test_methods_run_one_at_a_time_in_the_order_in_which_they_came(executor):
+async def test_methods_run_one_at_a_time_in_order_of_arrival(executor):
     log = []
 
     async def step(name):
@@ -227,7 +230,7 @@ async def test_methods_run_one_at_a_time_in_the_order_in_which_they_came(executo
     assert log == ["a begins", "a ends", "b begins", "b ends"]
 
 
-async def test_a_concurrent_method_runs_while_another_one_does(executor):
+async def test_a_concurrent_method_runs_beside_another_one(executor):
     opened = asyncio.Event()
 
     async def wait():
@@ -245,7 +248,7 @@ async def test_plain_concurrent_functions_run_at_the_same_time(executor):
     await asyncio.gather(*(run(executor, concurrent(lambda: barrier.wait())) for _ in range(3)))
 
 
-async def test_what_a_plain_concurrent_function_raises_or_returns_comes_as_from_any_other(executor, worker):
+async def test_results_and_errors_of_a_plain_concurrent_function_arrive_unchanged(executor, worker):
     async def later():
         return 5
 
@@ -322,7 +325,7 @@ def note_that_it_ran(self):
     self._namespace["ran"].append(1)
 
 
-async def wait_for_ever():
+async def wait_indefinitely():
     await asyncio.Event().wait()
 
 
@@ -330,12 +333,12 @@ def double(x):
     return 2 * x
 
 
-async def test_when_the_connection_ends_its_requests_are_cancelled(executor):
+async def test_requests_are_cancelled_when_their_connection_ends(executor):
     mine, theirs = socket_pair()
     serving = asyncio.create_task(executor.serve(theirs, LIMITS, LIMITS))
     master = Master(mine)
-    master.send(1, "run_method", wait_for_ever)
-    master.send(2, "run_method", wait_for_ever)
+    master.send(1, "run_method", wait_indefinitely)
+    master.send(2, "run_method", wait_indefinitely)
     master.connection.close()
     await asyncio.wait_for(serving, PATIENCE_S)
     assert await asyncio.wait_for(run(executor, lambda: "free"), PATIENCE_S) == "free"
@@ -347,13 +350,13 @@ async def test_a_cancel_of_an_unknown_request_is_ignored(master):
     assert await master.answer(1) == (Kind.RESULT, 2)
 
 
-async def test_a_request_number_that_is_open_already_ends_the_connection(master):
-    master.send(1, "run_method", wait_for_ever)
-    master.send(1, "run_method", wait_for_ever)
+async def test_reusing_the_number_of_an_open_request_ends_the_connection(master):
+    master.send(1, "run_method", wait_indefinitely)
+    master.send(1, "run_method", wait_indefinitely)
     await asyncio.wait_for(master.closed.wait(), PATIENCE_S)
 
 
-async def test_two_connections_are_served_and_one_ends_without_the_other(executor, master):
+async def test_the_end_of_one_connection_does_not_end_another_one(executor, master):
     mine, theirs = socket_pair()
     other = asyncio.create_task(executor.serve(theirs, LIMITS, LIMITS))
     Master(mine).connection.close()
@@ -363,15 +366,15 @@ async def test_two_connections_are_served_and_one_ends_without_the_other(executo
 
 
 async def test_a_running_request_that_awaits_is_cancelled_in_place(master):
-    master.send(1, "run_method", wait_for_ever)
+    master.send(1, "run_method", wait_indefinitely)
     master.send(2, "run_method", double, 4)
     master.cancel(1)
     assert await master.answer(1) == (Kind.ERROR, "RequestCancelled")
     assert await master.answer(2) == (Kind.RESULT, 8)
 
 
-async def test_a_call_can_be_cancelled_by_who_asked(executor):
-    waiting = asyncio.ensure_future(ask(executor, Request("run_method", wait_for_ever)))
+async def test_a_caller_can_cancel_its_call(executor):
+    waiting = asyncio.ensure_future(ask(executor, Request("run_method", wait_indefinitely)))
     await asyncio.sleep(0)
     waiting.cancel()
     with contextlib.suppress(asyncio.CancelledError, RequestCancelled):
@@ -379,7 +382,7 @@ async def test_a_call_can_be_cancelled_by_who_asked(executor):
     assert await asyncio.wait_for(run(executor, lambda: "free"), PATIENCE_S) == "free"
 
 
-async def test_what_comes_between_two_requests_does_not_overtake_the_waiting_one(executor):
+async def test_a_new_request_does_not_overtake_a_waiting_one(executor):
     log = []
     late = Call(-1, Request("run_method", lambda: log.append("late")), OneRequest())
 
@@ -393,7 +396,7 @@ async def test_what_comes_between_two_requests_does_not_overtake_the_waiting_one
 
 
 @pytest.mark.parametrize("function", ["return_a_ring", "return_a_ring_later"])
-async def test_a_result_that_cannot_be_encoded_is_an_error_and_never_silence(master, function):
+async def test_a_result_that_cannot_be_encoded_is_an_error(master, function):
     master.send(1, "run_method", globals()[function])
     kind, _ = await master.answer(1)
     assert kind == Kind.ERROR
@@ -412,15 +415,15 @@ async def return_a_ring_later():
     return return_a_ring()
 
 
-async def test_an_object_whose_pickling_raises_anything_is_an_error_and_never_silence(master):
+async def test_any_error_of_pickling_a_result_is_an_error(master):
     master.send(1, "connect", pickle_results=True)
     await master.answer(1)
-    master.send(2, "run_method", return_what_raises)
+    master.send(2, "run_method", return_an_object_that_raises)
     kind, _ = await master.answer(2)
     assert kind == Kind.ERROR
 
 
-def return_what_raises():
+def return_an_object_that_raises():
     class Stubborn(dict):
         def items(self):
             raise RuntimeError("no items here")
@@ -431,7 +434,7 @@ def return_what_raises():
     return Stubborn(a=1)
 
 
-async def test_each_master_chooses_for_itself_whether_results_may_be_pickled(executor, master):
+async def test_each_master_decides_whether_its_results_may_be_pickled(executor, master):
     mine, theirs = socket_pair()
     serving = asyncio.create_task(executor.serve(theirs, LIMITS, LIMITS))
     other = Master(mine)
@@ -451,7 +454,7 @@ def return_an_object():
     return object()
 
 
-async def test_an_answer_has_the_arrays_as_they_were_when_its_method_returned(executor, worker, master):
+async def test_an_answer_contains_the_arrays_as_they_were_when_the_method_returned(executor, worker, master):
     worker.weights = np.zeros(16_000_000, np.float32)  # more than the kernel's buffers hold
     master.connection.pause_reading()
     master.send(1, "run_method", return_weights)
@@ -505,7 +508,7 @@ async def test_requests_of_a_master_that_does_not_read_wait_until_it_reads_and_t
     assert worker.data["ran"] == list(range(1, 11))
 
 
-async def test_a_master_that_reads_nothing_at_all_loses_the_connection(
+async def test_a_master_that_never_reads_loses_the_connection(
     executor, worker, master, small_queue, monkeypatch, capfd
 ):
     monkeypatch.setattr("ddlf.worker.calls.STALLED_AFTER_S", 0.1)

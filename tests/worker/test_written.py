@@ -1,4 +1,4 @@
-"""What user code writes, from Python's streams through the pipe to who has the worker."""
+"""Tests of sending the output of user code from Python's streams through a pipe to the worker's master."""
 
 import asyncio
 import io
@@ -18,16 +18,16 @@ from tests.patience import PATIENCE_S
 
 
 class Master:
-    """Keeps what it is told."""
+    """A master that records the lines and the numbers of dropped lines that it receives."""
 
     def __init__(self):
         self.queued_bytes = 0
-        self.lines, self.dropped, self.told = [], 0, []
+        self.lines, self.dropped, self.counts = [], 0, []
         self.news = asyncio.Event()
 
     def event(self, name, facts):
         assert name == "wrote"
-        self.told.append((len(facts["lines"]), facts["dropped"]))
+        self.counts.append((len(facts["lines"]), facts["dropped"]))
         self.lines += [tuple(line) for line in facts["lines"]]
         self.dropped += facts["dropped"]
         self.news.set()
@@ -35,8 +35,8 @@ class Master:
 
 @asynccontextmanager
 async def both_ends(monkeypatch, copy):
-    """An executor's end, whose streams are this process's, and a daemon's end with its master."""
-    for name in ("stdout", "stderr"):  # the executor's are put in their place, and go at the end of the test
+    """Yield the executor's end, the daemon's end and a master; the executor writes to the streams of this process."""
+    for name in ("stdout", "stderr"):  # the executor replaces these streams; pytest's return after the test
         monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace"))
     page = Activity.create()
     mine, theirs = socket.socketpair()
@@ -57,7 +57,7 @@ async def both_ends(monkeypatch, copy):
 
 @pytest.fixture
 def copy(tmp_path):
-    """Where all that is written goes as well."""
+    """Yield the log file, which receives a copy of the output."""
     with open(tmp_path / "log", "w+b") as file:
         yield file
 
@@ -66,7 +66,7 @@ def content(file):
     return os.pread(file.fileno(), 10**8, 0)
 
 
-async def test_lines_come_with_their_stream_and_are_where_they_always_were_too(monkeypatch, copy):
+async def test_lines_arrive_with_their_stream_and_are_written_to_the_log(monkeypatch, copy):
     async with both_ends(monkeypatch, copy) as (sender, forwarding, master):
         print("first", 1)
         print("to stderr", file=sys.stderr)
@@ -84,7 +84,7 @@ async def test_lines_come_with_their_stream_and_are_where_they_always_were_too(m
         assert (sys.stdout.fileno(), sys.stdout.isatty(), sys.stdout.name) == (1, False, "<stdout>")
 
 
-async def test_lines_come_by_themselves_and_those_of_all_threads_whole(monkeypatch, copy):
+async def test_lines_of_several_threads_arrive_whole_without_a_flush(monkeypatch, copy):
     def write(number):
         for line in range(20):
             sys.stdout.write(f"thread {number} line {line}\n")
@@ -98,7 +98,7 @@ async def test_lines_come_by_themselves_and_those_of_all_threads_whole(monkeypat
     assert sorted(master.lines) == sorted((1, f"thread {n} line {line}") for n in range(4) for line in range(20))
 
 
-async def test_of_too_many_lines_some_come_and_the_others_are_counted_one_by_one(monkeypatch, copy):
+async def test_too_many_lines_are_partly_sent_and_the_dropped_ones_counted(monkeypatch, copy):
     async with both_ends(monkeypatch, copy) as (_, forwarding, master):
         for number in range(30_000):
             print("line", number)
@@ -114,7 +114,7 @@ async def test_of_too_many_lines_some_come_and_the_others_are_counted_one_by_one
         assert len(master.lines) - before + master.dropped + before == 30_003
 
 
-async def test_a_daemon_that_is_late_loses_lines_and_counts_them(monkeypatch, copy):
+async def test_a_slow_daemon_loses_lines_and_counts_them(monkeypatch, copy):
     monkeypatch.setattr(written, "LINES_AT_ONCE", 10**6)
     monkeypatch.setattr(written, "BYTES_AT_ONCE", 10**9)
     async with both_ends(monkeypatch, copy) as (sender, forwarding, master):
@@ -126,7 +126,7 @@ async def test_a_daemon_that_is_late_loses_lines_and_counts_them(monkeypatch, co
         assert master.dropped > 1_000
 
 
-async def test_what_nobody_takes_waits_for_the_same_master_up_to_a_bound(monkeypatch, copy):
+async def test_lines_wait_for_the_same_master_up_to_a_limit(monkeypatch, copy):
     monkeypatch.setattr(forwarding_module, "MAX_WAITING_LINES", 10)
     async with both_ends(monkeypatch, copy) as (_, forwarding, master):
         forwarding.master = lambda: None
@@ -136,14 +136,14 @@ async def test_what_nobody_takes_waits_for_the_same_master_up_to_a_bound(monkeyp
         forwarding.master = lambda: master
         master.queued_bytes = forwarding_module.MAX_QUEUED_BYTES
         forwarding.flush()
-        assert master.told == []
+        assert master.counts == []
         master.queued_bytes = 0
         forwarding.flush()
         assert master.lines == [(1, str(number)) for number in range(10)]
         assert master.dropped == 5
 
 
-async def test_what_was_written_before_is_not_for_another_master(monkeypatch, copy):
+async def test_lines_written_before_are_not_sent_to_another_master(monkeypatch, copy):
     async with both_ends(monkeypatch, copy) as (_, forwarding, master):
         for number in range(3_000):
             print(number)
@@ -153,7 +153,7 @@ async def test_what_was_written_before_is_not_for_another_master(monkeypatch, co
         assert len(master.lines) + master.dropped == 1
 
 
-async def test_the_lines_of_forked_children_come_and_are_counted_too(monkeypatch, copy):
+async def test_lines_of_forked_children_arrive_and_are_counted(monkeypatch, copy):
     async with both_ends(monkeypatch, copy) as (_, forwarding, master):
         print("mine")
         children = []
@@ -171,7 +171,7 @@ async def test_the_lines_of_forked_children_come_and_are_counted_too(monkeypatch
         assert content(copy).count(b"\n") == 6_001
 
 
-async def test_lines_that_come_while_lines_are_sent_are_sent_too(monkeypatch, copy):
+async def test_lines_written_during_a_flush_are_sent_too(monkeypatch, copy):
     class Ending:
         def __del__(self):
             print("the end of an object")
@@ -205,7 +205,7 @@ async def test_lines_that_come_while_lines_are_sent_are_sent_too(monkeypatch, co
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_line_is_what_a_terminal_would_show_of_it_and_a_long_one_is_cut(pieces, line):
+def test_a_line_has_the_text_that_a_terminal_shows_and_a_long_one_is_cut(pieces, line):
     rest = NOTHING
     for piece in pieces:
         rest = joined(rest, piece)
