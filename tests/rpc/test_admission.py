@@ -1,4 +1,7 @@
-"""Admission: strangers take places from themselves only, and the log stays short whatever they send."""
+"""Tests of the admission of connections.
+
+Strangers take places only from each other, and cannot fill the log.
+"""
 
 import asyncio
 import resource
@@ -18,7 +21,7 @@ from ddlf.rpc.admission import (
 
 
 class Door:
-    """An admission whose handshakes last until they are ended. Time stands still, but for ``wait``."""
+    """An admission with handshakes that last until they are cancelled. Only ``wait`` moves the clock."""
 
     def __init__(self):
         self.now = 0.0
@@ -38,7 +41,7 @@ class Door:
 
     async def wait(self, seconds):
         self.now += seconds
-        for _ in range(3):  # timers that are due, tasks that these cancel, and the ends of these
+        for _ in range(3):  # first timers run, then the tasks that they cancel, then the ends of the tasks
             await asyncio.sleep(0)
 
     async def close(self):
@@ -55,7 +58,7 @@ async def door(monkeypatch):
     await door.close()
 
 
-async def test_the_oldest_of_an_address_go_after_a_moment_and_no_others(door):
+async def test_the_oldest_handshakes_of_an_address_are_cancelled_after_a_moment(door):
     await door.knock("10.0.0.2", "other")
     for number in range(MAX_HALF_OPEN_PER_ADDRESS + 2):
         await door.knock("10.0.0.1", number)
@@ -65,7 +68,7 @@ async def test_the_oldest_of_an_address_go_after_a_moment_and_no_others(door):
     assert door.lines == ["refused 10.0.0.1: too many handshakes at once, so the oldest connection was closed"]
 
 
-async def test_those_that_have_just_come_are_not_the_ones_to_go(door):
+async def test_new_handshakes_are_not_cancelled(door):
     for number in range(MAX_HALF_OPEN_PER_ADDRESS + 1):
         await door.knock("10.0.0.1", number)
     await door.wait(0.6 * GRACE_S)
@@ -75,7 +78,7 @@ async def test_those_that_have_just_come_are_not_the_ones_to_go(door):
     assert set(door.ended) == set(range(MAX_HALF_OPEN_PER_ADDRESS + 1))
 
 
-async def test_the_oldest_of_all_goes_when_many_addresses_take_all_places(door):
+async def test_the_oldest_handshake_is_cancelled_when_many_addresses_take_all_places(door):
     for number in range(MAX_HALF_OPEN + 3):
         await door.knock(f"10.0.1.{number}", number)
     await asyncio.sleep(0)
@@ -87,7 +90,7 @@ async def test_the_oldest_of_all_goes_when_many_addresses_take_all_places(door):
     ("soft", "half_open", "connections"),
     [(20_000, MAX_HALF_OPEN, MAX_CONNECTIONS), (1024, MAX_HALF_OPEN, 1024 - 64 - 64), (80, 8, 8), (30, 2, 2)],
 )
-def test_descriptors_are_kept_in_reserve_for_everything_else(monkeypatch, soft, half_open, connections):
+def test_some_descriptors_are_reserved_for_other_purposes(monkeypatch, soft, half_open, connections):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, soft))
     admission = Admission(lambda line: None, lambda: connections)
     assert (admission.max_half_open, admission.max_connections) == (half_open, connections)
@@ -95,13 +98,13 @@ def test_descriptors_are_kept_in_reserve_for_everything_else(monkeypatch, soft, 
     assert half_open + connections <= max(4, soft - RESERVED_DESCRIPTORS)
 
 
-def test_without_a_limit_of_descriptors_the_own_limits_hold(monkeypatch):
+def test_without_a_limit_of_descriptors_the_limits_of_the_admission_hold(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert free_descriptors() > 10**9
     assert Admission(lambda line: None, lambda: 0).max_connections == MAX_CONNECTIONS
 
 
-def test_lines_of_one_kind_come_once_a_minute_and_say_how_many_there_were(monkeypatch):
+def test_lines_of_one_kind_are_logged_once_a_minute_with_their_number(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(admission_module.time, "monotonic", lambda: now[0])
     lines = []

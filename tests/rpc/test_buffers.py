@@ -13,7 +13,7 @@ def address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def test_memory_is_used_again_when_its_array_is_gone() -> None:
+def test_memory_is_reused_after_its_array_was_freed() -> None:
     pool = BufferPool()
     first = pool.take(MIN_BYTES)
     where = address(first)
@@ -23,10 +23,10 @@ def test_memory_is_used_again_when_its_array_is_gone() -> None:
     assert address(pool.take(MIN_BYTES)) == where
 
 
-def test_memory_is_not_used_again_while_any_view_of_it_lives() -> None:
+def test_memory_is_not_reused_while_a_view_of_it_lives() -> None:
     pool = BufferPool()
     memory = pool.take(MIN_BYTES)
-    array = np.frombuffer(memory, np.float32).reshape(2, -1)  # as ``values.loads`` makes arrays
+    array = np.frombuffer(memory, np.float32).reshape(2, -1)  # ``values.loads`` makes arrays in this way
     where = address(memory)
     for view in (array[1, 5:], array.T, array.view(np.uint8), memoryview(array), memory[10:], np.asarray(array)[::2]):
         del memory, array
@@ -38,13 +38,13 @@ def test_memory_is_not_used_again_while_any_view_of_it_lives() -> None:
     assert pool.free_bytes == MIN_BYTES
 
 
-def test_memory_of_another_size_is_not_used() -> None:
+def test_memory_of_another_size_is_not_reused() -> None:
     pool = BufferPool()
     pool.take(MIN_BYTES)
     assert pool.take(MIN_BYTES + 1).nbytes == MIN_BYTES + 1
 
 
-def test_no_more_is_kept_than_allowed() -> None:
+def test_the_pool_keeps_no_more_memory_than_allowed() -> None:
     pool = BufferPool(max_free_bytes=2 * MIN_BYTES)
     arrays = [pool.take(MIN_BYTES) for _ in range(5)]
     del arrays
@@ -55,14 +55,14 @@ def test_no_more_is_kept_than_allowed() -> None:
     assert pool.free_bytes == 0
 
 
-def test_a_small_array_leaves_nothing_behind() -> None:
+def test_memory_of_a_small_array_is_not_kept() -> None:
     pool = BufferPool()
     pool.take(MIN_BYTES - 1)
     assert pool.free_bytes == 0
 
 
 @pytest.mark.parametrize("sizes", ["(1_638_400, 174_080, 147_456) * 16", "(400_000,) * 300"], ids=["31 MB", "120 MB"])
-def test_memory_of_arrays_below_the_pools_size_is_used_again_too(sizes: str) -> None:
+def test_the_allocator_reuses_memory_of_arrays_too_small_for_the_pool(sizes: str) -> None:
     code = f"""
 import resource, sys
 import numpy as np
@@ -81,4 +81,4 @@ rounds(3)
 print(rounds(10))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 100  # page faults a round; fresh memory takes 7,600 and 29,000
+    assert float(done.stdout) < 100  # page faults in a round; new memory takes 7,600 and 29,000

@@ -1,4 +1,4 @@
-"""Requests on whatever carries frames: here on no socket at all."""
+"""Tests of requests on a channel, over a stream without a socket."""
 
 import asyncio
 import itertools
@@ -12,7 +12,7 @@ from ddlf.rpc.messages import Frame, Kind, Request, describe, dumps, loads
 
 
 class Line:
-    """A stream that keeps what was sent, and carries what the test says."""
+    """A stream that records the sent frames, and delivers the answers that the test gives it."""
 
     def __init__(self, on_frame, on_close):
         self.on_frame, self.on_close = on_frame, on_close
@@ -40,25 +40,25 @@ class Line:
 
 
 class Owner:
-    """Notes what it is told."""
+    """An owner of channels that records its callbacks."""
 
     name = "worker 1 (line)"
 
     def __init__(self):
-        self.told = []
+        self.calls = []
         self.tasks = []
 
     def spawn(self, coroutine):
         self.tasks.append(asyncio.ensure_future(coroutine))
 
     def on_event(self, frame):
-        self.told.append(("event", frame.name))
+        self.calls.append(("event", frame.name))
 
     def on_end(self, channel):
-        self.told.append("end")
+        self.calls.append("end")
 
     def on_cancel(self, channel, id):
-        self.told.append(("cancel", id))
+        self.calls.append(("cancel", id))
 
     async def why(self, channel, reason):
         return WorkerLost(f"because {reason}", worker=self.name)
@@ -98,36 +98,36 @@ async def test_an_error_of_the_other_side_names_it(channel):
     assert caught.value.worker == "worker 1 (line)"
 
 
-async def test_time_that_is_over_ends_the_request_and_tells_the_other_side(channel):
+async def test_a_request_ends_when_its_time_is_over_and_the_other_side_learns_it(channel):
     (call,) = await called(channel, deadline=Deadline(0.01))
     with pytest.raises(RequestTimeout, match=r"'f' did not end within 0.01 s"):
         await call
     assert 0 < channel.stream.sent[0][3] <= 0.01
     assert channel.stream.sent[-1][:2] == (Kind.CANCEL, 5)
     assert channel.stream.detached == 1
-    assert channel._owner.told == [("cancel", 5)]
-    channel.stream.answer(5, "late")  # nobody waits for it
+    assert channel._owner.calls == [("cancel", 5)]
+    channel.stream.answer(5, "late")  # no request waits for it
 
 
-async def test_a_caller_that_is_cancelled_lets_go_of_its_request(channel):
+async def test_a_cancelled_caller_releases_its_request(channel):
     (call,) = await called(channel)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert (channel.pending, channel._owner.told) == ({}, [("cancel", 5)])
+    assert (channel.pending, channel._owner.calls) == ({}, [("cancel", 5)])
 
 
-async def test_the_end_ends_all_requests_with_the_owners_reason_each_with_its_own_error(channel):
+async def test_the_end_of_a_channel_raises_a_separate_error_with_its_reason_in_each_request(channel):
     calls = await called(channel, Request("run", "f"), Request("run", "g"))
     channel.stream.close(ConnectionResetError("a storm"))
     first, second = await asyncio.gather(*calls, return_exceptions=True)
     assert str(first) == str(second) == "worker 1 (line): because a storm"
     assert first is not second
     assert first.may_have_run
-    assert channel._owner.told == ["end"]
+    assert channel._owner.calls == ["end"]
 
 
-async def test_what_could_not_be_sent_cannot_have_run(channel):
+async def test_a_request_that_was_not_sent_cannot_have_run(channel):
     channel.stream.closed = True
     with pytest.raises(WorkerLost, match="because closed") as caught:
         await channel.call(Request("run", "f"))
@@ -136,12 +136,12 @@ async def test_what_could_not_be_sent_cannot_have_run(channel):
 
 async def test_events_go_to_the_owner_and_other_messages_break_the_protocol(channel):
     channel.stream.on_frame(Frame(Kind.EVENT, 0, "stopped_by", None, []))
-    assert channel._owner.told == [("event", "stopped_by")]
+    assert channel._owner.calls == [("event", "stopped_by")]
     with pytest.raises(ProtocolError, match="a master expects answers"):
         channel.stream.on_frame(Frame(Kind.REQUEST, 1, "run", None, []))
 
 
-async def test_what_is_told_of_a_request_is_heard_as_long_as_it_is_open_and_by_who_wants_to_know(channel):
+async def test_only_an_open_request_that_listens_hears_its_events(channel):
     heard, request = [], Request("run", "f")
     request.hear = heard.append
     call, other = await called(channel, request, Request("run", "g"))
@@ -152,10 +152,10 @@ async def test_what_is_told_of_a_request_is_heard_as_long_as_it_is_open_and_by_w
     await asyncio.gather(call, other)
     channel.stream.on_frame(Frame(Kind.EVENT, 5, "doing", None, dumps({"done": 5})))
     assert heard == [{"done": 5}]
-    assert channel._owner.told == []
+    assert channel._owner.calls == []
 
 
-async def test_what_is_told_of_a_request_and_cannot_be_read_breaks_the_protocol(channel):
+async def test_an_unreadable_event_of_a_request_breaks_the_protocol(channel):
     request = Request("run", "f")
     request.hear = lambda facts: int(facts["done"])
     (call,) = await called(channel, request)
@@ -171,7 +171,7 @@ async def test_another_event_loop_is_refused(channel):
     assert caught.value.may_have_run is False
 
 
-def test_a_deadline_is_made_once_and_says_what_is_left():
+def test_a_deadline_gives_the_remaining_time():
     deadline = Deadline(10)
     assert 9 < deadline.left_s() <= 10
     assert deadline.allows(3) == 3

@@ -1,4 +1,4 @@
-"""Code: sent once, then by its address; what cannot be sent is named with the path to it."""
+"""Tests of sending code: once in full, then by its hash. An object that cannot be sent is named with its path."""
 
 import asyncio
 import contextlib
@@ -80,7 +80,7 @@ def test_the_second_call_of_a_function_costs_its_address_and_its_arguments_only(
     assert len(second) == 32 + len(b"\x92\x93\xc7\x20\x0a\x01\x02\x80")
 
 
-def test_a_function_that_is_here_is_not_unpickled_again(monkeypatch):
+def test_a_known_function_is_not_unpickled_again(monkeypatch):
     sender, cache = CodeSender(), CodeCache()
     full = sender.dump(add)
     loaded = cache.load(*full)
@@ -89,14 +89,14 @@ def test_a_function_that_is_here_is_not_unpickled_again(monkeypatch):
     assert cache.load(*sender.dump(add)) is loaded
 
 
-def test_a_function_that_changed_is_sent_anew(monkeypatch):
+def test_a_changed_function_is_sent_again(monkeypatch):
     sender, cache = CodeSender(), CodeCache()
     assert cache.load(*sender.dump(noisy))() == 10_000
     monkeypatch.setattr(sys.modules[__name__], "NOISE", "n")
     assert cache.load(*sender.dump(noisy))() == 1
 
 
-def test_classes_are_addressed_too_and_other_objects_are_not():
+def test_classes_are_sent_by_hash_too_but_other_objects_are_not():
     sender = CodeSender()
     assert [sender.dump(value)[0] for value in (Model, Model(), Model().double, functools.partial(add, 1))] == [
         Tag.CODE,
@@ -117,7 +117,7 @@ def test_code_that_never_arrived_is_asked_for_and_then_sent_in_full():
     assert cache.load(*sender.dump(add))(1, 2) == 3
 
 
-def test_each_connection_gets_in_full_what_was_pickled_once_for_all():
+def test_code_pickled_once_is_sent_in_full_on_each_connection():
     once, senders = PickleOnce(), (CodeSender(), CodeSender())
     full = [sender.dump(noisy, once) for sender in senders]
     assert full[0] == full[1]
@@ -125,12 +125,12 @@ def test_each_connection_gets_in_full_what_was_pickled_once_for_all():
     assert full[0][1][32:] == once(noisy)
 
 
-def test_an_object_made_in_the_place_of_another_is_not_taken_for_it():
+def test_a_new_object_at_the_address_of_a_freed_one_is_pickled_itself():
     once = PickleOnce()
     assert [unpickle(once(Model.double.__get__([number]))).__self__ for number in range(50)] == [[n] for n in range(50)]
 
 
-def test_the_cache_forgets_what_was_used_longest_ago(monkeypatch):
+def test_the_cache_drops_the_least_recently_used_entry(monkeypatch):
     monkeypatch.setattr(code, "CACHE_ENTRIES", 2)
     cache = CodeCache()
     sent = [CodeSender().dump(function) for function in (add, noisy, Model)]
@@ -149,7 +149,7 @@ def test_the_cache_is_bounded_in_bytes(monkeypatch):
         assert len(cache._loaded) == 1
 
 
-def test_what_a_sender_remembers_is_bounded_as_the_cache_is(monkeypatch):
+def test_the_memory_of_a_sender_has_the_limit_of_the_cache(monkeypatch):
     monkeypatch.setattr(code, "CACHE_ENTRIES", 3)
     sender, cache = CodeSender(), CodeCache()
     functions = [eval(f"lambda: {number}") for number in range(5)]
@@ -160,7 +160,7 @@ def test_what_a_sender_remembers_is_bounded_as_the_cache_is(monkeypatch):
     assert cache.load(*sender.dump(functions[0]))() == 0, "sent in full again"
 
 
-# --- What cannot be sent ---------------------------------------------------------------------------------------------
+# --- Objects that cannot be sent -------------------------------------------------------------------------------------
 
 
 def over_a_variable():
@@ -267,7 +267,7 @@ UNSENDABLE = {
 
 
 @pytest.mark.parametrize("what", UNSENDABLE)
-def test_what_cannot_be_sent_is_named_with_the_path_to_it(what):
+def test_an_object_that_cannot_be_sent_is_named_with_its_path(what):
     make, path = UNSENDABLE[what]
     with pytest.raises(NotPicklable) as caught:
         pickle_object(make())
@@ -276,7 +276,7 @@ def test_what_cannot_be_sent_is_named_with_the_path_to_it(what):
     assert str(caught.value).endswith("; create it inside the method, on the worker, or pass plain data instead")
 
 
-def test_open_things_are_named_too():
+def test_open_files_and_sockets_are_named_too():
     database = sqlite3.connect(":memory:")
     with socket.socket() as sock, tempfile.TemporaryFile("w") as file, contextlib.closing(database):
         for value, path in (
@@ -289,12 +289,12 @@ def test_open_things_are_named_too():
             assert path in str(caught.value)
 
 
-async def test_things_of_the_event_loop_are_named():
+async def test_objects_of_the_event_loop_are_named():
     with pytest.raises(NotPicklable, match=r"list\[0\] \(a _asyncio\.Future\)"):
         pickle_object([asyncio.get_running_loop().create_future()])
 
 
-# --- What cannot be loaded -------------------------------------------------------------------------------------------
+# --- Code that cannot be loaded --------------------------------------------------------------------------------------
 
 
 def test_truncated_code_is_refused_at_every_length():
@@ -310,7 +310,7 @@ def test_corrupt_code_is_refused(data):
         unpickle(b"\x80\x05" + bytes([0xFF]) + data)
 
 
-def test_code_that_needs_a_missing_module_says_which():
+def test_code_that_needs_a_missing_module_names_it():
     gone = __name__.replace("test_code", "test_gone")
     data = pickle.dumps(Model).replace(__name__.encode(), gone.encode())
     advice = "install tests on the worker, or keep it below the script's folder, so that it is sent to workers"
@@ -425,10 +425,12 @@ def test_installed_modules_travel_by_name():
     assert unpickle(pickle_object(re._compile_repl)) is re._compile_repl  # a function with a cache
     assert b"numpy" in pickle_object(__import__("numpy").linalg.norm)
     assert len(pickle_object(__import__("numpy").linalg.norm)) < 100
-    assert len(pickle_object(pickle_object)) < 100, "also DDLF's own functions, wherever it lies"
+    assert len(pickle_object(pickle_object)) < 100, (
+        "DDLF's own functions are sent by name, too, wherever DDLF is installed"
+    )
 
 
-def test_a_module_that_came_when_another_went_travels_by_value(tmp_path, monkeypatch):
+def test_a_module_imported_after_another_was_removed_travels_by_value(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("first_own", "second_own"):
         (tmp_path / f"{name}.py").write_text(textwrap.dedent("def f():\n    return 1\n"))
@@ -443,7 +445,7 @@ def test_a_module_that_came_when_another_went_travels_by_value(tmp_path, monkeyp
     assert unpickle(data)() == 1
 
 
-def test_a_module_that_has_gone_hinders_no_function(tmp_path, monkeypatch):
+def test_a_function_can_be_sent_after_a_module_was_removed(tmp_path, monkeypatch):
     for name in ("goes_soon", "stays_last"):
         (tmp_path / f"{name}.py").write_text("def f(): return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -454,7 +456,7 @@ def test_a_module_that_has_gone_hinders_no_function(tmp_path, monkeypatch):
     assert unpickle(pickle_object(sys.modules["stays_last"].f))() == 1
 
 
-def test_only_modules_that_came_since_are_looked_at_again(monkeypatch):
+def test_only_new_modules_are_examined_again(monkeypatch):
     looked_at = []
     monkeypatch.setattr(code, "_scan", code._scan)
     monkeypatch.setattr(code, "_is_own", lambda module: looked_at.append(module.__name__))

@@ -1,4 +1,4 @@
-"""A connection: frames arrive whole and uncopied, nobody's memory grows without bound, and the end always has a reason."""
+"""Tests of a connection: frames arrive whole and without copies, memory is limited, and each end has a reason."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ MIB = 1024**2
 
 
 class End:
-    """One end of a connection, and what came through it."""
+    """One end of a connection, which records the frames and the end that it receives."""
 
     def __init__(self, sock: socket.socket, **options):
         self.frames: list[Frame] = []
@@ -47,7 +47,7 @@ class End:
         self.news.set()
 
     async def until(self, condition):
-        """Wait until something came and ``condition`` holds."""
+        """Wait until ``condition`` holds; it is checked after each frame and after the end."""
         async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 self.news.clear()
@@ -64,7 +64,7 @@ class End:
 
 @pytest.fixture(params=["plain", "encrypted"])
 async def ends(request):
-    """Two ends that are closed after the test."""
+    """Yield two connected ends, and close them after the test."""
     left, right = map(End, socket_pair() if request.param == "plain" else await encrypted_pair())
     yield left, right
     for end in (left, right):
@@ -73,7 +73,7 @@ async def ends(request):
 
 @pytest.fixture
 async def raw():
-    """A connection, and the bare socket at its other end."""
+    """Yield a connection, and the bare socket at its other end."""
     sock, other = socket_pair()
     end = End(sock)
     with other:
@@ -86,7 +86,7 @@ def message(*buffers, id=1) -> bytes:
 
 
 async def settle():
-    """Let the loop do what is ready now."""
+    """Let the event loop run its ready callbacks."""
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -203,7 +203,7 @@ async def test_drain_returns_only_when_the_kernel_has_taken_everything(raw):
     assert end.connection.bytes_sent == left
 
 
-async def test_drain_does_not_wait_for_what_was_queued_after_it(raw):
+async def test_drain_does_not_wait_for_messages_queued_after_it(raw):
     end, other = raw
     end.connection.send(1, 1, "run", [b"x" * 3 * MIB])
     target = end.connection.queued_bytes + end.connection.bytes_sent
@@ -218,7 +218,7 @@ async def test_drain_does_not_wait_for_what_was_queued_after_it(raw):
     assert received <= target
 
 
-async def test_drain_can_leave_a_rest(raw):
+async def test_drain_can_return_with_some_bytes_queued(raw):
     end, other = raw
     end.connection.send(1, 1, "run", [b"x" * 10 * MIB])
     drained = asyncio.create_task(end.connection.drain(leave=4 * MIB))
@@ -231,7 +231,7 @@ async def test_drain_can_leave_a_rest(raw):
     await end.connection.drain(leave=4 * MIB)
 
 
-async def test_what_is_detached_may_change_and_is_copied_once(raw):
+async def test_a_detached_message_may_change_and_is_copied_once(raw):
     end, other = raw
     data = bytearray(b"x" * 8 * MIB)
     end.connection.send(1, 1, "run", [data])
@@ -251,7 +251,7 @@ async def test_what_is_detached_may_change_and_is_copied_once(raw):
     assert b"y" not in received[-MIB:]
 
 
-async def test_abort_resets_a_tcp_connection_instead_of_sending_what_is_queued():
+async def test_abort_resets_a_tcp_connection_instead_of_sending_the_queue():
     with socket.create_server(("127.0.0.1", 0)) as server:
         sock = socket.create_connection(server.getsockname())
         other, _ = server.accept()
@@ -276,13 +276,13 @@ async def test_a_peer_that_stops_reading_stops_a_sender_that_drains(raw):
     end, _ = raw
     sent = 0
 
-    async def send_for_ever():
+    async def send_indefinitely():
         nonlocal sent
         while True:
             await end.post(1, 1, "run", [b"x" * 100_000])
             sent += 1
 
-    task = asyncio.create_task(send_for_ever())
+    task = asyncio.create_task(send_indefinitely())
     before = -1
     while sent != before:
         before = sent
@@ -291,7 +291,7 @@ async def test_a_peer_that_stops_reading_stops_a_sender_that_drains(raw):
     task.cancel()
 
 
-async def test_a_waiter_that_was_cancelled_harms_nobody(raw):
+async def test_a_cancelled_drain_does_not_disturb_other_drains(raw):
     end, other = raw
     end.connection.send(1, 1, "run", [b"x" * 4 * MIB])
     first, second = (asyncio.create_task(end.connection.drain()) for _ in range(2))
@@ -328,7 +328,7 @@ async def test_a_paused_receiver_makes_the_sender_wait(ends):
     await right.receive(1)
 
 
-async def test_reading_can_be_paused_from_inside_the_callback_while_a_large_buffer_comes(raw):
+async def test_the_callback_can_pause_reading_while_a_large_buffer_arrives(raw):
     end, other = raw
     end.on_frame = lambda frame: end.connection.pause_reading()
     other.send(message(b"first"))
@@ -340,7 +340,7 @@ async def test_reading_can_be_paused_from_inside_the_callback_while_a_large_buff
     assert len(await end.receive(2)) == 2
 
 
-async def test_other_work_goes_on_while_a_large_message_comes(ends):
+async def test_the_event_loop_stays_responsive_while_a_large_message_arrives(ends):
     left, right = ends
     turns = 0
 
@@ -382,7 +382,7 @@ async def test_an_end_in_the_middle_of_a_message_says_so(raw, length):
     assert end.frames == []
 
 
-async def test_mid_frame_tells_whether_a_message_has_begun(raw):
+async def test_mid_frame_is_true_when_a_message_has_begun(raw):
     end, other = raw
     assert not end.connection.mid_frame
     data = message(b"value")
@@ -403,7 +403,7 @@ async def test_mid_frame_tells_whether_a_message_has_begun(raw):
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "header 542393671 > 65536 bytes"),
     ],
 )
-async def test_bytes_that_are_no_frame_end_the_connection_after_the_good_frames(raw, data, sentence):
+async def test_an_invalid_frame_ends_the_connection_after_the_valid_ones(raw, data, sentence):
     end, other = raw
     other.send(message(b"good") + data)
     reason = await end.end()
@@ -458,7 +458,7 @@ async def test_no_frame_is_delivered_after_the_callback_closed_the_connection(ra
     assert len(end.frames) == 1
 
 
-async def test_closing_twice_is_closing_once(ends):
+async def test_closing_twice_has_no_further_effect(ends):
     left, right = ends
     left.connection.close()
     left.connection.close()
@@ -468,7 +468,7 @@ async def test_closing_twice_is_closing_once(ends):
     left.connection.pause_reading()
 
 
-async def test_closing_drops_what_is_queued_and_tells_those_who_wait(raw):
+async def test_closing_drops_the_queue_and_ends_waiting_drains(raw):
     end, _ = raw
     end.connection.send(1, 1, "run", [b"x" * 5 * MIB])
     waiting = asyncio.create_task(end.connection.drain())
@@ -489,9 +489,9 @@ async def test_sending_on_a_closed_connection_is_an_error(ends):
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-async def test_sending_to_a_peer_that_has_gone_is_an_error_and_ends_the_connection_once(raw, size):
+async def test_sending_to_a_closed_peer_is_an_error_and_ends_the_connection_once(raw, size):
     end, other = raw
-    end.connection.pause_reading()  # so that nobody but the sender finds out
+    end.connection.pause_reading()  # so that only the sender notices the end
     other.close()
     with pytest.raises(ConnectionError):
         await end.post(1, 1, "run", [b"x" * size])
@@ -500,7 +500,7 @@ async def test_sending_to_a_peer_that_has_gone_is_an_error_and_ends_the_connecti
     assert isinstance(end.ends[0], BrokenPipeError | ConnectionResetError)
 
 
-async def test_a_peer_that_goes_while_a_message_waits_is_an_error_for_those_who_drain(raw):
+async def test_waiting_drains_fail_when_the_peer_closes(raw):
     end, other = raw
     sending = asyncio.create_task(end.post(1, 1, "run", [b"x" * 10 * MIB]))
     await settle()
@@ -535,7 +535,7 @@ async def test_a_closed_connection_leaves_nothing_in_the_loop(ends):
 # --- Encrypted -------------------------------------------------------------------------------------------------------
 
 
-async def test_the_memory_of_an_ended_connection_goes_without_a_garbage_collection(ends):
+async def test_memory_of_an_ended_connection_is_freed_without_garbage_collection(ends):
     left, right = ends
     left.connection.send(1, 1, "run", [b"x" * 40_000])
     await right.receive(1)
@@ -550,7 +550,7 @@ async def test_the_memory_of_an_ended_connection_goes_without_a_garbage_collecti
         gc.enable()
 
 
-async def test_a_message_that_waits_encrypted_may_be_copied_and_still_arrives_as_it_was():
+async def test_an_encrypted_queued_message_arrives_unchanged_after_a_detach():
     client, worker = await encrypted_pair()
     sender, receiver = End(client), End(worker)
     receiver.connection.pause_reading()
@@ -559,7 +559,7 @@ async def test_a_message_that_waits_encrypted_may_be_copied_and_still_arrives_as
     sender.connection.send(2, 1, "", dumps(array))
     await settle()
     assert sender.connection.queued_bytes > 10 * MIB
-    sender.connection.detach()  # moves what OpenSSL has begun to encrypt
+    sender.connection.detach()  # moves the buffer that OpenSSL has begun to encrypt
     array[:] = 0
     receiver.connection.resume_reading()
     (frame,) = await receiver.receive(1)
@@ -569,10 +569,10 @@ async def test_a_message_that_waits_encrypted_may_be_copied_and_still_arrives_as
     receiver.connection.close()
 
 
-async def test_frames_that_tls_has_decrypted_arrive_although_no_event_tells_of_them():
+async def test_frames_that_tls_has_decrypted_arrive_without_a_further_event():
     client, worker = await encrypted_pair()
     with client:
-        # One record: a frame whose end is in memory of its own, then two small ones.
+        # One TLS record has the end of a large frame, which is read into separate memory, and two small frames.
         large = message(b"L" * (33 * 1024))
         client.send(large[:-100])
         await asyncio.sleep(0)
@@ -595,7 +595,7 @@ async def test_frames_that_came_with_the_end_of_the_handshake_arrive():
         receiver.connection.close()
 
 
-async def test_what_tls_holds_waits_while_reading_is_paused():
+async def test_decrypted_frames_wait_while_reading_is_paused():
     client, worker = await encrypted_pair()
     with client:
         receiver = End(worker)
@@ -609,13 +609,13 @@ async def test_what_tls_holds_waits_while_reading_is_paused():
         receiver.connection.close()
 
 
-async def test_a_bit_that_flips_on_the_way_ends_an_encrypted_connection():
+async def test_a_flipped_bit_ends_an_encrypted_connection():
     client, worker = await encrypted_pair()
     receiver = End(worker)
     with client:
         client.send(message(b"weights"))
         await receiver.receive(1)
-        # Past the TLS layer: a record of the right form with a wrong seal.
+        # Below the TLS layer, this is a well-formed record with a wrong authentication tag.
         plain = socket.socket(fileno=client.fileno())
         plain.send(b"\x17\x03\x03\x00\x20" + bytes(32))
         plain.detach()
@@ -623,7 +623,7 @@ async def test_a_bit_that_flips_on_the_way_ends_an_encrypted_connection():
     assert len(receiver.frames) == 1
 
 
-async def test_what_is_being_received_is_counted_and_released(raw, monkeypatch):
+async def test_memory_for_receiving_is_counted_and_released(raw, monkeypatch):
     end, other = raw
     budget = Budget(10 * MIB)
     monkeypatch.setattr("ddlf.rpc.connection.RECEIVING", budget)
@@ -643,7 +643,7 @@ async def test_what_is_being_received_is_counted_and_released(raw, monkeypatch):
     assert budget.used_bytes == 0, "what will never arrive is nobody's"
 
 
-async def test_more_than_the_memory_for_receiving_ends_the_connection_that_asks_for_it(monkeypatch):
+async def test_a_message_above_the_memory_for_receiving_ends_its_connection(monkeypatch):
     monkeypatch.setattr("ddlf.rpc.connection.RECEIVING", Budget(10 * MIB))
     made = []
     (first, one), (second, two) = socket_pair(), socket_pair()

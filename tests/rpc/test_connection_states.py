@@ -1,4 +1,7 @@
-"""Whatever two ends of a connection do, in any order: what arrives is what was sent, each end closes once, and nothing stays counted."""
+"""Tests of two connected ends that do random actions in random order.
+
+Each message arrives unchanged and in order, each end closes once, and no memory stays counted.
+"""
 
 import asyncio
 import hashlib
@@ -21,12 +24,12 @@ SIDES = st.integers(0, 1)
 
 
 def digests(buffers):
-    """What stands for a message here: megabytes would make a failure take minutes to show."""
+    """Return sizes and short hashes of the buffers; printing megabytes after a failure would take minutes."""
     return [f"{len(buffer)}:{hashlib.sha256(buffer).hexdigest()[:8]}" for buffer in buffers]
 
 
 class Connections(RuleBasedStateMachine):
-    """Two connected ends. The model of each is the list of messages that it has sent."""
+    """Two connected ends. The model of an end is the list of messages that it has sent."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +60,7 @@ class Connections(RuleBasedStateMachine):
         self.news.set()
 
     def turn(self, action, *args):
-        """Do something inside the loop, then let it do what is due."""
+        """Call ``action`` inside the event loop, then let the loop run its ready callbacks."""
 
         async def act():
             result = action(*args)
@@ -89,7 +92,7 @@ class Connections(RuleBasedStateMachine):
                 if reused:
                     connection.detach()
                     for buffer in buffers:
-                        buffer[:] = bytes(len(buffer))  # the caller's own from now on
+                        buffer[:] = bytes(len(buffer))  # the caller may overwrite its buffers now
 
         self.turn(act)
 
@@ -110,7 +113,7 @@ class Connections(RuleBasedStateMachine):
     @precondition(lambda self: self.open(0) and self.open(1))
     @rule()
     def all_arrives(self):
-        """What is queued arrives when both read."""
+        """Queued messages arrive when both ends read."""
 
         async def drained():
             for connection in self.connections:
@@ -125,12 +128,12 @@ class Connections(RuleBasedStateMachine):
         assert [connection.queued_bytes for connection in self.connections] == [0, 0]
 
     @invariant()
-    def what_arrived_was_sent_in_this_order(self):
+    def received_messages_were_sent_in_this_order(self):
         for side in (0, 1):
             assert self.received[side] == self.sent[1 - side][: len(self.received[side])]
 
     @invariant()
-    def an_end_is_told_once(self):
+    def an_end_is_reported_once(self):
         for side in (0, 1):
             assert len(self.ends[side]) == (not self.open(side))
 
@@ -138,7 +141,7 @@ class Connections(RuleBasedStateMachine):
         for connection in self.connections:
             self.turn(connection.close)
         self.loop.close()
-        self.an_end_is_told_once()
+        self.an_end_is_reported_once()
         assert RECEIVING.used_bytes == self.counted_before
 
 

@@ -1,4 +1,4 @@
-"""Dialling: whatever answers at the other end, the caller gets a sentence that says what it is and what to do."""
+"""Tests of dialling: an error names the program at the other end, and says what to do."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ LIMIT = 1024**2
 
 @contextlib.asynccontextmanager
 async def listening(handle):
-    """A listener on loopback that runs ``handle(sock)`` for each connection; gives its port."""
+    """Listen on loopback and run ``handle(sock)`` for each connection; yield the port."""
     listener = listening_socket("127.0.0.1", 0)
     loop = asyncio.get_running_loop()
     served = []
@@ -51,13 +51,13 @@ async def listening(handle):
 
 
 async def worker(sock, token=TOKEN):
-    """What a daemon does, with nothing after the handshake."""
+    """Answer like a daemon, and send nothing after the handshake."""
     await answer(sock, await receive_exactly(sock, PREAMBLE.size), (token,), 12345, delay_s=0)
     await asyncio.Event().wait()
 
 
 def says(data: bytes, *, then_close=False):
-    """A program that sends ``data`` when it is called."""
+    """Return a handler that sends ``data`` to each caller."""
 
     async def handle(sock):
         await asyncio.get_running_loop().sock_sendall(sock, data)
@@ -89,7 +89,7 @@ async def test_a_worker_with_the_same_token_is_reached():
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_not_one_byte_after_the_handshake_is_taken_from_the_frames():
+async def test_dialling_reads_no_byte_after_the_handshake():
     async def eager(sock):
         loop = asyncio.get_running_loop()
         handshake = WorkerHandshake((TOKEN,), LIMIT)
@@ -105,7 +105,7 @@ async def test_not_one_byte_after_the_handshake_is_taken_from_the_frames():
             assert await receive_exactly(sock, 11) == b"first frame"
 
 
-async def test_where_nothing_listens_the_caller_is_told_how_to_start_a_worker():
+async def test_an_error_without_a_listener_says_how_to_start_a_worker():
     with listening_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(ConnectError) as caught:
@@ -128,7 +128,7 @@ async def test_a_name_that_does_not_resolve_is_named(host, reason):
         await dial(host, 9000, Role.DATA, TOKEN, max_message_bytes=LIMIT, timeout_s=20)
 
 
-async def test_a_machine_that_does_not_answer_is_given_up_after_the_time_that_was_given(monkeypatch):
+async def test_dialling_a_silent_machine_ends_after_the_given_time(monkeypatch):
     async def never(host, port):
         await asyncio.Event().wait()
 
@@ -155,12 +155,12 @@ ANOTHER = "127.0.0.1:PORT: another program listens there, not a DDLF worker; che
         b"\xff" * 200,
     ],
 )
-async def test_another_program_is_recognised_by_its_first_bytes_and_not_waited_for(data):
+async def test_another_program_is_recognised_by_its_first_bytes_without_waiting(data):
     assert await refusal(says(data)) == ANOTHER
     assert await refusal(says(data, then_close=True)) == ANOTHER
 
 
-async def test_a_real_http_server_is_no_worker(monkeypatch):
+async def test_a_real_http_server_is_recognised_as_another_program(monkeypatch):
     monkeypatch.setattr(dial_module, "HANDSHAKE_TIMEOUT_S", 0.3)
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
     serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -175,7 +175,7 @@ async def test_a_real_http_server_is_no_worker(monkeypatch):
     assert "another program listens there" in str(caught.value)
 
 
-async def test_a_silent_listener_is_given_up_within_the_time_of_a_handshake(monkeypatch):
+async def test_dialling_a_silent_listener_ends_within_the_time_of_a_handshake(monkeypatch):
     monkeypatch.setattr(dial_module, "HANDSHAKE_TIMEOUT_S", 0.1)
     assert await refusal(says(b"")) == (
         "127.0.0.1:PORT: connected, but no DDLF handshake within 0.1 s; "
@@ -183,7 +183,7 @@ async def test_a_silent_listener_is_given_up_within_the_time_of_a_handshake(monk
     )
 
 
-async def test_a_listener_that_drips_bytes_is_given_up_at_the_same_time(monkeypatch):
+async def test_dialling_a_listener_that_drips_bytes_ends_within_the_time_of_a_handshake(monkeypatch):
     monkeypatch.setattr(dial_module, "HANDSHAKE_TIMEOUT_S", 0.2)
 
     async def drip(sock):
@@ -221,7 +221,7 @@ async def test_another_token_is_an_error_of_authentication_with_advice_and_witho
     )
 
 
-async def test_who_has_given_no_token_is_not_told_of_another_one():
+async def test_an_error_without_a_given_token_does_not_mention_another_token():
     async with listening(worker) as port:
         with pytest.raises(AuthError) as caught:
             await call(port, token=loopback_tokens().primary)
@@ -238,7 +238,7 @@ async def test_who_has_given_no_token_is_not_told_of_another_one():
         (Verdict.BUSY, ConnectError, "the worker accepts no more connections; close other masters"),
     ],
 )
-async def test_the_workers_verdict_is_told(verdict, kind, text):
+async def test_the_error_gives_the_verdict_of_the_worker(verdict, kind, text):
     async def refuse(sock):
         loop = asyncio.get_running_loop()
         _, reply = WorkerHandshake((TOKEN,), LIMIT).answer(await receive_exactly(sock, 64))
@@ -295,7 +295,7 @@ async def test_the_next_address_of_a_name_is_tried_when_one_does_not_answer(monk
         (await open_socket("two-addresses", port)).close()
 
 
-async def test_exactly_the_bytes_asked_for_are_read():
+async def test_exactly_the_requested_bytes_are_read():
     left, right = socket_pair()
     with left, right:
         left.send(b"abcdef")

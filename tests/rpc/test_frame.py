@@ -1,4 +1,7 @@
-"""Frames: the same ones come out however the stream is cut, and what is no frame is refused before anything is allocated for it."""
+"""Tests of encoding and decoding frames.
+
+The decoder gives the same frames for any split of the stream, and refuses an invalid frame before it allocates memory.
+"""
 
 import struct
 from random import Random
@@ -25,7 +28,7 @@ LIMITS = Limits()
 
 
 class Recorder:
-    """An allocator that remembers what it was asked for."""
+    """An allocator that records the requested sizes."""
 
     def __init__(self):
         self.sizes = []
@@ -36,7 +39,7 @@ class Recorder:
 
 
 def feed(decoder: FrameDecoder, data: bytes, chunk: int, frames: list[Frame] | None = None) -> list[Frame]:
-    """Give the decoder ``data``, at most ``chunk`` bytes at once, as a kernel would; add what comes out to ``frames``."""
+    """Give the decoder ``data``, at most ``chunk`` bytes at once like a kernel, and add the decoded frames to ``frames``."""
     frames, at = [] if frames is None else frames, 0
     while at < len(data):
         memory = decoder.wants()
@@ -61,7 +64,7 @@ def raw(header: bytes, body=b"", *, flags=0, body_length=None) -> bytes:
     return PREFIX.pack(len(header), flags, len(body) if body_length is None else body_length) + header + body
 
 
-# --- Frames that are right -------------------------------------------------------------------------------------------
+# --- Valid frames ----------------------------------------------------------------------------------------------------
 
 frames = st.builds(
     Frame,
@@ -78,7 +81,7 @@ frames = st.builds(
 
 
 @given(st.lists(frames, max_size=4), st.sampled_from([1, 2, 3, 7, 16, 100, 1 << 14, 1 << 15, 1 << 30]))
-def test_any_cutting_of_the_stream_gives_the_same_frames(sent, chunk):
+def test_any_split_of_the_stream_gives_the_same_frames(sent, chunk):
     data = wire(*sent)
     if chunk < 16 and len(data) > 10_000:
         chunk = 1009
@@ -88,13 +91,13 @@ def test_any_cutting_of_the_stream_gives_the_same_frames(sent, chunk):
 
 
 @pytest.mark.parametrize("at_once", [1, 10**9])
-def test_a_stream_comes_byte_by_byte_and_all_at_once(at_once):
+def test_a_stream_may_arrive_byte_by_byte_or_all_at_once(at_once):
     sent = [frame(b"value", b"a" * 20_000, b"", b"b" * 17_000), frame(), frame(b"c" * 40_000)]
     assert feed(FrameDecoder(LIMITS), wire(*sent), at_once) == sent
 
 
 @given(st.lists(st.integers(1, 200_000), min_size=1, max_size=30), st.integers(0, 9999))
-def test_cuts_at_random_places_change_nothing(cuts, seed):
+def test_random_splits_give_the_same_frames(cuts, seed):
     random = Random(seed)
     sent = [
         frame(random.randbytes(size), random.randbytes(999)) for size in (9, 16_383, 16_384, 16_385, 32_768, 99_999)
@@ -114,14 +117,14 @@ def test_the_header_may_have_its_full_size():
         assert feed(FrameDecoder(LIMITS), wire(*sent), chunk) == sent
 
 
-def test_four_thousand_buffers_come_in_one_frame():
+def test_four_thousand_buffers_arrive_in_one_frame():
     sent = frame(*[b"%d" % number for number in range(4096)])
     assert feed(FrameDecoder(LIMITS), wire(sent), 1000) == [sent]
     with pytest.raises(FrameTooLarge, match="4,097 arrays is over the receiver's limit of 4,096; stack small arrays"):
         wire(frame(*[b""] * 4097))
 
 
-def test_a_large_buffer_is_received_into_memory_of_exactly_its_size_and_given_on_as_it_is():
+def test_a_large_buffer_is_received_into_memory_of_its_exact_size_and_not_copied():
     allocate = Recorder()
     decoder = FrameDecoder(LIMITS, allocate)
     (got,) = feed(decoder, wire(frame(b"tree", b"x" * 100_000, b"y" * 5, b"z" * 50_000)), 10**9)
@@ -129,7 +132,7 @@ def test_a_large_buffer_is_received_into_memory_of_exactly_its_size_and_given_on
     assert [len(buffer) for buffer in got.buffers] == [4, 100_000, 5, 50_000]
 
 
-def test_a_large_buffer_is_written_where_it_stays_and_never_in_the_scratch_memory():
+def test_a_large_buffer_is_written_directly_to_its_memory_and_not_to_the_scratch_memory():
     made = []
     decoder = FrameDecoder(LIMITS, lambda size: made.append(bytearray(size)) or made[-1])
     data = wire(frame(b"", b"x" * 100_000))
@@ -141,7 +144,7 @@ def test_a_large_buffer_is_written_where_it_stays_and_never_in_the_scratch_memor
     assert len(memory) < 100_000
 
 
-def test_a_small_buffer_is_the_receivers_own_memory():
+def test_a_small_buffer_is_copied_out_of_the_scratch_memory():
     decoder = FrameDecoder(LIMITS)
     (first,) = feed(decoder, wire(frame(b"first")), 10**9)
     feed(decoder, wire(frame(b"other")), 10**9)
@@ -156,7 +159,7 @@ def test_large_buffers_are_passed_on_and_small_ones_joined_so_that_the_kernel_ge
     assert len(encode_frame(1, 1, "", [small] * 50, limits=LIMITS)) == 1
 
 
-def test_the_decoders_own_memory_stays_small_whatever_passes_through_it():
+def test_the_scratch_memory_of_the_decoder_stays_small():
     decoder = FrameDecoder(LIMITS)
     sent = [frame(b"v" * 16_000, b"w" * 16_000, name="n" * 60_000), *[frame(b"x" * 16_384)] * 50, frame(b"y" * 10**6)]
     for chunk in (997, 10**9):
@@ -191,7 +194,7 @@ def test_a_frame_at_the_receivers_limit_is_sent_and_one_above_it_is_refused():
         encode_frame(1, 1, "n" * 5000, [], limits=CONTROL_LIMITS)
 
 
-# --- Bytes that are no frame (each is refused, with this sentence, before anything is allocated) ----------------------
+# --- Invalid frames (each is refused with this sentence, before the decoder allocates memory) -------------------------
 
 
 def header(*fields) -> bytes:
@@ -256,7 +259,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("chunk", [1, 10**9])
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_no_frame_is_refused_before_anything_is_allocated(what, chunk):
+def test_an_invalid_frame_is_refused_before_memory_is_allocated(what, chunk):
     data, sentence = REFUSED[what]
     allocate = Recorder()
     with pytest.raises(ProtocolError) as caught:
@@ -266,7 +269,7 @@ def test_what_is_no_frame_is_refused_before_anything_is_allocated(what, chunk):
 
 
 @pytest.mark.parametrize("chunk", [1, 100, 10**9])
-def test_the_frames_before_a_wrong_one_come_out_however_the_stream_is_cut(chunk):
+def test_the_frames_before_an_invalid_one_arrive_for_any_split(chunk):
     sent = [frame(b"one"), frame(b"two")]
     got = []
     with pytest.raises(ProtocolError, match="empty header"):
@@ -274,7 +277,7 @@ def test_the_frames_before_a_wrong_one_come_out_however_the_stream_is_cut(chunk)
     assert got == sent
 
 
-def test_a_false_claim_allocates_one_buffer_at_a_time():
+def test_a_false_size_allocates_only_one_buffer_at_a_time():
     allocate = Recorder()
     sizes = [1024**2] * 4
     decoder = FrameDecoder(LIMITS, lambda size: allocate(0) or bytearray(size))
@@ -293,7 +296,7 @@ def test_the_control_connection_accepts_no_arrays_and_no_large_message():
 
 
 @given(st.binary(max_size=300), st.integers(1, 300))
-def test_no_bytes_make_anything_but_frames_or_a_protocol_error(data, chunk):
+def test_any_bytes_give_frames_or_a_protocol_error(data, chunk):
     for stream in (data, raw(data), raw(GOOD, b"abc") + data, struct.pack("<IIQ", len(data), 0, 3) + data + b"abc"):
         try:
             feed(FrameDecoder(Limits(max_body_bytes=10_000)), stream, chunk)
@@ -312,12 +315,12 @@ def test_no_bytes_make_anything_but_frames_or_a_protocol_error(data, chunk):
         ("cancel", Frame(4, 9, "", None, [])),
     ],
 )
-def test_the_frames_of_the_document_are_those_on_the_wire(written_bytes, name, expected):
+def test_the_frames_of_the_document_equal_the_encoded_ones(written_bytes, name, expected):
     assert wire(expected) == written_bytes[name]
     assert feed(FrameDecoder(CONTROL_LIMITS), written_bytes[name], 1) == [expected]
 
 
-def test_the_frame_with_an_array_in_the_document_is_the_one_on_the_wire(written_bytes):
+def test_the_frame_with_an_array_in_the_document_equals_the_encoded_one(written_bytes):
     begin, memory = written_bytes["array-frame"], bytes(4096)
     sent = frame(written_bytes["large-array"], memory, kind=2, id=8, name="")
     assert wire(sent) == begin + memory
@@ -326,7 +329,7 @@ def test_the_frame_with_an_array_in_the_document_is_the_one_on_the_wire(written_
 
 @given(st.lists(st.sampled_from([0, 1, 100, JOIN_BELOW_BYTES, JOIN_BELOW_BYTES + 1, 50_000]), max_size=6))
 def test_no_piece_is_empty(sizes):
-    """A kernel that is offered nothing takes nothing: whoever sends until all is taken would wait for ever."""
+    """A kernel takes no bytes of an empty piece, so a loop that sends until all pieces are taken would never end."""
     pieces = encode_frame(1, 7, "run", [bytes(size) for size in sizes], limits=Limits())
     assert all(len(piece) for piece in pieces)
     assert sum(map(len, pieces)) > sum(sizes)

@@ -1,4 +1,4 @@
-"""The handshake: who gets in, who does not, and that nothing else is reachable before."""
+"""Tests of the handshake: it accepts only clients with the token, and code behind it is not reachable before."""
 
 import ast
 import subprocess
@@ -36,7 +36,7 @@ LIMIT = 4 * 1024**3
 
 
 def meet(client_token=TOKEN, worker_tokens=(TOKEN,), *, on_client_hello=bytes, on_answer=bytes, on_proof=bytes) -> bool:
-    """A whole handshake, in which somebody on the way may alter each message. Returns whether the worker accepts."""
+    """Run a whole handshake, in which an attacker may alter each message. Return whether the worker accepts."""
     client, worker = ClientHandshake(Role.DATA, client_token, LIMIT), WorkerHandshake(worker_tokens, LIMIT)
     _, answer = worker.answer(on_client_hello(client.hello))
     _, given = client.read_hello(on_answer(answer))
@@ -49,7 +49,7 @@ def flip(data: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
-def test_two_sides_with_the_same_token_accept_each_other_and_learn_what_the_other_said():
+def test_two_sides_with_the_same_token_accept_each_other_and_read_the_hello_of_the_other_side():
     client, worker = ClientHandshake(Role.CONTROL, TOKEN, 1000), WorkerHandshake((TOKEN,), 2000)
     clients_hello, answer = worker.answer(client.hello)
     workers_hello, given = client.read_hello(answer)
@@ -64,7 +64,7 @@ def test_a_client_shows_no_proof_to_a_worker_with_another_token():
         meet(worker_tokens=(OTHER,))
 
 
-def test_a_worker_refuses_a_client_with_another_token_that_goes_on_regardless():
+def test_a_worker_refuses_a_client_with_another_token_that_continues_the_handshake():
     client, worker = ClientHandshake(Role.DATA, OTHER, LIMIT), WorkerHandshake((TOKEN,), LIMIT)
     _, answer = worker.answer(client.hello)
     assert not worker.accepts(proof(auth_key(OTHER), "C", client.hello, answer[: HELLO.size]))
@@ -93,7 +93,7 @@ def test_a_reflected_proof_opens_nothing():
     client, worker = ClientHandshake(Role.DATA, TOKEN, LIMIT), WorkerHandshake((TOKEN,), LIMIT)
     _, answer = worker.answer(client.hello)
     assert not worker.accepts(answer[HELLO.size :]), "the worker's own proof"
-    with pytest.raises(AuthError):  # and the client's own hello, as if a worker had sent it
+    with pytest.raises(AuthError):  # nor the client's own hello, as if a worker had sent it
         client.read_hello(client.hello + proof(auth_key(OTHER), "S", client.hello, client.hello))
 
 
@@ -194,7 +194,7 @@ def test_another_major_version_is_named_and_a_higher_minor_version_is_accepted()
     assert read_preamble(b"DDLF\x01\xff\x02\x00") is Role.DATA
 
 
-def test_a_client_of_another_version_is_told_this_one():
+def test_a_client_of_another_version_receives_the_version_of_the_worker():
     magic, major, minor, _, _ = PREAMBLE.unpack(short_answer())
     assert (magic, major, minor) == (b"DDLF", *ddlf.rpc.handshake.VERSION)
 
@@ -212,7 +212,7 @@ def test_an_unknown_flag_is_refused(flags):
 
 
 @given(st.binary(min_size=8, max_size=8))
-def test_no_first_bytes_make_anything_but_a_role_or_a_refusal(data):
+def test_any_first_bytes_give_a_role_or_a_refusal(data):
     try:
         assert isinstance(read_preamble(data), Role)
     except (ProtocolError, VersionError):
@@ -229,14 +229,14 @@ def test_no_first_bytes_make_anything_but_a_role_or_a_refusal(data):
         flags=st.sampled_from([0, FLAG_TLS]),
     )
 )
-def test_a_hello_comes_out_as_it_went_in(hello):
+def test_a_decoded_hello_equals_the_encoded_one(hello):
     assert decode_hello(hello.encode()) == hello
 
 
-# --- What is reachable before it -------------------------------------------------------------------------------------
+# --- Code that is reachable before the handshake ----------------------------------------------------------------------
 
 
-def test_nothing_that_parses_is_imported_with_the_handshake():
+def test_the_handshake_imports_no_parser():
     found = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(package_root())!r}); {IMPORT_AND_LIST}"],
         capture_output=True,
@@ -274,7 +274,7 @@ def test_proofs_are_only_compared_in_constant_time():
 # --- The document ----------------------------------------------------------------------------------------------------
 
 
-def test_the_worked_example_of_the_document_is_what_the_code_computes(written_bytes):
+def test_the_worked_example_of_the_document_equals_the_result_of_the_code(written_bytes):
     token = written_bytes["token"]
     key = auth_key(token)
     assert key == written_bytes["auth-key"]

@@ -1,4 +1,4 @@
-"""A worker offers a connection to a gate: who is welcome, and that no bit of the greeting can be altered."""
+"""Tests of the greeting between a worker and a gate: the token is required, and no bit can be altered."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ MINE = Offer(3, 1234567890123456789)
 
 
 def meet(worker=TOKEN, gate=(TOKEN,), verdict=Verdict.WELCOME, *, altered=-1, bit=0) -> Offer:
-    """A whole greeting in which somebody on the way may flip one bit of one message; returns what the gate read."""
+    """Run a whole greeting, in which an attacker may flip one bit of one message. Return the offer that the gate reads."""
 
     def carried(number: int, data: bytes) -> bytes:
         return flip(data, bit) if number == altered else data
@@ -65,7 +65,7 @@ def test_offer_of_one_greeting_is_refused_in_another():
         again.read(said)
 
 
-def test_proof_of_a_worker_is_not_one_of_a_gate():
+def test_proof_of_a_worker_is_not_a_proof_of_a_gate():
     offering, greeting = Offering(TOKEN, MINE), Greeting((TOKEN,))
     said = offering.answer(greeting.reply(offering.opening))
     with pytest.raises(AuthError):
@@ -94,7 +94,7 @@ def test_worker_says_why_it_is_not_welcome(verdict, error, text):
         meet(verdict=verdict)
 
 
-def test_worker_names_what_listens_instead_of_a_gate():
+def test_worker_names_the_program_that_listens_instead_of_a_gate():
     with pytest.raises(ProtocolError, match="worker listens there"):
         Offering(TOKEN, MINE).answer(short_answer())
     with pytest.raises(ProtocolError, match="looks like HTTP"):
@@ -109,7 +109,7 @@ def test_gate_refuses_all_other_bytes(data):
         greeting.read(data)
 
 
-def test_key_id_of_the_offer_is_that_of_the_handshake():
+def test_key_id_of_the_offer_equals_that_of_the_handshake():
     said = Offering(TOKEN, Offer(ANY_PLACE, 0)).answer(Greeting((TOKEN,)).reply(Offering(TOKEN, MINE).opening))
     assert OFFER.unpack(said[: OFFER.size])[2] == key_id(auth_key(TOKEN))
     assert PREAMBLE.size + 32 == OPENING.size

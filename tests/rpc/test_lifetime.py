@@ -1,4 +1,4 @@
-"""Memory of arrays is free when its user has let go of it, not at some later garbage collection."""
+"""Tests that the memory of an array is freed with its last reference, without garbage collection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _no_garbage_collection() -> Iterator[None]:
     gc.enable()
 
 
-def test_an_array_that_was_sent_is_freed_with_its_last_reference() -> None:
+def test_a_sent_array_is_freed_with_its_last_reference() -> None:
     array = np.ones(10_000)
     gone = weakref.ref(array)
     buffers = dumps([array, ("in a tuple", array)])
@@ -31,7 +31,7 @@ def test_an_array_that_was_sent_is_freed_with_its_last_reference() -> None:
     assert gone() is None
 
 
-def test_an_array_that_came_is_freed_with_its_last_reference() -> None:
+def test_a_received_array_is_freed_with_its_last_reference() -> None:
     memories: list[weakref.ref[np.ndarray]] = []
 
     def allocate(size: int) -> np.ndarray:

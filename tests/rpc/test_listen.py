@@ -1,4 +1,4 @@
-"""Listening: an address that cannot be used is named with its reason, and nobody gets in without a token."""
+"""Tests of listening: an unusable address is named with its reason, and no client connects without a token."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ def pair():
 
 
 async def serve(sock, tokens=(TOKEN,), delay_s=0.0):
-    """The worker's side of one connection, as the daemon runs it."""
+    """Run the worker's side of one connection in the same way as the daemon."""
     return await answer(sock, await receive_exactly(sock, PREAMBLE.size), tokens, LIMIT, delay_s=delay_s)
 
 
@@ -42,7 +42,7 @@ async def test_a_client_with_a_token_of_the_worker_gets_in(pair, tokens):
     assert mine.max_message_bytes == LIMIT
 
 
-async def test_a_client_with_another_token_that_goes_on_regardless_is_refused_late_and_with_the_one_byte(pair):
+async def test_a_client_with_another_token_that_continues_is_refused_late_and_with_one_byte(pair):
     client, worker = pair
     loop = asyncio.get_running_loop()
     serving = asyncio.create_task(serve(worker, delay_s=0.2))
@@ -102,7 +102,7 @@ def test_a_name_that_does_not_resolve_is_named(host):
         listening_socket(host, 0)
 
 
-def test_a_port_that_only_root_may_have_is_explained(monkeypatch):
+def test_a_port_that_needs_root_is_explained(monkeypatch):
     def refuse(self, address):
         raise PermissionError(13, os.strerror(13))
 
@@ -112,7 +112,7 @@ def test_a_port_that_only_root_may_have_is_explained(monkeypatch):
     assert str(caught.value) == "cannot listen on 127.0.0.1:80: permission denied; ports below 1024 need root, try 9000"
 
 
-def test_any_other_reason_is_given_in_the_systems_words(monkeypatch):
+def test_any_other_reason_is_the_text_of_the_system(monkeypatch):
     def refuse(self, address):
         raise OSError(105, os.strerror(105))
 
@@ -121,17 +121,17 @@ def test_any_other_reason_is_given_in_the_systems_words(monkeypatch):
         listening_socket("127.0.0.1", 9000)
 
 
-async def test_a_connection_that_comes_as_accepting_is_cancelled_stays_with_the_listener():
+async def test_a_connection_that_arrives_while_accepting_is_cancelled_stays_with_the_listener():
     with listening_socket("127.0.0.1", 0) as listener:
         accepting = asyncio.create_task(accepted(listener))
         await asyncio.sleep(0)
         with socket.create_connection(listener.getsockname()):
             await asyncio.sleep(0)
-            await asyncio.sleep(0)  # the loop has seen it, the task has not
+            await asyncio.sleep(0)  # the event loop has noticed the connection, but the task has not run yet
             accepting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await accepting
-            left, _ = listener.accept()  # does not wait: it is here, or BlockingIOError
+            left, _ = listener.accept()  # does not wait: the connection is there, or this raises BlockingIOError
             left.close()
 
 

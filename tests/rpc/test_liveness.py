@@ -1,4 +1,4 @@
-"""Whether a peer lives: every rule with a clock that the test moves."""
+"""Tests of the rules that decide whether a peer is alive. The tests move the clock."""
 
 from itertools import pairwise
 
@@ -13,14 +13,14 @@ TIMING = Timing()
 
 
 class Watch:
-    """A peer that is looked at as ``next_look_s`` says, on a clock of its own."""
+    """A peer that is judged at the times that ``next_look_s`` gives, on a simulated clock."""
 
     def __init__(self, timing=TIMING):
         self.now = 1000.0
         self.liveness = Liveness(timing, self.now)
 
     def look_until(self, end):
-        """Look as often as wanted until a time; returns when the state changed to what."""
+        """Judge the peer until ``end``; return the time and the new state of each change."""
         changes = []
         while self.now < end:
             before = self.liveness.state
@@ -46,7 +46,7 @@ def test_a_sign_of_life_ends_the_suspicion():
     assert watch.look_until(1010) == [(5.0, "suspect"), (7.0, "dead")]
 
 
-def test_whoever_was_stopped_itself_declares_nobody_dead_when_it_wakes():
+def test_a_suspended_process_does_not_declare_peers_dead_when_it_wakes():
     watch = Watch()
     watch.look_until(1000.5)
     watch.stop_for(600)
@@ -63,14 +63,14 @@ def test_a_peer_that_was_nearly_dead_before_the_gap_gets_the_time_for_a_heartbea
     assert [state for _, state in watch.look_until(watch.now + 0.02)] == ["dead"]
 
 
-def test_a_peer_that_is_dead_is_found_so_after_a_gap_too():
+def test_a_dead_peer_is_noticed_after_a_gap_too():
     watch = Watch()
     watch.look_until(1001)
     watch.stop_for(60)
     assert [(round(at, 6), state) for at, state in watch.look_until(1070)] == [(62.5, "suspect"), (64.5, "dead")]
 
 
-def test_what_is_heard_in_the_moment_of_waking_counts():
+def test_a_message_at_the_moment_of_waking_counts():
     watch = Watch()
     watch.look_until(1003)
     watch.stop_for(60)
@@ -90,7 +90,7 @@ timings = st.builds(
 @given(timings, st.lists(st.floats(0.001, 0.999), max_size=50))
 def test_a_peer_that_answers_every_heartbeat_in_time_is_never_suspected(timing, delays):
     watch = Watch(timing)
-    # Heard once in each heartbeat, at any moment of it: two signs of life are less than two heartbeats apart.
+    # There is one sign of life in each heartbeat, at any moment, so two signs are less than two heartbeats apart.
     beats = [1000 + (number + delay) * timing.heartbeat_s for number, delay in enumerate(delays)]
     for beat, following in pairwise([1000.0, *beats]):
         assert watch.look_until(following) == [] or timing.suspect_after_s < following - beat
@@ -109,8 +109,11 @@ def test_a_silent_peer_is_dead_within_dead_after_whenever_it_fell_silent(timing,
 
 
 @given(timings, st.lists(st.tuples(st.floats(0, 20), st.floats(0, 1000)), max_size=10))
-def test_nobody_dies_of_gaps_alone(timing, steps):
-    """However this side's loop stalls: a verdict needs ``dead_after_s`` of silence, of which all but the grace was looked at."""
+def test_gaps_alone_do_not_make_a_peer_dead(timing, steps):
+    """A verdict needs ``dead_after_s`` of silence, and this side must have watched all of it except the grace period.
+
+    This holds for any stalls of this side's event loop.
+    """
     watch = Watch(timing)
     looked = 0.0
     for watching, gap in steps:
@@ -135,7 +138,7 @@ def test_the_defaults_are_half_a_second_two_and_four():
     assert Timing() == Timing.of() == Timing(heartbeat_s=0.5, suspect_after_s=2, dead_after_s=4)
 
 
-def test_what_is_not_given_follows_from_dead_after():
+def test_missing_times_follow_from_dead_after():
     assert Timing.of(dead_after_s=1) == Timing(heartbeat_s=0.125, suspect_after_s=0.5, dead_after_s=1)
     assert Timing.of(heartbeat_s=0.25, dead_after_s=1) == Timing(0.25, 0.5, 1)
 
@@ -156,6 +159,6 @@ def test_what_is_not_given_follows_from_dead_after():
         (dict(heartbeat_s=True), "heartbeat_s must be a finite number of seconds > 0, got True"),
     ],
 )
-def test_times_that_contradict_each_other_are_named_with_their_figures(given, text):
+def test_contradictory_times_are_named_with_their_figures(given, text):
     with pytest.raises(ConfigError, match=text):
         Timing.of(**given)

@@ -1,4 +1,4 @@
-"""Errors as data: whatever a method raises arrives with its type, text, causes and lines, and can be caught as what it is."""
+"""Tests of errors as data: an error arrives with its type, text, causes and lines, and can be caught by its class."""
 
 import asyncio
 import copy
@@ -39,7 +39,7 @@ from tests.patience import PATIENCE_S
 
 
 def arrive(error: BaseException) -> DDLFError:
-    """The error on the master after ``error`` was raised on a worker."""
+    """Return the error that the master raises after a worker has raised ``error``."""
     return rebuild(loads(dumps(describe(error))), worker="worker 2 (10.0.0.7:9000)")
 
 
@@ -57,7 +57,7 @@ def fail_in_two_steps():
         raise ValueError("no model here") from error
 
 
-# --- What arrives ----------------------------------------------------------------------------------------------------
+# --- Text and causes --------------------------------------------------------------------------------------------------
 
 
 def test_the_text_has_worker_type_message_file_line_and_function_of_the_user():
@@ -84,7 +84,7 @@ def test_causes_arrive_in_the_order_that_python_prints_them():
     assert "no model here" in after
 
 
-def test_what_was_handled_meanwhile_arrives_unless_it_was_suppressed():
+def test_the_handled_error_arrives_unless_it_was_suppressed():
     error = raised(TypeError("second"))
     error.__context__ = raised(ValueError("first"))
     link = "During handling of the above exception, another exception occurred:"
@@ -111,7 +111,7 @@ def test_every_member_of_a_group_arrives_with_its_own_lines():
     assert text.count("in one\n") == 2
 
 
-def test_an_error_of_a_further_worker_keeps_that_workers_traceback():
+def test_an_error_of_a_second_worker_keeps_its_traceback():
     inner = rebuild(describe(raised(ValueError("deep"))), worker="worker 9")
     text = str(arrive(raised(inner)))
     assert "worker 9: ValueError: deep" in text
@@ -127,7 +127,7 @@ def test_frames_of_ddlf_before_the_users_first_are_left_out(monkeypatch):
     assert str(arrive(error)) == "worker 2 (10.0.0.7:9000): ValueError: mine"
 
 
-def test_source_lines_that_the_worker_does_not_have_come_from_the_masters_file():
+def test_missing_source_lines_are_read_from_the_file_of_the_master():
     facts = describe(raised(ValueError("x")))
     line = facts["chain"][0][2][0][3]
     assert line == "raise error"
@@ -135,7 +135,7 @@ def test_source_lines_that_the_worker_does_not_have_come_from_the_masters_file()
     assert "    raise error" in str(rebuild(facts))
 
 
-def test_only_plain_files_are_looked_into_for_a_source_line(monkeypatch):
+def test_source_lines_are_read_from_regular_files_only(monkeypatch):
     facts = describe(raised(ValueError("x")))
     facts["chain"][0][2][0][:] = ["/dev/zero", 1, "f", ""]
     read = threading.Thread(target=lambda: str(rebuild(facts)), daemon=True)
@@ -155,7 +155,7 @@ def test_a_deep_recursion_arrives_with_its_last_hundred_frames():
     assert isinstance(arrive(caught.value), RecursionError)
 
 
-def test_a_chain_of_any_length_and_one_that_bites_its_tail_are_cut():
+def test_long_and_cyclic_chains_of_errors_are_cut():
     error = ValueError("0")
     for number in range(1, 100):
         link = ValueError(str(number))
@@ -167,7 +167,7 @@ def test_a_chain_of_any_length_and_one_that_bites_its_tail_are_cut():
     assert [entry[1] for entry in describe(one)["chain"]] == ["one", "two"]
 
 
-def test_what_is_sent_is_plain_data():
+def test_the_description_of_an_error_is_plain_data():
     with pytest.raises(ValueError, match="no model") as caught:
         fail_in_two_steps()
     facts = describe(caught.value)
@@ -198,7 +198,7 @@ def test_awkward_exceptions_arrive_like_any_other():
     assert arrive(raised(NoText())).remote_message == "<its text is unavailable: TypeError>"
     arrived = arrive(raised(TwoArguments(5, "why")))
     assert isinstance(arrived, TwoArguments)
-    assert not hasattr(arrived, "callback"), "it is no data"
+    assert not hasattr(arrived, "callback"), "a function is not data"
     assert (arrived.type_name, arrived.remote_message) == (f"{__name__}.TwoArguments", "5: why")
     assert arrive(raised(ValueError("\ud800"))).remote_message == "\ud800"
 
@@ -209,7 +209,7 @@ def test_a_message_of_50_mb_is_cut():
     assert len(dumps(describe(arrived))[0]) < 200_000
 
 
-# --- What it can be caught as ----------------------------------------------------------------------------------------
+# --- Catching by class -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -243,12 +243,12 @@ def test_a_key_error_is_printed_as_a_sentence_and_not_in_quotes():
     assert str(arrive(KeyError("weights"))) == "worker 2 (10.0.0.7:9000): KeyError: 'weights'"
 
 
-def test_an_error_of_the_workers_own_commands_says_it_once():
+def test_the_text_of_a_lookup_error_occurs_once():
     error = LookupError("no method 'f' here; it has none")
     assert str(arrive(error)).count("no method 'f' here") == 1
 
 
-def test_a_builtin_with_arguments_of_its_own_can_be_caught_as_itself():
+def test_a_builtin_with_special_arguments_can_be_caught_as_itself():
     error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
     arrived = arrive(raised(error))
     assert isinstance(arrived, RemoteError)
@@ -257,7 +257,7 @@ def test_a_builtin_with_arguments_of_its_own_can_be_caught_as_itself():
 
 
 @pytest.mark.parametrize("error", [StopIteration("s"), StopAsyncIteration("s"), SystemExit(3), KeyboardInterrupt()])
-def test_what_would_steer_the_masters_own_code_arrives_as_a_plain_remote_error(error):
+def test_exceptions_that_control_the_interpreter_arrive_as_plain_remote_errors(error):
     async def call():
         raise arrive(raised(error))
 
@@ -289,7 +289,7 @@ def test_an_error_of_ddlf_from_inside_a_users_method_arrives_with_lines_and_advi
     assert str(arrived).startswith("worker 2 (10.0.0.7:9000): ddlf.errors.ConfigError: bad; do this\n\nTraceback on")
 
 
-def test_a_name_from_the_worker_makes_no_class_that_is_no_exception():
+def test_a_name_from_the_worker_only_resolves_to_exceptions():
     for name in ("eval", "int", "print", "ddlf.errors.Any", "ddlf.errors.annotations", "ddlf.errors.__doc__", ""):
         assert type(rebuild({"chain": [[name, "text", [], ""]]})) is RemoteError
 
@@ -302,7 +302,7 @@ def test_a_name_from_the_worker_makes_no_class_that_is_no_exception():
         *({"chain": [["ValueError", "text", 7, ""]]}, {"chain": [["ValueError", "text", [[5, "x", None, ""]], ""]]}),
     ],
 )
-def test_error_data_that_is_none_gives_an_error_all_the_same(facts):
+def test_invalid_error_data_still_gives_an_error(facts):
     assert isinstance(rebuild(facts, worker="worker 2"), ProtocolError | RemoteError)
 
 
@@ -310,7 +310,7 @@ def test_error_data_that_is_none_gives_an_error_all_the_same(facts):
 
 
 class BadBatch(ValueError):
-    """Its constructor and its text are code of the user, which makes nothing of what comes from a worker."""
+    """An error class of the user. Data from a worker must not run its constructor or its ``__str__``."""
 
     made = 0
 
@@ -339,7 +339,7 @@ class Frozen(OSError, ValueError):
     __slots__ = ("x",)
 
 
-def test_an_error_of_the_users_own_class_can_be_caught_as_itself_with_what_it_carries():
+def test_an_error_of_the_users_own_class_can_be_caught_as_itself_with_its_attributes():
     for kind in (BadBatch, Nested.Refused):
         error = raised(kind(7, where=("gpu", 1)))
         before = BadBatch.made
@@ -372,11 +372,11 @@ def test_an_error_of_the_users_own_class_can_be_caught_as_itself_with_what_it_ca
     ],
     ids=repr,
 )
-def test_arguments_of_an_error_arrive_as_they_were(error):
+def test_arguments_of_an_error_arrive_unchanged(error):
     assert arrive(raised(error)).args == error.args
 
 
-def test_a_class_is_known_without_an_import_and_without_asking_the_module(monkeypatch):
+def test_a_class_is_looked_up_without_an_import_and_without_code_of_the_module(monkeypatch):
     class Lazy(types.ModuleType):
         def __getattr__(self, name):
             raise AssertionError("asked")
@@ -395,7 +395,7 @@ def test_a_class_is_known_without_an_import_and_without_asking_the_module(monkey
     assert "this" not in sys.modules
 
 
-def test_builtins_have_what_they_keep_for_themselves():
+def test_builtins_keep_their_special_attributes():
     arrived = arrive(raised(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")))
     assert arrived.type is UnicodeDecodeError
     assert (arrived.encoding, arrived.start, arrived.reason) == ("utf-8", 0, "bad")
@@ -404,7 +404,7 @@ def test_builtins_have_what_they_keep_for_themselves():
     assert (arrived.type, arrived.errno, arrived.strerror) == (Frozen, 2, "no such file")
 
 
-def test_attributes_hide_nothing_of_the_error_itself():
+def test_attributes_do_not_hide_attributes_of_the_error():
     error = ValueError("no")
     taken = ("message", "hint", "worker", "type", "others", "exit_code", "join", "_text", "_base", "__class__", "args")
     facts = describe(error) | {"attributes": dict.fromkeys(taken, 5) | {"code": 404}}
@@ -414,7 +414,7 @@ def test_attributes_hide_nothing_of_the_error_itself():
     assert (arrived.exit_code, arrived.type, arrived.others) == (1, ValueError, ())
 
 
-def test_notes_arrive_and_a_lot_of_data_does_not():
+def test_notes_arrive_and_large_attributes_do_not():
     error = ValueError("no")
     error.add_note("in file 3")
     error.table = list(range(100_000))
@@ -427,7 +427,7 @@ def test_notes_arrive_and_a_lot_of_data_does_not():
     "facts",
     [{"attributes": 5}, {"attributes": {5: 5}}, {"args": 5}, {"notes": 5}, {"notes": [5]}, {"attributes": None}],
 )
-def test_what_an_error_carries_may_be_anything(facts):
+def test_invalid_attributes_of_an_error_are_a_protocol_error(facts):
     assert isinstance(rebuild(describe(ValueError("no")) | facts), ProtocolError)
 
 
@@ -472,7 +472,7 @@ def several(*found):
     return first
 
 
-def test_equal_failures_are_told_once():
+def test_equal_failures_are_reported_once():
     text = str(several(*(raised(ValueError("no")) for _ in range(3))))
     assert text.startswith("3 of 4 workers failed\nworker 1, worker 2, worker 3: ValueError: no\n\nTraceback")
     assert text.count("ValueError: no") == 2
@@ -485,7 +485,7 @@ def test_failures_on_the_same_line_have_one_traceback_and_a_text_each():
     assert text.count("Traceback") == 1
 
 
-def test_failures_of_several_kinds_are_all_told_and_the_first_can_be_caught():
+def test_failures_of_several_kinds_are_all_reported_and_the_first_can_be_caught():
     found = several(raised(KeyError("k")), WorkerLost("gone", hint="look"), ValueError("no"))
     assert isinstance(found, KeyError)
     assert type(found.others[0]) is WorkerLost
@@ -494,7 +494,7 @@ def test_failures_of_several_kinds_are_all_told_and_the_first_can_be_caught():
     assert str(pickle.loads(pickle.dumps(found))) == str(found)
 
 
-def test_a_thousand_different_texts_are_not_all_told():
+def test_only_some_of_a_thousand_different_texts_are_reported():
     text = str(several(*(raised(ValueError(str(number))) for number in range(1000))))
     assert "and 992 other texts" in text
     assert len(text) < 2000
@@ -528,7 +528,7 @@ def test_a_response_is_unwrapped_to_its_result_or_its_error():
         Response(error=ValueError("bad")).unwrap()
 
 
-def test_the_error_data_of_the_document_is_what_is_sent(written_bytes):
+def test_the_error_data_of_the_document_equals_the_sent_data(written_bytes):
     facts = {"chain": [["ValueError", "no", [["/app/train.py", 7, "step", "raise ValueError('no')"]], ""]], "hint": ""}
     assert loads([written_bytes["error-value"]]) == facts
     assert dumps(facts) == [written_bytes["error-value"]]
@@ -538,9 +538,7 @@ def test_the_error_data_of_the_document_is_what_is_sent(written_bytes):
     assert describe(ValueError("no")) == {"chain": [["ValueError", "no", [], ""]], "hint": ""}
 
 
-def test_a_file_that_is_missing_under_a_relative_path_is_said_to_be_looked_for_in_the_workers_folder(
-    tmp_path, monkeypatch
-):
+def test_the_error_of_a_missing_relative_path_names_the_folder_of_the_worker(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def error_of(path):
@@ -555,7 +553,7 @@ def test_a_file_that_is_missing_under_a_relative_path_is_said_to_be_looked_for_i
 
 
 class OfTensorFlow(Exception):
-    """Its errors have a message that cannot be set, and no way to make one from text."""
+    """An error that resembles TensorFlow's: its message is read-only, and its constructor needs more than a text."""
 
     def __init__(self, node, message):
         super().__init__(node, message)

@@ -1,4 +1,4 @@
-"""``docs/reference/protocol.md`` is complete: every number and every name in it is the one in the code."""
+"""Tests that ``docs/reference/protocol.md`` has the same numbers and names as the code."""
 
 import importlib
 import re
@@ -13,7 +13,7 @@ TEXT = (Path(__file__).parents[2] / "docs/reference/protocol.md").read_text()
 
 
 def section(title: str) -> str:
-    """From a heading to the next one of any level."""
+    """Return the text from a heading to the next one of any level."""
     return re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#)", TEXT, re.DOTALL | re.MULTILINE).group(1)
 
 
@@ -21,7 +21,7 @@ LIMITS = re.findall(r"^\| `([\w.]+)` \| ([\d.,]+) \|", section("5. Limits"), re.
 
 
 @pytest.mark.parametrize(("name", "written"), LIMITS)
-def test_each_limit_of_the_document_is_the_one_in_the_code(name, written):
+def test_each_limit_of_the_document_equals_the_code(name, written):
     layer, file, *names = name.split(".")
     value = importlib.import_module(f"ddlf.{layer}.{file}")
     for part in names:
@@ -29,7 +29,7 @@ def test_each_limit_of_the_document_is_the_one_in_the_code(name, written):
     assert value == float(written.replace(",", ""))
 
 
-def test_the_limits_of_the_document_are_read_at_all():
+def test_the_document_has_limits():
     assert len(LIMITS) >= 15
 
 

@@ -1,4 +1,4 @@
-"""The kernel's own watch over a connection."""
+"""Tests of the TCP options that make the kernel end a silent connection."""
 
 import socket
 import sys
@@ -6,7 +6,7 @@ import sys
 from ddlf.rpc.heartbeats import end_when_silent
 
 
-def test_a_tcp_socket_is_watched_for_the_time_that_is_given():
+def test_a_tcp_socket_is_watched_for_the_given_time():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
         end_when_silent(sock, 4.0)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -16,7 +16,7 @@ def test_a_tcp_socket_is_watched_for_the_time_that_is_given():
             assert found == [4000, 2, 1, 2]
 
 
-def test_what_is_no_tcp_socket_is_left_alone():
+def test_sockets_other_than_tcp_are_not_changed():
     one, other = socket.socketpair()
     with one, other:
         end_when_silent(one, 4.0)

@@ -1,4 +1,7 @@
-"""Encryption: nobody in between learns, alters or takes over anything, and a certificate that is no good is named with its reason."""
+"""Tests of encryption.
+
+An attacker on the network cannot read, alter or take over a connection. An invalid certificate is named with its reason.
+"""
 
 import asyncio
 import datetime
@@ -29,7 +32,7 @@ TOKEN, OTHER = b"t" * 43, b"o" * 43
 
 
 class Worker:
-    """A listener that answers each connection as a daemon does, and says ``hello`` after the handshake."""
+    """A listener that answers each connection like a daemon, and sends ``hello`` after the handshake."""
 
     def __init__(self, encryption=None, *, insecure_plaintext=False):
         self._encryption = encryption
@@ -73,7 +76,7 @@ class Worker:
 
 
 async def call(port, token=TOKEN, **security):
-    """Dial, and read what the worker says first."""
+    """Dial, and read the first bytes of the worker."""
     sock, _ = await dial("127.0.0.1", port, Role.DATA, token, max_message_bytes=1000, security=Security(**security))
     with sock:
         return sock, await receive_exactly(sock, 5)
@@ -98,7 +101,7 @@ async def test_another_machine_is_reached_with_tls_1_3_and_nothing_older(apart):
     assert own_certificate().context.num_tickets == 0
 
 
-async def test_this_machine_is_reached_without():
+async def test_this_machine_is_reached_without_tls():
     async with Worker(own_certificate()) as worker:
         sock, said = await call(worker.port)
     assert said == b"hello"
@@ -121,7 +124,8 @@ async def test_a_worker_takes_no_plaintext_from_another_machine(apart):
 
 
 async def test_a_forwarded_port_of_this_machine_is_encrypted_because_the_worker_wants_it(monkeypatch):
-    # The master sees its own machine, the worker sees another one: as through a port of a container.
+    # For the master, the address is on this machine; for the worker, the master is on another one. A forwarded port of
+    # a container has this effect.
     monkeypatch.setattr(listen_module.tls, "is_local", lambda sock: sock.getsockname()[1] != worker.port)
     async with Worker(own_certificate()) as worker:
         sock, said = await call(worker.port)
@@ -146,7 +150,7 @@ def test_only_addresses_of_loopback_are_this_machine(address, expected):
 
 
 async def refusal_by_a_program_that_says(data):
-    """What a master is told when something else answers to its preamble and its beginning of TLS."""
+    """Return the error text of a master when another program answers its preamble and its start of TLS."""
 
     async def serve():
         sock, _ = await asyncio.get_running_loop().sock_accept(listener)
@@ -163,17 +167,17 @@ async def refusal_by_a_program_that_says(data):
     return str(caught.value)
 
 
-async def test_a_worker_of_another_version_is_named_although_tls_was_begun(apart):
+async def test_a_worker_of_another_version_is_named_after_tls_has_begun(apart):
     refusal = await refusal_by_a_program_that_says(b"DDLF\x07\x01\x01\x00")
     assert "the other side speaks protocol 7.1, this side 1.1; install the same version of ddlf on both" in refusal
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(64)])
-async def test_another_program_is_named_although_tls_was_begun(apart, said):
+async def test_another_program_is_named_after_tls_has_begun(apart, said):
     assert "another program listens there, not a DDLF worker" in await refusal_by_a_program_that_says(said)
 
 
-async def test_a_program_that_speaks_tls_but_not_ours_is_named(apart):
+async def test_another_program_that_speaks_tls_is_named(apart):
     listener = listening_socket("127.0.0.1", 0)
 
     async def serve():
@@ -191,7 +195,7 @@ async def test_a_program_that_speaks_tls_but_not_ours_is_named(apart):
     await serving
 
 
-# --- Somebody in between ----------------------------------------------------------------------------------------------
+# --- An attacker on the network ----------------------------------------------------------------------------------------
 
 
 async def test_another_token_is_refused_under_tls_too(apart):
@@ -201,13 +205,13 @@ async def test_another_token_is_refused_under_tls_too(apart):
 
 
 @pytest.fixture
-def his_certificate(tmp_path):
+def relays_certificate(tmp_path):
     make_certificate(tmp_path / "his.pem")
     return worker_tls(tmp_path / "his.pem", TOKEN_ONLY)
 
 
-async def test_somebody_in_between_with_a_certificate_of_his_own_is_refused(apart, his_certificate):
-    async with Worker(own_certificate()) as worker, Relay(worker.port, his_certificate) as relay:
+async def test_a_relay_with_its_own_certificate_is_refused(apart, relays_certificate):
+    async with Worker(own_certificate()) as worker, Relay(worker.port, relays_certificate) as relay:
         with pytest.raises(
             AuthError, match="the handshake was altered on the network, although both sides use the same"
         ):
@@ -215,17 +219,17 @@ async def test_somebody_in_between_with_a_certificate_of_his_own_is_refused(apar
     assert b"hello" not in relay.heard
 
 
-async def test_without_the_certificate_in_the_proofs_he_would_get_in(apart, his_certificate, monkeypatch):
-    # The control of the test above: with the binding taken out, the same relay reads everything.
+async def test_a_relay_would_succeed_without_the_certificate_in_the_proofs(apart, relays_certificate, monkeypatch):
+    # This is the control of the test above: without the binding, the same relay reads everything.
     monkeypatch.setattr(dial_module.tls, "certificate_seen", lambda sock: NO_CERTIFICATE)
     unbound = tls.WorkerTLS(own_certificate().context, NO_CERTIFICATE)
-    async with Worker(unbound) as worker, Relay(worker.port, his_certificate) as relay:
+    async with Worker(unbound) as worker, Relay(worker.port, relays_certificate) as relay:
         _, said = await call(relay.port)
     assert said == b"hello"
     assert b"hello" in relay.heard
 
 
-async def test_the_flag_for_tls_cannot_be_taken_out_on_the_way(apart, monkeypatch):
+async def test_a_relay_cannot_remove_the_flag_for_tls(apart, monkeypatch):
     monkeypatch.setattr("ddlf.rpc.dial.HANDSHAKE_TIMEOUT_S", 1.0)
 
     def strip(data):
@@ -297,7 +301,7 @@ def authority(tmp_path):
 
 
 async def meet(worker: Security, tmp_path, client: Security, host="127.0.0.1"):
-    """One connection between two sides with certificates of an organisation."""
+    """Make one connection between two sides with certificates of an organisation."""
     make_certificate(tmp_path / "own.pem")
     async with Worker(worker_tls(tmp_path / "own.pem", worker)) as listener:
         try:
@@ -326,7 +330,7 @@ async def test_certificates_of_an_organisation_are_checked_on_top_of_the_token(a
         (lambda ca, other: other.issue("w"), "the other side's certificate is not signed by tls_ca"),
     ],
 )
-async def test_a_workers_certificate_that_is_no_good_is_named_with_its_reason(
+async def test_an_invalid_certificate_of_a_worker_is_named_with_its_reason(
     apart, authority, tmp_path, signed, sentence
 ):
     (tmp_path / "other").mkdir()
@@ -335,7 +339,7 @@ async def test_a_workers_certificate_that_is_no_good_is_named_with_its_reason(
         await meet(worker, tmp_path, Security(authority.file))
 
 
-async def test_a_workers_certificate_that_expired_while_it_ran_is_named(apart, authority, tmp_path, monkeypatch):
+async def test_a_certificate_that_expires_while_the_worker_runs_is_named(apart, authority, tmp_path, monkeypatch):
     worker = Security(None, *authority.issue("w", ends_in=datetime.timedelta(days=-1)))
     monkeypatch.setattr(tls, "_check_lifetime", lambda certificate: None)
     with pytest.raises(AuthError, match="the other side's certificate has expired; renew it"):
@@ -357,7 +361,7 @@ async def test_a_master_with_another_organisations_certificate_is_refused(apart,
 
 
 def wrong(tmp_path):
-    """Files that cannot be used, with the reason."""
+    """Return unusable files, each with the reason."""
     ca = Authority(tmp_path)
     certificate, key = ca.issue("right")
     _, other = ca.issue("other")
@@ -399,7 +403,7 @@ def test_a_file_that_cannot_be_used_is_named_before_anything_is_sent(tmp_path, c
 # --- The socket afterwards --------------------------------------------------------------------------------------------
 
 
-async def test_not_one_byte_after_the_handshake_is_lost_although_tls_has_decrypted_it():
+async def test_bytes_that_tls_decrypts_with_the_handshake_are_not_lost():
     client, worker = await encrypted_pair()
     with client, worker:
         await send_all(client, b"12345678" + b"first frame")
@@ -408,7 +412,7 @@ async def test_not_one_byte_after_the_handshake_is_lost_although_tls_has_decrypt
         assert await receive_exactly(worker, 11) == b"first frame"
 
 
-async def test_a_connection_that_ends_while_tls_begins_is_an_error_of_the_connection():
+async def test_an_end_during_the_start_of_tls_is_a_connection_error():
     left, right = socket.socketpair()
     left.setblocking(False)
     sock = tls.begin_worker(left, own_certificate())

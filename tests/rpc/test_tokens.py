@@ -1,4 +1,4 @@
-"""Tokens: where they are found, what is refused, and that no message ever shows one."""
+"""Tests of tokens: the places where they are found, the refused ones, and that messages never show one."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ A, B = "a" * 43, "b" * 43
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    """A user with an empty home folder and nothing in the environment."""
+    """Set up a user with an empty home folder and without variables in the environment."""
     for name in ("DDLF_TOKEN", "DDLF_TOKEN_FILE", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -43,7 +43,7 @@ def mode_of(path: Path) -> int:
 # --- Making ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_token_has_43_url_safe_characters_and_never_comes_twice():
+def test_a_new_token_has_43_url_safe_characters_and_differs_from_the_last_one():
     made = {new_token() for _ in range(1000)}
     assert len(made) == 1000
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{43}", token) for token in made)
@@ -171,7 +171,7 @@ def containing(content: str | bytes, mode: int = 0o600):
 
 def readable_by_group(path):
     file_with(A, path, 0o640)
-    if os.geteuid() == 0:  # what belongs to root, a group may read
+    if os.geteuid() == 0:  # a group may read files that belong to root
         os.chown(path, 1001, -1)
 
 
@@ -195,7 +195,7 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("make", "sentence"), BAD_FILES)
-def test_a_named_file_that_is_no_good_is_refused_and_nothing_else_is_tried(home, monkeypatch, make, sentence):
+def test_an_invalid_named_file_is_refused_and_no_other_source_is_tried(home, monkeypatch, make, sentence):
     path = home / "named"
     make(path)
     file_with(B, default_path())
@@ -210,7 +210,7 @@ def test_a_named_file_that_is_no_good_is_refused_and_nothing_else_is_tried(home,
 
 
 @pytest.mark.parametrize(("make", "sentence"), [case for case in BAD_FILES if case.id != "missing"])
-def test_a_default_file_that_is_no_good_is_refused_too(make, sentence):
+def test_an_invalid_default_file_is_refused_too(make, sentence):
     default_path().parent.mkdir(parents=True)
     make(default_path())
     with pytest.raises(AuthError, match=sentence.format(path=re.escape(str(default_path())))):
@@ -254,7 +254,9 @@ def test_a_file_that_may_not_be_read_is_an_error_with_its_reason(home, monkeypat
         raise PermissionError(13, "Permission denied")
 
     path = file_with(A, home / "t")
-    monkeypatch.setattr(os, "open", refuse)  # root may read everything, so the mode alone would not show it
+    monkeypatch.setattr(
+        os, "open", refuse
+    )  # root may read every file, so the mode alone has no effect in a test as root
     with pytest.raises(AuthError, match=rf"token file {path} cannot be read: Permission denied.*ls -l {path}"):
         find_tokens(path)
 
@@ -269,7 +271,7 @@ def test_a_path_that_cannot_exist_is_an_error_with_its_reason(path):
     ("mode", "owner", "accepted"),
     [(0o440, 0, True), (0o640, 0, True), (0o460, 0, False), (0o450, 0, False), (0o444, 0, False), (0o440, 1001, False)],
 )
-def test_token_file_of_root_may_be_read_by_a_group_and_by_nobody_else(home, monkeypatch, mode, owner, accepted):
+def test_token_file_of_root_may_be_readable_by_a_group_only(home, monkeypatch, mode, owner, accepted):
     def fstat(descriptor):
         status = list(usual(descriptor))
         status[stat.ST_UID] = owner
@@ -297,7 +299,7 @@ def test_a_file_of_another_user_is_refused(home, monkeypatch):
 
 def test_without_a_home_folder_nothing_is_written_to_a_folder_named_tilde(home, monkeypatch):
     monkeypatch.chdir(home)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does if the user id has no home
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # this is the result if the user id has no home
     assert find_tokens() is None
     with pytest.raises(AuthError, match=r"no home folder.*set HOME"):
         write_token()
@@ -327,7 +329,7 @@ def test_the_loopback_token_follows_xdg_state_home(home, monkeypatch):
     ("content", "mode", "sentence"),
     [("", 0o600, "is empty"), (A, 0o644, "readable by others"), ("x", 0o600, "too short")],
 )
-def test_a_loopback_token_that_is_no_good_is_refused_and_not_replaced(home, content, mode, sentence):
+def test_an_invalid_loopback_token_is_refused_and_not_replaced(home, content, mode, sentence):
     path = file_with(content, home / ".local" / "state" / "ddlf" / "loopback-token", mode)
     with pytest.raises(AuthError, match=f"loopback token {path}.*{sentence}"):
         loopback_tokens()
@@ -356,7 +358,7 @@ print(loopback_tokens().primary.decode())
     assert os.listdir(folder) == ["loopback-token"]
 
 
-def test_who_loses_the_race_for_the_loopback_token_takes_the_winners(home, monkeypatch):
+def test_the_loser_of_the_race_for_the_loopback_token_takes_the_winners_token(home, monkeypatch):
     path = home / ".local" / "state" / "ddlf" / "loopback-token"
 
     def made_by_another_process_meanwhile(draft, target):

@@ -1,4 +1,4 @@
-"""Values: everything that is data comes out as it went in, and bytes that are no value are refused with a sentence."""
+"""Tests of encoding values: data arrives unchanged, and bytes without a valid value are refused with a sentence."""
 
 import dataclasses
 import datetime
@@ -32,12 +32,12 @@ TYPES = [np.dtype(name) if name != "bfloat16" else BFLOAT16 for name in DTYPES]
 
 
 def travel(value):
-    """Encode and decode, as a connection does: into memory of the receiver's own."""
+    """Encode and decode like a connection, into new memory of the receiver."""
     return loads([bytearray(buffer) for buffer in dumps(value)])
 
 
 def same(a, b) -> bool:
-    """Equal with all types inside, where ``==`` takes 1 for True, and NaN for different from itself."""
+    """Return whether two values and all types inside are equal. ``==`` does not tell 1 from True, and NaN differs from itself."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray | np.generic):
@@ -76,7 +76,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_every_value_comes_out_as_it_went_in_with_all_its_types(value):
+def test_every_value_arrives_unchanged_with_all_its_types(value):
     assert same(travel(value), value)
 
 
@@ -86,7 +86,7 @@ def test_every_value_comes_out_as_it_went_in_with_all_its_types(value):
         npst.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=9),
     )
 )
-def test_every_array_comes_out_with_its_bits_shape_type_and_byte_order(array):
+def test_every_array_arrives_with_its_bits_shape_type_and_byte_order(array):
     assert same(travel(array), array)
 
 
@@ -121,7 +121,7 @@ def test_a_fortran_array_stays_a_fortran_array():
         np.testing.assert_array_equal(arrived, np.arange(math.prod(shape)).reshape(shape))
 
 
-def test_an_array_is_neither_copied_to_be_sent_nor_when_it_has_come():
+def test_an_array_is_copied_neither_by_the_sender_nor_by_the_receiver():
     for array in (np.zeros((100, 100)), np.asfortranarray(np.ones((100, 100), ">i4")), np.zeros(999, BFLOAT16)):
         tree, memory = dumps(array)
         assert np.shares_memory(np.frombuffer(memory, np.uint8), array.view(np.uint8) if array.ndim == 1 else array)
@@ -135,7 +135,7 @@ def test_small_arrays_travel_inside_the_value_and_larger_ones_beside_it():
     assert travel(at_limit).flags.writeable
 
 
-def test_a_bfloat16_array_is_an_error_with_advice_where_nothing_defines_the_type(monkeypatch):
+def test_a_bfloat16_array_is_an_error_with_advice_if_no_package_defines_the_type(monkeypatch):
     sent = dumps(np.zeros(3, BFLOAT16))
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     monkeypatch.setattr(values_module, "_dtype", values_module._dtype.__wrapped__)
@@ -147,7 +147,7 @@ def test_array_scalars_keep_their_type():
     for dtype in TYPES:
         scalar = dtype.type(1)
         assert same(travel(scalar), scalar)
-    assert type(travel(np.float64(0.5))) is np.float64, "also those that derive from a Python type"
+    assert type(travel(np.float64(0.5))) is np.float64, "this holds for scalars that derive from a Python type, too"
 
 
 def test_other_kinds_of_memory_arrive_as_bytes():
@@ -178,7 +178,7 @@ class LooksLikeATuple(tuple):
     ],
     ids=lambda value: type(value).__name__ + str(getattr(value, "dtype", "")),
 )
-def test_what_is_no_data_is_refused_by_type_and_place_and_arrives_exactly_where_objects_are_allowed(value):
+def test_an_object_is_refused_with_its_type_and_place_and_arrives_if_objects_are_allowed(value):
     with pytest.raises(ResultNotData) as caught:
         dumps({"a": [0, (value,)]})
     array = f" of {value.dtype} with {value.ndim} dimensions" if type(value) is np.ndarray else ""
@@ -213,7 +213,7 @@ standard = (
 
 
 @given(st.lists(standard, max_size=3) | st.dictionaries(st.dates() | st.uuids(), standard, max_size=2))
-def test_values_of_the_standard_library_come_out_as_they_went_in(value):
+def test_values_of_the_standard_library_arrive_unchanged(value):
     for arrived in (travel(value), loads(dumps(value, CodeSender().dump))):
         assert repr(arrived) == repr(value)
 
@@ -232,7 +232,7 @@ def test_values_of_the_standard_library_come_out_as_they_went_in(value):
     ],
     ids=lambda array: str(array.dtype),
 )
-def test_arrays_of_texts_come_out_as_they_went_in(array, order):
+def test_arrays_of_texts_arrive_unchanged(array, order):
     array = array.astype(array.dtype.newbyteorder(order), order="K")
     arrived = travel([array])[0]
     np.testing.assert_array_equal(arrived, array, strict=True)
@@ -250,7 +250,7 @@ class Mode(Flag):
 
 
 class Frozen:
-    """Not at module level in its name, and not known by another one."""
+    """A namespace for a class that is not at module level; the receiver must look it up by its qualified name."""
 
     @dataclasses.dataclass(frozen=True)
     class Point:
@@ -260,7 +260,7 @@ class Frozen:
 
 @dataclasses.dataclass
 class Watched:
-    """Whose constructor and properties are code."""
+    """A data class with code in its constructor and in a property; decoding must run neither."""
 
     a: int
     made: typing.ClassVar[int] = 0
@@ -300,7 +300,7 @@ def known_objects():
 
 
 @pytest.mark.parametrize("value", [*known_objects()], ids=repr)
-def test_objects_of_classes_that_the_master_knows_are_results_without_running_their_code(value):
+def test_objects_of_known_classes_arrive_without_running_their_code(value):
     before = Watched.made
     arrived = travel({"deep": [(value,)]})["deep"][0][0]
     assert Watched.made == before
@@ -317,12 +317,12 @@ def test_arrays_inside_of_objects_travel_beside_the_value():
 
 
 @pytest.mark.parametrize("value", [Leaves(1), OfADict(), LooksLikeATuple([1])], ids=lambda value: type(value).__name__)
-def test_objects_that_would_need_code_of_their_class_are_no_data(value):
+def test_objects_that_need_code_of_their_class_are_not_data(value):
     with pytest.raises(ResultNotData, match="is not plain data"):
         dumps(value)
 
 
-def test_a_class_of_a_function_is_no_data_and_the_place_inside_of_an_object_is_named():
+def test_a_class_of_a_function_is_not_data_and_its_place_in_an_object_is_named():
     @dataclasses.dataclass
     class Local:
         a: int
@@ -347,7 +347,7 @@ def test_a_class_of_a_function_is_no_data_and_the_place_inside_of_an_object_is_n
     ],
     ids=repr,
 )
-def test_an_object_of_a_class_that_the_master_does_not_know_is_an_error_of_that_result_alone(fields):
+def test_an_object_of_an_unknown_class_is_an_error_of_its_result_only(fields):
     with pytest.raises(
         ResultNotData, match=r"the result contains a .*, which (is unknown|differs).*import its module on this side"
     ):
@@ -393,7 +393,7 @@ def test_an_object_of_a_class_that_the_master_does_not_know_is_an_error_of_that_
     ],
     ids=repr,
 )
-def test_what_is_no_such_value_is_refused(fields, tag):
+def test_invalid_values_of_extension_tags_are_refused(fields, tag):
     with pytest.raises(ProtocolError):
         loads([tree(fields, tag)])
 
@@ -431,7 +431,7 @@ def test_another_reason_is_not_taken_for_a_value_that_contains_itself():
         dumps([object()], refuse)
 
 
-def test_what_can_be_encoded_can_be_decoded_at_every_depth():
+def test_a_value_that_can_be_encoded_can_be_decoded_at_every_depth():
     for depth, wrap in ((MAX_DEPTH - 1, lambda v: (v,)), (1024, lambda v: [v]), (1024, lambda v: {0: v})):
         arrived = travel(nested(depth, wrap))
         for _ in range(depth):
@@ -439,7 +439,7 @@ def test_what_can_be_encoded_can_be_decoded_at_every_depth():
         assert arrived == 0
 
 
-# --- Bytes that are no value -----------------------------------------------------------------------------------------
+# --- Invalid bytes ---------------------------------------------------------------------------------------------------
 
 
 def tree(value, tag=None):
@@ -533,7 +533,7 @@ def test_a_wrong_shape_is_refused_before_an_array_of_it_is_made(monkeypatch):
         (b"\xd4\x0a\x80", "pickled payload not allowed here"),
     ],
 )
-def test_bytes_that_are_no_value_are_refused_with_a_sentence(data, sentence):
+def test_invalid_bytes_are_refused_with_a_sentence(data, sentence):
     with pytest.raises(ProtocolError) as caught:
         loads([data])
     assert sentence in str(caught.value)
@@ -553,7 +553,7 @@ def test_a_message_without_a_value_is_refused():
 
 
 @given(st.binary(max_size=60), st.integers(0, 12))
-def test_no_bytes_make_anything_but_a_value_or_a_protocol_error(data, tag):
+def test_any_bytes_give_a_value_or_a_protocol_error(data, tag):
     for attempt in (data, msgpack.packb(msgpack.ExtType(tag, data))):
         try:
             loads([attempt, bytearray(8)])
@@ -564,7 +564,7 @@ def test_no_bytes_make_anything_but_a_value_or_a_protocol_error(data, tag):
 # --- The document ----------------------------------------------------------------------------------------------------
 
 
-def test_the_bytes_of_each_value_in_the_document_are_those_on_the_wire(written_values):
+def test_the_bytes_of_each_value_in_the_document_equal_the_encoded_ones(written_values):
     assert len(written_values) >= 20
     for expression, data in written_values.items():
         names = {"np": np, "inf": math.inf, "date": datetime.date, "timedelta": datetime.timedelta, "Decimal": Decimal}
@@ -573,7 +573,7 @@ def test_the_bytes_of_each_value_in_the_document_are_those_on_the_wire(written_v
         assert same(loads([data]), value), expression
 
 
-def test_the_array_of_the_document_is_the_one_on_the_wire(written_bytes):
+def test_the_array_of_the_document_equals_the_encoded_one(written_bytes):
     array = np.arange(1024, dtype="<f4")
     tree, memory = dumps(array)
     assert tree == written_bytes["large-array"]
@@ -581,7 +581,7 @@ def test_the_array_of_the_document_is_the_one_on_the_wire(written_bytes):
     assert same(loads([tree, bytearray(memory)]), array)
 
 
-def test_any_number_of_small_arrays_fits_in_one_message():
+def test_one_message_holds_any_number_of_small_arrays():
     arrays = [np.full(200, number, np.float32) for number in range(10_000)]
     buffers = dumps(arrays)
     encode_frame(1, 1, "run", buffers, limits=Limits())
