@@ -1,7 +1,7 @@
-"""Random histories of a weight ledger and its journal, with an account of their own.
+"""Random histories of a weight ledger and its journal, checked against a separate account.
 
-Peers here have no weights. The account knows for each set which posts are in it, from what peers do, and not from the
-ledger. So it can tell whether a set that the ledger calls contained is contained.
+The peers have no weights. The account records the posts in each set. It follows the actions of the peers, not the
+ledger, so it can check whether a set really contains the posts that the ledger assumes.
 """
 
 import os
@@ -35,21 +35,21 @@ from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.swap import SwapLedger
 
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Folder whose files need no disk: here a crash is a shorter file."""
+"""A folder in memory if possible. A crash is simulated by a shorter file, so the files need no disk."""
 PEERS = st.integers(1, 4)
 FIRST = 0
-"""The content of the first weights: no post is in them, so they get a number of their own."""
+"""The content of the first weights. They contain no post, so they have a separate number."""
 
 
 class APeer:
-    """What a peer knows: the posts in its live weights, its last post, and the set that it has taken in."""
+    """The state of a peer: the posts in its live weights, its last post, and the last set that it has merged."""
 
     def __init__(self):
         self.live = frozenset({FIRST})
         self.base = NO_SET
         self.number = 0
         self.contains = NO_SET
-        self.open = None  # the content of a post without an answer
+        self.open = None  # the content of the post that waits for an answer
         self.here = False
         self.has_weights = False
 
@@ -65,8 +65,8 @@ class Histories(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(dir=IN_MEMORY))
         self.now = 1000.0
         self.peers = {}
-        self.contents = {}  # by set: the posts in it
-        self.acknowledged = {}  # by set: the peer
+        self.contents = {}  # for each set its posts
+        self.acknowledged = {}  # for each set the peer that posted it
         self.fates = {}
         self.means = []
         self.written = 0
@@ -111,7 +111,7 @@ class Histories(RuleBasedStateMachine):
         return f"set {number:06d}".encode()
 
     def follow(self, instructions):
-        """Note fates and means, and return the answers."""
+        """Record fates and means, and return the answers."""
         for one in instructions:
             if isinstance(one, Mean):
                 self.means.append(one)
@@ -140,7 +140,7 @@ class Histories(RuleBasedStateMachine):
                 peer.live = self.contents[reply.set]
                 peer.contains = peer.base = reply.set
 
-    # -- what peers do --------------------------------------------------------------------------------------------------
+    # -- actions of peers -----------------------------------------------------------------------------------------------
 
     @rule(peer=PEERS, forgets=st.booleans())
     def arrive(self, peer, forgets):
@@ -206,7 +206,7 @@ class Histories(RuleBasedStateMachine):
             self.deliver(self.commit(self.entry(peer)), lost=lost)
 
     @rule(peer=PEERS)
-    def post_what_is_not_finite(self, peer):
+    def post_values_that_are_not_finite(self, peer):
         if self.may_post(peer):
             one = self.peers[peer]
             one.number, one.open = one.number + 1, one.live
@@ -264,7 +264,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(posts=st.lists(PEERS, unique=True, max_size=4), share=st.floats(0, 1))
     def crash_while_posts_are_written(self, posts, share):
-        """The power fails in the middle of a batch, which nobody has an answer to."""
+        """Crash in the middle of writing a batch of posts. No post of the batch has an answer."""
         durable = self.end()
         entries = []
         for peer in posts:
@@ -284,7 +284,7 @@ class Histories(RuleBasedStateMachine):
         survived = {entry.set for entry in arrived}
         for entry in entries:
             if entry.set not in survived:
-                del self.acknowledged[entry.set]  # its peer has no answer, and will send it again
+                del self.acknowledged[entry.set]  # its peer has no answer, so it will send the post again
         if not survived & {entry.set for entry in entries}:
             assert self.ledger.state() == before
 
@@ -316,7 +316,7 @@ class Histories(RuleBasedStateMachine):
         for number in self.ledger.pinned:
             assert self.journal.read(number) == self.data(number)
 
-    # -- what must hold ---------------------------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------------------------
 
     @invariant()
     def each_set_is_in_one_place(self):
@@ -325,7 +325,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def no_post_is_lost(self):
-        """Each post that was not rejected is in a set that the server has."""
+        """The sets of the server contain each post that was not rejected."""
         kept = frozenset().union(*(self.contents[number] for number in self.ledger.sets), {FIRST})
         for number in self.acknowledged:
             if self.fates.get(number) is None or self.fates[number].state != "rejected":
@@ -348,7 +348,7 @@ class Histories(RuleBasedStateMachine):
 
 
 class RoundHistories(Histories):
-    """The same with rounds."""
+    """Random histories of a ledger with rounds."""
 
     ledger_of = RoundLedger
     plan = Plan(way="rounds", merge="mean", quorum=2, deadline_s=20.0)

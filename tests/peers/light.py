@@ -10,7 +10,7 @@ HELLO, WELCOME, POST, ANSWER, SCORE, BROKEN, BYE, END = range(1, 9)
 
 
 def frame(kind, content, data=b""):
-    """Return the bytes of a frame, as the page of the protocol describes them."""
+    """Return the bytes of a frame, in the format of the page of the protocol."""
     text = json.dumps(content).encode()
     text += b" " * (-len(text) % 8)
     return b"DDLP" + struct.pack("<BBHII", 1, kind, 0, len(text), 0) + text + data
@@ -36,10 +36,10 @@ async def get(port, path, headers=None):
 
 
 class Light:
-    """A peer that posts what it is told.
+    """A peer that posts the sets that a test gives it.
 
     Attributes:
-        set: The bytes of the set that it was given last.
+        set: The bytes of the last set that the server has sent.
         given: Number of that set.
         number: Number of its last post.
     """

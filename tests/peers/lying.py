@@ -1,6 +1,6 @@
 """A peer in Python that lies: ``python tests/peers/lying.py LINK FILE``.
 
-It trains on its data as ever, but posts its training times ``FIRST``, and after ``POSTS`` posts times ``LATER``.
+It trains on its data as usual, but multiplies its posted updates by ``FIRST``, and after ``POSTS`` posts by ``LATER``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FIRST, LATER, POSTS = -10.0, 1000.0, 10
 
 
 class Liar(Peer):
-    """Posts another training than its own."""
+    """A peer that posts a false update."""
 
     def _load(self, weights: Weights) -> None:
         super()._load(weights)

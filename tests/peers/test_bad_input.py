@@ -1,4 +1,4 @@
-"""What a server of peers is given by broken, late and foreign peers: each gets one sentence, and harms nobody else."""
+"""Tests of a server with broken, late and foreign peers: each one gets one sentence, and does not harm another peer."""
 
 import asyncio
 import errno
@@ -32,7 +32,7 @@ STEP_S = 0.9 * server.HELD_UP_S
 
 
 class Clock:
-    """The clock of a server, which a test can set."""
+    """A clock of a server that a test can move."""
 
     def __init__(self):
         self.ahead_s = 0.0
@@ -42,7 +42,7 @@ class Clock:
 
 
 class Ticking(Running):
-    """A server with an own clock, which counts its looks at leases and the end."""
+    """A server with its own clock, which counts its checks of the leases and of the end."""
 
     def __init__(self, folder, monkeypatch, **plan):
         self.clock, self.looks = Clock(), 0
@@ -59,13 +59,13 @@ class Ticking(Running):
         monkeypatch.setattr(self.server.ledger, "due", counted)
 
     async def passes(self, seconds):
-        """Let time pass in short steps, which the server does not take for a time in which it was held up."""
+        """Move the clock in short steps, so that the server does not take the time for a pause of its machine."""
         for _ in range(ceil(seconds / STEP_S)):
             self.clock.ahead_s += STEP_S
             await self.look()
 
     async def look(self):
-        """Wait until the server has looked at least once at the time that holds now."""
+        """Wait until the server has made a full check at the present time."""
         looks = self.looks
         await self.until(lambda: self.looks >= looks + 2)
 
@@ -87,7 +87,7 @@ async def test_a_training_of_seconds_ends_when_they_have_passed_since_the_first_
     assert (ended.why, ended.at - first) == ("the first peer came 5 s ago", pytest.approx(5.0))
 
 
-async def test_a_training_without_an_end_goes_on_until_it_is_stopped(tmp_path, monkeypatch):
+async def test_a_training_without_an_end_continues_until_it_is_stopped(tmp_path, monkeypatch):
     async with Ticking(tmp_path, monkeypatch, end=0.0) as running:
         peer = await running.peer()
         await peer.post(a_set(1.0))
@@ -101,8 +101,8 @@ async def test_a_training_without_an_end_goes_on_until_it_is_stopped(tmp_path, m
         assert (await peer.answer())["end"]["why"] == "stopped by ddlf peers stop"
 
 
-async def test_a_server_that_was_held_up_does_not_take_its_peers_for_gone(tmp_path, monkeypatch):
-    """An overloaded machine, or one that has slept: nobody was asked, so nobody could answer."""
+async def test_a_server_does_not_drop_its_peers_after_a_pause_of_its_machine(tmp_path, monkeypatch):
+    """The machine was overloaded or suspended, so the server sent no pings that peers could answer."""
     async with Ticking(tmp_path, monkeypatch) as running:
         await running.peer()
         running.clock.ahead_s = 3600.0
@@ -110,8 +110,8 @@ async def test_a_server_that_was_held_up_does_not_take_its_peers_for_gone(tmp_pa
         assert running.server.ledger.present == [1]
 
 
-async def test_a_peer_on_a_slow_line_is_not_taken_for_gone_and_holds_up_nobody(tmp_path, monkeypatch):
-    """Its set takes three leases to arrive, as one of 20 MB at 5 Mbit/s: each part is a sign of life. Silence is none."""
+async def test_a_peer_on_a_slow_line_is_not_dropped_and_does_not_delay_another_one(tmp_path, monkeypatch):
+    """Its set needs three leases to arrive, like 20 MB at 5 Mbit/s. Each part is a sign of life, but silence is not."""
     monkeypatch.setattr(server, "PING_S", 1e9)  # an answer to a ping would be a sign of life, too
     async with Ticking(tmp_path, monkeypatch) as running:
         slow, other = await running.peer(), await running.peer()
@@ -147,13 +147,13 @@ async def test_a_lease_that_runs_out_prints_a_line_and_has_an_event(tmp_path, mo
         assert (left.peer, left.name, left.why) == (1, "light", "no sign of life for 0 s")
 
 
-async def test_a_peer_whose_post_waits_for_the_disk_is_not_taken_for_gone(tmp_path):
+async def test_a_peer_is_not_dropped_while_its_post_waits_for_the_disk(tmp_path):
     async with Running(tmp_path) as running:
         peer, heard = await running.peer(), []
         journal, append, line = running.server._journal, running.server._journal.append, running.server._lines[1]
 
         def slow(entries, heads):
-            running.server._seen[1] = line.socket.heard_at = 0.0  # as after a long time
+            running.server._seen[1] = line.socket.heard_at = 0.0  # like after a long time
             heard.append(running.server._heard(1, line))
             append(entries, heads)
 
@@ -187,13 +187,13 @@ async def test_the_events_count_the_bytes_of_sets_each_way(tmp_path):
         size = running.server.model.layout.bytes
         records = lambda: [event.record for event in events if isinstance(event, e.Committed)]  # noqa: E731
         await running.until(lambda: sum(record.bytes_back for record in records()) == 2 * size)
-        await one.post(a_set(3.0))  # the record of this one has all that was sent before
+        await one.post(a_set(3.0))  # the record of this post counts all earlier bytes
         await running.until(lambda: sum(record.bytes_back for record in records()) == 3 * size)
         assert sum(record.bytes_out for record in records()) == 4 * size  # two first sets, and two answers
 
 
 async def test_the_key_of_another_run_opens_nothing(tmp_path, monkeypatch):
-    """A new server on the same port gets the cookie that an earlier one has given, and a peer with its old link."""
+    """A new server on the same port receives a cookie of an earlier server, and a peer with an old link."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
@@ -239,8 +239,8 @@ async def test_two_tabs_with_one_cookie_are_one_peer_and_the_newer_one_stays(tmp
             assert list(running.server._lines) == [1]
 
 
-async def test_a_huge_set_reaches_nobody_although_nothing_is_checked(tmp_path):
-    """Without a limit of lengths, and while nobody knows what is usual. Before, each peer that merged it was lost."""
+async def test_a_huge_set_is_rejected_although_checks_are_off(tmp_path):
+    """There is no limit of lengths and no usual length yet. Regression test: peers that merged the set were lost."""
     async with Running(tmp_path, longest=0.0) as running:
         honest, other = await running.peer(), await running.peer()
         answer = await other.post(a_set(1e30))
@@ -249,7 +249,7 @@ async def test_a_huge_set_reaches_nobody_although_nothing_is_checked(tmp_path):
 
 
 async def test_a_peer_that_is_kicked_again_or_does_not_exist_is_named_with_a_hint(tmp_path):
-    """Before, the owner of the server was told to ask for a new link."""
+    """Regression test: the message advised the owner of the server to ask for a new link."""
     secret = {"Authorization": "Bearer secret"}
     async with Running(tmp_path) as running:
         await running.peer()
@@ -260,14 +260,14 @@ async def test_a_peer_that_is_kicked_again_or_does_not_exist_is_named_with_a_hin
             assert (status, why.strip()) == (409, f"{sentence}; ddlf peers list shows the peers")
 
 
-async def test_less_than_no_samples_are_refused(tmp_path):
+async def test_a_negative_number_of_samples_is_refused(tmp_path):
     async with Running(tmp_path) as running:
         peer = await running.peer()
         peer.samples = -1
         assert "samples of Hello must be from 0 to 2^53, got -1" in (await peer.connect())["end"]["why"]
 
 
-async def test_a_master_of_workers_on_the_port_of_peers_is_told_that_another_program_listens(tmp_path, monkeypatch):
+async def test_a_master_of_workers_on_the_port_of_peers_learns_that_another_program_listens(tmp_path, monkeypatch):
     monkeypatch.setattr(dial, "HANDSHAKE_TIMEOUT_S", 0.2)
     async with Running(tmp_path) as running:
         # The random bytes of a hello may contain a line break. Then the server closes the connection.
@@ -296,7 +296,7 @@ def test_a_certificate_that_cannot_be_used_is_refused_by_name(tmp_path, monkeypa
     assert "\n" not in str(refused.value)
 
 
-def test_beyond_loopback_there_is_always_a_certificate(tmp_path, monkeypatch):
+def test_a_server_beyond_loopback_always_has_a_certificate(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for host, secure in (("127.0.0.1", False), ("localhost", False), ("::1", False), ("0.0.0.0", True), ("::", True)):
         context, pin = protection(host, None, None, "")
@@ -307,14 +307,14 @@ def test_beyond_loopback_there_is_always_a_certificate(tmp_path, monkeypatch):
 
 
 class Kept:
-    """A model of Keras as far as the end of a server needs it."""
+    """A stand-in of a Keras model with the one method that the end of a server calls."""
 
     def save(self, path):
         path.write_bytes(b"a model")
 
 
 async def served(path, model, lines):
-    """Serve until the first link is printed, then end the server, but not the training."""
+    """Serve until the first link is printed. Then end the server, but not the training."""
     stop = SimpleNamespace(gently=None)
 
     def say(line):

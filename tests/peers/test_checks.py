@@ -1,4 +1,4 @@
-"""Checks of posted sets: lengths in sketches, verdicts, bounded steps, and strikes in the ledger."""
+"""Tests of the checks of posted sets: sketches, verdicts, limited steps, and strikes in the ledger."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def test_a_sketch_keeps_lengths_and_is_linear(monkeypatch, model, codec, chunk):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_set_with_one_value_that_is_no_use_has_a_sketch_that_is_not_finite(model, value):
+def test_a_set_with_one_bad_value_has_a_sketch_that_is_not_finite(model, value):
     weights = drawn(model, np.random.default_rng(0))
     layout = layout_of(dict(zip(MODELS[model], weights, strict=True)))
     trainable = [True] * len(weights)
@@ -70,8 +70,8 @@ def test_a_set_with_one_value_that_is_no_use_has_a_sketch_that_is_not_finite(mod
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_huge_set_has_a_sketch_that_is_refused_whatever_is_usual(model):
-    """A mean with a weight of 1e30 is useless, and its square leaves float32."""
+def test_a_huge_set_has_a_sketch_that_is_always_refused(model):
+    """A mean with a weight of 1e30 is useless, and the square of the weight overflows float32."""
     weights = drawn(model, np.random.default_rng(0))
     layout = layout_of(dict(zip(MODELS[model], weights, strict=True)))
     sketcher = Sketcher(Wire(layout, "float32", [True] * len(weights)), [True] * len(weights), 0)
@@ -88,7 +88,7 @@ def test_a_huge_set_has_a_sketch_that_is_refused_whatever_is_usual(model):
 
 
 def at(value, moved=0.0, axis=0):
-    """Return the sketch of a set at a place of a line."""
+    """Return the sketch of a set at a point of a line."""
     vector = np.zeros(WIDTH)
     vector[axis] = value
     return vector, np.array([moved])
@@ -98,7 +98,7 @@ HELD = Held(state="outstanding", trainings=1)
 
 
 class Checked:
-    """A check, and peers that stand on a line."""
+    """A check with peers; their weights are points on a line."""
 
     def __init__(self, peers=3, **plan):
         self.check = SetCheck(Plan(**({"merge": "average"} | plan)))
@@ -123,23 +123,23 @@ class Checked:
         return found
 
 
-def test_the_length_of_a_training_is_known_from_what_its_peer_was_given():
+def test_the_length_of_a_training_follows_from_the_sets_that_its_peer_has_received():
     checked = Checked()
     checked.post(1, at(11.0))
     assert checked.judge(2, at(13.0)).length == 3.0
     checked.post(2, at(13.0))
     assert checked.check.step(1, 3, HELD, validated=False) == 1.0  # a step from 11 to 12
     assert checked.judge(1, at(12.5), contains=3).length == 0.5
-    assert checked.judge(1, at(12.5), contains=0).length == 1.5  # it has missed the set
+    assert checked.judge(1, at(12.5), contains=0).length == 1.5  # the peer has not merged the set
     checked.check.replaced(1, 1)
     assert checked.judge(1, at(12.5), contains=1).length == 2.5
 
 
 @pytest.mark.parametrize("way", ["swap", "rounds"])
-def test_a_training_that_is_far_too_long_is_a_strike_and_a_long_one_does_not_count_in_full(way):
+def test_a_far_too_long_training_is_a_strike_and_a_long_one_counts_partly(way):
     checked = Checked(way=way, merge="mean" if way == "rounds" else "average", longest=6.0)
     checked.post(1, at(11.0))
-    assert not checked.judge(3, at(90.0)).why  # with one other peer, nobody knows which is wrong
+    assert not checked.judge(3, at(90.0)).why  # with only one other peer, the server cannot know which one is wrong
     assert checked.judge(3, at(1000.0)).why == "its training is 99 times as long as the weights themselves"
     checked.post(2, at(11.0))
     found = checked.judge(3, at(150.0))
@@ -154,7 +154,7 @@ def test_a_training_that_is_far_too_long_is_a_strike_and_a_long_one_does_not_cou
         assert (found.why, found.share) == ("", share)
 
 
-def test_a_training_against_all_others_may_be_half_as_long():
+def test_a_training_in_the_opposite_direction_may_be_half_as_long():
     checked = Checked(longest=6.0)
     for place in range(11, 30):
         checked.post(1, at(place))
@@ -177,7 +177,7 @@ def test_statistics_that_moved_far_are_a_strike():
     assert checked.judge(3, at(11.0, moved=-500.0)).why == "its statistics moved 500 times as far as is usual"
 
 
-def test_an_old_set_again_is_rejected_without_a_strike():
+def test_a_repeated_old_set_is_rejected_without_a_strike():
     checked = Checked()
     for peer in (1, 2, 3):
         checked.post(peer, at(11.0))
@@ -187,8 +187,8 @@ def test_an_old_set_again_is_rejected_without_a_strike():
 
 @pytest.mark.parametrize("way", ["swap", "rounds"])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_peers_that_have_converged_do_not_shut_out_another_one(way, restarted):
-    """Their trainings are a thousandth of the first ones by now, and that of the third peer is as long as the first ones."""
+def test_converged_peers_do_not_exclude_a_new_one(way, restarted):
+    """Their trainings have become a thousand times shorter. The third peer trains as far as they did at first."""
     checked = Checked(way=way, merge="mean" if way == "rounds" else "average", longest=6.0)
     for length in (1.0, 0.1, 0.001):
         for peer in (1, 2):
@@ -201,11 +201,11 @@ def test_peers_that_have_converged_do_not_shut_out_another_one(way, restarted):
         checked = again
     found = checked.judge(3, at(11.0))
     assert (found.why, found.share) == ("", 1.0)
-    assert checked.judge(3, at(10.0 + 7 * LEAST_USUAL)).share < 1  # still 7 times as long as is usual at least
+    assert checked.judge(3, at(10.0 + 7 * LEAST_USUAL)).share < 1  # 7 times the least usual length
     assert checked.judge(3, at(10.0 + 101 * LEAST_USUAL)).strike == "yes"
 
 
-def test_a_peer_that_converges_before_others_has_trained_something():
+def test_a_converged_peer_is_rejected_only_if_it_has_trained_nothing():
     checked = Checked()
     for peer in (2, 3):
         checked.post(peer, at(11.0))
@@ -216,7 +216,7 @@ def test_a_peer_that_converges_before_others_has_trained_something():
     assert checked.judge(1, at(place)).why.startswith("it has trained nothing")
 
 
-def test_more_batches_excuse_a_longer_training_only_as_far_as_the_plan_goes():
+def test_more_batches_allow_a_longer_training_up_to_the_limit_of_the_plan():
     checked = Checked(updates=100, seconds=1.0, longest=6.0)
     checked.post(1, at(11.0), updates=10)
     checked.post(2, at(11.0), updates=10)
@@ -225,7 +225,7 @@ def test_more_batches_excuse_a_longer_training_only_as_far_as_the_plan_goes():
     assert checked.judge(3, at(80.0), updates=10**9).why
 
 
-def test_a_minority_cannot_move_what_is_usual():
+def test_a_minority_cannot_change_the_usual_length():
     checked = Checked(5)
     for peer in (1, 2, 3):
         checked.post(peer, at(11.0))
@@ -236,7 +236,7 @@ def test_a_minority_cannot_move_what_is_usual():
     assert checked.judge(5, at(17.0)).share < 1
 
 
-def test_no_check_at_all_if_the_owner_says_so():
+def test_the_owner_can_turn_the_checks_off():
     checked = Checked(longest=0.0)
     for peer in (1, 2):
         checked.post(peer, at(11.0))
@@ -244,14 +244,16 @@ def test_no_check_at_all_if_the_owner_says_so():
     assert checked.judge(3, at(np.nan)).why
 
 
-def test_a_step_is_bounded_towards_a_set_that_no_validation_has_seen():
+def test_a_step_towards_an_unvalidated_set_is_limited():
     checked = Checked(longest=6.0)
     for peer in (1, 2, 3):
         checked.post(peer, at(11.0))
     checked.check.keep(99, at(111.0))
     assert checked.check.step(1, 99, HELD, validated=True) == 1.0
-    assert checked.check.step(1, 99, HELD, validated=False) == pytest.approx(6 / 50)  # half of the way would be 50
-    assert checked.judge(1, at(18.0), contains=99).length == pytest.approx(1.0)  # it went to 17, and trained 1
+    assert checked.check.step(1, 99, HELD, validated=False) == pytest.approx(6 / 50)  # half of the distance is 50
+    assert checked.judge(1, at(18.0), contains=99).length == pytest.approx(
+        1.0
+    )  # the peer moved to 17, and its training has the length 1
     assert checked.check.step(1, 99, replace(HELD, share=0.1), validated=False) == pytest.approx(0.5 / 50)
 
 
@@ -284,7 +286,7 @@ class Struck:
         return self.ledger.apply(entry)
 
 
-def test_one_post_that_is_no_use_is_no_strike_and_two_in_a_row_are_one():
+def test_one_useless_post_is_not_a_strike_and_two_in_a_row_are_one():
     struck = Struck(SwapLedger)
     struck.reject(1, "again")
     struck.post(1)
@@ -296,14 +298,14 @@ def test_one_post_that_is_no_use_is_no_strike_and_two_in_a_row_are_one():
     assert struck.ledger.members[1].strikes == 1
 
 
-def test_three_strikes_put_a_peer_out_for_a_minute_and_it_comes_back():
+def test_three_strikes_exclude_a_peer_for_a_minute():
     struck = Struck(SwapLedger)
     for _ in range(STRIKES):
         assert struck.ledger.out_s(1, struck.now) == 0
         struck.reject(1, "yes")
     assert struck.ledger.out_s(1, struck.now) == OUT_S
     for _ in range(5):
-        struck.reject(1, "yes")  # while it is out, nothing counts
+        struck.reject(1, "yes")  # posts of an excluded peer do not count
     struck.now += OUT_S
     assert struck.ledger.out_s(1, struck.now) == 0
     struck.reject(1, "yes")

@@ -1,4 +1,4 @@
-"""Names of classes: two peers with other halves of the labels give each label the same number."""
+"""Tests of class names: two peers with different halves of the labels give each label the same number."""
 
 import importlib
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_two_peers_number_the_same_label_alike():
     assert (other["y_train"].tolist(), other["y_test"].tolist()) == ([0, 2], [[1]])
 
 
-def test_numbers_stay_as_they_are():
+def test_numeric_labels_are_not_changed():
     arrays = {"x": np.zeros((2, 3)), "y": np.array([1, 0])}
     assert numbered(arrays, (), "a.npz") == arrays
     assert classes_of(arrays) == ()

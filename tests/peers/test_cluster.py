@@ -1,6 +1,6 @@
-"""A run of workers as one peer: bits, merges, ends and losses, with a real server and light peers.
+"""Tests of a run of workers that is one peer: bits, merges, ends and losses, with a real server and light peers.
 
-The workers are in this process. ``test_cluster_processes.py`` has workers, a server and masters that are killed.
+The workers are in this process. ``test_cluster_processes.py`` kills workers, a server and masters.
 """
 
 import shutil
@@ -25,7 +25,7 @@ from tests.training.models import Blobs, Quick
 
 
 def named_model():
-    """The model of the blobs, with layers whose names do not depend on earlier models of the process."""
+    """Return the model of the blobs. The names of its layers do not depend on earlier models of the process."""
     import keras
 
     layers = [keras.Input((8,)), keras.layers.Dense(16, "tanh", name="first")]
@@ -35,7 +35,7 @@ def named_model():
 
 
 class Serving(Running):
-    """A server with the model of the blobs, whose first weights come from a seed."""
+    """A server with the model of the blobs. The first weights come from a seed."""
 
     def __init__(self, folder, **plan):
         import keras
@@ -56,7 +56,7 @@ class Serving(Running):
 
     async def __aexit__(self, *exc):
         members = self.server.ledger.members.values()
-        if not exc[0]:  # a server that ends while a bye is on its way to the disk waits for it
+        if not exc[0]:  # the server waits for goodbyes that are not yet on the disk
             await self.until(lambda: self.server.ledger.over or not any(m.present for m in members if m.name == "App"))
         await super().__aexit__(*exc)
 
@@ -66,7 +66,7 @@ class Serving(Running):
 
 
 class App(Quick):
-    """Its model begins with the first weights of a server."""
+    """An app with a model that begins with the first weights of a server."""
 
     slots, worker_steps = 2, 2
     first = None
@@ -78,7 +78,7 @@ class App(Quick):
 
 
 class Compiled(App):
-    """Keras computes its gradients."""
+    """The same app, with gradients of Keras."""
 
     train = Blobs.train
 
@@ -96,13 +96,13 @@ def state(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def leases_outlast_a_busy_machine(monkeypatch):
-    """Master, workers, server and peers share one process, which may stand still. ``test_coming_back.py`` has the leases."""
+    """Lengthen the leases, because master, workers, server and peers share one process. ``test_coming_back.py`` tests leases."""
     monkeypatch.setattr(ledger, "LEASE_S", float(PATIENCE_S))
 
 
 @pytest.fixture(autouse=True)
 def answers_come_before_the_next_round(monkeypatch):
-    """As where rounds take longer than the network: here ``Quick`` trains one in a millisecond."""
+    """Wait for each answer before the next round, because ``Quick`` trains a round in a millisecond."""
     take = Posting._take
 
     def patient(self, timeout_s):
@@ -131,7 +131,7 @@ WAYS = [
 @pytest.mark.parametrize(
     "way", [*WAYS[:3], pytest.param(WAYS[3], marks=pytest.mark.slow)], ids=lambda way: "-".join(map(str, way.values()))
 )
-async def test_peer_that_is_alone_has_the_bits_of_a_run_without_peers(way, cluster, tmp_path):
+async def test_single_peer_has_the_bits_of_a_run_without_peers(way, cluster, tmp_path):
     async with Serving(tmp_path) as serving:
         alone = await trained(cluster, serving.first, **way)
         peer = await trained(cluster, serving.first, peer=await serving.link(), **way)
@@ -147,7 +147,7 @@ async def test_peer_that_is_alone_has_the_bits_of_a_run_without_peers(way, clust
     ids=["sync-float16", "sharded-float32", "async-bfloat16"],
 )
 async def test_set_of_another_peer_is_merged_by_the_formula(way, codec, cluster, tmp_path, monkeypatch):
-    # in asynchronous training it is open how many posts either peer has made before
+    # in asynchronous training, the number of earlier posts of each peer may vary
     merge, share = ("average", 1 / 2) if way["mode"] == "async" else ("weighted", 4 / 5)
     async with Serving(tmp_path, merge=merge, updates=3, codec=codec) as serving:
         other, known = await serving.peer(), [np.full_like(one, 0.25) for one in serving.first]
@@ -178,7 +178,7 @@ async def test_set_of_another_peer_is_merged_by_the_formula(way, codec, cluster,
         assert taken.how == "merge"
         version, mine, merged = seen[0]
         assert taken.version == version
-        # its own set had 1 training, the other one 4
+        # the set of this peer had 1 training, the set of the other peer 4
         for w, p, found, told in zip(mine, known, merged, after["weights"], strict=True):
             np.testing.assert_allclose(found, share * p + (1 - share) * w, rtol=0, atol=1e-6)
             np.testing.assert_array_equal(found, told)
@@ -222,11 +222,13 @@ async def test_rounds_of_peers_continue_from_the_base_of_the_server(cluster, tmp
         assert serving.server.ledger.round > 3
         assert {event.how for event in app.told if isinstance(event, SetTaken)} == {"replace"}
         for one, other in zip(app.model.get_weights(), alone.model.get_weights(), strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)  # base - (base - set) is the set, up to rounding
+            np.testing.assert_allclose(
+                one, other, rtol=0, atol=1e-5
+            )  # base - (base - set) equals the set, except for rounding
 
 
 async def test_resumed_run_is_the_same_peer_and_has_the_same_bits(cluster, tmp_path):
-    """Sets travel as bfloat16, and the weights of the run stay exact after the first set."""
+    """Sets travel as bfloat16, but the weights of the run stay exact after the first set."""
     async with Serving(tmp_path / "peers", codec="bfloat16") as serving:
         first = serving.wire.decode(serving.wire.encode(serving.first))
         assert digest(first) != digest(serving.first)
@@ -251,7 +253,7 @@ async def test_resumed_run_is_the_same_peer_and_has_the_same_bits(cluster, tmp_p
 
 
 async def test_run_that_is_resumed_in_rounds_begins_with_the_base_of_its_last_post(cluster, tmp_path):
-    """It has left before its last round closed, and a post that begins with an older base counts in no round."""
+    """The run ended before its last round closed. A post that begins with an older base counts in no round."""
     async with Serving(tmp_path / "peers", way="rounds", merge="mean", updates=2) as serving:
         alone = await trained(cluster, serving.first)
         how = {"peer": await serving.link(), "checkpoint": str(tmp_path / "kept")}
@@ -284,7 +286,7 @@ async def test_run_from_an_older_checkpoint_than_its_last_post_merges_the_set_of
         vars(app).update(first=serving.first, on_round=fail, **how)
         with pytest.raises(RuntimeError, match="the master fails"):
             await app.train_model()
-        for newer in sorted((tmp_path / "kept").glob("round-*"))[1:]:  # as after kill -9
+        for newer in sorted((tmp_path / "kept").glob("round-*"))[1:]:  # like after kill -9
             shutil.rmtree(newer)
         again = await trained(cluster, None, resume="auto", **how)
         [replaced] = [event for event in again.told if isinstance(event, PeersTold) and event.what == "replaced"]
@@ -315,7 +317,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("settings", "sentence"), REFUSED)
-async def test_runs_whose_weights_no_set_can_enter_are_refused(settings, sentence):
+async def test_runs_that_cannot_merge_sets_into_their_weights_are_refused(settings, sentence):
     app = App()
     app.worker_steps = None
     vars(app).update(peer="http://127.0.0.1:1/#code", **settings)

@@ -1,4 +1,4 @@
-"""Two workers as one peer beside a Python peer, as users start them: a worker, the server and the master are killed."""
+"""Test of two workers that are one peer, with a Python peer, in real processes. A worker, the server and the master are killed."""
 
 import re
 import signal
@@ -42,7 +42,7 @@ def folder(tmp_path, monkeypatch):
 
     monkeypatch.setenv("DDLF_STATE_DIR", str(tmp_path / "state"))
     (x, y), (x_test, y_test) = datasets.with_classes("digits")
-    x, x_test = x + 0.5, x_test + 0.5  # as --data digits
+    x, x_test = x + 0.5, x_test + 0.5  # like --data digits
     x, x_test = x.reshape(len(x), -1), x_test.reshape(len(x_test), -1)
     for name, part, of in (("low", y < 5, y_test < 5), ("high", y >= 5, y_test >= 5)):
         np.savez(tmp_path / f"{name}.npz", x_train=x[part], y_train=y[part], x_test=x_test[of], y_test=y_test[of])
@@ -61,7 +61,7 @@ def test_cluster_and_python_peer_train_one_model_through_kills(folder):
             Command(folder, "join", links[1], "--data", "high.npz") as high,
         ):
             first.until("joined ")
-            first.until(r"round 40\b")  # the worker that was killed in round 10 is back
+            first.until(r"round 40\b")  # the worker that was killed in round 10 has returned
             server.process.send_signal(signal.SIGKILL)
             server.end()
             [journal] = (folder / "runs").glob("*-peers-digits")

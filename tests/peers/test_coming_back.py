@@ -1,4 +1,4 @@
-"""Peers that lose their connection or their lease in each phase of a round or a swap: no training is lost or counts twice."""
+"""Tests of peers that lose their connection or lease in any phase of a round or swap: no training is lost or counts twice."""
 
 import asyncio
 import threading
@@ -17,19 +17,19 @@ from tests.peers.test_server import Added, Running, a_set, value
 
 ROUNDS = {"way": "rounds", "merge": "mean"}
 CUT_IN = 3
-"""The connection is lost in the phase of this post."""
+"""The number of the post that loses the connection."""
 BATCHES = 12
 
 
 class Patient(Peer):
-    """A peer that waits for each answer, as if a batch took longer than that."""
+    """A peer that waits for each answer, as if its batches took longer than the answer."""
 
     def _take(self, timeout_s):
         super()._take(PATIENCE_S if self._connection.waits else timeout_s)
 
 
 class Cutting(Running):
-    """A server that loses the connection of its first peer once, in one phase, and takes its lease too if it ``expires``."""
+    """A server that cuts the connection of its first peer once, in one phase, and ends its lease if it ``expires``."""
 
     def __init__(self, folder, monkeypatch, phase, *, expires, **plan):
         super().__init__(folder, updates=2, **plan)
@@ -63,7 +63,7 @@ class Cutting(Running):
         monkeypatch.setattr(Line, "answer", answered)
 
     def takes(self, phase, socket):
-        """Lose the connection, if this is the phase. Return whether it is."""
+        """Cut the connection if this is the chosen phase. Return whether it is."""
         if self.cuts or phase != self.phase.replace("welcome", "post"):
             return False
         self.cuts += 1
@@ -81,7 +81,7 @@ class Cutting(Running):
 @pytest.mark.parametrize("expires", [False, True], ids=["kept", "expired"])
 @pytest.mark.parametrize("phase", ["post", "acknowledged", "answer", "welcome"])
 @pytest.mark.parametrize("plan", [ROUNDS, {}], ids=["rounds", "swap"])
-async def test_all_batches_are_in_the_weights_once(plan, phase, expires, tmp_path, monkeypatch):
+async def test_each_batch_is_in_the_weights_once(plan, phase, expires, tmp_path, monkeypatch):
     async with Cutting(tmp_path, monkeypatch, phase, expires=expires, **plan) as running:
         [code] = await running.server.invite()
         peer = Patient(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), say=[].append)
@@ -93,7 +93,7 @@ async def test_all_batches_are_in_the_weights_once(plan, phase, expires, tmp_pat
         assert value(await running.server.last_set()) == float(found.live[0][0, 0]) == BATCHES
 
 
-async def test_a_round_that_closes_while_its_peer_comes_back_is_answered_once(tmp_path):
+async def test_a_round_that_closes_while_its_peer_reconnects_is_answered_once(tmp_path):
     """A second answer would count the training since the post twice."""
     async with Running(tmp_path, **ROUNDS) as running:
         one, other = await running.peer(), await running.peer()
@@ -109,8 +109,8 @@ async def test_a_round_that_closes_while_its_peer_comes_back_is_answered_once(tm
         assert ((await one.answer())["number"], value(one.set)) == (2, 4.0)
 
 
-async def test_a_post_that_is_sent_again_while_it_is_checked_is_taken_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "INLINE_BYTES", 0)  # as large sets: checked on threads
+async def test_a_post_that_is_sent_again_during_its_check_is_accepted_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "INLINE_BYTES", 0)  # checked on threads, like large sets
     checks, going = [], [threading.Event(), threading.Event()]
 
     def slowly(data):
@@ -139,7 +139,7 @@ async def test_a_post_that_is_sent_again_while_it_is_checked_is_taken_once(tmp_p
 
 
 async def test_a_peer_that_waits_for_its_round_comes_back_when_its_lease_has_run_out(tmp_path, monkeypatch):
-    """As a computer that has slept: its connection is still open, but the server gives its answers to present peers only."""
+    """A computer that was suspended may have an open connection, but the server answers only peers with a lease."""
     monkeypatch.setattr(server, "TICK_S", 0.0)
     async with Running(tmp_path, **ROUNDS) as running:
         one, other = await running.peer(), await running.peer()
@@ -154,8 +154,8 @@ async def test_a_peer_that_waits_for_its_round_comes_back_when_its_lease_has_run
         assert ((await one.answer())["answer"], value(one.set)) == ("replace", 2.0)
 
 
-async def test_a_set_whose_answer_comes_during_a_batch_is_merged_once(tmp_path):
-    """A post before this merge would say that the peer has missed the set, and the server would give it again."""
+async def test_a_set_that_arrives_during_a_batch_is_merged_once(tmp_path):
+    """A post before this merge would report that the peer lacks the set, so the server would send it again."""
     async with Running(tmp_path, updates=1) as running:
         other = await running.peer()
         [code] = await running.server.invite()
@@ -176,8 +176,8 @@ async def test_a_set_whose_answer_comes_during_a_batch_is_merged_once(tmp_path):
 
 
 @pytest.mark.parametrize(("given", "answer", "number"), [("replace", "replace", 1), ("merge", "continue", 0)])
-async def test_an_answer_whose_set_is_gone_has_the_base_instead_if_it_replaces(given, answer, number, tmp_path):
-    """The base contains it. Without a base, a peer in rounds would train on from one that no round takes."""
+async def test_a_replacing_answer_has_the_base_if_its_set_is_gone(given, answer, number, tmp_path):
+    """The base contains the set. Without a base, a peer in rounds would continue from one that no round accepts."""
     async with Running(tmp_path) as running:
         peer = await running.peer()
         running.server._lines[1].answer(Reply(peer=1, number=1, answer=given, set=99))

@@ -1,4 +1,7 @@
-"""The end of a training: the server stays until each peer has the last set or is gone, and a peer that comes back gets it."""
+"""Tests of the end of a training.
+
+The server stays until each peer has the last set or is gone. A peer that returns receives it.
+"""
 
 import asyncio
 
@@ -63,7 +66,7 @@ async def test_the_server_leaves_when_a_peer_is_gone_for_its_lease(tmp_path, mon
 
 
 async def test_bytes_that_reach_a_peer_are_a_sign_of_life(tmp_path):
-    """On a slow line a fragment of a set needs longer than a lease, and the peer does not answer pings meanwhile."""
+    """On a slow line, a fragment of a set may need longer than a lease, and the peer cannot answer pings at that time."""
     async with Running(tmp_path) as running:
         peer = await running.peer()
         peer.socket.transport.pause_reading()
@@ -149,13 +152,13 @@ async def test_a_peer_whose_connection_breaks_at_the_end_comes_back_for_the_last
     assert left(tmp_path) == {1: "it has received the last set"}
 
 
-async def test_a_program_that_connects_again_after_the_end_is_told_so(tmp_path):
+async def test_a_program_that_connects_again_after_the_end_receives_the_end(tmp_path):
     async with Running(tmp_path) as running:
         [code] = await running.server.invite()
         link = f"http://127.0.0.1:{running.port}/#{code}"
         slow, first = await running.peer(), Peer(link, lambda welcome: Added(), say=[].append)
         await asyncio.to_thread(first.join)
-        slow.socket.transport.pause_reading()  # so the server stays
+        slow.socket.transport.pause_reading()  # so that the server stays
         await stop(running)
         await asyncio.to_thread(first.close)
         with pytest.raises(ConnectError, match="is over: stopped by ddlf peers stop; ask for another training"):

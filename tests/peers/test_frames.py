@@ -1,4 +1,4 @@
-"""Frames: each message comes back, other bytes are refused, and the page in the documentation has the same bytes."""
+"""Tests of the frames of peers: encoding is reversible, invalid bytes are refused, and the documentation has the same bytes."""
 
 import json
 import re
@@ -42,7 +42,7 @@ ALL = frames.FROM_PEER + frames.FROM_SERVER
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_comes_back(message):
+def test_a_decoded_message_equals_the_encoded_one(message):
     data = frames.encode(message)
     assert frames.decode(data, ALL, 0) == message
     assert (len(data) - len(getattr(message, "set", b""))) % 8 == 0  # a set begins at a multiple of 8
@@ -84,13 +84,13 @@ POST = {"number": 1, "contains": 0, "updates": 1}
         (framed(3, {**POST, "number": 2**53}, b"12345678"), "must be from 0"),
     ],
 )
-def test_other_bytes_are_refused(data, sentence):
+def test_invalid_bytes_are_refused(data, sentence):
     with pytest.raises(ProtocolError, match=sentence):
         frames.decode(data, frames.FROM_PEER, 8)
 
 
 @given(st.binary(max_size=200), st.integers(0, 9))
-def test_any_bytes_are_a_message_or_refused(data, kind):
+def test_any_bytes_give_a_message_or_are_refused(data, kind):
     for one in (data, PREFIX.pack(b"DDLP", 1, kind, 0, len(data) // 8 * 8, 0) + data):
         try:
             message = frames.decode(one, ALL, 8)
@@ -100,7 +100,7 @@ def test_any_bytes_are_a_message_or_refused(data, kind):
 
 
 def on_the_page(name):
-    """Return the bytes of a block of the page. In each of its lines a comment begins with ``;``."""
+    """Return the bytes of a block of the page. In each line, a comment begins with ``;``."""
     found = re.search(rf"^```hex {name}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     return bytes.fromhex("".join(line.partition(";")[0] for line in found[1].splitlines()))
 

@@ -1,4 +1,4 @@
-"""The journal: cut at any byte it gives a prefix, other damage is an error, and a full disk acknowledges nothing."""
+"""Tests of the journal: a cut file gives a prefix, other damage is an error, and a full disk acknowledges no entry."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ def begun(folder):
     return journal
 
 
-def test_entries_and_sets_come_back(tmp_path):
+def test_entries_and_sets_are_read_back(tmp_path):
     journal = begun(tmp_path / "a")
     journal.append(ENTRIES[:3])
     journal.append(ENTRIES[3:])

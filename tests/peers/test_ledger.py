@@ -1,4 +1,4 @@
-"""The weight ledger: its tables, and random histories. The long form of the histories is ``tests/trials/weight_ledger.py``."""
+"""Tests of the weight ledger: examples, and short random histories. ``tests/trials/weight_ledger.py`` runs long ones."""
 
 import pytest
 
@@ -28,7 +28,7 @@ TestRounds = RoundHistories.TestCase
 
 
 class Table:
-    """A ledger with peers who have arrived."""
+    """A ledger with present peers."""
 
     def __init__(self, peers, ledger=SwapLedger, **plan):
         plan = {"validate_s": 0.0} | plan
@@ -62,7 +62,7 @@ def answer(peer, number, answer, set=0, why=""):
     return Reply(peer=peer, number=number, answer=answer, set=set, why=why)
 
 
-def test_a_peer_alone_goes_on_and_its_later_set_contains_the_earlier():
+def test_a_single_peer_continues_and_its_later_set_contains_the_earlier():
     table = Table(1)
     assert table.post(1) == [answer(1, 1, "continue")]
     assert table.post(1) == [Fate(set=2, state="contained", into=3), answer(1, 2, "continue")]
@@ -77,7 +77,7 @@ def test_two_peers_swap_their_sets():
     assert table.post(2, contains=2) == [Fate(set=2, state="contained", into=5), answer(2, 2, "merge", 4)]
 
 
-def test_a_set_whose_answer_was_missed_is_given_again():
+def test_a_set_is_sent_again_if_its_answer_was_lost():
     table = Table(2)
     table.post(1)
     assert table.post(2) == [answer(2, 1, "merge", 2)]
@@ -114,15 +114,15 @@ def test_a_due_validation_keeps_the_posted_set():
     table.now += 5
     assert table.post(2, contains=2)[-1] == answer(2, 2, "validate", 4)
     table.now += 5
-    assert table.post(2)[-1].answer != "validate"  # peers take turns
+    assert table.post(2)[-1].answer != "validate"  # the peers take turns
 
 
-def test_a_peer_that_leaves_gives_back_what_it_had_outstanding():
+def test_the_outstanding_set_of_a_leaving_peer_returns_to_the_server():
     table = Table(2)
     table.post(1)
     table.post(2)
     made = table.ledger.apply(Left(at=table.now, peer=2, why="bye"))
-    assert made == [Mean(of=(2, 3))]  # the set that it had, and its own
+    assert made == [Mean(of=(2, 3))]  # the outstanding set of the peer, and its own set
     assert table.merged(2, 3) == [Fate(set=2, state="merged", into=4), Fate(set=3, state="merged", into=4)]
     assert table.ledger.sets[4].state == "waiting"
 
@@ -150,20 +150,20 @@ def test_posts_continue_while_the_server_computes():
     assert answer(2, 2, "replace", 5) in table.post(2)
 
 
-def test_while_sets_merge_the_newest_of_them_stands_for_the_training():
+def test_the_newest_set_represents_the_training_during_a_merge():
     table = Table(2)
     table.post(1)
     table.post(2)
     assert table.ledger.start() == 3
-    table.ledger.apply(Left(at=table.now, peer=2, why="bye"))  # sets 2 and 3 merge now, and none waits
-    assert table.ledger.start() == 3  # it is validated, and given to peers that arrive; the first set is untrained
+    table.ledger.apply(Left(at=table.now, peer=2, why="bye"))  # sets 2 and 3 are being merged, and no set waits
+    assert table.ledger.start() == 3  # set 3 is validated and sent to new peers, because the first set is untrained
     table.arrive(2)
     assert table.ledger.members[2].trainings == table.ledger.sets[3].trainings == 1
     table.merged(2, 3)
     assert table.ledger.start() == 4
 
 
-def test_what_is_not_finite_begins_again_from_the_last_validated_set():
+def test_a_peer_whose_values_are_not_finite_restarts_from_the_last_validated_set():
     table = Table(2)
     table.post(1)
     table.ledger.apply(Validated(at=table.now, set=2, accuracy=0.5, loss=1.0, samples=64, peer=1))
@@ -272,7 +272,7 @@ def test_a_latecomer_joins_the_next_round():
     ]
 
 
-def test_a_peer_that_begins_again_in_a_round_counts_once():
+def test_a_peer_that_restarts_in_a_round_counts_once():
     table = rounds(2)
     table.post(1, base=1)
     table.arrive(1, keeps=False)
@@ -280,8 +280,8 @@ def test_a_peer_that_begins_again_in_a_round_counts_once():
     assert table.post(2, base=1) == [Mean(of=(3, 4), base=1)]
 
 
-def test_a_peer_that_was_gone_before_it_got_the_base_of_a_merge_all_gets_it_when_it_posts_again():
-    """Its set would else count as one that contains the base, and the next merge-all would leave the base out."""
+def test_a_peer_that_missed_the_base_of_a_merge_all_receives_it_at_its_next_post():
+    """Otherwise its set would count as one that contains the base, and the next merge-all would omit the base."""
     table = Table(2)
     table.post(1)
     table.post(2)
@@ -293,11 +293,11 @@ def test_a_peer_that_was_gone_before_it_got_the_base_of_a_merge_all_gets_it_when
     assert table.ledger.repeat(1) == answer(1, 2, "replace", 4)
 
 
-def test_a_set_that_lacks_the_base_never_stands_for_it():
+def test_a_set_without_the_base_never_replaces_it():
     table = Table(1)
     table.post(1)
     table.ledger.apply(MergeAsked(at=table.now))
     table.merged(2)
     assert table.post(1)[0] == answer(1, 2, "replace", 3)
-    table.post(1)  # a run that was resumed has not got this answer
+    table.post(1)  # a resumed run did not receive this answer
     assert table.ledger.all_sets()[0] == table.ledger.base

@@ -1,4 +1,4 @@
-"""The model that a peer trains: the same as the server's, from its text; what a text cannot say is refused by name."""
+"""Tests of a peer's model: it equals the server's model, and parts that a text cannot describe are refused by name."""
 
 import importlib
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_a_peer_takes_the_same_steps_as_the_model_of_the_app(optimizer, loss, la
     assert 0 <= means["accuracy"] <= 1
 
 
-def test_a_test_of_other_weights_leaves_the_live_ones():
+def test_validating_other_weights_does_not_change_the_live_ones():
     made = model()
     made.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
     trained = peer_of(made)
@@ -97,7 +97,7 @@ def refused(made):
     return str(error.value)
 
 
-def test_what_a_text_cannot_say_is_refused_by_name():
+def test_parts_that_a_text_cannot_describe_are_refused_by_name():
     made = model()
     assert "not compiled" in refused(made)
     made.compile("sgd", lambda y, p: keras.ops.sum(p))
@@ -144,7 +144,7 @@ def test_layers_losses_and_optimizers_of_the_app_itself_are_refused_by_name():
     assert "cannot train with the optimizer SGD" in refused(made)
 
 
-def test_metrics_that_peers_do_not_report_are_told_from_accuracies():
+def test_peers_report_no_metrics_except_accuracies_given_by_name():
     from ddlf.peers.model import metrics_of, text_of_model
 
     def own_accuracy(y, p):
@@ -159,7 +159,7 @@ def test_metrics_that_peers_do_not_report_are_told_from_accuracies():
         assert metrics_of(made)[1] == ([] if isinstance(metric, str) else ["right"])
 
 
-def test_a_peer_says_that_it_gives_samples_another_shape():
+def test_a_peer_reports_that_it_reshapes_samples():
     from ddlf.peers.model import settled_text, trained_from_text
 
     text = "a:input shape=[64];\na:output shape=[10];\na:layers Dense(units=10, activation=softmax);\na:loss SCE;\n"
@@ -172,7 +172,7 @@ def test_a_peer_says_that_it_gives_samples_another_shape():
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_data_that_are_not_finite_are_refused(wrong):
+def test_data_with_values_that_are_not_finite_is_refused(wrong):
     from ddlf.peers.model import settled_text, text_of_model, trained_from_text
 
     made = model()
@@ -188,7 +188,7 @@ def test_data_that_are_not_finite_are_refused(wrong):
             trained_from_text(text, data, "mine.npz", lambda line: None, 0)
 
 
-def test_a_text_without_a_loss_needs_data_to_choose_one_by():
+def test_a_text_without_a_loss_needs_data_to_choose_one():
     from ddlf.peers.model import settled_text
 
     text = "a:input shape=[64];\na:output shape=[10];\na:layers Dense(units=10, activation=softmax);\n"
@@ -198,7 +198,7 @@ def test_a_text_without_a_loss_needs_data_to_choose_one_by():
     assert "a:loss SCE" in settled_text(text, "a.nnm", data).text
 
 
-def test_a_file_without_parts_is_test_data_as_a_whole_on_the_server(tmp_path):
+def test_a_file_without_parts_is_entirely_test_data_on_the_server(tmp_path):
     from ddlf.peers.serving import read_model
 
     (tmp_path / "a.nnm").write_text(
@@ -244,7 +244,7 @@ def test_a_link_with_an_impossible_port_is_refused():
         {"trial": 0.2, "validated_by": "server"},
     ],
 )
-def test_a_server_refuses_what_needs_an_accuracy_for_a_model_without_one(values):
+def test_a_server_refuses_settings_that_need_an_accuracy_for_a_model_without_one(values):
     from ddlf.peers.plan import Plan
     from ddlf.peers.serving import check_accuracy
 
@@ -271,7 +271,7 @@ def test_a_server_refuses_decay_of_a_schedule():
 
 
 @pytest.mark.parametrize("values", [{"end": 0.97}, {"decay": True}, {"trial": 0.2}])
-def test_a_server_refuses_what_needs_tests_if_nobody_tests(values):
+def test_a_server_refuses_settings_that_need_validation_without_it(values):
     from ddlf.peers.plan import Plan
     from ddlf.peers.serving import check_tests
 

@@ -1,4 +1,4 @@
-"""Trainings with a name: their commands in an empty folder, and the logs of a journal."""
+"""Tests of named trainings: their commands in an empty folder, and the logs of their journal."""
 
 import fcntl
 import json
@@ -76,7 +76,7 @@ def test_a_setting_of_another_type_is_refused_by_name(settings, sentence, tmp_pa
     assert sentence in error.value.message
 
 
-def test_settings_of_secure_sums_and_of_trials_are_those_of_the_command(tmp_path):
+def test_settings_of_secure_sums_and_of_trials_match_the_command(tmp_path):
     (tmp_path / "settings.json").write_text(json.dumps({"way": "rounds", "secure_aggregation": True}))
     assert settings_of(tmp_path)["quorum"] == 3
     settings = {"trial": 0.2, "clip": None, "end": 600, "classes": ["cat", "dog"]}
@@ -84,8 +84,8 @@ def test_settings_of_secure_sums_and_of_trials_are_those_of_the_command(tmp_path
     assert settings_of(tmp_path) == settings | {"merge": "weighted"}
 
 
-def test_another_command_is_refused_from_the_start_of_a_training_on(tmp_path, monkeypatch, capsys):
-    """The first seconds count, too, in which Keras starts and no server can be found yet."""
+def test_another_command_is_refused_from_the_start_of_a_training(tmp_path, monkeypatch, capsys):
+    """This includes the first seconds, when Keras starts and no server can be found yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert not ddlf("new", "digits")
@@ -110,7 +110,7 @@ def test_another_command_is_refused_from_the_start_of_a_training_on(tmp_path, mo
     assert not ddlf("reset", "digits")
 
 
-def test_what_is_no_model_or_has_no_settings_is_refused_by_name(tmp_path, monkeypatch, capsys):
+def test_files_without_a_model_or_settings_are_refused_by_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "app.py").write_text("import ddlf\n")
     assert ddlf("new", "one", "--model", "app.py")
@@ -125,7 +125,7 @@ def test_what_is_no_model_or_has_no_settings_is_refused_by_name(tmp_path, monkey
     assert "the training 'one' has no settings.json" in capsys.readouterr().err
 
 
-def test_logs_say_who_did_what_and_when():
+def test_logs_give_time_peer_and_action():
     found = logs(
         [
             Began(at=100.0, set=1, run="r"),

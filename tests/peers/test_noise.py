@@ -1,4 +1,4 @@
-"""Rounds of peers with clip and noise: a server with real sockets, peers without a model, and Python peers."""
+"""Tests of rounds of peers with clipping and noise: a server with real sockets, light peers, and Python peers."""
 
 import asyncio
 import random
@@ -50,10 +50,10 @@ async def test_a_server_that_is_trusted_clips_sums_and_adds_noise(tmp_path):
         assert answer["epsilon"] == pytest.approx(epsilon({Noise(multiplier=3.0): 1}, 1e-5))
         found, statistic = weights(peers[0].set)
         assert peers[0].set == peers[1].set
-    # both updates are clipped to the norm 2, whatever their samples, and the sum is divided by 4
+    # both updates are clipped to the norm 2, independent of their samples, and the sum is divided by 4
     assert found.mean() == pytest.approx(2 * 2.0 / np.sqrt(50_000) / 4, abs=6 * 1.5 / np.sqrt(50_000))
     assert found.std() == pytest.approx(3.0 * 2.0 / 4, rel=0.02)
-    np.testing.assert_array_equal(statistic, 7.0)  # it has no noise, so it stays as the server has it
+    np.testing.assert_array_equal(statistic, 7.0)  # it has no noise, so the server keeps it
 
 
 class Added:
@@ -76,9 +76,9 @@ class Added:
 
 @pytest.mark.parametrize(("clip", "noise"), [(2.0, 3.0), (1e6, 6e-6)])
 async def test_peers_that_trust_nobody_clip_and_add_noise_before_they_post(tmp_path, clip, noise):
-    """Two rounds: no part of the first update or of its noise is in the second one.
+    """The second round contains no part of the first update or of its noise.
 
-    The second clip shortens nothing, so noise of the first round would show in the second one.
+    The second clip does not shorten the update, so the test would notice noise of the first round.
     """
     plan = NOISED | {"trust": "nobody", "updates": 1, "clip": clip, "noise": noise}
     async with Running(tmp_path, model=MODEL, **plan) as running:
@@ -91,7 +91,7 @@ async def test_peers_that_trust_nobody_clip_and_add_noise_before_they_post(tmp_p
         last = weights(sets[running.server.ledger.base])[0]
     share, mean = noise * clip / np.sqrt(2), max(-1.0, -clip / np.sqrt(50_000))
     for peer in peers:
-        step = peer._given[0] - peer._posted[0]  # of the second round
+        step = peer._given[0] - peer._posted[0]  # the update of the second round
         assert step.std() == pytest.approx(share, rel=0.02)
         assert abs(step.mean() - mean) < 6 * share / np.sqrt(50_000)
         np.testing.assert_array_equal(peer._posted[1], 7.0)
@@ -99,11 +99,11 @@ async def test_peers_that_trust_nobody_clip_and_add_noise_before_they_post(tmp_p
     assert last.std() == pytest.approx(np.sqrt(2) * 3.0 * 2.0 / 2, rel=0.02)  # two releases, divided by the quorum
 
 
-async def test_shares_of_eight_peers_of_whom_two_are_lost_still_give_the_whole_noise(tmp_path, monkeypatch):
-    """Real peers and a real server. The sum that the server gets has the noise z C, and a single post has its share."""
+async def test_shares_of_eight_peers_give_the_whole_noise_although_two_are_lost(tmp_path, monkeypatch):
+    """Peers and server are real. The sum at the server has the noise z C, and a single post has its share."""
     monkeypatch.setattr(
         release, "gaussian", partial(gaussian, random=random.Random(7).randbytes)
-    )  # no chance in a test
+    )  # a test must not depend on chance
     size = 100_000
     layout = layout_of({"w": np.zeros(size, np.float32)})
     model = Model(text="a model", layout=layout, first=layout.encode([np.zeros(size, np.float32)]), trainable=(True,))
@@ -125,7 +125,9 @@ async def test_shares_of_eight_peers_of_whom_two_are_lost_still_give_the_whole_n
         peers = [Peer(link, lambda welcome: Still(), say=[].append) for link in links]
         for peer in lost:
             await peer.abort()
-        with ThreadPoolExecutor(6) as threads:  # the server writes on the usual ones
+        with ThreadPoolExecutor(
+            6
+        ) as threads:  # the server writes on the default threads, so the peers need separate ones
             runs = [threads.submit(peer.run, most_updates=1) for peer in peers]
             await asyncio.gather(*map(asyncio.wrap_future, runs))
         await running.until(lambda: running.server.ledger.round == 2)
@@ -149,7 +151,7 @@ async def test_peers_report_no_metrics_with_noise(tmp_path):
     assert np.isnan([post.accuracy, post.loss]).all()
 
 
-async def test_a_post_that_no_clipped_and_noised_update_can_be_is_rejected(tmp_path):
+async def test_a_post_that_cannot_be_a_clipped_update_with_noise_is_rejected(tmp_path):
     async with Running(tmp_path, model=MODEL, **NOISED, trust="nobody") as running:
         peer = await running.peer()
         answer = await peer.post(a_set(100.0), base=1)
@@ -171,7 +173,7 @@ def parts(*values):
     }
 
 
-def test_one_unusable_update_is_left_out_and_decides_about_no_other():
+def test_an_unusable_update_is_left_out_and_does_not_affect_another_one():
     base = [np.full_like(one, -3e38) if one.size > 3 else one for one in weights(MODEL.first)]
     plan = Plan(**(NOISED | {"noise": 1e-3}))
     found, _, lines = next_base(
@@ -189,7 +191,7 @@ def test_a_round_without_a_usable_update_keeps_the_base():
         assert found is base
 
 
-def test_an_outer_optimizer_works_on_the_release():
+def test_an_outer_optimizer_is_applied_to_the_release():
     base = weights(MODEL.first)
     plan = Plan(**NOISED, divisor=1, outer="nesterov:learning_rate=0.5,momentum=0")
     found, _, _ = next_base(plan, base, base, parts(0.0, 0.0), [], MODEL.trainable)
@@ -207,7 +209,7 @@ def test_the_end_of_a_training_releases_no_round_with_too_little_noise(trust, me
         Posted(at=1, peer=1, number=1, set=2, contains=0, updates=1, base=1, accuracy=0.5, loss=1.0),
     ):
         made = ledger.apply(entry)
-    assert made == []  # one post of two
+    assert made == []  # only one of two posts has arrived
     made = ledger.apply(Ended(at=2, why="stopped"))
     if merges:
         assert made == [Mean(of=(2,), base=1)]

@@ -1,4 +1,4 @@
-"""What a peer learns before it uses its link: data and models that do not fit leave the link unused."""
+"""Tests of the checks of a peer before it uses its link: unsuitable data or models leave the link unused."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def _has_no_labels(offer):
 @pytest.mark.parametrize(
     ("make", "error"), [(_has_no_labels, DatasetError), (lambda offer: Other(), ConfigError)], ids=["data", "model"]
 )
-async def test_what_does_not_fit_leaves_the_link_unused(running, make, error):
+async def test_unsuitable_data_or_model_leaves_the_link_unused(running, make, error):
     code, link = await link_of(running)
     with pytest.raises(error):
         await asyncio.to_thread(Peer(link, make, say=[].append).run)
@@ -80,14 +80,14 @@ async def test_the_model_is_described_to_sessions_and_to_unused_codes_only(runni
 async def test_a_used_link_is_refused_before_the_model_is_made(running):
     _, link = await link_of(running)
     await asyncio.to_thread(Peer(link, lambda offer: Added(), say=[].append).run, most_updates=1)
-    forget(check_link(link))  # as on another machine
+    forget(check_link(link))  # like on another machine
     made = []
     with pytest.raises(AuthError, match="the code of the link is unknown or was used already; ask for a new link"):
         await asyncio.to_thread(Peer(link, made.append).run)
     assert not made
 
 
-async def test_a_peer_that_cannot_begin_lets_another_one_use_its_key(running):
+async def test_another_peer_can_use_the_key_of_a_peer_that_cannot_begin(running):
     _, link = await link_of(running)
     await asyncio.to_thread(Peer(link, lambda offer: Added(), say=str).run, most_updates=1)
     failed = Peer(link, lambda offer: Other(), say=str)
@@ -98,7 +98,7 @@ async def test_a_peer_that_cannot_begin_lets_another_one_use_its_key(running):
 
 
 @pytest.mark.parametrize("data", [{"x": np.float32(3), "y": 1}, {"x": None}, {"x": {"a": np.ones(3)}}, {}])
-def test_what_has_no_rows_is_no_data(data):
+def test_data_without_rows_is_refused(data):
     with pytest.raises(DatasetError, match="the data has no samples"):
         peer_of_data("http://127.0.0.1:1/#code", data)
 
@@ -116,7 +116,7 @@ async def test_an_app_is_loaded_also_in_a_notebook_whose_event_loop_runs():
         peer_of_app("http://127.0.0.1:1/#code", Empty)
 
 
-def test_lists_are_data():
+def test_lists_are_accepted_as_data():
     peer_of_data("http://127.0.0.1:1/#code", {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1]})
     with pytest.raises(DatasetError, match="the data has x, which is not an array; give all samples one shape"):
         peer_of_data("http://127.0.0.1:1/#code", {"x": [[1.0, 2.0], [3.0]], "y": [0, 1]})
@@ -128,7 +128,7 @@ def test_a_file_of_data_may_be_a_path(tmp_path):
         peer_of_data("http://127.0.0.1:1/#code", tmp_path / "empty.npz")
 
 
-async def test_programs_with_one_link_at_once_are_as_many_peers_as_it_is_for(running):
+async def test_programs_that_share_a_link_become_its_number_of_peers(running):
     [code] = await running.server.invite(peers=2)
     made = [Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda o: Added(), say=str) for _ in range(3)]
     for one in made[:2]:
@@ -137,7 +137,7 @@ async def test_programs_with_one_link_at_once_are_as_many_peers_as_it_is_for(run
         await asyncio.to_thread(made[2].join)
     assert running.server.ledger.present == [1, 2]
     made[1].close()
-    await asyncio.to_thread(made[2].join)  # it continues as the peer whose program has ended
+    await asyncio.to_thread(made[2].join)  # it continues the peer of the ended program
     assert running.server.ledger.members.keys() == {1, 2}
     for one in made:
         one.close()

@@ -1,4 +1,4 @@
-"""When a training ends, and how its learning rate falls: golden numbers."""
+"""Tests of the end of a training and of the decay of its learning rate, with golden numbers."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_the_fifth_validation_above_the_target_ends_the_training():
     assert not why_over(plan, [result(0.97), *[result(0.98)] * 4], 100.0)
 
 
-def test_a_target_from_one_on_means_seconds():
+def test_a_target_of_at_least_one_means_seconds():
     assert not why_over(Plan(end=5), [], None)
     assert not why_over(Plan(end=5), [], 4.9)
     assert "5 s" in why_over(Plan(end=5), [], 5.0)
@@ -32,9 +32,9 @@ def test_the_decay_has_the_published_number():
     plan = Plan(rate=0.2, decay=True)
     validations = [result(0.9)] * 5
     assert decayed(plan, 0.2, validations, 10) == pytest.approx(0.01084, abs=5e-6)
-    assert decayed(plan, 0.01, validations, 10) == 0.01  # it never rises
-    assert decayed(plan, 0.2, validations[:4], 4) == 0.2  # no decision before there are five
-    assert decayed(plan, 0.2, [result(1.0)] * 5, 10) == 0.2  # a candidate of 0 is not taken
+    assert decayed(plan, 0.01, validations, 10) == 0.01  # the rate never rises
+    assert decayed(plan, 0.2, validations[:4], 4) == 0.2  # there is no decision before the fifth validation
+    assert decayed(plan, 0.2, [result(1.0)] * 5, 10) == 0.2  # a candidate of 0 is not used
     assert decayed(Plan(rate=0.2), 0.2, validations, 10) == 0.2
 
 
@@ -50,7 +50,7 @@ def test_the_decay_has_the_published_number():
         {"update_policy": "trust"},
     ],
 )
-def test_a_plan_refuses_what_has_no_meaning(values):
+def test_a_plan_refuses_meaningless_values(values):
     with pytest.raises(ConfigError):
         Plan(**values)
 

@@ -1,4 +1,4 @@
-"""The app and the texts that the docs begin with, as ``ddlf peers serve`` reads them."""
+"""Tests of the app and the texts in the first steps of the docs, in the way that ``ddlf peers serve`` reads them."""
 
 import asyncio
 import re
@@ -29,7 +29,7 @@ def test_the_app_of_private_digits_can_be_served():
 
 
 def test_a_training_step_of_the_app_is_named_since_peers_do_not_run_it():
-    """This app has a plain ``create_model``, too."""
+    """The app also has a ``create_model`` that is not a coroutine."""
     assert read_model(ROOT / "apps/custom_loop.py", None, find_target, 0).unused == ("CustomLoop.train",)
 
 
@@ -39,7 +39,7 @@ def test_a_peer_of_an_app_with_plain_methods_loads_its_data():
 
 
 async def test_held_out_samples_do_not_count_in_the_weight_of_a_peer(tmp_path, monkeypatch):
-    """Every fifth sample of ``x`` and ``y`` is held out, as in a browser. Data with a test part train on all others."""
+    """Every fifth sample of ``x`` and ``y`` is held out, like in a browser. With a test part, all other data is used for training."""
     monkeypatch.setenv("DDLF_STATE_DIR", str(tmp_path / "state"))
     (x, y), _ = ddlf.load_digits()
     x, y = x[:50] + 0.5, y[:50].argmax(1)
@@ -62,7 +62,7 @@ def test_test_pictures_of_another_scale_than_those_of_browsers_are_named(tmp_pat
     assert served.other_scale == "the test data go from -0.5 to 0.5; browsers make pictures 0 to 1"
 
 
-def test_a_peer_whose_pictures_have_another_scale_is_told():
+def test_a_peer_with_pictures_of_another_scale_gets_a_message():
     text = settled_text((ROOT / "apps/models/private_digits.nnm").read_text(), "digits.nnm", None).text
     offer = Offer(plan=Plan(), model=text, layout="")
     (x, y), _ = ddlf.load_digits()
@@ -76,14 +76,14 @@ def test_a_peer_whose_pictures_have_another_scale_is_told():
         assert [line.removeprefix("scale     ") for line in lines if line.startswith("scale")] == scale
 
 
-async def test_the_app_and_built_in_pictures_have_values_from_0_to_1_as_pictures_in_a_browser():
+async def test_the_app_and_built_in_pictures_have_values_from_0_to_1_like_in_a_browser():
     app = find_target(APP)()
     await app.load_dataset()
     for x in (app.x_train, app.x_test, arrays_of("digits")["x_train"], arrays_of("digits")["x_test"]):
         assert (x.min(), x.max(), x.dtype) == (0, 1, np.float32)
 
 
-def test_the_text_that_the_docs_begin_with_needs_no_data_and_trains_in_browsers(tmp_path):
+def test_the_first_text_of_the_docs_needs_no_data_and_trains_in_browsers(tmp_path):
     [text] = re.findall(r"```text\n(digits:.*?)```", (ROOT / "docs/howto/peers.md").read_text(), re.DOTALL)
     (tmp_path / "digits.nnm").write_text(text)
     for path in (tmp_path / "digits.nnm", ROOT / "apps/models/private_digits.nnm"):

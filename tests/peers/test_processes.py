@@ -1,4 +1,4 @@
-"""Peers as users start them: real processes, real digits, halves of the classes, and a server that is killed."""
+"""Tests of peers in real processes: they train halves of the classes of real digits, and the server is killed."""
 
 import importlib
 import os
@@ -29,9 +29,9 @@ train:metrics accuracy;
 
 
 class Command:
-    """A command of ``ddlf peers``, or of another ``part``, in a process of its own, and the lines that it prints.
+    """A command in a separate process, and the lines that it prints.
 
-    With ``script``, it is this file of Python instead.
+    The command is ``ddlf peers``, ``ddlf`` with another ``part``, or the Python file ``script``.
     """
 
     def __init__(self, folder, *words, part="peers", script=None):
@@ -55,7 +55,7 @@ class Command:
         raise AssertionError(f"no line with {pattern}: {''.join(self.lines)}")
 
     def until_post(self, number):
-        """Read lines until the peer has made this number of posts. It prints some of them only."""
+        """Read lines until the peer has made this number of posts. It prints a line only for some posts."""
         while int(self.until(r"posted +set (\d+) ")[1]) < number:
             pass
 
@@ -75,11 +75,11 @@ class Command:
 
 @pytest.fixture
 def digits(tmp_path):
-    """The digits of scikit-learn: 0-4 in one file, 5-9 in another one, and the tests of each."""
+    """Write the digits of scikit-learn to files, 0-4 and 5-9 separately, each with a test file."""
     from ddlf.data import datasets
 
     (x, y), (x_test, y_test) = datasets.with_classes("digits")
-    x, x_test = x + 0.5, x_test + 0.5  # as --data digits
+    x, x_test = x + 0.5, x_test + 0.5  # like --data digits
     for name, part, of in (("low", y < 5, y_test < 5), ("high", y >= 5, y_test >= 5)):
         np.savez(tmp_path / f"{name}.npz", x_train=x[part], y_train=y[part], x_test=x_test[of], y_test=y_test[of])
     (tmp_path / "digits.nnm").write_text(MODEL)
@@ -87,7 +87,7 @@ def digits(tmp_path):
 
 
 def test_two_peers_with_half_of_the_classes_each_learn_all_of_them(digits):
-    """The server is killed in the middle, continues, and its peers come back by themselves."""
+    """The server is killed and resumed, and its peers reconnect without help."""
     importlib.import_module("ddlf.extras.text.conversion.operator")  # the layers of the text
     load_model = importlib.import_module("keras").saving.load_model
 
@@ -107,7 +107,7 @@ def test_two_peers_with_half_of_the_classes_each_learn_all_of_them(digits):
                 again.until(r"resumed   (\d+) posts")
                 low.until("back ")
                 high.until_post(60)
-                low.until_post(60)  # a busy machine may run one of them seldom
+                low.until_post(60)  # a busy machine may rarely run one of the peers
                 stopped = subprocess.run(
                     [sys.executable, "-m", "ddlf.cli.main", "peers", "stop", "--port", port],
                     capture_output=True,
@@ -129,7 +129,7 @@ def test_two_peers_with_half_of_the_classes_each_learn_all_of_them(digits):
 
 
 def test_rounds_of_peers_that_trust_nobody_release_noised_sums(digits):
-    """Two rounds of two peers: the last set differs from the first one by two releases."""
+    """Two peers train two rounds, so the last set differs from the first one by two releases."""
     noise = ("--clip", "0.001", "--noise", "1000", "--trust", "nobody", "--quorum", "2", "--updates", "2")
     with Command(digits, "serve", "digits.nnm", "--way", "rounds", *noise, "--invite", "2", "--port", "0") as server:
         server.until(r"noise     each peer clips its update to the norm 0.001; the sum of a round has noise of 1, and")
@@ -156,8 +156,8 @@ def test_rounds_of_peers_that_trust_nobody_release_noised_sums(digits):
     assert all(np.isnan([post.loss, post.accuracy]).all() for post in posts)
 
 
-def test_a_peer_that_lies_harms_nobody_and_the_record_says_why_it_is_out(digits):
-    """It trains on its data as ever, and posts its training times -10, and later times 1000."""
+def test_a_lying_peer_harms_no_other_peer_and_the_record_says_why_it_is_excluded(digits):
+    """The peer trains on its data as usual, but multiplies its updates by -10, and later by 1000."""
     parts = np.load(digits / "low.npz"), np.load(digits / "high.npz")
     np.savez(digits / "all.npz", **{name: np.concatenate([one[name] for one in parts]) for name in parts[0]})
     join = ("--data", "all.npz")
@@ -203,7 +203,7 @@ def test_ctrl_c_ends_a_peer_and_sigterm_ends_the_server_without_losing_a_set(dig
             low.process.send_signal(signal.SIGINT)
             low.until("stopping ")
             assert low.end() == 128 + signal.SIGINT, "".join(low.lines)
-        server.until("left      peer 1")  # it has said goodbye: its lease is 10 s
+        server.until("left      peer 1")  # it has said goodbye, because its lease of 10 s has not ended
         server.process.send_signal(signal.SIGTERM)
         server.until("saved ")
         server.until("--resume")

@@ -1,4 +1,4 @@
-"""QR codes of links: as large as the standard says, and refused by name without segno."""
+"""Tests of QR codes of links: they have the size of the standard, and the error without segno names it."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Quotas of a server of peers."""
+"""Tests of the quotas of a server of peers."""
 
 import asyncio
 
@@ -24,13 +24,13 @@ def test_a_quota_is_a_burst_and_a_rate():
     assert [quota.wait_s("a", 100.0) for _ in range(3)] == [0, 0, 0]
 
 
-def test_a_use_beyond_a_quota_can_be_owed():
+def test_a_use_beyond_a_quota_can_be_charged_later():
     quota = Quota(1, 2)
     assert [quota.owe_s("a", 10.0) for _ in range(3)] == pytest.approx([0, 0.5, 1.0])
     assert quota.owe_s("a", 11.0, uses=4) == pytest.approx(2.0)
 
 
-def test_the_memory_of_a_quota_is_flat(monkeypatch):
+def test_the_memory_of_a_quota_is_constant(monkeypatch):
     monkeypatch.setattr(quotas, "MOST_KEYS", 100)
     quota = Quota(1, 1)
     for address in range(1000):
@@ -47,7 +47,7 @@ def test_many_bytes_and_many_messages_both_count():
     assert (reading_s(1000), reading_s(16_000_000)) == (30.0, 1000.0)
 
 
-def test_a_code_makes_as_many_peers_as_it_says():
+def test_a_code_admits_its_number_of_peers():
     ledger = SwapLedger(Plan())
     for code, peers in (("one", 1), ("three", 3)):
         ledger.apply(Invited(at=0.0, code=code, until=10.0, peers=peers))
@@ -62,7 +62,7 @@ def test_a_code_makes_as_many_peers_as_it_says():
             again.apply(Joined(at=1.0, peer=9, code=code, key="k9"))
 
 
-async def test_refusals_say_what_and_when_again(tmp_path):
+async def test_refusals_name_the_quota_and_the_waiting_time(tmp_path):
     async with Running(tmp_path) as running:
         running.server.quotas = Quotas(refused_joins=Quota(1, 0.1), connections=Quota(1, 0.1))
         assert (await get(running.port, "/join", {"X-DDLF-Code": "wrong"}))[0] == 403
@@ -79,7 +79,7 @@ async def test_refusals_say_what_and_when_again(tmp_path):
         assert (await get(running.port, "/control/list", {"Authorization": "Bearer secret"}))[0] == 200
 
 
-async def test_behind_a_proxy_the_address_is_the_one_that_the_proxy_names(tmp_path):
+async def test_behind_a_proxy_the_server_uses_the_address_that_the_proxy_names(tmp_path):
     async with Running(tmp_path) as running:
         running.server._proxied = True
         running.server.quotas = Quotas(requests=Quota(1, 0.1))
@@ -88,9 +88,9 @@ async def test_behind_a_proxy_the_address_is_the_one_that_the_proxy_names(tmp_pa
             assert (await get(running.port, "/", headers))[0] == wanted
 
 
-async def test_without_a_proxy_nobody_chooses_the_address_of_a_request(tmp_path):
+async def test_without_a_proxy_a_request_cannot_choose_its_address(tmp_path):
     async with Running(tmp_path) as running:
-        running.server._url = f"http://127.0.0.1:{running.port}"  # as `ddlf peers serve` names it
+        running.server._url = f"http://127.0.0.1:{running.port}"  # the form that `ddlf peers serve` uses
         running.server.quotas = Quotas(requests=Quota(1, 0.1))
         for address, wanted in (("1.2.3.4", 200), ("1.2.3.5", 429)):
             assert (await get(running.port, "/", {"X-Forwarded-For": address}))[0] == wanted
@@ -131,12 +131,12 @@ async def answers(port, address):
         writer.close()
 
 
-async def test_a_peer_beyond_its_quota_waits_and_others_do_not(tmp_path):
+async def test_a_peer_beyond_its_quota_waits_without_delaying_another_one(tmp_path):
     async with Running(tmp_path) as running:
         running.server.quotas = Quotas(messages=Quota(2, 1e-3))
         greedy, other = await running.peer(), await running.peer()
         for value in (1.0, 2.0, 3.0):
-            await greedy.post(a_set(value))  # the answer to the third one still comes
+            await greedy.post(a_set(value))  # the third post is still answered
         await greedy.send_post(a_set(4.0))
         await running.until(lambda: any("more than its quota" in line for line in running.lines))
         assert (await other.post(a_set(1.0)))["answer"] == "merge"
@@ -155,7 +155,7 @@ async def test_a_peer_that_does_not_read_is_cut(tmp_path, monkeypatch):
         await peer.socket.wait_closed()
 
 
-async def test_a_validation_that_nobody_asked_for_does_not_count(tmp_path):
+async def test_an_unrequested_validation_does_not_count(tmp_path):
     async with Running(tmp_path, validate_s=3600.0) as running:
         peer = await running.peer()
         tested = {"set_number": 2, "accuracy": 1.0, "loss": 0.0, "samples": 64}

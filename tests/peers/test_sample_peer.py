@@ -1,4 +1,4 @@
-"""Python peers whose steps hide single samples: epsilon by hand, what leaves, the budget, and what is refused."""
+"""Tests of Python peers that add noise in each step to hide single samples: epsilon, posts, the budget, and refusals."""
 
 import asyncio
 from pathlib import Path
@@ -20,12 +20,12 @@ from tests.peers.test_server import Running
 TEXT = Path(__file__).parents[2] / "apps/models/private_digits.nnm"
 SAMPLES, BATCH = 300, 30
 TRAINED = 240
-"""Samples in batches: without test data, every fifth sample is held out."""
+"""The number of training samples: without test data, every fifth sample is held out."""
 HOW = {"clip": 1.0, "noise": 1.1}
 
 
 def after(steps):
-    """Epsilon of a sample after some steps."""
+    """Return the expected epsilon of a sample after some steps."""
     return pytest.approx(epsilon({Noise(multiplier=1.1, sampled=BATCH / TRAINED): steps}, 1e-5), abs=1e-9)
 
 
@@ -64,7 +64,7 @@ def peer_of(link, lines=None, **how):
     )
 
 
-async def test_steps_of_a_peer_count_before_they_leave_and_with_them_no_metric(running, tmp_path):
+async def test_steps_of_a_peer_are_counted_before_its_post_which_has_no_metric(running, tmp_path):
     async with running(way="rounds", merge="mean", validate_s=0.01) as server:
         link = await link_of(server)
         lines = []
@@ -97,7 +97,7 @@ async def test_a_peer_leaves_before_a_step_would_exceed_its_budget(running):
             await asyncio.to_thread(peer_of(link, budget=budget).run)
 
 
-async def test_noised_steps_go_with_secure_aggregation(running):
+async def test_steps_with_noise_work_with_secure_aggregation(running):
     async with running(way="rounds", merge="mean", quorum=3, secure_aggregation=True) as server:
         peers = [peer_of(await link_of(server)) for _ in range(3)]
         await asyncio.gather(*(asyncio.to_thread(peer.run, most_updates=8) for peer in peers))
@@ -111,7 +111,7 @@ async def test_noise_of_a_peer_contradicts_noise_of_the_server(running):
             await asyncio.to_thread(peer_of(await link_of(server)).run, most_updates=1)
 
 
-async def test_a_delta_that_protects_nobody_is_refused_before_the_link_is_used(running):
+async def test_a_useless_delta_is_refused_before_the_link_is_used(running):
     async with running() as server:
         with pytest.raises(ConfigError, match=r"delta = 0.01 would let a run publish the data of one of 240"):
             await asyncio.to_thread(peer_of(await link_of(server), delta=0.01).run)

@@ -1,4 +1,4 @@
-"""Rounds with secure aggregation: the ledger, the messages that the server passes on, and real sockets with real peers."""
+"""Tests of rounds with secure aggregation: the ledger, the messages that the server forwards, and real peers."""
 
 import asyncio
 import threading
@@ -30,7 +30,7 @@ VALUES = 8
 
 
 class Table:
-    """A ledger, the server's side of the sums, and peers around it, without sockets. Time stands still."""
+    """A ledger, the server's side of the sums, and peers, without sockets. The clock does not advance by itself."""
 
     def __init__(self, count, plan=PLAN):
         self.plan, self.now = plan, 100.0
@@ -38,8 +38,8 @@ class Table:
         self.ledger.apply(Began(at=1.0, set=1, run="run"))
         self.rounds = SecureRounds(self.ledger, VALUES, lambda base, most: terms_of(plan, most, "text", b"set"))
         self.peers, self.lines, self.replies, self.work, self.codes = {}, [], [], [], []
-        self.silent = set()  # peers that get nothing and send nothing
-        self.mute = {}  # by peer: kinds of messages that it does not answer
+        self.silent = set()  # peers that receive and send no message
+        self.mute = {}  # for each peer the kinds of messages that it does not answer
         for _ in range(count):
             self.join()
 
@@ -94,7 +94,7 @@ class Table:
         return weights
 
     def expected(self, *members):
-        """FedAvg of their updates."""
+        """Return the FedAvg of the members' updates."""
         samples = sum(10 * member for member in members)
         return -sum(10 * member * member / 64 for member in members) / samples
 
@@ -190,7 +190,7 @@ def test_round_is_void_if_a_survivor_does_not_answer_in_time():
     assert "peer 2 has not answered in time" in table.lines[0]
 
 
-def test_peers_have_time_to_answer_however_short_the_deadline_for_posts_is():
+def test_peers_have_time_to_answer_despite_a_short_deadline_for_posts():
     table = Table(3, replace(PLAN, deadline_s=0.0))
     table.mute = {2: Survivors}
     table.step()
@@ -211,7 +211,7 @@ def test_round_closes_at_its_deadline_without_a_slow_peer_which_begins_again():
     table.step()
     [work] = table.work
     assert_mean(table, work, (1, 2, 4))
-    table.post(3)  # while the server adds up
+    table.post(3)  # while the server computes the sum
     table.commit(work)
     late = [one for one in table.replies if one.peer == 3]
     assert [(one.number, one.answer, one.set, one.why) for one in late] == [(1, "rejected", 2, secure_rounds.LATE)]
@@ -241,14 +241,14 @@ def test_two_peers_never_begin():
     assert (table.rounds.phase, len(table.lines)) == ("idle", 1)
 
 
-def test_peer_whose_connection_was_lost_gets_what_it_has_missed():
+def test_peer_receives_missed_messages_after_a_lost_connection():
     table = Table(3)
     table.step()
     table.silent = {2}
     table.post(1, 3)
     message = table.peers[2].masked([one - 0.5 for one in BASE], 1, 20)
     table.send(2, message)
-    table.send(2, message)  # its connection sends it again
+    table.send(2, message)  # its new connection sends the message again
     assert table.rounds.phase == "signing"
     table.silent = set()
     table.follow(table.rounds.arrived(2, keeps=True))
@@ -266,7 +266,7 @@ def test_peer_that_lost_its_keys_is_left_out():
     assert_mean(table, table.work[0], (1, 3, 4))
 
 
-def test_peer_with_an_older_base_begins_again_before_it_offers_a_key():
+def test_peer_with_an_older_base_restarts_before_it_offers_a_key():
     table = Table(3)
     table.peers[2].begin(0, BASE)
     table.mute = {2: Attempt}
@@ -277,7 +277,7 @@ def test_peer_with_an_older_base_begins_again_before_it_offers_a_key():
     assert table.rounds.phase == "offers"
 
 
-def test_sum_that_no_members_can_have_is_refused():
+def test_impossible_sum_is_refused():
     table = Table(3)
     table.step()
     table.post(1, 2)
@@ -353,7 +353,7 @@ def test_peer_refuses_a_whole_share_without_samples():
 
 
 def test_peer_that_claims_a_billion_samples_counts_as_ten_usual_ones():
-    """Before, the shares of the others would have been rounded to 0."""
+    """Regression test: the shares of the honest peers were rounded to 0."""
     table = Table(3)
     assert table.join(10**9) == 4
     table.step()
@@ -376,8 +376,8 @@ def test_peer_that_claims_a_billion_samples_counts_as_ten_usual_ones():
         (replace(PLAN, batch_size=1), 30, "text", b"set"),
     ],
 )
-def test_server_that_makes_the_numbers_of_some_peers_tiny_gets_no_mask(plan, samples, text, data):
-    """Peer 3 would be alone in the sum, if the server could tell the others another scale, model or base."""
+def test_server_that_sends_different_terms_to_some_peers_gets_no_mask(plan, samples, text, data):
+    """The server could isolate peer 3 in the sum by sending another scale, model or base to the rest."""
     peers = {}
     for number in (1, 2, 3):
         peers[number] = SecurePeer(
@@ -449,7 +449,7 @@ def test_update_beyond_the_limit_is_refused():
     numbers_of(PLAN, BASE, live, 0.5)
 
 
-def test_training_that_ends_in_an_open_round_says_which_posts_are_in_no_sum():
+def test_training_that_ends_in_an_open_round_names_the_posts_without_a_sum():
     table = Table(4)
     table.step()
     table.post(1, 2)
@@ -463,7 +463,7 @@ def test_training_that_ends_in_an_open_round_says_which_posts_are_in_no_sum():
 
 
 class Trained:
-    """A model without Keras: each batch moves all weights by 1/64, against its peer's number of samples."""
+    """A model without Keras. Each batch subtracts ``step`` from all weights."""
 
     layout, trainable, model = LAYOUT, (True, True), None
 
@@ -548,7 +548,7 @@ async def test_updates_beyond_the_limit_say_what_to_do_and_do_not_flood_the_term
         assert "raise --update-limit of ddlf peers serve" in broken
 
 
-async def test_server_that_was_killed_in_a_round_begins_it_anew(tmp_path, plan, monkeypatch):
+async def test_server_that_was_killed_in_a_round_restarts_the_round(tmp_path, plan, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "run").mkdir()
     async with Running(tmp_path / "run", **plan) as running:
@@ -570,7 +570,7 @@ async def test_server_that_was_killed_in_a_round_begins_it_anew(tmp_path, plan, 
     np.testing.assert_allclose(peers[0].trained.live[0], -updates / 64, atol=rounds * 3 * 8 / LEVELS, rtol=0)
 
 
-async def test_server_refuses_to_merge_and_plain_posts(tmp_path, plan):
+async def test_server_refuses_merge_commands_and_plain_posts(tmp_path, plan):
     async with Running(tmp_path, **plan) as running:
         light = await running.peer()
         await light.send_post(a_set(1.0))

@@ -1,4 +1,4 @@
-"""What strangers, other pages and the network get from a server of peers: nothing that lets them in."""
+"""Tests of the security of a server of peers: strangers, other pages and the network get no access."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ async def test_a_foreign_page_with_the_cookie_of_a_peer_gets_no_websocket(tmp_pa
 
 
 async def test_a_foreign_page_cannot_use_a_code_or_a_command(tmp_path):
-    """A page may send a request without reading the answer, so the request itself must have no effect."""
+    """A foreign page can send a request although it cannot read the answer, so the request must have no effect."""
     async with Running(tmp_path) as running:
         [code] = await running.server.invite()
         origin = {"Origin": "http://evil.example"}
@@ -68,7 +68,7 @@ async def test_no_log_and_no_file_of_the_run_has_a_code_or_a_key(tmp_path, caplo
 
 
 async def over_tls(tmp_path, use, protected=None):
-    """Run a server with its own certificate, or as ``protected``, and use its link in a thread."""
+    """Run a server with its own certificate or with ``protected``, and call ``use`` in a thread."""
     context, pin = protected or protection("0.0.0.0", None, None, "")
     running = Running(tmp_path)
     ready, sock = asyncio.Event(), socket.create_server(("127.0.0.1", 0))
@@ -93,7 +93,7 @@ async def test_a_link_beyond_loopback_pins_the_certificate(tmp_path):
             await asyncio.to_thread(peer(link_of(origin, code, "")).run, most_updates=1)
         with pytest.raises(ConnectError, match=r"it has ended the connection; .* may begin with https://"):
             await asyncio.to_thread(peer(f"http://127.0.0.1:{port}/#{code}").run, most_updates=1)
-        assert not running.server.ledger.members  # none of them has used the code
+        assert not running.server.ledger.members  # no request has used the code
         await asyncio.to_thread(peer(link_of(origin, code, pin)).run, most_updates=25)
         assert running.server.ledger.members[1].updates == 25
 
@@ -132,11 +132,11 @@ async def test_a_link_pins_a_given_certificate_unless_this_system_trusts_it(tmp_
         assert running.server.ledger.members[1].updates == 25
 
     await over_tls(tmp_path, use, protection("127.0.0.1", cert, key, ""))
-    assert protection("127.0.0.2", cert, key, "")[1]  # it is for another host
+    assert protection("127.0.0.2", cert, key, "")[1]  # the certificate is for another host
 
 
 async def answered(port, host, origin, code):
-    """Return the status of a request with a code, by a program that trusts any certificate."""
+    """Return the status of a request with a code. The request accepts any certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
@@ -147,7 +147,7 @@ async def answered(port, host, origin, code):
     return int(answer.split()[1]), answer
 
 
-async def test_a_link_works_with_an_address_of_the_server_in_place_of_its_name(tmp_path):
+async def test_a_link_works_with_the_address_of_the_server_instead_of_its_name(tmp_path):
     async def use(port, code, pin, running):
         running.server._url = f"https://vm:{port}"
         for host, origin in (
@@ -177,7 +177,7 @@ async def test_the_cookie_is_secure_over_tls(tmp_path):
     await over_tls(tmp_path, use)
 
 
-async def test_behind_a_proxy_the_host_of_the_proxy_is_accepted_and_no_other(tmp_path):
+async def test_behind_a_proxy_only_the_host_of_the_proxy_is_accepted(tmp_path):
     running = Running(tmp_path)
     running.server._url = "https://peers.example"
     async with running:
@@ -212,7 +212,7 @@ async def test_a_link_to_a_port_that_speaks_another_protocol_is_refused_in_one_s
             await asyncio.to_thread(peer(f"http://127.0.0.1:{port}/#code").run)
 
 
-async def test_many_wrong_codes_leave_the_honest_peer_served(tmp_path, monkeypatch):
+async def test_many_wrong_codes_do_not_stop_the_service_of_an_honest_peer(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "WRONG_CODE_S", 0.05)
     async with Running(tmp_path) as running:
         honest = await running.peer()

@@ -1,4 +1,4 @@
-"""The server of peers, with real sockets and files, and peers that share no code with it."""
+"""Tests of the server of peers with real sockets and files. The peers share no code with it."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ def value(data):
 
 
 class Running:
-    """A server that runs, and the lines that it has printed."""
+    """A running server, and the lines that it has printed."""
 
     port = 0
 
@@ -98,7 +98,7 @@ async def test_peers_swap_their_sets(running):
     assert running.server.ledger.sets.keys() == running.server.sets.keys()
 
 
-async def test_a_peer_that_is_cut_off_comes_back_as_the_same_and_is_answered_once(running):
+async def test_a_peer_that_reconnects_stays_the_same_peer_and_is_answered_once(running):
     one, other = await running.peer(), await running.peer()
     await one.post(a_set(1.0))
     await other.send_post(a_set(2.0))
@@ -137,7 +137,7 @@ async def test_a_set_that_is_not_finite_is_rejected_and_the_run_continues(runnin
     assert (await other.post(a_set(2.0)))["answer"] == "merge"
 
 
-async def test_a_set_that_is_far_too_long_reaches_nobody_and_three_strikes_put_its_peer_out(running):
+async def test_a_far_too_long_set_is_rejected_and_three_strikes_exclude_its_peer(running):
     one, two, bad = [await running.peer() for _ in range(3)]
     for peer in (one, two, bad):
         await peer.post(a_set(1.0))
@@ -157,7 +157,7 @@ async def test_a_set_that_is_far_too_long_reaches_nobody_and_three_strikes_put_i
     assert [entry.strike for entry in rejected] == ["yes", "yes", "yes", "no"]
 
 
-async def test_a_peer_goes_only_a_part_of_the_way_to_a_set_that_is_far_away(tmp_path):
+async def test_a_peer_moves_only_partly_towards_a_distant_set(tmp_path):
     async with Running(tmp_path, longest=2.0) as running:
         one, two, far = [await running.peer() for _ in range(3)]
         for peer in (one, two, far):
@@ -184,7 +184,7 @@ async def test_a_trial_rejects_a_set_whose_accuracy_is_lower(tmp_path):
         assert answer["why"] == "its accuracy on the server's data is 0.5000, and that of the last validations 0.9000"
 
 
-async def test_a_peer_whose_merge_broke_begins_again_from_the_validated_set(running):
+async def test_a_peer_restarts_from_the_validated_set_after_a_failed_merge(running):
     one, other = await running.peer(), await running.peer()
     await one.post(a_set(1.0))
     await running.validated(2, 0.5)
@@ -231,7 +231,7 @@ async def test_a_round_is_the_mean_of_its_sets_by_samples(tmp_path):
 
 @pytest.mark.parametrize(("longest", "weight"), [(6.0, 3000), (0.0, 10**9)])
 async def test_a_peer_that_claims_a_billion_samples_counts_as_ten_usual_ones(tmp_path, longest, weight):
-    """Nobody can check the number. Without checks, the server believes it."""
+    """The server cannot verify the number. Without checks, it accepts it."""
     plan = {"way": "rounds", "merge": "mean", "update_policy": "stop", "longest": longest}
     async with Running(tmp_path, **plan) as running:
         one, other, liar = [await running.peer(samples=samples) for samples in (100, 300, 10**9)]
@@ -249,7 +249,7 @@ async def test_a_peer_that_claims_a_billion_samples_counts_as_ten_usual_ones(tmp
 
 
 async def rounds_of(folder, plan, *, restarts):
-    """Return the value of the base after three rounds of a peer that adds 1 in each."""
+    """Return the value of the base after three rounds. The peer adds 1 in each round."""
     running = Running(folder, **plan)
     await running.__aenter__()
     peer = await running.peer()
@@ -395,13 +395,13 @@ async def test_seconds_end_the_training_after_the_first_peer(tmp_path):
     assert 1.0 <= ended - first < PATIENCE_S
 
 
-async def test_a_peer_that_leaves_before_its_validation_passes_the_turn_on(tmp_path):
+async def test_another_peer_validates_if_the_first_one_leaves(tmp_path):
     async with Running(tmp_path, validate_s=0.01) as running:
         one, other = await running.peer(), await running.peer()
         assert (await one.post(a_set(1.0)))["answer"] == "validate"
         await one.socket.send(frame(BYE, {}))
         await running.until(lambda: running.server.ledger.present == [2])
-        for step in range(2):  # alone, it validates each time
+        for step in range(2):  # a single peer validates each time
             await running.until(lambda: time.time() - running.server.ledger.asked_at > 0.01)
             assert (await other.post(a_set(2.0 + step)))["answer"] == "validate"
 
@@ -432,7 +432,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("message", "why"), BAD.values(), ids=BAD)
-async def test_bad_frames_are_answered_with_the_reason_and_harm_nobody_else(running, message, why):
+async def test_bad_frames_are_answered_with_the_reason_and_harm_no_other_peer(running, message, why):
     bad, good = await running.peer(), await running.peer()
     await bad.socket.send(message)
     answer = await bad.answer()
@@ -454,7 +454,7 @@ async def test_a_huge_frame_ends_its_connection_while_it_arrives(running):
     assert (await good.post(a_set(1.0)))["answer"] == "continue"
 
 
-async def test_a_frame_may_come_in_parts_and_what_follows_a_goodbye_is_not_read(running):
+async def test_a_frame_may_arrive_in_parts_and_frames_after_a_goodbye_are_not_read(running):
     peer = await running.peer()
     post = frame(POST, ONE, a_set(1.0))
     await peer.socket.send([post[:3], post[3:50], post[50:]])
@@ -466,7 +466,7 @@ async def test_a_frame_may_come_in_parts_and_what_follows_a_goodbye_is_not_read(
     assert running.server.ledger.counts["posts"] == 1
 
 
-async def test_a_peer_that_says_nothing_is_sent_away_with_the_reason(running, monkeypatch):
+async def test_a_silent_peer_is_refused_with_the_reason(running, monkeypatch):
     monkeypatch.setattr(server, "HELLO_S", 0.05)
     [code] = await running.server.invite()
     _, headers, _ = await get(running.port, "/join", {"X-DDLF-Code": code})
@@ -486,7 +486,7 @@ async def test_a_peer_that_says_nothing_is_sent_away_with_the_reason(running, mo
         ({"samples": 5, "run": "an older one"}, "another run"),
     ],
 )
-async def test_a_hello_that_does_not_fit_is_answered_with_the_reason(running, hello, why):
+async def test_an_invalid_hello_is_answered_with_the_reason(running, hello, why):
     peer = await running.peer()
     await peer.socket.close()
     peer.socket = await connect(
@@ -498,7 +498,7 @@ async def test_a_hello_that_does_not_fit_is_answered_with_the_reason(running, he
 
 
 async def test_the_number_of_samples_must_not_change_after_the_first_post(running):
-    """Before it, the owner of a peer may mend data that its model has refused."""
+    """Before the first post, the owner of a peer may repair data that the model has refused."""
     peer = await running.peer(samples=50)
     peer.samples = 100
     assert "end" not in await peer.connect()
@@ -547,7 +547,7 @@ async def test_a_peer_posts_its_last_batches_before_it_leaves(running):
     assert running.server.ledger.members[1].updates == running.server.plan.updates + 3
 
 
-async def test_a_peer_prints_its_first_and_its_last_post_and_few_others(tmp_path, monkeypatch):
+async def test_a_peer_prints_its_first_and_last_post_and_few_between_them(tmp_path, monkeypatch):
     monkeypatch.setattr(peer_of, "SHOWN_S", PATIENCE_S)
     async with Running(tmp_path, updates=1) as running:
         [code] = await running.server.invite()
@@ -569,7 +569,7 @@ async def test_a_peer_prints_its_first_and_its_last_post_and_few_others(tmp_path
     ]
 
 
-async def test_a_second_window_takes_the_place_of_the_first(running):
+async def test_a_second_window_replaces_the_first(running):
     peer = await running.peer()
     first = peer.socket
     await peer.connect(keeps=True)
@@ -591,9 +591,9 @@ async def test_a_peer_that_does_not_answer_pings_is_gone_after_its_lease(running
     one, other = await running.peer(), await running.peer()
     await one.post(a_set(1.0))
     await other.post(a_set(2.0))
-    running.server.ledger.members[1].interval_s = PATIENCE_S  # keeps its lease on a busy machine, too
+    running.server.ledger.members[1].interval_s = PATIENCE_S  # so that it keeps its lease on a busy machine
     monkeypatch.setattr(ledger, "LEASE_S", 0.5)
-    other.socket.transport.pause_reading()  # as a machine that has lost its network
+    other.socket.transport.pause_reading()  # like a machine that has lost its network
     await running.until(lambda: not running.server.ledger.members[2].present)
     assert running.server.ledger.present == [1]
     await running.until(lambda: "outstanding" not in {held.state for held in running.server.ledger.sets.values()})
@@ -624,9 +624,7 @@ def _refuses(entries):
 
 
 @pytest.mark.parametrize("how", ["seconds", "stop", "last set"])
-async def test_a_full_disk_ends_the_server_at_the_end_of_the_training_and_a_later_one_reaches_it(
-    tmp_path, monkeypatch, how
-):
+async def test_a_server_ends_with_a_full_disk_and_a_later_one_ends_the_training(tmp_path, monkeypatch, how):
     async with Running(tmp_path, end=1.0 if how == "seconds" else 0.0) as running:
         journal, append = running.server._journal, running.server._journal.append
         peer = await running.peer()
@@ -647,7 +645,7 @@ async def test_a_full_disk_ends_the_server_at_the_end_of_the_training_and_a_late
         ):
             await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_S)
         assert running.lines.count("error     no space: need 1 kB, free 0 B in the folder") == 1
-        running.task = asyncio.ensure_future(asyncio.sleep(0))  # its error is known
+        running.task = asyncio.ensure_future(asyncio.sleep(0))  # the test has already checked its error
     async with Running(tmp_path, end=1.0 if how == "seconds" else 0.0) as again:
         if how == "seconds":  # the end waits for the peer, which has not come back yet
             due, looks = again.server.ledger.due, []
@@ -658,7 +656,7 @@ async def test_a_full_disk_ends_the_server_at_the_end_of_the_training_and_a_late
             assert (await peer.connect(keeps=True))["peer"] == 1
             assert (await peer.answer())["end"]["over"]
         else:
-            monkeypatch.setattr(ledger, "LEASE_S", 0.1)  # the peer does not come back
+            monkeypatch.setattr(ledger, "LEASE_S", 0.1)  # the peer does not return
         if how == "stop":
             assert (await get(again.port, "/control/stop", {"Authorization": "Bearer secret"}))[0] == 200
         await asyncio.wait_for(asyncio.shield(again.task), PATIENCE_S)
@@ -666,7 +664,7 @@ async def test_a_full_disk_ends_the_server_at_the_end_of_the_training_and_a_late
         assert value(await again.server.last_set()) == 1.0
 
 
-async def test_posts_that_come_together_share_a_sync(running):
+async def test_posts_that_arrive_together_share_a_sync(running):
     peers = [await running.peer() for _ in range(8)]
     journal, begun, going = running.server._journal, asyncio.Event(), asyncio.Event()
     append, loop, sizes = journal.append, asyncio.get_running_loop(), []
@@ -690,8 +688,8 @@ async def test_posts_that_come_together_share_a_sync(running):
     assert sizes == [1, 7]
 
 
-async def test_a_peer_that_has_just_arrived_is_not_taken_for_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "TICK_S", 0.0)  # leases are looked at between any two steps of other tasks
+async def test_a_new_peer_is_not_taken_for_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "TICK_S", 0.0)  # the server checks leases between any two steps of other tasks
     async with Running(tmp_path) as running:
         for _ in range(10):
             peer = await running.peer()
@@ -699,7 +697,7 @@ async def test_a_peer_that_has_just_arrived_is_not_taken_for_lost(tmp_path, monk
         assert running.server.ledger.present == list(range(1, 11))
 
 
-async def test_a_peer_that_comes_back_while_other_leases_run_out_stays(tmp_path, monkeypatch):
+async def test_a_peer_that_returns_while_other_leases_expire_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "TICK_S", 0.0)
     async with Running(tmp_path) as running:
         one, other = await running.peer(), await running.peer()
@@ -708,7 +706,7 @@ async def test_a_peer_that_comes_back_while_other_leases_run_out_stays(tmp_path,
 
         async def slowly(entry, data=b""):
             if isinstance(entry, Left) and not back.is_set():
-                await other.connect(keeps=True)  # the lease of this peer has run out, too
+                await other.connect(keeps=True)  # the lease of this peer has expired, too
                 back.set()
             await commit(entry, data)
 
@@ -722,16 +720,16 @@ async def test_a_peer_that_comes_back_while_other_leases_run_out_stays(tmp_path,
         assert running.server.ledger.present == [2]
 
 
-async def test_a_post_after_the_end_is_answered_by_the_end(running):
+async def test_a_post_after_the_end_is_answered_with_the_end(running):
     peer = await running.peer()
     await peer.post(a_set(1.0))
-    running.server.ledger.all_asked = True  # a mean under way, which delays the end
+    running.server.ledger.all_asked = True  # a mean is being computed, which delays the end
     await get(running.port, "/control/stop", {"Authorization": "Bearer secret"})
     await peer.send_post(a_set(2.0))
     assert (await peer.answer())["end"]["over"]
 
 
-async def test_a_connected_peer_whose_lease_ran_out_comes_back_with_its_post(running):
+async def test_a_connected_peer_with_an_expired_lease_returns_with_its_post(running):
     peer = await running.peer()
     await running.server.commit(Left(at=0.0, peer=1, why="no sign of life"))
     await peer.send_post(a_set(1.0))
@@ -768,7 +766,7 @@ async def test_a_server_that_ends_writes_the_entries_that_wait_for_the_disk(tmp_
         await running.server.commit(Invited(at=0.0, code="c", until=1.0))
 
 
-async def test_a_peer_that_is_cut_off_while_it_begins_again_asks_once_more(running, monkeypatch):
+async def test_a_peer_that_is_disconnected_during_its_restart_asks_again(running, monkeypatch):
     received, cut = running.server._received, asyncio.Event()
 
     async def cut_off(peer, line, message):
@@ -795,7 +793,7 @@ async def test_a_peer_that_is_cut_off_while_it_begins_again_asks_once_more(runni
     assert running.server.ledger.members[1].number == 1
 
 
-async def test_a_training_that_has_ended_says_so_when_it_is_resumed(tmp_path):
+async def test_resuming_an_ended_training_reports_its_end(tmp_path):
     async with Running(tmp_path) as first:
         await first.server.commit(Ended(at=time.time(), why="stopped by ddlf peers stop"))
         await first.until(lambda: first.server.ledger.over)

@@ -1,4 +1,4 @@
-"""The layout of sets: files that other programs read, and refusals of everything else."""
+"""Tests of the layout of sets: other programs can read the files, and other bytes are refused."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_a_set_is_a_safetensors_file_with_aligned_tensors():
         assert (len(LAYOUT.header) + entry["data_offsets"][0]) % WEIGHTS[name].dtype.itemsize == 0
 
 
-def test_a_set_comes_back_with_its_bits():
+def test_a_decoded_set_has_the_bits_of_the_original():
     data = LAYOUT.encode(list(WEIGHTS.values()))
     assert len(data) == LAYOUT.bytes
     assert not LAYOUT.fault(data)
@@ -71,7 +71,7 @@ def spelled(change):
         (lambda table: b" " + json.dumps(table).encode(), "spelled in another way"),
     ],
 )
-def test_another_header_is_refused_by_its_first_difference(change, sentence):
+def test_another_header_is_refused_with_its_first_difference(change, sentence):
     with pytest.raises(AssertionError, match=sentence):
         raise AssertionError(LAYOUT.fault(spelled(change)))
 

@@ -1,4 +1,4 @@
-"""Shards of the server's own data: their division, their leases, and peers that train on them."""
+"""Tests of shards of the server's own data: their division, their leases, and peers that train on them."""
 
 import asyncio
 import importlib
@@ -55,7 +55,7 @@ def test_each_sample_is_in_exactly_one_shard_with_its_label(rule):
         assert all(len(np.unique(part["y_train"])) == 1 for part in parts)
 
 
-def test_the_digest_tells_other_data_and_other_divisions_apart():
+def test_the_digest_differs_for_other_data_and_other_divisions():
     other = DATA | {"x_train": DATA["x_train"] + 1}
     found = {
         Shards(data, count, "equal", seed).digest
@@ -76,7 +76,7 @@ def test_more_shards_than_samples_and_several_inputs_are_refused():
     st.sampled_from([SwapLedger, RoundLedger]),
     st.lists(st.tuples(st.integers(1, 5), st.sampled_from(["arrive", "leave", "remove", "restart"])), max_size=40),
 )
-def test_each_shard_is_with_one_peer_at_most_and_given_out_again(kind, acts):
+def test_each_shard_has_at_most_one_peer_and_is_leased_again(kind, acts):
     plan = Plan(shards=3) if kind is SwapLedger else Plan(shards=3, way="rounds", merge="mean")
     ledger = kind(plan)
     ledger.apply(Began(at=0.0, set=1, run="r"))
@@ -128,7 +128,7 @@ async def shard_of(running, peer, number, key=None, range_="bytes=0-"):
     return await get(running.port, f"/shard/{number}", headers)
 
 
-async def test_a_server_lends_shards_with_leases_and_a_later_server_knows_them(tmp_path):
+async def test_a_server_leases_shards_and_a_later_server_knows_the_leases(tmp_path):
     async with lending(tmp_path) as running:
         one, other = await running.peer(samples=0), await running.peer(samples=0)
         assert [running.server.ledger.members[peer].shard for peer in (1, 2)] == [1, 2]
@@ -136,7 +136,7 @@ async def test_a_server_lends_shards_with_leases_and_a_later_server_knows_them(t
         assert [(await shard_of(running, one, number))[0] for number in (2, 3, "")] == [409] * 3
         late = await running.peer(samples=0)
         assert "each of the 2 shards is with a peer" in (await late.connect())["end"]["why"]
-        await other.socket.send(b"")  # ends its connection, and not its lease
+        await other.socket.send(b"")  # ends the connection, but not the lease
         await other.socket.wait_closed()
         await other.connect()
         assert running.server.ledger.members[2].shard == 2
@@ -167,7 +167,7 @@ async def test_a_peer_gets_its_shard_in_pieces_one_at_a_time(tmp_path, monkeypat
         assert [(await shard_of(running, peer, 1, range_=range_))[0] for range_ in bad] == [416] * len(bad)
 
 
-async def test_a_peer_that_reads_no_piece_takes_the_memory_of_one(tmp_path, monkeypatch):
+async def test_a_peer_that_does_not_read_needs_the_memory_of_one_piece(tmp_path, monkeypatch):
     size = 2**24  # more than all buffers of a socket
     monkeypatch.setattr(shards_module, "PIECE_BYTES", size)
     data = {"x_train": np.zeros((2, size), np.uint8), "y_train": np.zeros(2)}
@@ -190,7 +190,7 @@ async def test_a_peer_that_reads_no_piece_takes_the_memory_of_one(tmp_path, monk
 
 @pytest.fixture
 async def served(tmp_path, monkeypatch):
-    """Digits in two shards, and a state folder of its own for the keys of Python peers."""
+    """Serve digits in two shards, with a separate state folder for the keys of Python peers."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(shards_module, "PIECE_BYTES", 50_000)
     (tmp_path / "d.nnm").write_text(TEXT)
@@ -201,7 +201,7 @@ async def served(tmp_path, monkeypatch):
     return found
 
 
-async def test_python_peers_train_on_shards_and_the_next_one_gets_the_free_one(served, tmp_path):
+async def test_python_peers_train_on_shards_and_a_new_peer_gets_the_free_one(served, tmp_path):
     lines = []
     async with Running(tmp_path, model=served.model, shards=2, updates=5) as running:
 

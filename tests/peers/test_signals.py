@@ -1,4 +1,4 @@
-"""The first signal ends the work cleanly, also in the middle of a line."""
+"""Tests that the first signal ends the work cleanly, even while a line is printed."""
 
 import signal
 
@@ -8,7 +8,7 @@ from ddlf.peers.signals import Stop
 
 
 @pytest.mark.parametrize("is_printing", [False, True])
-def test_a_signal_asks_the_work_to_end_and_says_so(is_printing, capfd):
+def test_a_signal_asks_the_work_to_end_and_prints_a_message(is_printing, capfd):
     asked = []
 
     def say(line):

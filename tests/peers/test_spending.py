@@ -1,4 +1,4 @@
-"""Epsilon of peers: rounds of a real server count before they leave, and end before a release exceeds the budget."""
+"""Tests of the privacy budget of peers: a release is counted before it is sent, and none exceeds the budget."""
 
 import json
 import time
@@ -23,7 +23,7 @@ NOISED = {"way": "rounds", "merge": "mean", "clip": 1.0, "noise": 1.0, "quorum":
 
 
 def after(releases):
-    """Epsilon of a number of releases with z = 1."""
+    """Return the expected epsilon after a number of releases with z = 1."""
     return pytest.approx(epsilon({Noise(multiplier=1.0): releases}, 1e-5), abs=1e-3)
 
 
@@ -40,7 +40,7 @@ async def a_round(running, *peers):
         await peer.answer()
 
 
-async def test_each_round_costs_the_peers_whose_updates_are_in_it(tmp_path):
+async def test_each_round_is_charged_to_the_peers_with_an_update_in_it(tmp_path):
     async with Running(tmp_path, model=MODEL, **NOISED) as running:
         one, two = await running.peer(), await running.peer()
         await a_round(running, one, two)
@@ -70,7 +70,7 @@ async def test_budget_ends_the_training_after_the_last_release_that_fits(tmp_pat
     assert "above the privacy budget of 7.5" in ended.why
 
 
-async def test_release_that_does_not_fit_leaves_the_base_as_it_is(tmp_path):
+async def test_release_beyond_the_budget_does_not_change_the_base(tmp_path):
     async with Running(tmp_path, model=MODEL, **NOISED, privacy_budget=5.0) as running:
         peers = [await running.peer(), await running.peer()]
         running.server._spending.account.count(running.server._spending._cost(1))
@@ -82,29 +82,29 @@ async def test_release_that_does_not_fit_leaves_the_base_as_it_is(tmp_path):
     assert running.server._spending.account.accountant.releases == 1
 
 
-async def test_each_post_costs_its_peer_if_nobody_is_trusted(tmp_path):
+async def test_each_post_is_charged_to_its_peer_if_no_party_is_trusted(tmp_path):
     """The server sees each post with a share of the noise: z = 1 / sqrt(2), the epsilon of two releases with z = 1."""
     async with Running(tmp_path, model=MODEL, **NOISED, trust="nobody") as running:
         one, two = await running.peer(), await running.peer()
         await a_round(running, one, two)
-        await one.send_post(a_set(0.1), base=running.server.ledger.base)  # a round that never closes
+        await one.send_post(a_set(0.1), base=running.server.ledger.base)  # this round never closes
         await running.until(lambda: running.server._spending.account.accountant.releases == 3)
         found = running.server._spending.epsilons()
     assert found == {1: after(4), 2: after(2)}
 
 
 ONE_POST = NOISED | {"trust": "nobody", "privacy_budget": 7.5}
-"""A peer can post once: a second post would cost as much as four releases with z = 1."""
+"""A plan that allows one post of a peer. Two posts would cost as much as four releases with z = 1."""
 
 
-async def test_round_whose_posts_fill_the_budgets_of_its_peers_is_released(tmp_path):
+async def test_round_is_released_if_its_posts_use_up_the_budgets(tmp_path):
     async with Running(tmp_path, model=MODEL, **ONE_POST) as running:
         one, two = await running.peer(), await running.peer()
         await one.send_post(a_set(0.1), base=1)
         await running.until(lambda: running.server.ledger.posts == 1)
         assert not running.server.ledger.ended
         end = await two.post(a_set(0.1), base=1)
-        assert end == await one.answer()  # neither gets another base to train
+        assert end == await one.answer()  # neither peer receives another base
         spent = running.server._spending.epsilons()
     assert spent == {1: after(2), 2: after(2)}
     assert LAYOUT.decode(end["set"])[0] == pytest.approx(0.1)

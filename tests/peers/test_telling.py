@@ -1,4 +1,4 @@
-"""Events of a training by peers, and the folder and the board that they become."""
+"""Tests of the events of a training by peers, and of the run folder and board that are made from them."""
 
 import json
 from itertools import pairwise
@@ -16,8 +16,8 @@ from ddlf.peers.telling import PeersWriter, Rarely, Teller
 PLAN = Plan(batch_size=10, codec="bfloat16")
 
 
-class Told:
-    """A ledger whose entries are told, and the events."""
+class Reported:
+    """A ledger, the ``Teller`` that turns its entries into events, and the events."""
 
     def __init__(self):
         self.ledger, self.events, self.next_set = SwapLedger(PLAN), [], 2
@@ -41,8 +41,8 @@ class Told:
 
 
 @pytest.fixture
-def told():
-    found = Told()
+def reported():
+    found = Reported()
     found.post(1, 2.0)
     found.post(1, 1.0)
     found.post(2, 3.0)
@@ -56,7 +56,7 @@ def told():
 
 def test_the_board_shows_how_much_of_an_end_in_seconds_has_passed():
     for end, has_end, done, left_s in ((100.0, True, 0.4, 60.0), (0.9, False, 0.0, None)):
-        for passed_s in (0.0, 30.0):  # a new run, and one that continues
+        for passed_s in (0.0, 30.0):  # a new run and a resumed run
             board, ledger = Board(), SwapLedger(Plan(end=end))
             ledger.first_at = 1000.0 - passed_s if passed_s else 0.0
             now = 1000.0
@@ -69,24 +69,24 @@ def test_the_board_shows_how_much_of_an_end_in_seconds_has_passed():
             assert (run["has_end"], run["done"], run["left_s"]) == (has_end, done, left_s)
 
 
-def test_posts_between_two_ticks_become_one_record_and_an_event_of_each_peer(told):
-    posted = [event for event in told.events if isinstance(event, e.PeerPosted)]
+def test_posts_between_two_ticks_become_one_record_and_an_event_of_each_peer(reported):
+    posted = [event for event in reported.events if isinstance(event, e.PeerPosted)]
     assert [(one.name, one.posts, one.new, one.batches, one.samples) for one in posted] == [
         ("clinic", 2, 2, 40, 400),
         ("peer 2", 1, 1, 20, 200),
     ]
-    [record] = [event.record for event in told.events if isinstance(event, e.Committed)]
+    [record] = [event.record for event in reported.events if isinstance(event, e.Committed)]
     assert (record.version, record.samples, record.bytes_back, record.seconds) == (3, 600, 3000, 2.0)
     assert record.bytes_out == 2000
     assert (record.metrics, record.test) == ({"accuracy": 0.5, "loss": 2.0}, {"accuracy": 0.75, "loss": 0.5})
-    told.events.clear()
-    told.teller.tick(3.0)
-    assert not told.events
+    reported.events.clear()
+    reported.teller.tick(3.0)
+    assert not reported.events
 
 
-def test_the_board_shows_peers_with_their_rates_and_the_averages(told):
+def test_the_board_shows_peers_with_their_rates_and_the_averages(reported):
     board = Board()
-    for event in told.events:
+    for event in reported.events:
         board.tell(event, 1.0)
     message = board.since(Seen(), 2.0)
     shown = {lane["name"]: (lane["state"], lane["rate"], lane["updates"], lane["is_peer"]) for lane in message["lanes"]}
@@ -97,16 +97,16 @@ def test_the_board_shows_peers_with_their_rates_and_the_averages(told):
     json.dumps(message, allow_nan=False)
 
 
-def test_the_folder_of_a_resumed_run_has_one_report_of_both_parts(tmp_path, told):
+def test_the_folder_of_a_resumed_run_has_one_report_of_both_parts(tmp_path, reported):
     for part in (False, True):
         writer = PeersWriter(tmp_path, PLAN, "peers of digits", continues=part)
-        writer.write([(float(at), event) for at, event in enumerate(told.events)])
+        writer.write([(float(at), event) for at, event in enumerate(reported.events)])
         writer.end("stopped" if not part else "finished", "", 0)
-        told.events.clear()
-        told.teller.begin("peers of digits", 0, 3.0)
-        told.post(1, 0.5)
-        told.teller.tick(4.0)
-        told.teller.end("complete", "the accuracy is reached")
+        reported.events.clear()
+        reported.teller.begin("peers of digits", 0, 3.0)
+        reported.post(1, 0.5)
+        reported.teller.tick(4.0)
+        reported.teller.end("complete", "the accuracy is reached")
     found = past.read(tmp_path)
     assert (found.status.state, found.status.app, found.status.restarts) == ("finished", "peers of digits", 1)
     assert [record.version for record in found.records] == [3, 4]
@@ -116,7 +116,7 @@ def test_the_folder_of_a_resumed_run_has_one_report_of_both_parts(tmp_path, told
     assert (tmp_path / folder.REPORT).exists()
 
 
-def test_a_line_that_comes_each_second_becomes_rare_in_a_long_run():
+def test_a_line_of_each_second_becomes_rare_in_a_long_run():
     rarely = Rarely(1000.0)
     said = [second for second in range(3600) if rarely.is_due(1000.0 + second)]
     assert said[:12] == [*range(11), 12]

@@ -1,4 +1,4 @@
-"""Few large sets arrive at a time, and a peer on a slow line holds up nobody."""
+"""Tests of receiving large sets: only a few arrive at the same time, and a slow peer does not delay another one."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.patience import PATIENCE_S
 
 
 class Transport:
-    """Notes whether the server reads."""
+    """A transport that records whether the server reads."""
 
     reads = True
 
@@ -47,24 +47,24 @@ def reading(senders):
     return [one.transport.reads for one in senders]
 
 
-async def test_others_wait_until_a_turn_ends_and_the_first_one_comes_first(senders):
+async def test_senders_wait_until_a_turn_ends_and_continue_in_order(senders):
     turns = Turns(2)
     for one in senders:
         turns.begin(one)
     assert reading(senders) == [True, True, False, False]
     assert [turns.waits(one) for one in senders] == [False, False, True, True]
-    turns.begin(senders[3])  # more of it had arrived
+    turns.begin(senders[3])  # more bytes of its message had arrived
     turns.end(senders[1])
     assert reading(senders) == [True, True, True, False]
     assert [one.much for one in senders] == [True, False, True, False]
-    turns.end(senders[3])  # it has gone
+    turns.end(senders[3])  # it has disconnected
     turns.end(senders[0])
     turns.end(senders[2])
     turns.begin(senders[1])
     assert reading(senders) == [True, True, True, False]
 
 
-async def test_a_slow_sender_goes_on_but_gives_its_turn_away(senders, monkeypatch):
+async def test_a_slow_sender_continues_but_loses_its_turn(senders, monkeypatch):
     monkeypatch.setattr(module, "SLOW_S", 0.0)
     turns = Turns(1)
     turns.begin(senders[0])

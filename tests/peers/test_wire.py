@@ -1,4 +1,4 @@
-"""Sets as they travel: golden bits, files that other programs read, what stays exact, and peers that lose no update."""
+"""Tests of codecs of sets: golden bits, readable files, exact weights, and peers that lose no update."""
 
 import asyncio
 import struct
@@ -40,7 +40,7 @@ GOLDEN = [  # float32, bfloat16, float16
     (0x7F800000, 0x7F80, 0x7C00),
     (0xFF800000, 0xFF80, 0xFC00),
     (0x7FC00000, 0x7FC0, 0x7E00),
-    (0x7F800001, 0x7FC0, 0x7E00),  # a NaN whose upper half is that of an infinity
+    (0x7F800001, 0x7FC0, 0x7E00),  # a NaN with the upper half of an infinity
     (0xFFA02000, 0xFFE0, 0xFF01),
     (0x38800000, 0x3880, 0x0400),  # 2^-14, the smallest normal half
     (0x387FFFFF, 0x3880, 0x0400),
@@ -55,12 +55,12 @@ GOLDEN = [  # float32, bfloat16, float16
     (0x00008001, 0x0001, 0x0000),
     (0x80018000, 0x8002, 0x8000),
 ]
-"""Float32 values and what they become, as bits."""
+"""The bits of float32 values, and of their roundings to bfloat16 and float16."""
 SPECIAL = np.array([bits for bits, _, _ in GOLDEN], np.uint32).view(np.float32)
 
 
 def halves_of(values, codec):
-    """Return the bits of values in a set."""
+    """Return the 16 bits of each value in an encoded set."""
     wire = Wire(layout_of({"w": values}), codec, [True])
     return np.frombuffer(wire.encode([values])[len(wire.layout.header) :], np.uint16)
 
@@ -92,7 +92,7 @@ TRAINED = (True, True, False, True, False, True)
 
 
 @pytest.mark.parametrize("codec", ["bfloat16", "float16"])
-def test_set_that_travels_has_half_of_the_bytes_and_keeps_all_other_weights(codec):
+def test_encoded_set_has_half_of_the_bytes_and_keeps_all_other_weights(codec):
     exact = layout_of(WEIGHTS)
     wire = Wire(exact, codec, TRAINED)
     data = wire.encode(list(WEIGHTS.values()))
@@ -108,7 +108,7 @@ def test_set_that_travels_has_half_of_the_bytes_and_keeps_all_other_weights(code
         np.testing.assert_array_equal(back, found[name].astype(array.dtype))
         if not name.startswith("dense"):
             np.testing.assert_array_equal(back, array)
-    assert wire.encode(wire.decode(data)) == data  # rounded once
+    assert wire.encode(wire.decode(data)) == data  # values are rounded only once
     assert "'dense/kernel' has the dtype F32" in wire.fault(exact.encode(list(WEIGHTS.values())))
 
 
@@ -161,7 +161,7 @@ def values(data):
     return {float(one) for weight in WIRE.decode(data) for one in weight.reshape(-1)}
 
 
-async def test_posted_sets_stay_as_posted_and_computed_sets_stay_exact_across_a_restart(tmp_path):
+async def test_posted_sets_are_unchanged_and_computed_sets_are_exact_after_a_restart(tmp_path):
     async with Running(tmp_path, codec="bfloat16") as running:
         one, other = await running.peer(), await running.peer()
         assert one.set == coded(0.0)
@@ -172,7 +172,7 @@ async def test_posted_sets_stay_as_posted_and_computed_sets_stay_exact_across_a_
         await running.server._command("merge", "")
         await running.until(lambda: running.server.ledger.base > 1)
         assert (await one.post(coded(9.0)))["answer"] == "replace"
-        mean = (1.0 + 2.0 + 2 * (1 + 2**-7)) / 4  # by trainings; the first set is outstanding
+        mean = (1.0 + 2.0 + 2 * (1 + 2**-7)) / 4  # weighted by trainings; the first set is outstanding
         assert (mean, values(one.set)) == (1.25 + 2**-8, {1.25})
         sets = dict(running.server.sets)
     async with Running(tmp_path, codec="bfloat16") as again:
@@ -184,7 +184,7 @@ async def test_posted_sets_stay_as_posted_and_computed_sets_stay_exact_across_a_
 
 
 @pytest.mark.parametrize("trainings", [(3, 0, 4), (0, 0, 0), (1, 1, 7)])
-def test_mean_of_sets_that_are_read_one_by_one_has_the_bits_of_the_mean_by_trainings(trainings):
+def test_mean_of_sets_read_one_by_one_has_the_bits_of_the_mean_by_trainings(trainings):
     chance, shapes = np.random.default_rng(1), [(20, 3), (), (4,)]
     sets = [[chance.normal(size=shape).astype(np.float32) for shape in shapes] for _ in trainings]
     sets = [[*one, np.array(number), np.array([-0.0], np.float32)] for number, one in enumerate(sets)]
@@ -195,7 +195,7 @@ def test_mean_of_sets_that_are_read_one_by_one_has_the_bits_of_the_mean_by_train
         assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
-def test_base_that_travels_rounded_keeps_its_bits_if_no_peer_has_trained():
+def test_rounded_base_keeps_its_bits_if_no_peer_has_trained():
     base = [np.full((3, 2), 1 + 2**-10, np.float32), np.zeros(2, np.float32)]
     given = WIRE.decode(WIRE.encode(base))
     assert given[0][0, 0] == 1
@@ -204,7 +204,7 @@ def test_base_that_travels_rounded_keeps_its_bits_if_no_peer_has_trained():
     np.testing.assert_array_equal(found[0], base[0])
 
 
-async def test_set_in_full_is_refused_where_sets_are_rounded(tmp_path):
+async def test_unrounded_set_is_refused_if_sets_are_rounded(tmp_path):
     async with Running(tmp_path, codec="float16") as running:
         peer = await running.peer()
         assert "a set of this model has" in (await peer.post(a_set(1.0)))["end"]["why"]
@@ -221,7 +221,7 @@ class Steps(Added):
 
 
 async def test_updates_below_the_precision_of_the_codec_add_up_in_rounds(tmp_path):
-    """Without error feedback, a round would round each update away, and the weights would stay at 1."""
+    """Without error feedback, rounding would remove each update, and the weights would stay at 1."""
     first = Model(text="", layout=LAYOUT, first=a_set(1.0), trainable=(True, True))
     running = Running(tmp_path, model=first, codec="bfloat16", way="rounds", merge="mean", updates=1, quorum=2)
     async with running:

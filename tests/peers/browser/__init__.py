@@ -1,1 +1,1 @@
-"""The browser's engine beside Keras."""
+"""Tests of peers in browsers."""

@@ -1,4 +1,4 @@
-"""The page of a peer in Chromium, with the real engine and a server that only hands out files: it trains alone."""
+"""Run the page of one peer in Chromium, with the real engine. A simple file server replaces the server of peers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def digits_model(seed: int = 0) -> Any:
 
 
 class Alone:
-    """What the server hands out.
+    """The files and answers of the simple server.
 
     Args:
         model: A compiled Keras model.
@@ -41,7 +41,7 @@ class Alone:
 
     Attributes:
         codes: Codes that can still be used.
-        answers: Status and text of a path, instead of the usual answer.
+        answers: Status and text that replace the usual answer of a path.
     """
 
     def __init__(self, model: Any, classes: tuple[str, ...] = ()) -> None:

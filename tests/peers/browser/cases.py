@@ -1,4 +1,4 @@
-"""Models beside which the engine is compared, and what Keras makes of them."""
+"""Compare the results of the browser's engine with those results that Keras computes for the same model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Case:
     """One model with its batches.
 
     Args:
-        name: What is compared.
+        name: The name of the case, for messages.
         model: The compiled Keras model.
         batches: Inputs and labels of each training step.
     """
@@ -43,7 +43,7 @@ class Case:
         }
 
     def wrong(self, got: dict[str, Any], tolerance: float = TOLERANCE) -> list[str]:
-        """Return how the engine's results differ from those of Keras, which trains the model here."""
+        """Train the model with Keras, and return how the engine's results differ."""
         if "error" in got:
             return [f"{self.name}: {got['error']}"]
         found: list[str] = []
@@ -73,7 +73,7 @@ class Case:
 
 
 def alone(arrays: Arrays) -> Any:
-    """Return arrays as Keras expects them: one without a list around it."""
+    """Return arrays in the form that Keras expects: a single array without a list."""
     return arrays if len(arrays) > 1 else arrays[0]
 
 

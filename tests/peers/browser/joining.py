@@ -1,4 +1,4 @@
-"""A peer in Debian's Chromium: a document of the server, the worker, and what the worker tells."""
+"""A peer in Debian's Chromium, without the usual page: a document of the server that starts the web worker of a peer."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class BrowserPeer:
         return await self.page.evaluate("([what, given]) => ask(what, given)", [what, given])
 
     async def told(self, kind: str) -> list[dict[str, Any]]:
-        """Return what the worker has told of one kind."""
+        """Return the messages of one kind that the worker has sent."""
         found: list[dict[str, Any]] = await self.page.evaluate(
             "(kind) => told.filter(({ told }) => told === kind)", kind
         )
         return found
 
     async def until(self, kind: str, holds: Any) -> dict[str, Any]:
-        """Wait until the worker has told something that holds, and return it."""
+        """Wait until a message of this kind fulfils ``holds``, and return it."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 told = await self.told(kind)

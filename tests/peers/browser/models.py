@@ -17,12 +17,12 @@ SEQUENCE, IMAGE, VOLUME, VECTOR = (6, 3), (7, 6, 2), (5, 4, 6, 2), (8,)
 
 
 def numbers(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, Any]:
-    """Return numbers that a layer may meet, some of which are equal or 0."""
+    """Return inputs for a layer; some numbers are equal, and some are 0."""
     return np.round(rng.normal(size=shape), 2).astype("float32") * (rng.random(shape) > 0.2)
 
 
 def of_layer(name: str, shape: tuple[int, ...], *stack: Callable[[Any], Any], inputs: int = 1, steps: int = 1) -> Case:
-    """Return a case in which weights lie before and behind a layer, so that its gradients count."""
+    """Return a case with weights before and after a layer, so that the test covers the gradients of the layer."""
     rng = np.random.default_rng(len(name))
     keras.utils.set_random_seed(3)
     given = [keras.Input(shape) for _ in range(inputs)]

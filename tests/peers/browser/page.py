@@ -1,4 +1,4 @@
-"""A page with the engine in Debian's Chromium, under the policy that pages of peers have."""
+"""A page with the engine in Debian's Chromium, under the content security policy of a peer's page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ globalThis.Map = class extends Map {
 const isBuffers = (map) => { const [first] = map.values(); return first && typeof first === "object" && "ptr" in first && "ref" in first; };
 globalThis.buffersInUse = () => living().filter(isBuffers).reduce((sum, map) => sum + map.size, 0);
 """
-"""Counts the buffers of jax-js, which keeps them in a map."""
+"""Script that counts the buffers of jax-js, which keeps them in a map."""
 
 
 class _Files(BaseHTTPRequestHandler):

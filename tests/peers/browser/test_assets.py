@@ -1,4 +1,4 @@
-"""The files that a server sends to browsers."""
+"""Tests of the files that a server sends to browsers."""
 
 import posixpath
 import re
@@ -21,7 +21,7 @@ def test_every_import_of_page_and_engine_is_a_file_that_the_server_sends():
             )
 
 
-def test_no_file_makes_code_from_texts_or_names_another_host():
+def test_no_file_evaluates_texts_or_names_another_host():
     for path, content in assets().items():
         text = content.decode()
         assert not re.search(r"\beval\(|new Function\b|\bFunction\(", text), path

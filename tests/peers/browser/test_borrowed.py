@@ -1,4 +1,4 @@
-"""A peer in a browser whose leased shard cannot be fetched, in Node beside a scripted server."""
+"""Tests of a browser's peer that cannot fetch its leased shard. It runs in Node, with a scripted server."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from tests.patience import PATIENCE_S
 
 
 def test_a_peer_that_loses_the_server_before_its_new_shard_waits_and_asks_again():
-    """The server is lost twice between a welcome and its shard; once the connection itself stays."""
+    """The server is lost twice between a welcome and its shard; in one of the cases the connection stays open."""
     program = Path(__file__).with_name("borrowed.js")
     done = subprocess.run(
         ["node", program, ENGINE.as_uri()], capture_output=True, text=True, timeout=PATIENCE_S, check=True

@@ -1,4 +1,4 @@
-"""Data in a page: NumPy's files are read exactly, fitted as Python peers fit them, and refused in one sentence."""
+"""Tests of data in a page: it reads NumPy's files exactly, fits them like a Python peer, and explains bad files."""
 
 import json
 import subprocess
@@ -147,7 +147,7 @@ BAD = {
     "a picture": (b"\x89PNG" * 20, "cannot be read: it is no .npz file"),
     "one bit flipped": (bytes(FLIPPED), "the array x is damaged"),
     "no array": (archive(), "it has no arrays"),
-    "not an array": (archive(x=b"hello hello"), "is no array of NumPy"),
+    "not an array": (archive(x=b"hello hello"), "no array of NumPy"),
     "objects": (saved(x=np.array([{}, []], object), y=Y), "Python objects"),
     "no x": (saved(y=Y, z=X), "has no x or x_train; it has y, z"),
     "no labels": (saved(x=X), "has no y"),
@@ -203,7 +203,7 @@ def test_labels_of_folders_follow_the_agreed_names():
     assert [answer["result"] for answer in answers] == [[1, 0, None, None, None], [0, 1, None, 1, None, None]]
 
 
-def test_the_page_sees_which_models_take_pictures():
+def test_the_page_recognises_models_that_take_pictures():
     shapes = {
         (28, 28, 1): (28, 28, 1), (32, 48, 3): (32, 48, 3), (28, 28): (28, 28, 1), (784,): (28, 28, 1), (3072,): (32, 32, 3),
         (6,): None, (100, 2): None, (8, 8, 8): None, (4, 4, 4, 1): None,
@@ -226,7 +226,7 @@ def test_the_size_of_a_picture_is_known_before_it_is_decoded():
     assert asked({"act": "size", "bytes": []})[0]["result"] is None
 
 
-def test_outputs_become_probabilities_whatever_the_last_layer_is():
+def test_outputs_become_probabilities_for_any_last_layer():
     logits = RANDOM.normal(size=4) * 3
     soft = np.exp(logits) / np.exp(logits).sum()
     cases = (

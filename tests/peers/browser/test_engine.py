@@ -1,4 +1,4 @@
-"""The engine in Chromium's WebAssembly beside Keras, in one browser."""
+"""Tests that compare the engine in Chromium's WebAssembly with Keras. All tests share one browser."""
 
 import json
 
@@ -40,14 +40,14 @@ def cases():
 
 
 async def wrong(page, cases):
-    """Return how the engine's results differ from those of Keras, over all cases."""
+    """Return the differences between the engine and Keras in all cases."""
     found = []
     for case in cases:
         found += case.wrong(json.loads(await page.evaluate(RUN, json.dumps(case.written))))
     return found
 
 
-async def test_engine_has_the_listed_names_and_no_others(page):
+async def test_engine_has_exactly_the_listed_names(page):
     names = await page.evaluate(
         """async () => {
           const from = async (file, name) => Object.keys((await import(`/engine/${file}.js`))[name]).sort();

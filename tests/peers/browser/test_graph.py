@@ -1,4 +1,4 @@
-"""The layer graph of a model, and models that have none."""
+"""Tests of the layer graph that browsers receive, and of models that cannot have one."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_a_shared_layer_is_written_once_and_called_twice():
     assert [call["number"] for call in graph["calls"] if call["layer"] == "shared"] == [0, 1]
     assert [loss["weight"] for loss in graph["losses"]] == [1.0, 0.3]
     inner = {weight["name"].rpartition("/")[2] for weight in graph["weights"] if weight["name"].startswith("inner/")}
-    assert {"kernel", "gamma"} <= inner  # the numbers of Keras's names depend on what was made before
+    assert {"kernel", "gamma"} <= inner  # Keras numbers names by the models made before
 
 
 def test_every_other_layer_of_keras_is_refused_by_name():
@@ -65,11 +65,11 @@ def test_every_other_layer_of_keras_is_refused_by_name():
             _row(object.__new__(kind), listed.LAYERS, keras.layers, "the layer 'x'")
 
 
-def test_what_the_engine_cannot_compute_exactly_is_refused_by_name():
+def test_parts_that_the_engine_cannot_compute_exactly_are_refused_by_name():
     dense = layers.Dense
 
     class Dense(keras.layers.Dense):
-        """A class of the same name as one of Keras's."""
+        """A class with the same name as a class of Keras."""
 
     def own_loss(labels, outputs):
         return keras.ops.mean(labels - outputs)

@@ -1,4 +1,4 @@
-"""Clip and noise of the browser's peer, in Node, beside those of Python."""
+"""Tests that compare clipping and noise of the browser's peer, which runs in Node, with Python."""
 
 import json
 import subprocess
@@ -53,18 +53,20 @@ def test_a_browser_clips_and_adds_noise_as_python_does(monkeypatch):
 
 
 def test_a_peer_in_a_browser_that_trusts_nobody_posts_only_hidden_updates():
-    """Its server says "validate" and "replace" after each of two posts."""
+    """The server answers "validate" and "replace" to each of two posts."""
     program = Path(__file__).with_name("hidden.js")
     done = subprocess.run(
         ["node", program, ENGINE.as_uri()], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     found = json.loads(done.stdout)
-    assert found["sent"] == ["hello", "post", "post", "bye"]  # no score: a metric has no noise
-    step = 2.0 / np.sqrt(20_000)  # training subtracts 1 from each weight, and the clip makes this the norm 2
+    assert found["sent"] == ["hello", "post", "post", "bye"]  # no score, because a metric has no noise
+    step = 2.0 / np.sqrt(
+        20_000
+    )  # training subtracts 1 from each weight, and clipping reduces this update to the norm 2
     for post, base, kept in zip(found["posts"], (0.0, 0.5), (0.0, 7.0), strict=True):
-        assert post["std"] == pytest.approx(3.0 * 2.0 / 2, rel=0.03)  # a share of noise with a quorum of 4
+        assert post["std"] == pytest.approx(3.0 * 2.0 / 2, rel=0.03)  # the share of the noise for a quorum of 4
         assert abs(post["mean"] - (base - step)) < 6 * 3.0 / np.sqrt(20_000)
         assert (post["kept"], post["accuracy"], post["loss"]) == ([kept, kept], -1, -1)
-    assert 1 in found["epsilons"]  # of the answer to the first post
-    # the first answer replaces all weights: neither the rest of the update nor the noise stays
+    assert 1 in found["epsilons"]  # from the answer to the first post
+    # The first answer replaces all weights, so neither the rest of the update nor the noise stays.
     assert found["loaded"][:2] == [[0.0, 0.0, 0.0], [0.5, 0.5, 7.0]]

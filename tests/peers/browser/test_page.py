@@ -1,4 +1,4 @@
-"""The page of a peer as people use it, in Chromium: join, choose data, look, train, pause, try the model, stop."""
+"""Tests of the page of a peer in Chromium, used like a person: join, choose data, train, pause, try the model, stop."""
 
 import asyncio
 import importlib
@@ -44,7 +44,7 @@ CONTRAST = """() => {
   }
   return weak;
 }"""
-"""Texts whose contrast is below the 4.5 of WCAG 2.2 AA."""
+"""Script that finds texts with a contrast below 4.5, the limit of WCAG 2.2 AA."""
 UNNAMED = """() => [...document.querySelectorAll("button, input, select, canvas, svg[role]")]
   .filter((node) => node.checkVisibility() && !node.closest("[aria-hidden]"))
   .filter((node) => !(node.getAttribute("aria-label") || node.textContent.trim() || node.labels?.[0]?.textContent.trim()))
@@ -65,7 +65,7 @@ def picture(size, color, kind="PNG"):
 
 
 async def is_sound(page):
-    """Check what holds for each state of the page."""
+    """Check the properties that every state of the page must have."""
     assert page.wrong == []
     assert len(page.hosts) == 1
     assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -87,7 +87,7 @@ async def test_a_person_with_a_keyboard_and_a_phone_trains_a_model(scheme):
 
         await page.locator("#name").focus()
         await page.keyboard.type("clinic 7")
-        await page.keyboard.press("Enter")  # a form begins with Enter
+        await page.keyboard.press("Enter")  # Enter submits a form
         await page.locator("#state[data-state=training]").wait_for()
         read = "Number(document.querySelectorAll('#tiles dd')[2].firstChild.data.replaceAll(',', ''))"
         while await page.evaluate(read) < 2000:
@@ -105,7 +105,7 @@ async def test_a_person_with_a_keyboard_and_a_phone_trains_a_model(scheme):
         ]
         assert parts == sorted(parts, reverse=True)
         assert len(parts) == 5
-        assert 50 < sum(parts) <= 100.3  # the best five of ten
+        assert 50 < sum(parts) <= 100.3  # the page shows the best five of ten classes
         async with page.expect_download() as download:
             await page.locator("#save").press("Enter")
         weights = load((await (await download.value).path()).read_bytes())
@@ -114,7 +114,7 @@ async def test_a_person_with_a_keyboard_and_a_phone_trains_a_model(scheme):
         await page.locator("#state[data-state=training]").wait_for()
 
         await page.locator("#stop").press("Enter")
-        await page.keyboard.press("Escape")  # stays
+        await page.keyboard.press("Escape")  # Escape does not leave the page
         assert await page.locator("#state").inner_text() == "training"
         await page.locator("#stop").press("Enter")
         await page.locator("#leave button[value=leave]").press("Enter")
@@ -253,14 +253,14 @@ async def test_a_reload_continues_the_training_and_other_tabs_are_warned():
         await page.locator("#state[data-state=paused]").wait_for()
         assert asked == ["beforeunload"] * 2
 
-        await other.reload()  # another tab begins only when it is told to, with the kept data
+        await other.reload()  # another tab waits for a click, and then uses the stored data
         await other.locator("#again").click()
         await other.locator("#seen").wait_for()
         assert "160 samples for training" in await other.locator("#counts").inner_text()
         await page.locator("#stop").click()
         await page.locator("#leave button[value=leave]").click()
         await page.locator("#state[data-state=ended]").wait_for()
-        for one in (page, other):  # the copy is gone
+        for one in (page, other):  # the stored copy is gone
             await one.reload()
             await one.locator("#choose").wait_for()
             assert not await one.locator("#again").is_visible()
@@ -272,11 +272,11 @@ NAME = """() => {
   const node = document.activeElement;
   return node.getAttribute("aria-label") ?? node.labels?.[0]?.textContent.trim() ?? node.textContent.trim();
 }"""
-"""The name of the element that has the focus."""
+"""Script that returns the name of the focused element."""
 
 
 async def reached(page, name):
-    """Press Tab until something with this name has the focus."""
+    """Press Tab until an element with this name has the focus."""
     seen = []
     for _ in range(40):
         await page.keyboard.press("Tab")
@@ -289,7 +289,7 @@ async def reached(page, name):
 
 
 async def heard(page):
-    """Return role and name of each element that a screen reader meets, from Chromium's own tree."""
+    """Return role and name of each element in Chromium's accessibility tree, which screen readers use."""
     devtools = await page.context.new_cdp_session(page)
     nodes = (await devtools.send("Accessibility.getFullAXTree"))["nodes"]
     found = []
@@ -307,10 +307,12 @@ async def chosen(choosers):
     return await asyncio.wait_for(choosers.get(), PATIENCE_S)
 
 
-async def test_a_person_without_a_mouse_or_a_screen_comes_from_the_link_to_the_trained_model():
+async def test_a_person_with_a_keyboard_and_a_screen_reader_trains_a_model_from_a_link():
     async with joined(Alone(digits_model())) as page:
         choosers = asyncio.Queue()
-        page.on("filechooser", choosers.put_nowait)  # for good: Playwright does not wait until a new listener is known
+        page.on(
+            "filechooser", choosers.put_nowait
+        )  # set once, because Playwright does not wait until a new listener is active
         await page.locator("#choose").wait_for()
         assert {("heading", "Train digits together"), ("status", "ready"), ("button", ".npz file"), ("main", "")} <= {
             (role, "ready" if role == "status" else name) for role, name in await heard(page)
@@ -361,12 +363,12 @@ PLANS = [
     Plan(way="rounds", merge="mean", secure_aggregation=True, quorum=3),
     Plan(**NOISE, trust="nobody"),
 ]
-"""A plan of each way of working together."""
+"""One plan for each kind of training by peers."""
 TOPS = "(names) => names.map((name) => document.querySelector(name).getBoundingClientRect().top)"
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-async def test_the_first_screen_says_who_sees_what_without_scrolling(width, height):
+async def test_the_first_screen_explains_the_privacy_without_scrolling(width, height):
     alone = Alone(digits_model())
     async with joined(alone, width=width, height=height) as page:
         for plan in PLANS:
@@ -378,8 +380,8 @@ async def test_the_first_screen_says_who_sees_what_without_scrolling(width, heig
             await is_sound(page)
 
 
-async def test_the_screen_says_who_sees_updates_and_samples():
-    """Before and during the training, on a phone, in each way of working together."""
+async def test_the_screen_explains_who_sees_updates_and_samples():
+    """The test looks before and during the training, on a phone, in each kind of training."""
     alone = Alone(digits_model())
     async with joined(alone, width=320, height=640) as page:
         for plan in PLANS:
@@ -441,10 +443,10 @@ async def test_no_text_of_a_curve_is_cut():
           range.setEnd(node, end);
           return range.getClientRects().length;
         }"""
-        assert await page.evaluate(lines) == 1  # the name of the app stands on one line
+        assert await page.evaluate(lines) == 1  # the name of the app takes one line
 
 
-async def test_a_browser_without_web_assembly_leaves_the_link_unused():
+async def test_a_browser_without_web_assembly_does_not_use_the_link():
     alone = Alone(digits_model())
     async with joined(alone) as page:
         await page.add_init_script("delete globalThis.WebAssembly")

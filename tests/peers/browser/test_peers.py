@@ -1,4 +1,4 @@
-"""Peers in Chromium and in Python train one model, with a server in a process of its own."""
+"""Tests of peers in Chromium and in Python that train one model, with the server in a separate process."""
 
 import asyncio
 import contextlib
@@ -32,14 +32,14 @@ pytestmark = pytest.mark.slow
 
 
 class Halves:
-    """The digits of scikit-learn, in a folder with the model: 0-4 and 5-9 apart."""
+    """A folder with the model and the digits of scikit-learn; one file has 0-4, another one 5-9."""
 
     def __init__(self, folder):
         from ddlf.data import datasets
 
         self.folder = folder
         (x, y), (x_test, y_test) = datasets.with_classes("digits")
-        x, x_test = x + 0.5, x_test + 0.5  # as --data digits
+        x, x_test = x + 0.5, x_test + 0.5  # like --data digits
         self.train, self.test = {}, {}
         for name, part, of in (("low", y < 5, y_test < 5), ("high", y >= 5, y_test >= 5)):
             self.train[name] = (x[part].reshape(-1, 64).astype("f4"), y[part].astype("i4"))
@@ -63,12 +63,12 @@ def peers_command(*words):
 
 
 def unexpected(page):
-    """Return the errors of a page, except those of a killed server, and of the icon that Chromium asks for by itself."""
+    """Return the errors of a page, except errors of a killed server and of the icon that Chromium requests."""
     return [line for line in page.wrong if "ERR_CONNECTION_REFUSED" not in line and "404" not in line]
 
 
 async def test_two_browsers_with_half_of_the_classes_each_and_a_python_peer_train_one_model(halves):
-    """One page is blocked meanwhile, one is loaded again, one browser is killed, and the server is killed and resumed.
+    """One page is blocked, one is reloaded, one browser is killed, and the server is killed and resumed.
 
     Sets travel as bfloat16.
     """
@@ -96,7 +96,7 @@ async def test_two_browsers_with_half_of_the_classes_each_and_a_python_peer_trai
                     await one.until("progress", lambda told: told["posts"] >= 5 and told["merges"] >= 1)
                 told = await high.told("progress")
                 before = told[-1]
-                kept = [one for one in told if one["posts"] < before["posts"]][-1]  # before the post that it keeps
+                kept = [one for one in told if one["posts"] < before["posts"]][-1]  # before its stored post
                 await high.page.reload()
                 again = await high.join(*halves.train["high"], name="high")
                 assert again["peer"] == 2
@@ -138,7 +138,7 @@ async def test_two_browsers_with_half_of_the_classes_each_and_a_python_peer_trai
                     found = np.argmax(await one.predict(x), axis=1)
                     assert np.mean(found == y) >= 0.8, half
                 models.append(await one.predict(halves.test["low"][0]))
-            np.testing.assert_array_equal(*models)  # both hold the last set
+            np.testing.assert_array_equal(*models)  # both have the last set
             last = (await low.told("progress"))[-1]
             parameters = 64 * 32 + 32 + 32 * 10 + 10
             assert last["posts"] > 40
@@ -157,7 +157,7 @@ async def test_two_browsers_with_half_of_the_classes_each_and_a_python_peer_trai
 
 
 async def test_bad_pages_and_bad_numbers_harm_only_themselves(halves):
-    """A used code, no session, a second tab, weights that are not finite, and the wishes of a page."""
+    """The cases are a used code, a missing session, a second tab, weights that are not finite, and bad settings of a page."""
     serve = ("serve", "digits.nnm", "--data", "digits", "--invite", "2", "--port", "0")
     with Command(halves.folder, *serve) as server:
         links = [await asyncio.to_thread(lambda: server.until(r"link +(\S+)")[1]) for _ in range(2)]
@@ -186,7 +186,7 @@ async def test_bad_pages_and_bad_numbers_harm_only_themselves(halves):
             await good.ask("pause")
             await good.until("state", lambda told: told["state"] == "paused")
             assert np.isfinite(await good.predict(x[:5])).all()
-            at_rest = (await good.told("progress"))[-1]["batches"]  # the answer came after the last of them
+            at_rest = (await good.told("progress"))[-1]["batches"]  # the answer came after the last message
             held = safetensors.numpy.load(await good.set())
             assert held["dense/kernel"].shape == (64, 32)
             assert all(np.isfinite(one).all() for one in held.values())
@@ -215,7 +215,7 @@ async def test_a_page_and_a_python_peer_train_shards_of_the_server(halves):
         async with chromium() as browser, opened(browser, links[0]) as page:
             await page.locator("#start button").wait_for()
             assert await page.locator("#subtitle").inner_text() == "This training uses data of the server, not yours."
-            assert "one of 2 parts of its own data" in await page.locator("#lent").inner_text()
+            assert "one of 2 parts of its" in await page.locator("#lent").inner_text()
             assert not await page.locator("#own").is_visible()
             await page.locator("#start button").click()
             await page.locator("#stays li").first.wait_for()
@@ -232,7 +232,7 @@ async def test_a_page_and_a_python_peer_train_shards_of_the_server(halves):
             await page.locator("#sample").click()
             await page.locator("#guesses li").first.wait_for()
             page.on("dialog", lambda dialog: dialog.accept())
-            await page.reload()  # the same peer, with its shard and its kept weights, and without a click
+            await page.reload()  # the same peer continues with its shard and its stored weights, without a click
             await page.locator("#state[data-state=training]").wait_for()
             await page.get_by_text("part 1 of 2").wait_for()
             assert "with the weights that this browser has kept" in await page.locator("#log").text_content()
@@ -243,7 +243,7 @@ async def test_a_page_and_a_python_peer_train_shards_of_the_server(halves):
 
 async def trains(peer, way, posts=2**30):
     """Post the last set of a light peer again and again, until the training is over."""
-    with contextlib.suppress(ConnectionClosed):  # its last message may be the end
+    with contextlib.suppress(ConnectionClosed):  # the last message may be the end
         for _ in range(posts):
             base = (peer.given or peer.base) if way == "rounds" else 0
             if "end" in await peer.post(peer.set, base=base, accuracy=0.5, loss=1.0):
@@ -274,7 +274,7 @@ async def test_a_killed_browser_is_noticed_and_neither_its_sets_nor_its_shard_ar
             assert (await later.join(links[2].partition("#")[2]))["shard"] == 1
             await trains(later, way, 3)
             await asyncio.to_thread(peers_command, "stop", "--port", port)
-            await asyncio.gather(training, trains(later, way))  # until the end
+            await asyncio.gather(training, trains(later, way))  # until the training ends
             for peer in (first, later):
                 await peer.abort()
             assert await asyncio.to_thread(server.end) == 0
@@ -293,7 +293,9 @@ async def test_a_killed_browser_is_noticed_and_neither_its_sets_nor_its_shard_ar
     assert left.at <= killed_at + lease_s + 5
     assert last.at > left.at
     assert ledger.members[1].number >= 1
-    assert {fates[one] + (one in ledger.sets) for one in acknowledged} == {1}  # each set is there, or has one fate
+    assert {fates[one] + (one in ledger.sets) for one in acknowledged} == {
+        1
+    }  # each set is in the ledger, or has one fate
 
 
 async def test_a_page_whose_connection_breaks_at_the_end_comes_back_for_the_last_set(halves):

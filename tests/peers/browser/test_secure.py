@@ -1,4 +1,4 @@
-"""Secure sums of the browser's peer, in Node, beside those of Python: the same bytes, and one sum together."""
+"""Tests of secure sums of the browser's peer, which runs in Node: it makes the same bytes as Python, and joins its sums."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ NAMES = ("dense/kernel", "dense/bias")
 
 
 class Node:
-    """A program in Node that does one case after another."""
+    """A program in Node that runs one case after another."""
 
     def __enter__(self):
         command = ["node", HERE / "secure.js", ENGINE.as_uri()]
@@ -68,7 +68,7 @@ def test_engine_makes_the_bytes_of_published_vectors_and_of_python(node):
     found = node.result("pair", key=ALICE.hex(), theirs=BOB_PUBLIC.hex(), context="a context")
     assert found == pair_secret(alice, BOB_PUBLIC, "a context").hex()
     assert node.result("sign", key=ED25519["private"].hex(), text="r") == ED25519["signature of 72"].hex()
-    size = 2**20 + 7  # a block of the loop, and a part
+    size = 2**20 + 7  # one whole block of the loop, and a part of a block
     for sign in (1, -1):
         total = np.zeros(size, np.uint32)
         add_mask(total, AES_KEY, sign)
@@ -79,7 +79,7 @@ def test_engine_makes_the_bytes_of_published_vectors_and_of_python(node):
 
 
 @pytest.mark.parametrize("key", KNOWN_SECRETS)
-def test_engine_refuses_a_key_whose_secret_is_known(node, key):
+def test_engine_refuses_a_key_with_a_known_secret(node, key):
     assert "on no curve" in node.ask("pair", key=ALICE.hex(), theirs=key.hex(), context="")["error"]
 
 
@@ -106,7 +106,7 @@ def record(arrays):
 
 
 class InNode:
-    """The peer in Node, as the table needs it."""
+    """The peer in Node, with the interface of ``SecurePeer`` that ``Table`` uses."""
 
     def __init__(self, node, number, samples):
         self.node = node
@@ -150,7 +150,7 @@ def test_peer_in_node_and_python_peers_make_one_sum(node, lost):
 
 
 def posted(node):
-    """Return the attempt of a sum of four, to which the peer in Node has added its numbers, before any list is named."""
+    """Return an attempt of a sum of four, before any list is named. The peer in Node has posted its masked numbers."""
     table = Table(4)
     table.peers[3] = InNode(node, 3, 30)
     table.step()
@@ -174,7 +174,7 @@ def test_peer_in_node_refuses_a_list_of_survivors(node, named, why):
     assert why in node.ask("received", message=message)["error"]
 
 
-def test_peer_in_node_signs_one_list_only(node):
+def test_peer_in_node_signs_only_one_list(node):
     message = {"is": "survivors", "attempt": posted(node), "members": "1,2,3,4"}
     first = node.result("received", message=message)
     assert node.result("received", message=message) == first
@@ -195,7 +195,7 @@ def test_peer_in_node_refuses_offers(node):
     table.peers[3] = InNode(node, 3, 30)
     table.mute = dict.fromkeys((1, 2, 3), Members)
     found = []
-    table.peers[3].received = lambda message: found.append(message)  # keep the messages from it
+    table.peers[3].received = lambda message: found.append(message)  # this peer gets no messages; the test keeps them
     table.rounds._least = 3
     table.step()
     attempt = table.rounds.attempt
@@ -216,7 +216,7 @@ def test_peer_in_node_refuses_offers(node):
 
 
 class Still:
-    """A model of the digits without Keras, which never changes: its update is 0."""
+    """A model of the digits without Keras. Its weights never change, so its update is 0."""
 
     trainable, model, samples = (True,) * 4, None, 100
 

@@ -1,4 +1,4 @@
-"""Frames and merges of the browser's peer, in Node, beside those of Python."""
+"""Tests that compare frames and merges of the browser's peer, which runs in Node, with Python."""
 
 import base64
 import json
@@ -50,7 +50,7 @@ FROM_SERVER = [
 
 
 def in_node(*cases):
-    """Return what the engine makes of each case."""
+    """Return the engine's result of each case."""
     done = subprocess.run(
         ["node", HERE / "wire.js", ENGINE.as_uri()],
         input="\n".join(map(json.dumps, cases)),
@@ -98,7 +98,7 @@ def good():
     return frames.encode(FROM_SERVER[1])
 
 
-def test_engine_refuses_frames_that_are_not_the_servers(good):
+def test_engine_refuses_frames_that_a_server_does_not_send(good):
     def with_text(content):
         text = content + b" " * (-len(content) % 8)
         return struct.pack("<4sBBHII", b"DDLP", 1, 4, 0, len(text), 0) + text
