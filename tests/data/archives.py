@@ -1,4 +1,4 @@
-"""Arrays as files, and tar files of them."""
+"""Make the bytes of .npy files, and tar files."""
 
 import io
 import tarfile
@@ -13,7 +13,7 @@ def npy(array):
 
 
 def packed(path, members):
-    """A tar file of names with bytes, or of whole headers."""
+    """Write a tar file. Each member has a name or a whole header, and its bytes."""
     with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
         for name, data in members:
             info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)

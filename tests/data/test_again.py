@@ -1,4 +1,4 @@
-"""A data set in files of other sizes: the same samples with the same ids, the old version or the new one, whole."""
+"""Tests of repartitioning a data set: samples keep their ids, and an interruption leaves a whole version."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def place(request, tmp_path, monkeypatch):
 
 
 def rows(place):
-    """All samples in the order of their ids."""
+    """Return all samples in the order of their ids."""
     found = place.manifest()
     parts = [place.load(file, found.columns) for file in found.files]
     return [np.concatenate([part[name] for part in parts]).tobytes() for name in found.columns]
@@ -76,7 +76,7 @@ def test_open_data_set_finds_newer_and_older_version(place):
         place.manifest(2)
 
 
-def test_another_data_set_is_no_newer_version(tmp_path):
+def test_another_data_set_is_not_a_newer_version(tmp_path):
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     np.savez(tmp_path / "b.npz", x=X + 1, y=Y)
     where = tmp_path / "place"
@@ -169,4 +169,7 @@ def test_killed_repartition_leaves_old_or_new_version(tmp_path):
     told = json.loads(ran.stdout)
     assert {ended for ended, _ in told} <= {0, -9}
     assert sum(ended == -9 for ended, _ in told) > 20
-    assert {version for ended, version in told if ended == -9} == {0, 1}  # killed before the rename, and behind it
+    assert {version for ended, version in told if ended == -9} == {
+        0,
+        1,
+    }  # some processes were killed before the rename, some after it

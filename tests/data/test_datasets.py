@@ -1,4 +1,4 @@
-"""Where data sets come from, what they look like, and what a damaged or missing one says."""
+"""Tests of the built-in data sets: their sources, their form, and errors of damaged or missing files."""
 
 import sys
 import types
@@ -15,7 +15,7 @@ TRAIN = {"mnist": 60_000, "cifar10": 50_000}
 
 
 def arrays(name, train=None, test=10_000, value=None):
-    """Arrays of the form that Keras downloads: uint8, CIFAR's labels as a column."""
+    """Return arrays in the form of Keras's downloads: uint8, and CIFAR's labels as a column."""
     random = np.random.default_rng(1)
     made = {}
     for split, count in (("train", train or TRAIN[name]), ("test", test)):
@@ -43,7 +43,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def downloads(monkeypatch):
-    """Stands for Keras's download; counts how often it is asked."""
+    """Replace Keras's download, and count its calls."""
     calls = []
 
     def load_data():

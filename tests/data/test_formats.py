@@ -1,4 +1,4 @@
-"""Parquet, tar and TFRecord files as sources, and what is said of each that cannot be used."""
+"""Tests of Parquet, tar and TFRecord files as sources, and of the errors of unusable ones."""
 
 import io
 import struct
@@ -21,7 +21,7 @@ from tests.data.archives import npy, packed
 
 
 def all_of(source, at_once=3):
-    """All samples; also what is behind the first ones is the same, as who goes on with it reads it."""
+    """Return all samples. Check that a source that skips its first samples, like a resumed split, gives the same rest."""
     whole = np.concatenate(list(source.rows(at_once)))
     for first in range(1, min(len(whole), 6)):
         assert np.concatenate(list(source.rows(at_once, first))).tobytes() == whole[first:].tobytes()
@@ -35,7 +35,7 @@ def png(value=1, size=(4, 3), mode="L"):
 
 
 def field(number, data):
-    """A field of a protocol buffer: text, or another message."""
+    """Return a field of a protocol buffer with a text or another message."""
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 
@@ -47,7 +47,7 @@ def varint(value):
 
 
 def example(**features):
-    """A tf.train.Example: bytes, floats, or whole numbers."""
+    """Return a tf.train.Example with features of bytes, floats or integers."""
     entries = b""
     for name, value in features.items():
         if isinstance(value, bytes):
@@ -61,7 +61,7 @@ def example(**features):
 
 
 def recorded(path, records):
-    """A TFRecord file, by the words of TensorFlow's documentation."""
+    """Write a TFRecord file in the format of TensorFlow's documentation."""
 
     def masked(data):
         crc = google_crc32c.value(data)

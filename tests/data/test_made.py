@@ -1,4 +1,4 @@
-"""Data that a function generates: read as partition files are, counted, and refused in one sentence where it is not what was said."""
+"""Tests of data from a generator function: it is read like partition files, and wrong data is refused in one sentence."""
 
 from types import SimpleNamespace
 
@@ -137,5 +137,5 @@ def test_generator_object_is_refused_with_hint():
 )
 def test_too_large_parts_are_refused(shuffle, said):
     (portion,) = portions(SIZES, [120], shuffle, seed=0, epoch=0)
-    with pytest.raises(ConfigError, match=rf"for which {said} has to be in half of data_memory: \d.* in 650 B"):
+    with pytest.raises(ConfigError, match=rf"{said} has to be in half of data_memory: \d.* in 650 B"):
         read(ddlf.data.generated(numbers, SIZES), portion, 1300)

@@ -1,4 +1,4 @@
-"""A data set at a place, as an app uses it."""
+"""Tests of a data set at a place: its use by an app, and its errors."""
 
 import json
 
@@ -63,7 +63,7 @@ def test_file_is_checked_before_its_samples_are_used(place, way):
     path = place / found.files[-1].name
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
-    path.write_bytes(data)  # in the middle of a run
+    path.write_bytes(data)  # the file is damaged in the middle of a run
     with pytest.raises(DatasetError, match=r"\.safetensors is damaged"):
         read(found.files[-1], found.columns)
 
@@ -75,7 +75,7 @@ def test_failing_decode_names_sample_and_file(place, caplog):
         return {"x": sample["x"][:2], "y": sample["y"]}
 
     data = ddlf.data.open(place, decode=decode)
-    assert data.columns["x"].shape == (2,)  # as the first sample that can be used
+    assert data.columns["x"].shape == (2,)  # the shape of the first usable sample
     said = [data.damaged(number) for number in range(len(data.manifest.files)) for _ in range(2)][::2]
     assert ["decode cannot use sample 0 (row 0 of" in said[0], "ValueError: torn" in said[0]] == [True, True]
     assert [why.partition(" (")[0] for why in said[1:]] == ["decode cannot use sample 9", ""][: len(said) - 1]
@@ -124,7 +124,7 @@ def test_data_info_asks_the_class_of_the_data_set(place, monkeypatch, capsys):
 
 
 class Ten(Generated):
-    """Samples that a function returns whole, as the class of a data set at a place."""
+    """A class of data set at a place, with samples of a function."""
 
     def __init__(self, place, decode=None):
         first = {"x": X, "y": Y}

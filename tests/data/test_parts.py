@@ -1,4 +1,4 @@
-"""The data of an app: what can be used, what is said of what cannot, and what stays on a worker."""
+"""Tests of the data of an app: accepted forms, errors of other forms, and the cache on a worker."""
 
 import collections
 
@@ -79,7 +79,7 @@ def test_labels_of_other_classes_are_refused(tmp_path, part):
 
     app = Blobs()
     app.train_data = placed("cat", "dog", "eel")
-    for same in (placed("cat", "dog", "eel"), placed("dog", "cat")):  # fewer at the end: the numbers mean the same
+    for same in (placed("cat", "dog", "eel"), placed("dog", "cat")):  # a missing last class does not change the numbers
         setattr(app, f"{part}_data", same)
         check_data(app)
     setattr(app, f"{part}_data", placed("dog", "eel"))
@@ -174,7 +174,7 @@ def test_equal_arrays_are_cached_once():
         apps.append(app)
     assert [app.used for app in apps] == [1.0, 2.0]
     assert apps[0].x_train is apps[1].x_train
-    with pytest.raises(ValueError, match="read-only"):  # it would be another content under the same name
+    with pytest.raises(ValueError, match="read-only"):  # a change would give another content with the same fingerprint
         apps[0].x_train[0] = 1
 
 

@@ -1,4 +1,4 @@
-"""Rows of different lengths, encoded images, and an app's ``decode``: what files hold, and what is trained on."""
+"""Tests of rows of different lengths, encoded images, and an app's ``decode``: stored form and training samples."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Parquet files as training data where they are: columns, order, memory, the cache, and what is refused."""
+"""Tests of training directly from Parquet files: columns, order, memory, cache and refusals."""
 
 import io
 import os
@@ -63,7 +63,7 @@ def folder(tmp_path):
 
 
 def read(data, *, shuffle="window:2", memory=10**6, slots=2):
-    """All samples of an epoch, slot by slot."""
+    """Return all samples of an epoch, slot by slot."""
     shares = [len(part) for part in np.array_split(np.arange(data.manifest.samples), slots)]
     parts = portions(data.manifest.sizes, shares, shuffle, seed=3, epoch=1)
     chunks = [chunk for part in parts for chunk in SampleStream(data, part, 8, memory)]
@@ -83,7 +83,7 @@ def test_row_groups_are_units_in_the_order_of_names_and_keep_types(folder):
 
 
 @pytest.mark.parametrize("shuffle", ["window:2", "none", "global"])
-def test_epoch_reads_each_sample_once_in_the_same_order_whatever_the_memory(folder, shuffle):
+def test_epoch_reads_each_sample_once_in_the_same_order_with_any_memory(folder, shuffle):
     data = ddlf.data.open(folder, x="vector", y="id")
     roomy, narrow = (read(data, shuffle=shuffle, memory=memory) for memory in (10**6, 2_000))
     assert np.array_equal(np.sort(roomy["y"]), np.arange(ROWS))
@@ -120,7 +120,7 @@ def test_decode_gets_bytes_texts_and_ragged_lists_as_they_are(folder):
         assert np.array_equal(found["y"], found["w"] % 2)
 
 
-def test_columns_of_several_types_side_by_side_are_cast_aloud(folder):
+def test_joined_columns_of_several_types_are_cast_with_a_message(folder):
     data = ddlf.data.open(folder, x=["f0", "big"])
     assert data.columns["x"].dtype == "float64"
     assert data.notes == [f"x of {folder} has columns of double, float side by side, all as float64"]
@@ -153,7 +153,7 @@ def test_names_of_classes_come_from_the_schema_of_hugging_face(tmp_path):
         (dict(x="f0", storage_options={"anon": True}), ConfigError, "storage_options have no effect"),
     ],
 )
-def test_columns_that_cannot_be_used_are_refused_by_name(folder, arguments, kind, said):
+def test_unusable_columns_are_refused_by_name(folder, arguments, kind, said):
     with pytest.raises(kind, match=said):
         read(ddlf.data.open(folder, **arguments))
 
@@ -235,7 +235,7 @@ def test_stored_forms_of_numbers_and_texts_are_read(tmp_path, column):
     assert np.array_equal(found["y"], found["x"] % 2)
 
 
-def test_file_without_rows_is_passed_over(tmp_path):
+def test_file_without_rows_is_skipped(tmp_path):
     table = pa.table({"x": NUMBERS})
     pq.write_table(table.slice(0, 0), tmp_path / "a.parquet")
     pq.write_table(table, tmp_path / "b.parquet")
@@ -244,7 +244,7 @@ def test_file_without_rows_is_passed_over(tmp_path):
         ddlf.data.open(tmp_path / "a.parquet", x="x")
 
 
-def test_partition_column_of_folder_names_is_refused_with_a_way_out(tmp_path):
+def test_partition_column_of_folder_names_is_refused_with_a_remedy(tmp_path):
     for year in ("2025", "2026"):
         (tmp_path / f"year={year}").mkdir()
         pq.write_table(pa.table({"x": NUMBERS}), tmp_path / f"year={year}" / "a.parquet")
@@ -261,7 +261,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
         ddlf.data.open(tmp_path, x="x")
 
 
-def test_data_info_says_that_a_set_without_rows_is_not_suited(tmp_path, capsys):
+def test_data_info_says_that_a_set_without_rows_is_unsuitable(tmp_path, capsys):
     pq.write_table(table([1])[:0].select(["id", "f0"]), tmp_path / "none.parquet")
     with pytest.raises(SystemExit, match="0"):
         main(["data", "info", str(tmp_path)])
@@ -299,20 +299,20 @@ def test_missing_pyarrow_is_named_with_its_extra(folder, monkeypatch):
         ddlf.data.open(folder, x="f0")
 
 
-def test_content_is_another_one_for_other_files_columns_and_sizes(folder):
+def test_content_differs_for_other_files_columns_and_sizes(folder):
     first = ddlf.data.open(folder, x="f0", y="id").manifest.identity
     assert ddlf.data.open(f"{folder}/*.parquet", x="f0", y="id").manifest.identity == first
     assert ddlf.data.open(folder, x="f1", y="id").manifest.identity != first
     images = {ddlf.data.open(folder, x="image", image_size=size).manifest.identity for size in (None, (4, 3), (3, 3))}
     assert len(images) == 3
-    os.utime(folder / "part-0.parquet", ns=(1, 1))  # a copy on another machine has another time
+    os.utime(folder / "part-0.parquet", ns=(1, 1))  # a copy on another machine has another modification time
     assert ddlf.data.open(folder, x="f0", y="id").manifest.identity == first
     pq.write_table(table(np.arange(100)[::-1]), folder / "part-0.parquet", row_group_size=GROUP)
     assert ddlf.data.open(folder, x="f0", y="id").manifest.identity != first
 
 
 @pytest.mark.parametrize("way", ["load", "mapped"])
-def test_file_that_was_written_to_since_is_refused_by_name(folder, way):
+def test_file_that_has_changed_is_refused_by_name(folder, way):
     data = ddlf.data.open(folder, x="f0", y="id")
     pq.write_table(table(np.arange(100)), folder / "part-0.parquet", row_group_size=GROUP)
     with pytest.raises(DatasetError, match=r"part-0\.parquet was written to since the data set was opened"):
@@ -354,7 +354,7 @@ def test_image_that_cannot_be_decoded_is_named_and_its_row_group_can_be_left_out
         read(ddlf.data.open(tmp_path / "b.parquet"), slots=1)
 
 
-def test_torn_copy_in_the_cache_is_made_again(folder, tmp_path):
+def test_incomplete_copy_in_the_cache_is_fetched_again(folder, tmp_path):
     data = ddlf.data.open(folder, x="image", y="id")
     assert np.array_equal(data.mapped(1)["y"], np.arange(GROUP, 2 * GROUP))
     (copy,) = [path for path in (tmp_path / "cache").iterdir() if path.name == data.manifest.files[1].sha256]
@@ -368,7 +368,7 @@ def test_torn_copy_in_the_cache_is_made_again(folder, tmp_path):
     assert np.array_equal(ddlf.data.open(folder, x="image", y="id").mapped(1)["y"], np.arange(GROUP, 2 * GROUP))
 
 
-def test_row_groups_that_have_no_room_anywhere_are_refused_with_a_way_out(folder, monkeypatch):
+def test_row_groups_without_room_in_memory_and_cache_are_refused_with_a_remedy(folder, monkeypatch):
     monkeypatch.setenv("DDLF_CACHE_SIZE", "0")
     data = ddlf.data.open(folder, x="vector", y="id")
     with pytest.raises(
@@ -416,7 +416,7 @@ def urls(store):
     return [f"{store.url}/part-{number}.parquet" for number in range(2)]
 
 
-def test_web_server_gives_only_the_columns_that_are_wanted_and_each_once(folder, served, monkeypatch):
+def test_web_server_sends_only_the_requested_columns_and_each_once(folder, served, monkeypatch):
     monkeypatch.setattr("ddlf.data.parquet_files.GAP_BYTES", 0)
     data, here = ddlf.data.open(urls(served), x="f0", y="id"), ddlf.data.open(folder, x="f0", y="id")
     assert data.columns == here.columns
@@ -424,15 +424,15 @@ def test_web_server_gives_only_the_columns_that_are_wanted_and_each_once(folder,
     for shuffle in ("window:2", "global"):
         assert np.array_equal(read(data, shuffle=shuffle)["y"], read(here, shuffle=shuffle)["y"])
     groups = [pq.read_metadata(path).row_group(n) for path in folder.glob("part-*") for n in range(4)]
-    chunks = [group.column(n) for group in groups for n in range(2)]  # those of id and f0
+    chunks = [group.column(n) for group in groups for n in range(2)]  # the chunks of id and f0
     assert served.ranged - opened == sum(chunk.total_compressed_size for chunk in chunks)
     again = ddlf.data.open(urls(served), x="f0", y="id")
     opened = served.ranged
     assert np.array_equal(read(again)["y"], read(here)["y"])
-    assert served.ranged == opened  # the cache has all of it
+    assert served.ranged == opened  # the cache has all chunks
 
 
-def test_store_that_fails_is_asked_again_and_gives_the_same_samples(folder, served, impatient):
+def test_failing_store_is_retried_and_gives_the_same_samples(folder, served, impatient):
     served.fail(error=0.1, throttle=0.1, cut=0.1, stall=0.02)
     data = ddlf.data.open(urls(served), x="vector", y="id")
     assert np.array_equal(read(data)["y"], read(ddlf.data.open(folder, x="vector", y="id"))["y"])
@@ -462,7 +462,7 @@ def test_files_of_a_store_are_found_by_glob_and_folder(folder):
 
 
 @pytest.mark.parametrize("place", [[], None, "", " ", 3, [""], ["a.parquet", None]], ids=str)
-def test_open_refuses_a_value_that_names_no_place(place):
+def test_open_refuses_a_value_that_is_not_a_place(place):
     with pytest.raises(
         DatasetError, match="as the place of a data set; name a folder of partition files, a Parquet file"
     ):
@@ -477,7 +477,7 @@ def test_open_refuses_names_that_are_given_twice(folder):
         ddlf.data.open([str(part), str(part)], x="f0", y="id")
 
 
-def test_local_names_with_the_signs_of_a_glob_mean_the_files_of_these_names(folder, monkeypatch):
+def test_local_names_with_glob_characters_are_file_names(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     folder.rename("br[1]")
     first = np.arange(ROWS // 2)

@@ -1,4 +1,4 @@
-"""What a data set can be made of, and what is said when it cannot."""
+"""Tests of the sources of a data set, and of the errors of unusable ones."""
 
 import io
 import os
@@ -67,7 +67,7 @@ def test_images_have_the_number_of_their_folder_as_label(tmp_path):
         open_source(tmp_path)
 
 
-def test_empty_class_folder_keeps_the_numbers_of_the_others(tmp_path):
+def test_empty_class_folder_keeps_the_numbers_of_other_classes(tmp_path):
     for name in ("ants", "bees", "cats"):
         (tmp_path / name).mkdir()
     Image.new("RGB", (4, 3)).save(tmp_path / "cats" / "1.png")
@@ -84,7 +84,7 @@ def saved(path, image, **more):
 
 
 def wide_png():
-    """An RGB image with 16 bits for each channel, which Pillow cannot write."""
+    """Return the PNG of an RGB image with 16 bits for each channel, which Pillow cannot write."""
 
     def chunk(kind, data):
         return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
@@ -121,7 +121,7 @@ def test_grey_images_of_16_bits_keep_them(tmp_path, ending):
         all_of(open_source(tmp_path / "set"))
 
 
-def test_big_endian_images_of_16_bits_are_read_right(tmp_path):
+def test_big_endian_images_of_16_bits_are_read_correctly(tmp_path):
     values = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
     image = Image.frombytes("I;16B", (4, 3), values.astype(">u2").tobytes())
     assert np.array_equal(Decoder().pixels(saved(tmp_path / "a.tif", image), "it")[..., 0], values)
@@ -138,7 +138,7 @@ def test_images_with_lossy_conversion_are_refused(tmp_path):
         Decoder().pixels(io.BytesIO(wide_png()), "it")
 
 
-def test_whole_numbers_of_a_table_are_not_rounded(tmp_path):
+def test_integers_of_a_table_are_not_rounded(tmp_path):
     (tmp_path / "t.csv").write_text("a,b\n1,16777216\n2,0.1\n")
     assert open_source(tmp_path / "t.csv").columns["x"].dtype == "float32"
     (tmp_path / "t.csv").write_text("a,b\n1,16777217\n2,0.1\n")
@@ -155,7 +155,7 @@ def header(claims, data=b""):
 
 
 def broken(tmp_path):
-    """Files and folders that cannot be used, what is said of each, and the options."""
+    """Return unusable files and folders, each with its error text and options."""
 
     def npz(name, **arrays):
         np.savez(tmp_path / name, **arrays)
@@ -235,7 +235,7 @@ def test_every_source_can_skip_first_samples(tmp_path, first):
         assert np.array_equal(np.concatenate(list(source.rows(2, first))), whole[first:])
 
 
-def test_images_are_decoded_on_the_cores_that_the_process_may_use(monkeypatch):
+def test_images_are_decoded_on_the_cores_of_the_process(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
     assert len(set(on_all_cores(lambda _: threading.get_ident(), range(100)))) == 1

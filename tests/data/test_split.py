@@ -1,4 +1,4 @@
-"""Data sets as partition files: split, checked, exported; broken off, damaged and made of what cannot be used."""
+"""Tests of splitting a source into partition files: content, verification, export, interruption and damage."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ ROWS = 600
 
 
 def arrays(rows=ROWS):
-    """Rows that can be told apart, sorted by label."""
+    """Return distinct rows, sorted by label."""
     x = np.arange(rows * 6, dtype=np.float32).reshape(rows, 2, 3)
     return {"x": x, "y": np.arange(rows) // 60, "w": np.arange(rows) % 2 == 0}
 
@@ -40,7 +40,7 @@ def made(source, place, *, files=5, **options):
 
 
 def read(place):
-    """All samples of a place, in the order of their ids."""
+    """Return all samples of a place, in the order of their ids."""
     found = Folder(place).manifest()
     parts = [Folder(place).arrays(file, found.columns) for file in found.files]
     return {name: np.concatenate([part[name] for part in parts]) for name in found.columns}
@@ -90,7 +90,9 @@ def test_stratified_files_have_equal_shares_of_labels(tmp_path):
     assert np.array_equal(labels[data["x"]], data["y"])
     for part in np.split(data["y"], 5):
         shares = [int((part == label).sum()) for label in (7, -2, 0)]
-        assert np.abs(np.subtract(shares, [100, 18, 2])).max() <= 2  # files are cut to size behind the dealing
+        assert (
+            np.abs(np.subtract(shares, [100, 18, 2])).max() <= 2
+        )  # the files are cut to their sizes after the samples are dealt
     for column in ("z", "x2"):
         with pytest.raises(
             ConfigError, match=f"--stratify {column} is not a column of labels; whole numbers are: x, y"
@@ -107,9 +109,9 @@ def test_split_stays_within_memory(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 256, (20_000, 500), np.uint8))
     made(
         tmp_path / "x.npy", tmp_path / "before", files=40, memory=2_000_000
-    )  # what it imports is no memory of its work
+    )  # the first call imports modules, which must not count as memory of the split
     peaks = []
-    for name in ("place", "again"):  # in one of them Python's table of names may have to grow
+    for name in ("place", "again"):  # Python's table of names may have to grow in one of the calls
         tracemalloc.start()
         made(tmp_path / "x.npy", tmp_path / name, files=40, memory=2_000_000)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -118,7 +120,10 @@ def test_split_stays_within_memory(tmp_path):
 
 
 def test_split_makes_every_order_equally_likely(tmp_path):
-    """Chi-squared of the 24 orders of 4 samples in 2 buckets; 23 degrees of freedom, one in a million above 73."""
+    """Chi-squared test of the 24 orders of 4 samples in 2 buckets.
+
+    With 23 degrees of freedom, the statistic is above 73 once in a million.
+    """
     counts = dict.fromkeys(range(24), 0)
     orders = {}
     rows = np.arange(4)
@@ -175,7 +180,7 @@ def test_verify_names_every_flipped_bit_and_truncation(source, tmp_path):
     assert list(damage(folder, folder.manifest())) == []
 
 
-def test_interrupted_split_is_unreadable_and_starts_anew(source, tmp_path):
+def test_interrupted_split_is_unreadable_and_restarts(source, tmp_path):
     class Torn(Exception):
         pass
 
@@ -186,7 +191,7 @@ def test_interrupted_split_is_unreadable_and_starts_anew(source, tmp_path):
     with pytest.raises(Torn):
         made(source, tmp_path / "place", moved=tear, memory=28_000)
     assert not (tmp_path / "place").exists()
-    # As after kill -9: nobody could tidy up.
+    # This state is like after kill -9, when no process can clean up.
     (tmp_path / "place" / "v0001").mkdir(parents=True)
     (tmp_path / "place" / "v0000-x").mkdir()
     (tmp_path / "place" / "v0001" / "00000.safetensors").write_bytes(b"half")
@@ -302,4 +307,4 @@ def test_manifest_of_a_hundred_thousand_files_is_read_back():
     assert made.samples == 10**9
     assert len(made.spelled()) < 15e6
     same = manifest.read(made.spelled(), "here") == made
-    assert same  # not in the assertion: pytest would show all of them
+    assert same  # a comparison in the assertion would make pytest print all files

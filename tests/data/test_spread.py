@@ -1,4 +1,7 @@
-"""A data set on disks of several machines: each gets what one slot reads, and copies; what was broken off is gone on with."""
+"""Tests of a data set on the disks of several machines.
+
+Each machine gets the files of one slot and some copies, and an interrupted transfer continues.
+"""
 
 import asyncio
 
@@ -20,11 +23,11 @@ X, Y = np.random.default_rng(0).random((600, 5), np.float32), np.arange(600) % 7
 
 
 class BrokenOff(Exception):
-    """Ends a transfer."""
+    """An error that ends a transfer."""
 
 
 class Machine:
-    """Runs functions for a worker, with a folder of its own in the place of the one that they are told."""
+    """A worker that runs functions with its own folder, which replaces their argument."""
 
     def __init__(self, folder, fails_at=None):
         self.folder, self.fails_at, self.asked = folder, fails_at, []

@@ -1,4 +1,4 @@
-"""Places at URLs: through drivers of fsspec, a cache on the disk, and stores that fail."""
+"""Tests of data sets at URLs: drivers of fsspec, the cache on the disk, and failing stores."""
 
 import hashlib
 import logging
@@ -154,7 +154,9 @@ def test_failing_store_is_reported_in_one_sentence(served, impatient, monkeypatc
         "cut": "",
     }.items():
         served.fail(**{kind: 1.0})
-        monkeypatch.setattr(store, "STALL_S", 0.2 if kind == "stall" else PATIENCE_S)  # a busy machine stalls, too
+        monkeypatch.setattr(
+            store, "STALL_S", 0.2 if kind == "stall" else PATIENCE_S
+        )  # only this case may time out, because a busy machine may stall, too
         with pytest.raises(DatasetError, match=rf"cannot read {served.url}/v0001/00002.safetensors: .*{said}"):
             place.load(found.files[2], found.columns)
     monkeypatch.setattr(store, "STALL_S", PATIENCE_S)
@@ -212,7 +214,7 @@ def test_closing_stream_does_not_wait_for_store(served, fault):
         pass
     begin = time.monotonic()
     stream.close()
-    stream._thread.shutdown(wait=True)  # as the interpreter does at its end
+    stream._thread.shutdown(wait=True)  # like the interpreter at its end
     assert time.monotonic() - begin < store.STALL_S / 2
     served.fail()
     assert sum(len(chunk["x"]) for chunk in SampleStream(data, portion, 5, 10**6)) == 20
@@ -226,7 +228,7 @@ def test_interrupt_ends_check_of_stalled_store(served, monkeypatch):
     def check(file, columns):
         if file is not found.files[0]:
             real(file, columns)
-        while not served.failed:  # until another one waits
+        while not served.failed:  # until another request waits
             pass
 
     def interrupt(what, done, of):
@@ -236,7 +238,7 @@ def test_interrupt_ends_check_of_stalled_store(served, monkeypatch):
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         list(damage(place, found, interrupt))
-    assert time.monotonic() - begin < store.STALL_S  # not as long as the store takes
+    assert time.monotonic() - begin < store.STALL_S  # the check did not wait for the store
 
 
 def test_workers_of_one_machine_fetch_each_file_once(served, tmp_path):
@@ -261,7 +263,7 @@ def test_cache_keeps_cap_and_drops_least_recently_used(tmp_path):
         return bool(came)
 
     assert [get(0), get(1), get(0)] == [True, True, False]
-    part = tmp_path / "c" / f".{names[3]}-100-00000000"  # of a process that was killed
+    part = tmp_path / "c" / f".{names[3]}-100-00000000"  # a file of a killed process
     part.touch()
     assert get(2)
     assert not part.exists()
@@ -320,10 +322,13 @@ def test_waiting_for_another_fetch_can_be_ended(served, tmp_path):
 
 
 class Conditional(store.Store):
-    """A store that looks at the condition of a later manifest, as S3 does; something may happen before, and its answer be lost."""
+    """A store that checks the condition of a write, like S3.
+
+    A test may change the store before the check, or lose the answer of a write.
+    """
 
     def happens(self):
-        """Nothing, unless a test says what."""
+        """Do nothing. A test may replace this method to change the store before the check."""
 
     loses = False
 
@@ -336,7 +341,7 @@ class Conditional(store.Store):
         if over and over != self.mark(name):
             raise FileExistsError(name)
         super().write(name, data, new=new)
-        if over and self.loses:  # it was asked again, and then there was this one
+        if over and self.loses:  # the write was repeated after a lost answer, so it finds its own manifest
             raise FileExistsError(name)
 
 
@@ -346,7 +351,7 @@ def test_second_writer_of_next_version_is_refused(source, url, tmp_path, moment)
     split(source, place, [5] * 4)
     before = read(place)
 
-    def other():  # the name in the store was removed, by hand or since the store does not see to it
+    def other():  # the name in the store was removed, by hand or because the store does not protect it
         fsspec.filesystem("memory").rm(f"{url}/{LOCK}")
         repartition(late, PartitionedSource(late), [10] * 2)
 

@@ -1,4 +1,4 @@
-"""Samples of partition files as a stream: the order that was asked for, within a bound of memory, and ended at once."""
+"""Tests of the stream of samples from partition files: its order, its limit of memory, and its immediate end."""
 
 import shutil
 import threading
@@ -44,13 +44,13 @@ def test_stream_yields_rows_of_portion_in_order(place, shuffle, memory):
         assert shuffle == "global" or len(set(stream.files)) == len(stream.files)
 
 
-def test_stream_reads_only_wanted_files_and_a_little_ahead(place):
+def test_stream_reads_only_needed_files_and_a_little_ahead(place):
     data = ddlf.data.open(place)
     (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
     stream = SampleStream(data, portion, 8, 10_000)
     chunks = iter(stream)
     first = next(chunks)
-    stream._thread.submit(int).result(PATIENCE_S)  # behind all that is being read
+    stream._thread.submit(int).result(PATIENCE_S)  # runs after all reads of the thread
     assert stream.files == [0]
     assert stream._portion.samples > (AHEAD + 2) * len(first["y"])
     stream.close()
@@ -171,14 +171,14 @@ def test_too_little_data_memory_error_names_enough(place):
 def test_stream_reads_ten_times_its_memory(tmp_path, shuffle, memory):
     samples = 10 * memory // 768
     np.savez(tmp_path / "a.npz", x=np.zeros((samples, 16, 16, 3), np.uint8))
-    files = 44  # two of which have room in half of the memory
+    files = 44  # two files fit into half of the memory
     sizes = [samples // files + (number < samples % files) for number in range(files)]
     split(open_source(tmp_path / "a.npz"), Folder(tmp_path / "place"), sizes, shuffle=False)
     data = ddlf.data.open(tmp_path / "place")
     (portion,) = portions(sizes, [samples], shuffle, seed=0, epoch=0)
     read = 0
     for _ in SampleStream(data, portion, 16, memory):
-        pass  # what Python and NumPy allocate once, such as imported modules, does not count
+        pass  # single allocations of Python and NumPy, such as imported modules, must not count
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

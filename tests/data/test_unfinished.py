@@ -1,4 +1,4 @@
-"""What was broken off goes on where it was: the bytes of what nobody disturbed, checked by hash, and nothing of other plans."""
+"""Tests of resuming an interrupted split: it gives the bytes of an uninterrupted one, and never mixes two plans."""
 
 import contextlib
 import os
@@ -19,11 +19,11 @@ from ddlf.errors import DatasetError
 
 ROWS = 600
 LITTLE = 28_000
-"""Bytes of memory that take several heaps."""
+"""Bytes of memory that are so few that a split needs several heaps."""
 
 
 class Torn(KeyboardInterrupt):
-    """Ctrl-C at one moment."""
+    """Ctrl-C at a chosen moment."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +48,8 @@ class Made:
     """One call of ``split``.
 
     Args:
-        what: "reading" or "writing", in which it is broken off.
-        behind: Samples behind which that happens.
+        what: The phase that is interrupted: "reading" or "writing".
+        behind: The number of samples before the interruption.
     """
 
     def __init__(self, source, place, *, what="", behind=0, broken=Torn, options="", files=6, **more):
@@ -102,18 +102,18 @@ def test_interrupted_split_continues_with_same_bytes(source, place, tmp_path, wh
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"seed": 1}, "anew: the unfinished data set of an earlier call has other options, and is removed"),
-        ({"files": 5}, "anew: the unfinished data set of an earlier call has other options, and is removed"),
+        ({"seed": 1}, "the unfinished data set of an earlier call has other options, and is removed"),
+        ({"files": 5}, "the unfinished data set of an earlier call has other options, and is removed"),
         (
             {"options": "x"},
-            "anew: the unfinished data set of an earlier call has another source, or a changed one, and is removed",
+            "the unfinished data set of an earlier call has another source, or a changed one, and is removed",
         ),
     ],
 )
-def test_split_with_other_plan_starts_anew(source, place, tmp_path, other, said):
+def test_split_with_another_plan_restarts(source, place, tmp_path, other, said):
     Made(source, place, what="writing", behind=300)
     again = Made(source, place, **other)
-    assert again.said == [said]
+    assert again.said == [f"anew: {said}"]
     assert again.manifest == Made(source, tmp_path / "whole", **other).manifest
     assert not list(damage(open_place(place), again.manifest))
 
@@ -132,7 +132,7 @@ def test_other_memory_keeps_finished_files(source, place, tmp_path):
     assert again.manifest == Made(source, tmp_path / "whole").manifest
 
 
-def test_damaged_notes_are_made_again(source, tmp_path, monkeypatch):
+def test_damaged_heaps_and_finished_files_are_made_again(source, tmp_path, monkeypatch):
     monkeypatch.setattr(splitting, "NOTED_S", 0.0)
     place, whole = tmp_path / "place", Made(source, tmp_path / "whole").manifest
     Made(source, place, what="writing", behind=300)

@@ -1,4 +1,4 @@
-"""How a run is shown: what is chosen where, JSON, and what an app says of itself."""
+"""Tests of choosing the display of a run: picture, lines, JSON or none, by terminal, environment and app."""
 
 import json
 import sys
@@ -30,33 +30,33 @@ def usual(monkeypatch):
     ("environment", "expected"),
     [
         ({}, "rich"),
-        ({"NO_COLOR": "1"}, "rich"),  # which is about colours
+        ({"NO_COLOR": "1"}, "rich"),  # NO_COLOR only concerns colours
         ({"TERM": "dumb"}, "plain"),
         ({"TTY_INTERACTIVE": "0"}, "plain"),
         ({"CI": "true"}, "plain"),
     ],
 )
-def test_a_terminal_gets_a_picture_unless_it_cannot_or_nobody_looks(environment, expected):
+def test_a_terminal_gets_a_picture_unless_it_is_simple_or_not_interactive(environment, expected):
     program = Program("-c", ASK, **environment)
     assert program.end() == [expected]
     program.close()
 
 
-def test_a_pipe_gets_lines_whatever_is_said_of_colours(monkeypatch):
+def test_a_pipe_gets_lines_despite_variables_about_colours(monkeypatch):
     for variables in ({}, {"FORCE_COLOR": "1"}, {"TTY_COMPATIBLE": "1"}):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         assert chosen("auto") == "plain"
 
 
-def test_a_picture_that_cannot_be_drawn_and_a_name_that_is_none_are_refused_by_name(monkeypatch):
+def test_an_impossible_picture_and_an_unknown_name_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match="--ui is 'rich', but standard output is not a terminal"):
         chosen("rich", "--ui")
     with pytest.raises(ConfigError, match=r"DDLF_UI must be one of .*, got 'plane'; did you mean 'plain'"):
         chosen("plane", "DDLF_UI")
 
 
-def test_what_an_object_says_wins_over_the_environment_and_that_over_its_class(monkeypatch):
+def test_an_object_wins_over_the_environment_which_wins_over_the_class(monkeypatch):
     class Quiet(IApp):
         ui = "none"
 
@@ -70,7 +70,7 @@ def test_what_an_object_says_wins_over_the_environment_and_that_over_its_class(m
     assert ui.choice(app) == "none"
 
 
-def test_with_json_standard_output_has_events_alone(capsys):
+def test_with_json_standard_output_has_only_events(capsys):
     app = IApp()
     app.ui = "json"
     with shown(app):
@@ -84,7 +84,7 @@ def test_with_json_standard_output_has_events_alone(capsys):
     assert captured.err == "of the program\n"
 
 
-def test_with_none_nothing_is_said(capsys):
+def test_with_none_no_line_is_printed(capsys):
     app = IApp()
     app.ui = "none"
     with shown(app):
@@ -93,7 +93,7 @@ def test_with_none_nothing_is_said(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_what_is_shown_already_is_not_shown_twice(capsys):
+def test_a_shown_run_is_not_shown_twice(capsys):
     app = IApp()
     with shown(app):
         outer = app.run_context.display
@@ -110,14 +110,14 @@ def test_a_terminal_has_room_for_one_picture(monkeypatch):
         assert type(third) is Display
 
 
-def test_standard_output_is_given_back_when_a_run_fails(capsys):
+def test_standard_output_is_restored_when_a_run_fails(capsys):
     before = sys.stdout
     with pytest.raises(KeyError), opened("json"):
         raise KeyError
     assert sys.stdout is before
 
 
-async def test_a_run_of_short_rounds_gets_its_first_and_its_last_line(capsys):
+async def test_a_run_of_short_rounds_has_its_first_and_its_last_line(capsys):
     run = FakeRun(master_epochs=30, verbose=True)
     with shown(run):
         await run.train_model()

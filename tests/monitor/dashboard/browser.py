@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright, which brings none of its own."""
+"""Start Debian's Chromium with Playwright, which is installed without a browser."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ FLAGS = (
 
 @contextlib.asynccontextmanager
 async def chromium(*flags: str) -> AsyncIterator[Browser]:
-    """A browser of its own, with more flags if any are named."""
-    from playwright.async_api import async_playwright  # its import takes long in every process that collects the tests
+    """Start a new browser, with additional flags."""
+    from playwright.async_api import (
+        async_playwright,
+    )  # imported here, because the import would slow down every process that collects the tests
 
     path = shutil.which("chromium")
     assert path, "install it: apt-get install chromium"
@@ -39,7 +41,7 @@ async def chromium(*flags: str) -> AsyncIterator[Browser]:
 async def opened(
     browser: Browser, url: str, *, width: int = 1280, height: int = 900, **options: Any
 ) -> AsyncIterator[Page]:
-    """A page in a profile of its own; ``page.wrong`` has what it printed as an error, ``page.hosts`` whom it asked."""
+    """Open a page in a new profile. ``page.wrong`` has its errors and warnings, ``page.hosts`` the hosts of its requests."""
     context = await browser.new_context(viewport={"width": width, "height": height}, **options)
     context.set_default_timeout(PATIENCE_S * 1000)
     page: Any = await context.new_page()

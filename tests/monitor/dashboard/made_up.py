@@ -1,4 +1,4 @@
-"""The events of a run that nobody has trained, and answers of workers that are not there: for pages, and what feeds them."""
+"""Invented events of runs and answers of workers, for tests of the dashboard and the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def name(worker: int) -> str:
 def beginning(
     *, rounds: int = 40, workers: int = 4, at: float = 0.0, mode: str = "sync", app: str = "MnistCNN"
 ) -> Iterator[tuple[float, e.Event]]:
-    """Until the first round, with the times at which it happens."""
+    """Yield the events before the first round, with their times."""
     yield (
         at,
         e.RunBegan(run="r1", app=app, mode=mode, epochs=rounds, worker_epochs=1, batch_size=64, seed=0),
@@ -48,7 +48,7 @@ def beginning(
 def one_round(
     number: int, *, rounds: int = 40, workers: int = 4, at: float = 0.0, round_s: float = 1.0, test: bool = True
 ) -> Iterator[tuple[float, e.Event]]:
-    """A round of synchronous training that begins at a time."""
+    """Yield the events of a round of synchronous training that begins at the time ``at``."""
     chance = random.Random(number)
     samples = 60_000 // workers
     size = 900_136
@@ -103,7 +103,7 @@ def record(
 
 
 def answers(workers: int = 4, *, busy: str | None = "train") -> list[dict[str, Any]]:
-    """What workers say of themselves."""
+    """Return the status facts of workers."""
     result = []
     for worker in range(1, workers + 1):
         facts: dict[str, Any] = dict(
@@ -120,7 +120,7 @@ def answers(workers: int = 4, *, busy: str | None = "train") -> list[dict[str, A
 
 
 def in_parts(*, at: float = 0.0, workers: int = 3, rounds: int = 4) -> Iterator[tuple[float, e.Event]]:
-    """A run of Slurm whose model spans two of three workers. In round 3 part 2 moves to the third worker."""
+    """Yield the events of a run on Slurm. Its model spans two of three workers; in round 3, part 2 moves to the third worker."""
     for when, event in beginning(at=at - 4, workers=workers, rounds=rounds, app="SpeechModel"):
         if isinstance(event, e.WorkerConnected):
             yield when, replace(event, engine=f"job 4711_{event.worker - 1}", incarnation=1)
@@ -156,7 +156,7 @@ def in_parts(*, at: float = 0.0, workers: int = 3, rounds: int = 4) -> Iterator[
 
 
 def in_portions(*, at: float = 0.0, workers: int = 3, rounds: int = 4) -> Iterator[tuple[float, e.Event]]:
-    """A run of L-BFGS. Worker 3 is slow, so the others compute some of its portions again."""
+    """Yield the events of a run of L-BFGS. Worker 3 is slow, so other workers recompute some of its portions."""
     for when, event in beginning(at=at - 4, workers=workers, rounds=rounds, mode="lbfgs", app="Regression"):
         yield when, replace(event, in_rounds=True) if isinstance(event, e.RunBegan | e.TrainingBegan) else event
     for number in range(1, rounds):
@@ -176,8 +176,9 @@ def in_portions(*, at: float = 0.0, workers: int = 3, rounds: int = 4) -> Iterat
 
 
 def with_peers(count: int, seconds: int, *, at: float = 0.0) -> Iterator[tuple[float, e.Event]]:
-    """A training by peers, who arrive one after another and post each second. Peer 2 is away in the second third of the
-    time, and peer 3 leaves in the middle.
+    """Yield the events of a training by peers, which arrive one after another and post each second.
+
+    Peer 2 is away in the second third of the time, and peer 3 leaves in the middle.
     """
     mode = "peers in swaps"
     yield (

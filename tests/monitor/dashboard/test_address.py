@@ -1,4 +1,4 @@
-"""Where the page is, and which names a browser may call it by."""
+"""Tests of the address of the page, and of the host names that a browser may use for it."""
 
 import socket
 
@@ -12,7 +12,7 @@ HUB = "https://hub.example/user/ann/proxy/8900/#t"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8900", "localhost:8900", "LOCALHOST", "[::1]:8900", "localhost:9999"])
-def test_names_of_loopback_are_ours_with_any_port_since_tunnels_have_others(host):
+def test_names_of_loopback_are_ours_with_any_port_because_of_tunnels(host):
     assert is_ours(host, None, HERE)
     assert is_ours(host, f"http://{host}", HERE)
 
@@ -34,7 +34,7 @@ def test_the_proxy_that_the_template_names_is_ours():
     assert not is_ours("hub.example", "https://hub.example", HERE)
 
 
-def test_the_url_has_the_token_where_no_browser_sends_it():
+def test_the_url_has_the_token_in_its_fragment():
     assert page_url(8901, "t", {}) == "http://127.0.0.1:8901/#t"
 
 
@@ -46,12 +46,12 @@ def test_a_template_has_the_port_and_variables_of_the_environment():
 @pytest.mark.parametrize(
     "template", ["https://hub.example/{USER_NAME}/{port}", "/proxy/{port}", "{", "https://{port.x}/"]
 )
-def test_a_template_that_cannot_be_used_is_named(template):
+def test_an_unusable_template_is_named(template):
     with pytest.raises(ConfigError, match="DDLF_DASHBOARD_URL"):
         page_url(8900, "t", {"DDLF_DASHBOARD_URL": template})
 
 
-def test_who_has_come_by_ssh_is_told_the_exact_tunnel(monkeypatch):
+def test_a_user_of_ssh_gets_the_command_of_the_tunnel(monkeypatch):
     monkeypatch.setattr("getpass.getuser", lambda: "ann")
     assert tunnel(8900, {}) == ""
     assert tunnel(8900, {"SSH_CONNECTION": "10.1.1.1 5000 10.0.0.9 22"}) == "ssh -N -L 8900:127.0.0.1:8900 ann@10.0.0.9"
@@ -59,7 +59,7 @@ def test_who_has_come_by_ssh_is_told_the_exact_tunnel(monkeypatch):
     assert tunnel(8900, {"SSH_CONNECTION": "a 1 b 22", "DDLF_DASHBOARD_URL": "https://hub.example/{port}"}) == ""
 
 
-def test_a_port_that_was_named_is_that_one_or_none():
+def test_a_given_port_in_use_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ListenError, match=f"port {port} .* is in use"):
@@ -67,12 +67,12 @@ def test_a_port_that_was_named_is_that_one_or_none():
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
-def test_what_is_no_port_is_said_to_be_none(port):
+def test_an_invalid_port_is_refused(port):
     with pytest.raises(ConfigError, match="must be 1-65535"):
         listen(port)
 
 
-def test_the_next_free_port_is_taken_and_that_is_said():
+def test_the_next_free_port_is_used_with_a_note():
     taken, _ = listen(None)
     with taken:
         sock, note = listen(None)

@@ -1,4 +1,7 @@
-"""What there is to show, folded from events: bounded, and told once to each who looks on."""
+"""Tests of the board, which collects the data of the page from events.
+
+Its memory is limited, and each viewer receives each value once.
+"""
 
 import json
 
@@ -20,7 +23,7 @@ def trained(rounds, *, workers=4, **how):
     return board
 
 
-def test_a_curve_has_every_round_until_neighbours_become_one():
+def test_a_curve_has_every_round_until_it_is_thinned():
     series = Series(most=8)
     for x in range(1, 8):
         series.add(x, {"loss": float(x)})
@@ -30,17 +33,17 @@ def test_a_curve_has_every_round_until_neighbours_become_one():
     assert (len(series), series.thinned) == (4, 1)
 
 
-def test_the_newest_point_of_a_thinned_curve_is_the_mean_of_what_it_has_so_far():
+def test_the_newest_point_of_a_thinned_curve_is_the_mean_of_its_rounds_so_far():
     series = Series(most=4)
     for x in range(1, 8):
         series.add(x, {"loss": float(x)})
     x, columns = series.since(0)
     assert x[-1] == 7
-    assert columns["loss"][-1] == 7.0  # the first of two
+    assert columns["loss"][-1] == 7.0  # the first of the two rounds of this point
     assert len(x) == len(columns["loss"])
 
 
-def test_curves_that_begin_later_or_have_gaps_are_as_long_as_the_others():
+def test_curves_that_begin_late_or_have_gaps_have_the_length_of_all_curves():
     series = Series(most=8)
     for x in range(1, 31):
         series.add(
@@ -51,14 +54,14 @@ def test_curves_that_begin_later_or_have_gaps_are_as_long_as_the_others():
     assert set(filter(None, columns["test_loss"])) == {2.0}
 
 
-def test_numbers_that_are_none_are_no_points():
+def test_values_that_are_not_finite_are_gaps():
     series = Series()
     series.add(1, {"loss": float("nan"), "accuracy": float("inf")})
     series.add(2, {"loss": 0.5})
     assert series.since(0) == ([1, 2], {"loss": [None, 0.5]})
 
 
-def test_ten_thousand_rounds_take_no_more_memory_than_the_last_thousand():
+def test_ten_thousand_rounds_need_no_more_memory_than_a_thousand():
     board = trained(10_000, workers=2)
     message = board.since(Seen(), 0.0)
     assert MOST_POINTS / 2 <= len(message["series"]["x"]) <= MOST_POINTS
@@ -67,8 +70,8 @@ def test_ten_thousand_rounds_take_no_more_memory_than_the_last_thousand():
     assert len(json.dumps(message, allow_nan=False)) < 400_000
 
 
-def test_who_looks_on_is_told_everything_once_whenever_it_looks():
-    """As the page puts it together."""
+def test_a_viewer_receives_everything_once_at_any_times():
+    """The test joins the messages in the same way as the page."""
     board, seen, x, columns, spans = Board(), Seen(), [], {}, []
     events = [*beginning(rounds=2500, workers=2)]
     for number in range(1, 2501):
@@ -91,7 +94,7 @@ def test_who_looks_on_is_told_everything_once_whenever_it_looks():
     assert "series" not in board.since(seen, 0.0)
 
 
-def test_what_is_told_is_plain_json_also_when_training_has_gone_wrong():
+def test_messages_are_plain_json_although_a_loss_is_not_finite():
     board = Board()
     for at, event in beginning():
         board.tell(event, at)
@@ -106,7 +109,7 @@ def test_what_is_told_is_plain_json_also_when_training_has_gone_wrong():
     assert message["run"]["metrics"]["loss"] is None
 
 
-def test_a_second_run_begins_with_empty_curves_and_says_so():
+def test_a_second_run_clears_the_curves_of_viewers():
     board, seen = trained(5), Seen()
     board.since(seen, 0.0)
     for at, event in beginning(rounds=3, at=100.0):
@@ -118,7 +121,7 @@ def test_a_second_run_begins_with_empty_curves_and_says_so():
 
 
 @pytest.mark.parametrize("dropped", [0, 12])
-def test_lines_of_workers_have_their_names_and_what_was_dropped_is_said(dropped):
+def test_lines_of_workers_have_their_names_and_dropped_lines_are_reported(dropped):
     board = Board()
     board.tell(e.WorkerWrote(worker=2, name="pc02", stream="stderr", lines=("one", "two"), dropped=dropped), 7.0)
     lines = board.since(Seen(), 7.0)["log"]["new"]
@@ -135,7 +138,7 @@ def test_the_log_keeps_the_last_lines_only():
     assert "log" not in board.since(seen, 0.0)
 
 
-def test_each_worker_has_what_it_has_brought_and_how_often_it_was_lost():
+def test_each_worker_has_its_updates_and_its_number_of_losses():
     board = trained(3, workers=2)
     board.tell(e.WorkerLost(round=3, worker=2, slot=2, why="the connection ended"), 9.0)
     one, two = board.since(Seen(), 9.0)["lanes"]
@@ -143,13 +146,13 @@ def test_each_worker_has_what_it_has_brought_and_how_often_it_was_lost():
     assert (two["state"], two["why"], two["lost"]) == ("lost", "the connection ended", 1)
 
 
-def test_colours_and_what_would_move_a_terminal_are_not_in_the_log():
+def test_colours_and_control_codes_are_not_in_the_log():
     board = Board()
     board.tell(e.WorkerWrote(worker=1, name="pc01", stream="stdout", lines=("\x1b[31mred\x1b[0m \x1b[2J", "b\ra")), 1.0)
     assert [text for *_, text in board.log.since(0)] == ["red \\x1b[2J", "b\\ra"]
 
 
-def test_why_a_worker_is_not_reached_is_said_without_the_address_that_stands_beside_it():
+def test_the_reason_of_an_unreachable_worker_does_not_repeat_its_address():
     board = Board()
     for at, event in beginning(workers=1):
         board.tell(event, at)
@@ -204,7 +207,7 @@ def test_portions_are_counted_over_all_passes_of_a_run():
     assert run["pass"] == {"round": 3, "number": 2, "step": 0.5, "loss": 2 / 3}
 
 
-def test_the_next_run_has_no_parts_and_no_portions_of_the_one_before():
+def test_the_next_run_has_no_parts_and_portions_of_the_last_run():
     run, lanes, _ = shown([*in_parts(), *in_portions(at=20.0), *beginning(at=40.0)])
     assert (run["parts"], run["pass"], lanes[1]["portions"]["done"]) == ([], None, 0)
 
@@ -253,13 +256,13 @@ def test_curves_of_many_peers_for_a_day_are_bounded_and_complete_for_each_viewer
         for name, values in new["columns"].items()
     } == curves["columns"]
     assert (len(curves["names"]), curves["count"]) == (200, 220)
-    assert "3" not in curves["names"]  # it has left, so a later peer has its place
+    assert "3" not in curves["names"]  # peer 3 has left, so a later peer uses its place
     assert 120 <= len(curves["x"]) <= 240
     assert {len(column) for column in curves["columns"].values()} == {len(curves["x"])}
     assert len(json.dumps(curves)) < 1_000_000
 
 
-def test_a_run_without_peers_has_no_curves_of_peers_and_the_next_run_begins_with_none():
+def test_a_run_without_peers_has_no_curves_of_peers_of_the_last_run():
     board, seen = Board(), Seen()
     for at, event in with_peers(2, 20):
         board.tell(event, at)

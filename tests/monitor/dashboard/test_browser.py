@@ -1,4 +1,4 @@
-"""The page in a real browser."""
+"""Tests of the dashboard's page in a real browser."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ def train(dashboard, first, last, *, rounds=40, workers=4):
 
 
 async def points(page):
-    """How many points the first chart has."""
+    """Return the number of points of the first chart."""
     return await page.evaluate("ddlf.known().series.x.length")
 
 
@@ -70,7 +70,7 @@ async def test_charts_grow_during_a_run_on_phones_and_wider_screens(browser, wid
             assert page.wrong == []
 
 
-async def test_a_loss_that_is_no_number_any_more_is_shown_as_such_and_of_an_error_the_first_line(browser):
+async def test_a_loss_that_became_nan_and_the_first_line_of_an_error_are_shown(browser):
     async with Dashboard(look, port=0) as dashboard:
         tell(dashboard, beginning(at=time.time()))
         train(dashboard, 1, 3)
@@ -86,7 +86,7 @@ async def test_a_loss_that_is_no_number_any_more_is_shown_as_such_and_of_an_erro
             assert page.wrong == []
 
 
-async def test_the_stop_button_asks_first(browser):
+async def test_the_stop_button_asks_for_confirmation(browser):
     asked = asyncio.Event()
 
     def stop():
@@ -106,7 +106,7 @@ async def test_the_stop_button_asks_first(browser):
             assert await page.is_disabled("#stop")
 
 
-async def test_without_the_token_the_page_says_what_is_missing_and_shows_nothing(browser):
+async def test_without_the_token_the_page_shows_no_data_and_names_the_reason(browser):
     async with Dashboard(look, port=0, title="secret") as dashboard:
         tell(dashboard, beginning(at=time.time()))
         async with opened(browser, dashboard.url.partition("#")[0]) as page:
@@ -117,7 +117,7 @@ async def test_without_the_token_the_page_says_what_is_missing_and_shows_nothing
             await page.wait_for_function("() => document.getElementById('notice').textContent.includes('wrong')")
 
 
-async def test_what_a_run_showed_last_stays_when_its_master_ends_and_the_next_one_takes_its_place(browser):
+async def test_the_last_state_of_a_run_stays_after_its_master_ends_until_the_next_run(browser):
     async with Dashboard(look, port=0) as dashboard:
         tell(dashboard, beginning(at=time.time()))
         train(dashboard, 1, 5)
@@ -135,7 +135,7 @@ async def test_what_a_run_showed_last_stays_when_its_master_ends_and_the_next_on
                 assert await points(page) == 0
 
 
-async def test_a_text_of_a_worker_is_text_and_no_page(browser):
+async def test_a_text_of_a_worker_is_not_interpreted_as_html(browser):
     async with Dashboard(look, port=0) as dashboard:
         lines = ("<img src=x onerror=alert(1)>", "<script>document.title='taken'</script>")
         dashboard.tell(e.WorkerWrote(worker=1, name="<b>pc</b>", stream="stdout", lines=lines))
@@ -146,8 +146,8 @@ async def test_a_text_of_a_worker_is_text_and_no_page(browser):
             assert page.wrong == []
 
 
-async def test_ten_thousand_rounds_stay_fluid_and_take_no_memory(browser):
-    """Frames are counted while four times as many rounds arrive in a second as a quick run has; memory is that after collections."""
+async def test_ten_thousand_rounds_stay_smooth_and_do_not_leak_memory(browser):
+    """Count frames while four times as many rounds arrive as in a fast run. Memory is measured after garbage collection."""
     rounds = 10_000
     async with Dashboard(look, port=0) as dashboard:
         tell(dashboard, beginning(rounds=rounds, at=time.time()))
@@ -205,7 +205,7 @@ async def test_parts_places_and_portions_are_shown(browser):
 @pytest.mark.parametrize(
     ("count", "width", "theme"), [(1, 320, "light"), (3, 1280, "dark"), (8, 320, "dark"), (200, 1280, "light")]
 )
-async def test_each_peer_has_a_curve_and_of_many_the_median_is_named(browser, count, width, theme):
+async def test_each_peer_has_a_curve_and_the_median_of_many_is_named(browser, count, width, theme):
     async with Dashboard(look, port=0) as dashboard:
         tell(dashboard, with_peers(count, 60, at=time.time() - 60))
         async with opened(browser, dashboard.url, width=width, color_scheme=theme) as page:
@@ -222,7 +222,7 @@ async def test_each_peer_has_a_curve_and_of_many_the_median_is_named(browser, co
             assert await page.locator(".chart", has_text="Seconds in each").count() == 0
             await chart.locator("input").first.click()
             dashboard.tell(e.PeerArrived(peer=count + 1, name="clinic 1", samples=9))
-            if count < 8:  # two peers with one name are told apart
+            if count < 8:  # the page distinguishes two peers with one name
                 for peer in (1, count + 1):
                     await chart.get_by_text(f"clinic 1, peer {peer}").wait_for()
             sizes = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")

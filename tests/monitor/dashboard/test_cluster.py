@@ -1,4 +1,4 @@
-"""The page of a real cluster: of one that only runs calls, and of an app's run."""
+"""Tests of the page of a real cluster, for plain calls and for the run of an app."""
 
 import argparse
 import asyncio
@@ -19,7 +19,7 @@ from tests.patience import PATIENCE_S
 
 
 async def shown(page, wanted):
-    """What somebody who looks on has been shown when it is as wanted."""
+    """Receive messages as a viewer until ``wanted`` holds for the merged data, and return this data."""
     known = {}
     address = f"ws://127.0.0.1:{page.port}/live"
     async with (
@@ -33,7 +33,7 @@ async def shown(page, wanted):
     raise AssertionError(known)
 
 
-async def test_a_cluster_that_only_runs_calls_has_a_page_with_what_its_workers_do():
+async def test_a_cluster_without_a_run_has_a_page_with_its_workers():
     async with in_process_cluster(2) as cluster, cluster.dashboard(port=0, title="calls") as page:
         known = await shown(page, lambda known: len(known.get("workers", [])) == 2)
         assert known["about"]["title"] == "calls"
@@ -47,7 +47,7 @@ async def test_a_cluster_that_only_runs_calls_has_a_page_with_what_its_workers_d
         assert known["workers"][0]["state"] == "alive"
 
 
-async def test_a_busy_worker_answers_with_what_it_is_busy_with():
+async def test_a_busy_worker_reports_its_running_method():
     async def wait_a_while(self):
         await asyncio.sleep(PATIENCE_S)
 
@@ -58,7 +58,7 @@ async def test_a_busy_worker_answers_with_what_it_is_busy_with():
         call.cancel()
 
 
-async def test_a_guest_sees_what_daemons_do_and_takes_nobodys_worker(tmp_path):
+async def test_a_guest_sees_the_state_of_a_worker_without_taking_it(tmp_path):
     async with in_process_cluster(1) as cluster:
         worker, token = cluster.workers[0], tmp_path / "token"
         token.touch(0o600)
@@ -74,7 +74,7 @@ async def test_a_guest_sees_what_daemons_do_and_takes_nobodys_worker(tmp_path):
 
 
 async def test_the_page_of_an_app_shows_its_run_and_can_end_it():
-    rounds = 100_000  # more than are over before anybody has looked
+    rounds = 100_000  # so many that the run cannot end before the page is read
     run = FakeRun(master_epochs=rounds)
 
     async def nobody():
@@ -98,7 +98,7 @@ def options(**given):
 
 @pytest.fixture
 def lines_of(capsys):
-    """What a run prints with an option, and the pages that there are meanwhile."""
+    """Return a function that gives the printed lines of a run with an option, and the open pages during the run."""
 
     async def of(wanted, *, prints=True):
         display = Display()
@@ -114,7 +114,7 @@ def lines_of(capsys):
     return of
 
 
-async def test_a_run_says_where_its_page_is_when_it_has_answered(monkeypatch, lines_of):
+async def test_a_run_prints_the_url_of_its_page(monkeypatch, lines_of):
     monkeypatch.setattr("ddlf.monitor.dashboard.address.PORTS", range(8940, 8950))
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     (line,), (page,) = await lines_of(True)
@@ -124,10 +124,12 @@ async def test_a_run_says_where_its_page_is_when_it_has_answered(monkeypatch, li
     (_, line), (page,) = await lines_of(True)
     assert f"ssh -N -L {page['port']}:127.0.0.1:{page['port']} " in line
     lines, _ = await lines_of(True, prints=False)
-    assert lines[0].startswith("dashboard http://"), "where standard output has something else, it is said beside"
+    assert lines[0].startswith("dashboard http://"), (
+        "with prints=False, standard output is used for other data, so the line is on standard error"
+    )
 
 
-async def test_where_nobody_looks_there_is_no_page_unless_it_is_asked_for(monkeypatch, lines_of):
+async def test_without_a_terminal_there_is_no_page_unless_it_is_requested(monkeypatch, lines_of):
     assert await lines_of(None) == ([], [])
     assert await lines_of(False) == ([], [])
     monkeypatch.setenv("DDLF_DASHBOARD", "off")
@@ -135,7 +137,7 @@ async def test_where_nobody_looks_there_is_no_page_unless_it_is_asked_for(monkey
     assert await lines_of(None) == ([], [])
 
 
-async def test_a_page_that_cannot_be_shown_is_a_line_but_a_port_that_was_named_is_an_error(monkeypatch, lines_of):
+async def test_a_page_without_a_free_port_is_a_line_but_a_given_port_in_use_is_an_error(monkeypatch, lines_of):
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     async with taken:
@@ -151,20 +153,20 @@ async def test_a_page_that_cannot_be_shown_is_a_line_but_a_port_that_was_named_i
     ("text", "value"),
     [("on", True), ("0", False), ("OFF", False), ("1", True), ("8950", 8950), ("auto", None), ("", "nothing")],
 )
-def test_the_environment_says_on_off_auto_or_a_port(monkeypatch, text, value):
+def test_the_environment_variable_is_on_off_auto_or_a_port(monkeypatch, text, value):
     monkeypatch.setenv("DDLF_DASHBOARD", text)
     assert cli.requested(options()) == (None if value == "nothing" else (value, "DDLF_DASHBOARD"))
     assert cli.requested(options(dashboard=8960)) == (8960, "--dashboard")
 
 
 @pytest.mark.parametrize("text", ["maybe", "70000"])
-def test_anything_else_is_refused(monkeypatch, text):
+def test_other_values_of_the_variable_are_refused(monkeypatch, text):
     monkeypatch.setenv("DDLF_DASHBOARD", text)
     with pytest.raises(ConfigError, match="DDLF_DASHBOARD must be"):
         cli.requested(options())
 
 
-def test_without_a_page_the_command_says_how_to_have_one():
+def test_without_a_page_the_command_names_the_option_for_one():
     with pytest.raises(ConnectError, match="no run of yours") as error:
         cli.dashboard(argparse.Namespace(open=False))
     assert "--dashboard" in error.value.hint

@@ -1,4 +1,4 @@
-"""The page's server: who is answered, what is sent, and that nobody who looks on holds up a run."""
+"""Tests of the server of the page: access, messages, and viewers that must not delay a run."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ async def page(**options):
 
 
 async def get(port, path="/", **headers):
-    """Status, headers and body of an answer."""
+    """Return status, headers and body of an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     lines = [f"{name}: {value}" for name, value in ({"Host": f"127.0.0.1:{port}"} | headers).items()]
     writer.write("\r\n".join([f"GET {path} HTTP/1.1", *lines, "", ""]).encode())
@@ -50,7 +50,7 @@ def live(dashboard, token=None, **options):
 
 
 async def shown(viewer, name):
-    """The next message that has something of that name."""
+    """Return the next message that contains the name."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             message = json.loads(await viewer.recv())
@@ -58,7 +58,7 @@ async def shown(viewer, name):
                 return message
 
 
-async def test_the_page_and_all_that_it_needs_come_from_here_and_from_nowhere_else():
+async def test_the_page_loads_all_its_files_from_its_own_server():
     async with page() as dashboard:
         for path, kind in [("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")]:
             status, headers, body = await get(dashboard.port, path)
@@ -70,7 +70,7 @@ async def test_the_page_and_all_that_it_needs_come_from_here_and_from_nowhere_el
 
 
 @pytest.mark.parametrize("path", ["/live", "/metrics", "/anything", "/../tokens.py"])
-async def test_nothing_but_the_empty_page_is_shown_without_the_token(path):
+async def test_only_the_empty_page_is_shown_without_the_token(path):
     async with page() as dashboard:
         assert (await get(dashboard.port, path))[0] == 401
         assert (await get(dashboard.port, path, Authorization="Bearer wrong"))[0] == 401
@@ -93,7 +93,7 @@ async def test_a_socket_without_the_token_or_from_another_site_is_refused():
             assert refused.value.response.status_code == status
 
 
-async def test_who_looks_on_gets_all_there_is_and_then_what_is_new():
+async def test_a_viewer_receives_all_data_first_and_then_the_changes():
     async with page() as dashboard:
         for at, event in beginning():
             dashboard.tell(event, at)
@@ -111,7 +111,7 @@ async def test_who_looks_on_gets_all_there_is_and_then_what_is_new():
             assert "about" not in message
 
 
-async def test_an_event_that_app_and_cluster_both_tell_counts_once():
+async def test_an_event_from_both_app_and_cluster_counts_once():
     async with page() as dashboard, live(dashboard) as viewer:
         for at, event in [*beginning(), *one_round(1)]:
             dashboard.tell(event, at)
@@ -123,7 +123,7 @@ async def test_an_event_that_app_and_cluster_both_tell_counts_once():
         assert lanes[0]["updates"] == 1
 
 
-async def test_a_run_that_was_asked_to_end_elsewhere_is_shown_as_stopping_too():
+async def test_a_run_that_was_stopped_by_ctrl_c_is_shown_as_stopping():
     stop = StopRequest()
     stop.gently, stop.say = lambda: True, lambda text: None
     async with page(stop=stop.interrupted) as dashboard:
@@ -137,7 +137,7 @@ async def test_a_run_that_was_asked_to_end_elsewhere_is_shown_as_stopping_too():
                 pass
 
 
-async def test_the_stop_button_calls_what_stop_training_does_once_it_is_asked():
+async def test_the_stop_button_calls_the_stop_function():
     asked = asyncio.Event()
 
     def stop():
@@ -159,7 +159,7 @@ async def test_the_stop_button_calls_what_stop_training_does_once_it_is_asked():
                 pass
 
 
-async def test_the_page_answers_and_says_so_while_the_master_is_held_up(monkeypatch):
+async def test_the_page_reports_that_the_master_is_blocked(monkeypatch):
     monkeypatch.setattr("ddlf.monitor.dashboard.server.HELD_UP_S", 0.2)
     monkeypatch.setattr("ddlf.monitor.dashboard.server.LOOK_S", 0.05)
     async with page() as dashboard:
@@ -168,7 +168,7 @@ async def test_the_page_answers_and_says_so_while_the_master_is_held_up(monkeypa
 
 
 def _held(dashboard, loop):
-    """For how long the page says that it has not answered."""
+    """Return how many seconds the master has been blocked, according to the page."""
     from websockets.sync.client import connect
 
     free = threading.Event()
@@ -182,8 +182,8 @@ def _held(dashboard, loop):
     return held
 
 
-async def test_a_browser_that_takes_nothing_delays_neither_the_run_nor_the_others(monkeypatch):
-    """It is sent 20 MB, more than the system's buffers hold."""
+async def test_a_browser_that_does_not_read_delays_neither_the_run_nor_other_viewers(monkeypatch):
+    """The server sends the browser 20 MB, more than the buffers of the system hold."""
     monkeypatch.setattr("ddlf.monitor.dashboard.server.RATE_HZ", 200)
     monkeypatch.setattr("ddlf.monitor.dashboard.server.LOOK_S", 0.001)
     large = "x" * 500_000
@@ -214,7 +214,7 @@ async def test_a_browser_that_takes_nothing_delays_neither_the_run_nor_the_other
         assert not dashboard._inbox
 
 
-async def test_the_last_state_is_shown_before_the_page_ends_and_whoever_looks_on_is_told():
+async def test_viewers_receive_the_last_state_and_the_end_of_the_page():
     async with page() as dashboard, live(dashboard) as viewer:
         await shown(viewer, "about")
         for at, event in beginning():
@@ -225,7 +225,7 @@ async def test_the_last_state_is_shown_before_the_page_ends_and_whoever_looks_on
         assert messages[-1]["over"]
 
 
-async def test_a_terminal_sees_what_the_page_shows_and_ends_with_the_master():
+async def test_a_terminal_receives_the_data_of_the_page_and_ends_with_the_master():
     async with page() as dashboard:
         for at, event in [*beginning(), *one_round(1), *one_round(2)]:
             dashboard.tell(event, at)
@@ -239,13 +239,13 @@ async def test_a_terminal_sees_what_the_page_shows_and_ends_with_the_master():
         await anext(watch(dashboard.port, dashboard.token))
 
 
-async def test_a_page_is_found_as_long_as_it_is_shown():
+async def test_a_page_is_found_while_it_is_open():
     async with page() as dashboard:
         assert [place["url"] for place in address.open_pages()] == [dashboard.url]
     assert address.open_pages() == []
 
 
-async def test_metrics_have_base_units_and_are_what_prometheus_reads():
+async def test_prometheus_can_read_the_metrics_which_have_base_units():
     from prometheus_client.parser import text_string_to_metric_families
 
     async with page() as dashboard:

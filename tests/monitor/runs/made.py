@@ -1,4 +1,4 @@
-"""Runs that never were, written as if they had been: any number of rounds in no time."""
+"""Write folders of invented runs, so that tests need no training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEGAN = 1_700_000_000.0
 
 
 def record(number: int, rounds: int = 10, **facts: object) -> RoundRecord:
-    """Of a round of two workers that takes 2 s."""
+    """Return the record of a round of two workers that takes 2 s."""
     basic = dict(
         round=number, rounds=rounds, version=number, epochs=1, samples=1000, seconds=2.0, compute_s=1.5, transfer_s=0.25,
         merge_s=0.01, wait_s=0.125, bytes_out=3_000_000, bytes_back=1_000_000, slots=2, workers=(1, 2),
@@ -27,8 +27,8 @@ def record(number: int, rounds: int = 10, **facts: object) -> RoundRecord:
 
 
 def events_of(rounds: int, **facts: object) -> list[Timed]:
-    """All that is told of a run: worker 1 computes 1.5 s of each round, worker 2 half of that."""
-    told: list[Timed] = [
+    """Return the timed events of a run. Worker 1 computes for 1.5 s of each round, worker 2 for 0.75 s."""
+    events: list[Timed] = [
         (BEGAN, e.RunBegan(run="1", app="App", mode="sync", epochs=rounds, worker_epochs=1, batch_size=8, seed=3)),
         (BEGAN, e.TrainingBegan(mode="sync", samples=1000, slots=2, fixed=False, workers=2)),
     ]
@@ -39,13 +39,13 @@ def events_of(rounds: int, **facts: object) -> list[Timed]:
                 samples=500, epochs=1, compute_s=compute_s, transfer_s=0.25, bytes_out=1_500_000, bytes_back=500_000
             )
             place = dict(round=number, slot=worker, worker=worker)
-            told.append((end - 0.25 - (1.5 - compute_s), e.UpdateArrived(**place, **cost)))
-        told.append((end, e.Committed(record=record(number, rounds, **facts))))
-    return told
+            events.append((end - 0.25 - (1.5 - compute_s), e.UpdateArrived(**place, **cost)))
+        events.append((end, e.Committed(record=record(number, rounds, **facts))))
+    return events
 
 
-def run(out: Path, name: str, told: list[Timed], how: str = "finished", why: str = "") -> Path:
-    """Write the folder of a run that has ended; returns it."""
+def run(out: Path, name: str, events: list[Timed], how: str = "finished", why: str = "") -> Path:
+    """Write the folder of an ended run, and return its path."""
     app = IApp(
         SimpleNamespace(
             workers=[SimpleNamespace(id=n, name=f"worker {n} (pc{n})", facts={"cores": 2, "pid": 7}) for n in (1, 2)]
@@ -53,11 +53,11 @@ def run(out: Path, name: str, told: list[Timed], how: str = "finished", why: str
     )
     path = folder.make(out, name)
     writer = FolderWriter(app, path, {})
-    writer.write(told)
+    writer.write(events)
     writer.end(how, why, 0)
     return path
 
 
 def finite(values: list[float]) -> bool:
-    """Whether all are numbers."""
+    """Return whether all values are finite."""
     return all(math.isfinite(value) for value in values)

@@ -1,4 +1,4 @@
-"""Folders of runs: their names, their states, which one is meant, which ones go."""
+"""Tests of folders of runs: their names, their states, finding one by name, and removing old ones."""
 
 import os
 import socket
@@ -14,7 +14,7 @@ from ddlf.monitor.runs import folder
 
 @pytest.fixture
 def three(tmp_path):
-    """Folders of three runs that have ended, the oldest first."""
+    """Make the folders of three ended runs, the oldest first."""
     paths = [tmp_path / name for name in ("20260101-120000-one", "20260101-120000-one-2", "20260102-080000-two")]
     for began, path in enumerate(paths):
         path.mkdir()
@@ -29,9 +29,9 @@ def test_runs_of_the_same_second_get_different_folders(tmp_path):
     assert (tmp_path / "runs" / ".gitignore").read_text() == "*\n"
 
 
-def test_two_runs_may_make_the_first_folder_in_the_same_moment(tmp_path, monkeypatch):
+def test_two_runs_may_create_the_first_folder_at_the_same_time(tmp_path, monkeypatch):
     first = folder.make(tmp_path / "runs", "a")
-    monkeypatch.setattr("pathlib.Path.exists", lambda path: False)  # as the second one has seen it
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: False)  # the second run has seen no folder
     assert folder.make(tmp_path / "runs", "b").parent == first.parent
 
 
@@ -50,18 +50,18 @@ def test_two_runs_may_make_the_first_folder_in_the_same_moment(tmp_path, monkeyp
         ("a\nb\x1b[31m\udc80", "-a-b-31m"),
     ],
 )
-def test_any_name_makes_a_folder_below_that_of_the_runs(tmp_path, name, end):
+def test_any_name_gives_a_folder_inside_the_folder_of_runs(tmp_path, name, end):
     path = folder.make(tmp_path, name)
     assert path.parent == tmp_path
     assert folder.STAMP.sub("-", path.name) == end
 
 
-def test_a_run_goes_on_as_long_as_its_process_does(tmp_path):
+def test_a_run_is_running_while_its_process_lives(tmp_path):
     folder.write_json(tmp_path / folder.STATE, folder.begun("App"))
     assert folder.read_state(tmp_path).state == "running"
 
 
-def test_a_run_whose_process_is_gone_was_stopped(tmp_path):
+def test_a_run_without_its_process_was_stopped(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     state = replace(folder.begun("App"), pid=process.pid, started=folder.process_started(process.pid))
     folder.write_json(tmp_path / folder.STATE, state)
@@ -72,31 +72,31 @@ def test_a_run_whose_process_is_gone_was_stopped(tmp_path):
     assert folder.read_state(tmp_path).why == f"its process {process.pid} was killed"
 
 
-def test_a_process_of_the_same_number_is_another_one(tmp_path):
+def test_another_process_with_the_same_id_does_not_count(tmp_path):
     folder.write_json(tmp_path / folder.STATE, replace(folder.begun("App"), pid=os.getpid(), started="long ago"))
     assert folder.read_state(tmp_path).state == "stopped"
 
 
-def test_a_run_of_another_machine_is_what_its_folder_says(tmp_path):
+def test_the_state_of_a_run_on_another_machine_is_read_from_its_folder(tmp_path):
     state = replace(folder.begun("App"), host=socket.gethostname() + "-other", pid=2**22 + 1)
     folder.write_json(tmp_path / folder.STATE, state)
     assert folder.read_state(tmp_path) == state
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"state": "running"}', '{"state": "running", "began": "x"}'])
-def test_a_folder_whose_state_is_damaged_is_one_of_a_run_that_was_stopped(tmp_path, text):
+def test_a_folder_with_a_damaged_state_is_a_stopped_run(tmp_path, text):
     (tmp_path / folder.STATE).write_text(text)
     assert folder.read_state(tmp_path).state == "stopped"
 
 
-def test_runs_are_listed_newest_first_and_nothing_else_is(tmp_path, three):
+def test_only_runs_are_listed_newest_first(tmp_path, three):
     (tmp_path / "notes").mkdir()
     (tmp_path / "20260101-120000-file").write_text("")
     assert folder.runs_in(tmp_path) == three[::-1]
     assert folder.runs_in(tmp_path / "none") == []
 
 
-def test_a_run_is_named_by_the_beginning_of_its_name_or_as_the_last_one(tmp_path, three):
+def test_a_run_is_found_by_the_beginning_of_its_name_or_as_last(tmp_path, three):
     assert folder.find(tmp_path) == folder.find(tmp_path, "last") == three[2]
     assert folder.find(tmp_path, "20260102") == folder.find(tmp_path, "tw") == three[2]
     assert folder.find(tmp_path, "20260101-120000-one") == three[0]
@@ -111,25 +111,23 @@ def test_a_run_is_named_by_the_beginning_of_its_name_or_as_the_last_one(tmp_path
         ("./x", "'./x' is not the folder of a run"),
     ],
 )
-def test_a_name_that_is_not_that_of_one_run_is_refused(tmp_path, three, name, sentence):
+def test_an_unknown_or_ambiguous_name_is_refused(tmp_path, three, name, sentence):
     with pytest.raises(ConfigError, match=sentence):
         folder.find(tmp_path, name)
 
 
-def test_where_there_are_no_runs_that_is_said(tmp_path):
+def test_a_folder_without_runs_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"there are no runs in .*; start one with ddlf run"):
         folder.find(tmp_path)
 
 
-def test_the_oldest_runs_are_removed_but_not_one_that_goes_on(tmp_path, three):
+def test_the_oldest_runs_are_removed_except_a_running_one(tmp_path, three):
     folder.write_json(three[0] / folder.STATE, folder.begun("App"))
     assert folder.prune(tmp_path, 1) == ([three[1]], {three[0]: "it is still running"}, {})
     assert [path.exists() for path in three] == [True, False, True]
 
 
-def test_a_run_that_cannot_be_removed_stays_with_the_reason_and_one_that_somebody_else_removes_does_not(
-    tmp_path, three, monkeypatch
-):
+def test_a_run_that_cannot_be_removed_is_reported_unless_another_process_removed_it(tmp_path, three, monkeypatch):
     def rmtree(path):
         if path == three[0]:
             raise OSError(30, "Read-only file system", "run.csv")
@@ -140,7 +138,7 @@ def test_a_run_that_cannot_be_removed_stays_with_the_reason_and_one_that_somebod
 
 
 @pytest.mark.parametrize("facts", ["checkpoints", "goes_on_from"])
-def test_a_run_that_has_the_checkpoints_of_one_that_stays_is_not_removed(tmp_path, three, monkeypatch, facts):
+def test_a_run_with_checkpoints_of_a_kept_run_is_not_removed(tmp_path, three, monkeypatch, facts):
     monkeypatch.chdir(tmp_path)
     place = f"{three[0].name}/checkpoints"
     found = {"checkpoints": place} if facts == "checkpoints" else {"goes_on_from": {"version": 1, "checkpoints": place}}

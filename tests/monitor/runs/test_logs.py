@@ -1,4 +1,4 @@
-"""What workers wrote, in files of the run's folder, and together again."""
+"""Tests of the output of workers: files in the folder of a run, and the command that merges them."""
 
 from types import SimpleNamespace
 
@@ -39,7 +39,7 @@ def test_the_files_of_all_workers_are_read_together_in_the_order_of_time(tmp_pat
     ]
 
 
-def test_what_is_added_is_read_when_its_line_is_whole(tmp_path):
+def test_new_text_is_read_when_its_line_is_complete(tmp_path):
     path = run(tmp_path, "app", [TOLD[0]])
     reader = Reader(path, "worker 1")
     assert len(list(reader.new())) == 2
@@ -57,7 +57,7 @@ def ddlf(capsys, *words):
     return (ended.value.code, *capsys.readouterr())
 
 
-def test_the_command_shows_the_last_run_and_follows_one_until_it_is_over(tmp_path, capsys, monkeypatch):
+def test_the_command_shows_the_last_run_and_follows_a_run_until_its_end(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("DDLF_RUN_DIR", str(tmp_path))
     path = run(tmp_path, "app", TOLD)
     code, text, _ = ddlf(capsys, "logs")
@@ -80,14 +80,14 @@ def test_the_command_shows_the_last_run_and_follows_one_until_it_is_over(tmp_pat
     assert len(followed.splitlines()) == 8
 
 
-def test_a_run_whose_workers_wrote_nothing_says_so(tmp_path, capsys):
+def test_a_run_without_output_of_workers_is_reported(tmp_path, capsys):
     run(tmp_path, "app", [])
     code, text, error = ddlf(capsys, "logs", "--out", str(tmp_path))
     assert (code, text) == (0, "")
     assert "the workers printed nothing in" in error
 
 
-def test_a_file_that_becomes_too_long_is_begun_anew_and_followed(tmp_path, monkeypatch):
+def test_a_file_that_becomes_too_long_is_rotated_and_followed(tmp_path, monkeypatch):
     monkeypatch.setattr("ddlf.monitor.runs.recording.MOST_LOG_BYTES", 100)
     path = folder.make(tmp_path, "app")
     writer = FolderWriter(IApp(), path, {})
@@ -103,7 +103,7 @@ def test_a_file_that_becomes_too_long_is_begun_anew_and_followed(tmp_path, monke
     assert sorted(file.name for file in (path / "logs").iterdir()) == ["worker-1.log", "worker-1.log.1"]
 
 
-def test_a_worker_that_wrote_nothing_is_told_with_those_that_did(tmp_path, capsys):
+def test_a_worker_without_output_is_reported_with_the_workers_that_have_output(tmp_path, capsys):
     path = run(tmp_path, "app", TOLD)
     code, text, error = ddlf(capsys, "logs", "--out", str(tmp_path), "--worker", "wroker 1")
     assert (code, text) == (0, "")

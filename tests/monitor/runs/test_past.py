@@ -1,4 +1,4 @@
-"""A run read again: what each worker did with its time, what was out of the ordinary."""
+"""Tests of reading a past run: the time of each worker, and the incidents."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from ddlf.monitor.runs.past import end_of, read
 from tests.monitor.runs.made import BEGAN, events_of, record, run
 
 
-def test_each_worker_computes_transfers_and_waits_for_all_of_the_time(tmp_path):
+def test_computing_transferring_and_waiting_add_up_to_the_whole_time(tmp_path):
     found = read(run(tmp_path, "a", events_of(5)))
     one, two = found.shares.values()
     assert (one.name, two.name) == ("worker 1 (pc1)", "worker 2 (pc2)")
@@ -23,7 +23,7 @@ def test_each_worker_computes_transfers_and_waits_for_all_of_the_time(tmp_path):
     assert two.compute_s + two.transfer_s + two.wait_s == pytest.approx(10.0)
 
 
-def test_the_time_in_which_a_worker_was_lost_is_no_time_in_which_it_waits(tmp_path):
+def test_the_time_while_a_worker_was_lost_is_not_waiting_time(tmp_path):
     told = events_of(5)
     told.insert(8, (BEGAN + 4.5, e.WorkerLost(round=3, worker=2, slot=2, why="worker 2: cut")))
     told.insert(10, (BEGAN + 7.0, e.WorkerReturned(round=4, worker=2, name="worker 2 (pc2)")))
@@ -35,14 +35,14 @@ def test_the_time_in_which_a_worker_was_lost_is_no_time_in_which_it_waits(tmp_pa
     assert found.faults[0].text == "worker 2: cut; slot 2 moves to another worker, or back to this one when it returns"
 
 
-def test_the_first_loss_that_is_no_number_is_out_of_the_ordinary(tmp_path):
+def test_the_first_loss_that_is_not_finite_is_an_incident(tmp_path):
     told = events_of(3)
     told += [(BEGAN + 8, e.Committed(record=record(n, metrics={"loss": math.nan}))) for n in (4, 5)]
     (fault,) = read(run(tmp_path, "a", told)).faults
     assert (fault.kind, fault.round) == ("not finite", 4)
 
 
-def test_why_a_run_has_failed_is_the_last_of_what_was_out_of_the_ordinary(tmp_path):
+def test_the_reason_of_a_failed_run_is_the_last_incident(tmp_path):
     told = [*events_of(1), (BEGAN + 3, e.Warned(about="data", why="3 of x_train are NaN"))]
     found = read(run(tmp_path, "a", told, "failed", "AppError: no"))
     assert [(fault.kind, fault.text) for fault in found.faults] == [
@@ -51,7 +51,7 @@ def test_why_a_run_has_failed_is_the_last_of_what_was_out_of_the_ordinary(tmp_pa
     ]
 
 
-def test_lines_that_are_damaged_or_of_a_later_version_are_left_out(tmp_path):
+def test_damaged_lines_and_lines_of_a_later_version_are_skipped(tmp_path):
     path = run(tmp_path, "a", events_of(2))
     with (path / folder.EVENTS).open("a") as file:
         for data in ({"event": "Committed"}, {"time": 1, "event": "Unknown"}, {"time": 1, "event": "Evaluated"}, [1]):
@@ -73,7 +73,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         read(tmp_path)
 
 
-def test_who_was_where_and_why_they_left(tmp_path):
+def test_places_of_workers_and_reasons_of_their_end_are_read(tmp_path):
     facts = dict(worker=1, name="worker 1")
     here = dict(address="place 0", host="n1", python="3.11", cores=2, threads=2)
     told = [

@@ -1,4 +1,4 @@
-"""A run's folder, written while the run goes on: whatever happens to the run or to the disk, it can be read."""
+"""Tests of writing the folder of a run during the run: it stays readable after any failure of the run or the disk."""
 
 import asyncio
 import csv
@@ -30,14 +30,14 @@ from tests.patience import PATIENCE_S
 
 
 async def trained(app):
-    """Train an app in a folder; returns that."""
+    """Train an app with a recording, and return the folder."""
     with recorded(app) as path:
         await app.train_model()
     return path
 
 
 async def refused(app, *, later=False):
-    """End a run by the error of a setting, before or after training."""
+    """End a run with an error of a setting, before or after training."""
     with recorded(app):
         if later:
             await app.train_model()
@@ -48,12 +48,14 @@ def fake(out, **settings):
     return FakeRun(out=out, **settings)
 
 
-async def test_a_run_leaves_all_that_happened(tmp_path):
+async def test_a_folder_has_all_events_of_its_run(tmp_path):
     app, told = fake(tmp_path, run_name="first", slots=2), []
     app.subscribe(told.append)
     with recorded(app) as path:
         await app.train_model()
-        app.run_context.emit(SlotMoved(round=1, slot=1, worker=1, done=1, total=2, epoch=1))  # of a moment: not kept
+        app.run_context.emit(
+            SlotMoved(round=1, slot=1, worker=1, done=1, total=2, epoch=1)
+        )  # a momentary event, which is not recorded
     lines = [json.loads(line) for line in (path / folder.EVENTS).read_text().splitlines()]
     assert [from_json(line) for line in lines] == told[:-1]
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
@@ -101,7 +103,7 @@ async def test_use_of_cards_is_in_the_summary_and_the_report(tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-async def test_rounds_that_are_trained_again_replace_the_former_ones(tmp_path, size):
+async def test_retrained_rounds_replace_the_former_ones(tmp_path, size):
     app = fake(None)
     await app.train_model()
     first = app.history[0]
@@ -147,7 +149,7 @@ async def test_an_app_that_asks_for_a_folder_gets_one_for_each_training(tmp_path
     assert "run_context" not in app.__getstate__()
 
 
-async def test_what_user_code_writes_on_a_worker_is_in_a_file_of_its_own(tmp_path):
+async def test_output_of_user_code_on_a_worker_is_in_a_separate_file(tmp_path):
     app = fake(tmp_path)
     with recorded(app) as path:
         await app.train_model()
@@ -161,7 +163,7 @@ async def test_what_user_code_writes_on_a_worker_is_in_a_file_of_its_own(tmp_pat
     assert "WorkerWrote" not in (path / folder.EVENTS).read_text()
 
 
-async def test_what_is_told_after_the_end_is_in_the_folder_too(tmp_path):
+async def test_events_after_the_end_are_recorded_too(tmp_path):
     app = fake(tmp_path)
     path = await trained(app)
     app.run_context.emit(Evaluated(metrics={"loss": 0.5, "accuracy": 0.75}))
@@ -173,7 +175,7 @@ async def test_what_is_told_after_the_end_is_in_the_folder_too(tmp_path):
     assert "final test accuracy,0.75" in (path / "tables" / "run.csv").read_text()
 
 
-async def test_a_recording_inside_of_another_is_the_same(tmp_path):
+async def test_a_nested_recording_uses_the_same_folder(tmp_path):
     app = fake(tmp_path)
     with recorded(app) as outer, recorded(app) as inner:
         await app.train_model()
@@ -183,7 +185,7 @@ async def test_a_recording_inside_of_another_is_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["failed", "stopped", "cancelled"])
-async def test_how_a_run_has_ended_is_in_its_folder(tmp_path, how):
+async def test_the_folder_has_the_kind_of_the_end(tmp_path, how):
     app = fake(tmp_path)
 
     def on_round(record):
@@ -208,7 +210,7 @@ async def test_a_run_that_is_refused_before_training_leaves_no_folder(tmp_path):
     app = fake(tmp_path)
     with pytest.raises(ConfigError):
         await refused(app)
-    app.run_context.emit(ModelSaved(path="later"))  # nobody writes it
+    app.run_context.emit(ModelSaved(path="later"))  # this event is not recorded
     assert folder.runs_in(tmp_path) == []
     with pytest.raises(ConfigError):
         await refused(app, later=True)
@@ -223,7 +225,7 @@ async def test_two_runs_at_once_have_their_own_folders(tmp_path):
     assert [past.read(path).records for path in paths] == [list(app.history) for app in apps]
 
 
-async def test_a_run_that_goes_on_says_from_where(tmp_path):
+async def test_a_resumed_run_names_the_run_that_it_continues(tmp_path):
     await fake(None, checkpoint=tmp_path / "c", master_epochs=2).train_model()
     path = await trained(fake(tmp_path / "runs", resume=tmp_path / "c", master_epochs=4))
     source = str(tmp_path / "c")
@@ -232,21 +234,21 @@ async def test_a_run_that_goes_on_says_from_where(tmp_path):
     assert "resumed after round 2, from" in (path / folder.REPORT).read_text()
 
 
-async def test_where_no_folder_can_be_made_the_run_goes_on_without_and_says_so_once(tmp_path, caplog):
+async def test_a_run_continues_without_a_folder_and_warns_once_if_it_cannot_be_created(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     app = fake(tmp_path / "file" / "runs")
-    with caplog.at_level(logging.WARNING), recorded(app):  # as the command does
+    with caplog.at_level(logging.WARNING), recorded(app):  # like the command
         assert await trained(app) is None
     assert len(app.history) == 4
     (said,) = caplog.messages
     assert said.startswith("there is no folder for this run: ")
 
 
-async def test_a_full_disk_never_ends_a_run_and_is_told_once(tmp_path, caplog):
+async def test_a_full_disk_never_ends_a_run_and_is_reported_once(tmp_path, caplog):
     app = fake(tmp_path, master_epochs=6)
     usual, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     with caplog.at_level(logging.WARNING), recorded(app) as path:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))  # no file becomes larger, and Python ignores SIGXFSZ
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))  # no file may become larger; Python ignores SIGXFSZ
         try:
             await app.train_model()
             app.run_context.recording.close()
@@ -260,7 +262,7 @@ async def test_a_full_disk_never_ends_a_run_and_is_told_once(tmp_path, caplog):
     assert folder.read_json(path / folder.SUMMARY)["events_lost"] > 0
 
 
-async def test_what_comes_when_there_is_space_again_is_read_behind_half_a_line(tmp_path, monkeypatch):
+async def test_events_after_a_full_disk_are_read_after_an_incomplete_line(tmp_path, monkeypatch):
     app = fake(tmp_path)
     path = await trained(app)
     writer = app.run_context.recording._writer
@@ -278,7 +280,7 @@ async def test_what_comes_when_there_is_space_again_is_read_behind_half_a_line(t
     assert len(past.read(path).records) == 4
 
 
-async def test_a_run_that_ends_on_a_full_disk_is_not_one_that_was_killed(tmp_path, monkeypatch):
+async def test_a_run_that_ends_on_a_full_disk_does_not_look_killed(tmp_path, monkeypatch):
     def full(path, text):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -302,11 +304,11 @@ async def test_a_run_that_ends_on_a_full_disk_is_not_one_that_was_killed(tmp_pat
         ("app.py", "app.py"),
     ],
 )
-def test_what_looks_like_a_secret_in_a_command_line_is_not_kept(word, kept):
+def test_secrets_in_a_command_line_are_not_recorded(word, kept):
     assert without_secrets(word) == kept
 
 
-async def test_who_was_connected_to_is_in_the_folder_of_a_run_of_the_command_line(tmp_path):
+async def test_the_folder_of_a_command_line_run_names_its_workers(tmp_path):
     app, cluster = fake(tmp_path), in_process_cluster(2)
     with recorded(app) as path:
         await _connect(cluster, None, Display(), app.run_context.emit, ())
@@ -342,7 +344,7 @@ def test_the_folder_of_a_run_that_was_killed_can_be_read_and_reported(tmp_path):
     assert folder.read_state(path).state == "running"
     until = time.monotonic() + PATIENCE_S
     while not past.end_of(path / folder.EVENTS)[0] and time.monotonic() < until:
-        time.sleep(0.05)  # another process writes it
+        time.sleep(0.05)  # another process writes the file
     process.send_signal(signal.SIGKILL)
     process.wait(PATIENCE_S)
     process.stdout.close()

@@ -1,4 +1,4 @@
-"""The report of a run: complete in itself, small for any run, and safe from texts that look like HTML."""
+"""Tests of the report of a run: it needs no other file, is small for any run, and escapes texts that look like HTML."""
 
 import json
 import math
@@ -17,7 +17,7 @@ def state_in(path):
     return json.loads(found[1], parse_constant=pytest.fail)
 
 
-def test_report_has_everything_in_itself(tmp_path):
+def test_report_needs_no_other_file(tmp_path):
     text = (run(tmp_path, "a", events_of(3)) / folder.REPORT).read_text()
     assert not re.search(r"""<(script|link|img|iframe)[^>]*(src|href)="(?!data:)|@import|url\(""", text)
     assert "default-src 'none'" in text
@@ -25,7 +25,7 @@ def test_report_has_everything_in_itself(tmp_path):
     assert not re.search(r"^(import|export) ", text, re.MULTILINE)
 
 
-def test_curves_are_those_of_the_records(tmp_path):
+def test_curves_equal_the_records(tmp_path):
     state = state_in(run(tmp_path, "a", events_of(3, test={"loss": 0.5})))
     series = state["series"]
     assert series["x"] == [1, 2, 3]
@@ -36,7 +36,7 @@ def test_curves_are_those_of_the_records(tmp_path):
 
 
 @pytest.mark.parametrize("rounds", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_many_rounds_make_a_page_that_opens_at_once(tmp_path, rounds):
+def test_report_of_many_rounds_is_small(tmp_path, rounds):
     spike = {"loss": 99.0, "accuracy": 0.5}
     told = [*events_of(rounds), (BEGAN + 2 * rounds + 1, e.Committed(record=record(rounds + 1, metrics=spike)))]
     told += [(BEGAN + 2 * rounds + 2, e.UpdateRejected(round=n, slot=1, worker=1, why="w")) for n in range(2000)]
@@ -61,7 +61,7 @@ def test_report_of_short_run_has_its_error(tmp_path, rounds):
     assert state["run"]["phase"] == "failed"
 
 
-def test_numbers_that_are_not_finite_are_no_points(tmp_path):
+def test_values_that_are_not_finite_are_gaps(tmp_path):
     told = [*events_of(2), (BEGAN + 9, e.Committed(record=record(3, metrics={"loss": math.nan, "accuracy": math.inf})))]
     state = state_in(run(tmp_path, "a", told))
     assert state["series"]["columns"]["loss"] == [1.0, 0.5, None]
@@ -87,7 +87,7 @@ def test_thinned_curve_keeps_ends_peaks_and_order():
     assert columns["#rate"] == columns["loss"]
 
 
-def test_the_report_has_the_prediction_or_the_way_to_one(tmp_path):
+def test_the_report_has_the_prediction_or_the_command_for_one(tmp_path):
     compared = e.RoundsMeasured(rounds=9, seconds=0.53, predicted=0.512, low=0.45, high=0.58)
     paths = run(tmp_path, "a", [*events_of(1), (BEGAN + 9, compared)]), run(tmp_path, "b", events_of(1))
     found = [dict(state_in(path)["record"]["environment"]).get("plan", "") for path in paths]

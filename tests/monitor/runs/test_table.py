@@ -1,4 +1,4 @@
-"""Tables to paste."""
+"""Tests of tables of runs as CSV, LaTeX and text."""
 
 import csv
 
@@ -8,7 +8,7 @@ from ddlf.monitor.runs.past import read
 from tests.monitor.runs.made import BEGAN, events_of, run
 
 
-def test_a_run_is_a_column_of_what_it_came_to(tmp_path):
+def test_a_run_is_a_column_of_its_results(tmp_path):
     told = [*events_of(4), (BEGAN + 9, e.Evaluated(metrics={"loss": 0.5, "accuracy": 0.875}))]
     rows = table.of_runs([read(run(tmp_path, "a", told))])
     found = dict(rows[1:])
@@ -22,7 +22,7 @@ def test_a_run_is_a_column_of_what_it_came_to(tmp_path):
     assert "slots computed again" not in found
 
 
-def test_runs_stand_side_by_side_also_with_different_quantities(tmp_path):
+def test_runs_with_different_quantities_are_compared_in_one_table(tmp_path):
     pasts = [read(run(tmp_path, "a", events_of(4))), read(run(tmp_path, "b", events_of(0), "failed", "no"))]
     rows = table.of_runs(pasts)
     assert rows[0] == ["quantity", pasts[0].path.name, pasts[1].path.name]
@@ -30,19 +30,19 @@ def test_runs_stand_side_by_side_also_with_different_quantities(tmp_path):
     assert ["rounds", "4", ""] in rows
 
 
-def test_csv_is_read_back_as_it_was():
+def test_csv_is_read_back_unchanged():
     rows = [["a, b", 'c"d'], ["1", "e\nf"]]
     assert list(csv.reader(table.as_csv(rows).splitlines(keepends=True))) == rows
 
 
-def test_latex_has_what_is_special_in_it_escaped_and_numbers_to_the_right():
+def test_latex_escapes_special_characters_and_aligns_numbers_right():
     text = table.as_latex([["name", "n_1"], [r"a&b_c 5% $x$ {y} #1 ~ ^ \z", "1,000.5"], ["b", "-2e+10"]])
     assert text.splitlines()[1:4] == [r"\begin{tabular}{lr}", r"  \toprule", r"  name & n\_1 \\"]
     cell = r"a\&b\_c 5\% \$x\$ \{y\} \#1 \textasciitilde{} \textasciicircum{} \textbackslash{}z"
     assert f"  {cell} & 1,000.5 \\\\" in text.splitlines()
 
 
-def test_text_has_columns_below_each_other():
+def test_text_has_aligned_columns():
     assert table.as_text([["run", "state"], ["实验", "x"], ["abcde", "y"]]).splitlines() == [
         "run    state",
         "实验   x",
@@ -55,7 +55,7 @@ def test_text_has_columns_below_each_other():
     ]
 
 
-def test_a_number_has_four_digits_and_one_that_is_none_is_named():
+def test_a_number_has_four_digits_and_nan_is_named():
     assert [table.number(value) for value in (0.123456, 12345.6, float("nan"), float("-inf"), 0.0)] == [
         "0.1235", "12346", "NaN", "-inf", "0",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Trackers get the numbers of a run, and can do it no harm."""
+"""Tests of trackers: they receive the values of a run, and their failures do not harm it."""
 
 import logging
 import os
@@ -18,18 +18,18 @@ from ddlf.testing import FakeRun
 from tests.patience import PATIENCE_S
 
 
-def test_every_tracker_that_can_be_asked_for_is_there():
+def test_every_offered_tracker_exists():
     assert TRACKERS("trackers", ",".join(WRITERS)) == tuple(WRITERS)
     assert all(name in str(TRACKERS) for name in WRITERS)
 
 
 def scalars(path):
-    """What TensorBoard's file in a run's folder has: (tag, step) and value of each point."""
+    """Return the points of TensorBoard's file in the folder of a run: {(tag, step): value}."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     (file,) = (path / "tensorboard").iterdir()
     data, found = file.read_bytes(), []
-    while data:  # length, its checksum, the event, its checksum
+    while data:  # each record has the length, its checksum, the event, and its checksum
         (length,) = struct.unpack("<Q", data[:8])
         found.append(Event.FromString(data[12 : 12 + length]))
         data = data[16 + length :]
@@ -47,7 +47,7 @@ async def test_tensorboard_gets_the_curves_and_tensorflow_is_not_imported(tmp_pa
     assert losses == [(record.version, pytest.approx(record.loss)) for record in app.history]
 
 
-async def test_a_test_is_tracked_with_the_last_round_also_when_it_comes_after_the_end(tmp_path, caplog):
+async def test_a_test_after_the_end_is_tracked_with_the_last_round(tmp_path, caplog):
     app = FakeRun(out=tmp_path, trackers="tensorboard")
     with recorded(app) as path:
         await app.train_model()
@@ -67,7 +67,7 @@ def test_csv_needs_no_tracker():
         TRACKERS("log", "csv")
 
 
-async def test_a_tracker_that_fails_costs_the_run_nothing_and_is_told_once(tmp_path, monkeypatch, caplog):
+async def test_a_failing_tracker_does_not_affect_the_run_and_is_reported_once(tmp_path, monkeypatch, caplog):
     class Broken:
         def __init__(self, path, settings):
             pass

@@ -1,4 +1,4 @@
-"""Programs in a terminal of their own, whose screen can be read as text."""
+"""Run programs in a pseudo-terminal, and read its screen as text."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Program:
     """A Python program in a pseudo-terminal.
 
     Args:
-        arguments: Of the interpreter.
-        columns: Of the terminal.
-        rows: Of it.
-        echo: Whether it shows what is typed.
-        environment: More or other variables.
+        arguments: The arguments of the interpreter.
+        columns: The columns of the terminal.
+        rows: The rows of the terminal.
+        echo: Whether the terminal shows typed characters.
+        environment: Variables that are added or changed.
 
     Attributes:
         written: All bytes so far.
@@ -50,20 +50,20 @@ class Program:
         self.resize(columns, rows)
 
     def resize(self, columns: int, rows: int) -> None:
-        """Make the terminal another size."""
+        """Change the size of the terminal."""
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.screen.resize(rows, columns)
 
     @property
     def lines(self) -> list[str]:
-        """What is on the screen, without empty lines at its end."""
+        """The lines on the screen, without empty lines at the end."""
         lines = [line.rstrip() for line in self.screen.display]
         while lines and not lines[-1]:
             lines.pop()
         return lines
 
     def until(self, seen: Callable[[list[str]], bool]) -> list[str]:
-        """Read until something is on the screen, or the program has ended; returns the screen."""
+        """Read until ``seen`` holds for the screen or the program has ended. Return the screen."""
         deadline = time.monotonic() + PATIENCE_S
         while not seen(self.lines) and self.code is None:
             assert time.monotonic() < deadline, self.lines
@@ -71,16 +71,16 @@ class Program:
         return self.lines
 
     def end(self) -> list[str]:
-        """Read until the program has ended, whose exit code is ``code`` then; returns the screen."""
+        """Read until the program has ended, and set ``code`` to its exit code. Return the screen."""
         self.until(lambda lines: False)
         return self.lines
 
     def press(self, keys: str) -> None:
-        """Type something; ``"\\x03"`` is Ctrl-C."""
+        """Type characters; ``"\\x03"`` is Ctrl-C."""
         os.write(self._fd, keys.encode())
 
     def close(self) -> None:
-        """End it at once if it still runs."""
+        """Kill the program if it still runs."""
         if self.code is None:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -90,7 +90,7 @@ class Program:
         if select.select([self._fd], [], [], 0.1)[0]:
             try:
                 data = os.read(self._fd, 65536)
-            except OSError:  # nobody has it open any more
+            except OSError:  # no process has the terminal open any more
                 data = b""
             self.written += data
             self._stream.feed(data)

@@ -1,4 +1,4 @@
-"""What workers write, as the master prints it."""
+"""Tests of printing the output of workers on the master."""
 
 import asyncio
 
@@ -15,12 +15,12 @@ def connected(worker):
     return e.WorkerConnected(worker=worker, name=f"worker {worker}", **facts)
 
 
-def test_equal_lines_of_several_workers_come_once_and_those_of_one_as_often_as_it_wrote_them():
+def test_equal_lines_of_several_workers_are_joined_but_repetitions_of_one_worker_stay():
     held = [("a", "x"), ("b", "x"), ("a", "x"), ("a", "y"), ("c", "x"), ("b", "z"), ("c", "y")]
     assert collapsed(held) == ["[3 workers] x", "[a] x", "[2 workers] y", "[b] z"]
 
 
-async def test_lines_of_several_workers_are_printed_together_when_the_others_have_had_their_time(capsys, monkeypatch):
+async def test_lines_of_several_workers_are_printed_together_after_a_delay(capsys, monkeypatch):
     monkeypatch.setattr("ddlf.monitor.terminal.echo.WINDOW_S", 0)
     echo = Echo()
     for event in (connected(1), connected(2), wrote(1, "same", "mine"), wrote(2, "same")):
@@ -30,7 +30,7 @@ async def test_lines_of_several_workers_are_printed_together_when_the_others_hav
     assert capsys.readouterr().err == "[2 workers] same\n[worker 1] mine\n"
 
 
-def test_lines_of_the_only_worker_are_printed_at_once_with_how_many_are_missing(capsys):
+def test_lines_of_a_single_worker_are_printed_at_once_with_the_number_of_dropped_lines(capsys):
     echo = Echo()
     echo(connected(1))
     echo(wrote(1, "one"))
@@ -44,7 +44,7 @@ def test_lines_of_the_only_worker_are_printed_at_once_with_how_many_are_missing(
     ]
 
 
-async def test_what_is_held_back_is_printed_when_a_worker_leaves(capsys):
+async def test_delayed_lines_are_printed_when_a_worker_leaves(capsys):
     echo = Echo()
     for event in (connected(1), connected(2), wrote(1, "last words")):
         echo(event)
@@ -57,7 +57,7 @@ def test_an_echo_that_is_off_prints_nothing(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_line_of_another_machine_keeps_its_colours_on_a_terminal_and_cannot_do_anything_to_it():
+def test_a_line_keeps_its_colours_on_a_terminal_but_no_other_control_codes():
     line = "\x1b[1mbold\x1b[0m \x1b]0;title\x07 \x1b[2J tab\t\x9b31m é"
     assert harmless(line, colours=False) == r"bold \x1b]0;title\x07 \x1b[2J tab" + "\t" + r"\x9b31m é"
     assert harmless("\x1b[31mred", colours=True) == "\x1b[31mred\x1b[0m"

@@ -1,4 +1,4 @@
-"""Lines about a run: few enough for files, and one whenever nothing is said for long."""
+"""Tests of printed lines about a run: few enough for a file, and one at least after a long wait."""
 
 import threading
 
@@ -7,14 +7,14 @@ import pytest
 from ddlf import events as e
 from ddlf.monitor.terminal import lines as module
 from ddlf.monitor.terminal.lines import Lines, line
-from tests.monitor.terminal.told import record
+from tests.monitor.terminal.timed_events import record
 from tests.patience import PATIENCE_S
 
 IMPORTING = e.PhaseBegan(phase=1, what="importing", worker=2)
 
 
 class Clock:
-    """In place of the module ``time``."""
+    """A clock that replaces the module ``time``."""
 
     now = 100.0
 
@@ -33,12 +33,12 @@ def clock(monkeypatch):
 @pytest.fixture
 def lines(clock):
     lines = Lines()
-    lines._done.set()  # the tests look by themselves
+    lines._done.set()  # ends the thread of the object, because the tests call ``look``
     yield lines
     lines.close()
 
 
-def test_short_rounds_get_a_line_in_two_seconds_and_the_last_one_always_has_one(lines, clock, capsys):
+def test_short_rounds_have_a_line_every_two_seconds_and_the_last_round_always_has_one(lines, clock, capsys):
     due = []
     for number in range(1, 21):
         if lines.is_due(record(number)):
@@ -49,17 +49,17 @@ def test_short_rounds_get_a_line_in_two_seconds_and_the_last_one_always_has_one(
     assert capsys.readouterr().out == f"{record(20)}\n"
 
 
-def test_a_last_round_that_had_its_line_has_no_second_one(lines, capsys):
+def test_a_last_round_with_a_line_has_no_second_one(lines, capsys):
     assert lines.is_due(record(1))
     lines.tell(e.RunEnded(run="r", how="complete", version=1))
     assert capsys.readouterr().out == ""
 
 
-def test_each_slot_of_asynchronous_training_has_lines_of_its_own(lines):
+def test_each_slot_of_asynchronous_training_has_its_own_lines(lines):
     assert [lines.is_due(record(1, slot=slot)) for slot in (1, 2, 1)] == [True, True, False]
 
 
-def test_what_takes_long_is_said_after_5_s_then_less_and_less_often(lines, clock, capsys):
+def test_a_long_wait_is_reported_after_5_s_and_then_less_and_less_often(lines, clock, capsys):
     lines.tell(IMPORTING)
     said = []
     for _ in range(80):
@@ -70,10 +70,10 @@ def test_what_takes_long_is_said_after_5_s_then_less_and_less_often(lines, clock
     assert said == [5.0, 15.0, 35.0]
 
 
-def test_the_line_says_for_whom_and_another_line_begins_the_wait_anew(lines, clock, capsys):
+def test_the_line_names_the_awaited_worker_and_any_other_line_restarts_the_wait(lines, clock, capsys):
     lines.tell(IMPORTING)
     clock.now += 4
-    lines.tell(e.ModelSaved(path="x"))  # which has a line, printed by the app
+    lines.tell(e.ModelSaved(path="x"))  # the app prints a line for this event
     clock.now += 4
     lines.look(clock.now)
     assert capsys.readouterr().out == ""
@@ -82,13 +82,13 @@ def test_the_line_says_for_whom_and_another_line_begins_the_wait_anew(lines, clo
     assert capsys.readouterr().out == "waiting   worker 2 importing the backend for 9 s\n"
 
 
-def test_nothing_is_said_while_nothing_is_waited_for(lines, clock, capsys):
+def test_no_line_is_printed_without_a_wait(lines, clock, capsys):
     clock.now += 1000
     lines.look(clock.now)
     assert capsys.readouterr().out == ""
 
 
-def test_the_thread_that_looks_ends_quietly_when_nobody_reads_any_more(monkeypatch, capsys):
+def test_the_thread_ends_quietly_after_a_broken_pipe(monkeypatch, capsys):
     looked = threading.Event()
 
     def look(self, now):

@@ -1,4 +1,4 @@
-"""The picture in a real pseudo-terminal: lines appear above it, and when it ends nothing of it is left."""
+"""Tests of the live picture in a pseudo-terminal: lines appear above it, and it is erased at the end."""
 
 import sys
 import threading
@@ -8,12 +8,12 @@ import pytest
 
 from ddlf.monitor.terminal.live import Cell
 from tests.monitor.terminal.terminal import Program
-from tests.monitor.terminal.told import in_training
+from tests.monitor.terminal.timed_events import in_training
 from tests.patience import PATIENCE_S
 
 SHOW = """
 import sys, time
-from tests.monitor.terminal.told import in_training
+from tests.monitor.terminal.timed_events import in_training
 from ddlf.monitor.terminal.live import Terminal
 display = Terminal()
 try:
@@ -45,11 +45,11 @@ def is_drawn(lines):
 
 
 def is_whole(lines):
-    """Whether all of it is drawn: what was read last may be a part."""
+    """Return whether the whole picture is drawn. The last read bytes may end in the middle of it."""
     return is_drawn(lines) and any(line.startswith("worker 2") for line in lines)
 
 
-def test_what_is_printed_appears_above_the_picture_of_which_nothing_is_left(show):
+def test_printed_lines_appear_above_the_picture_which_is_erased_at_the_end(show):
     body = """
     print("one [red] :smile:\\n" + "x" * 100)
     print("to stderr", file=sys.stderr)
@@ -71,17 +71,17 @@ def test_what_is_printed_appears_above_the_picture_of_which_nothing_is_left(show
     assert not program.screen.cursor.hidden
 
 
-def test_it_is_drawn_again_and_fits_80_x_24_with_16_workers(show):
+def test_the_picture_is_drawn_in_place_and_fits_80_x_24_with_16_workers(show):
     program = show("sys.stdin.readline()", workers=16)
     lines = program.until(lambda lines: is_drawn(lines) and "+ 7 more" in lines[-1])
     assert len(lines) == 12
     drawn = len(program.written)
     lines = program.until(lambda lines: len(program.written) > 2 * drawn and len(lines) == 12)
-    assert is_drawn(lines)  # in its place, not below
+    assert is_drawn(lines)  # at the same place, not below
 
 
 @pytest.mark.parametrize("size", [(60, 24), (120, 24)])
-def test_another_size_of_the_terminal_leaves_nothing_of_it(show, size):
+def test_resizing_the_terminal_leaves_no_remains_of_the_picture(show, size):
     program = show("sys.stdin.readline()")
     program.until(is_drawn)
     program.resize(*size)
@@ -107,7 +107,7 @@ def test_an_interrupt_leaves_a_clean_terminal(show):
     assert not program.screen.cursor.hidden
 
 
-def test_without_colours_when_the_user_wants_none(show):
+def test_the_picture_has_no_colours_if_the_user_wants_none(show):
     with_colours = show("sys.stdin.readline()")
     with_colours.until(is_whole)
     assert b"\x1b[32m" in with_colours.written
@@ -116,7 +116,7 @@ def test_without_colours_when_the_user_wants_none(show):
     assert b"\x1b[32m" not in without.written
 
 
-def test_in_a_notebook_the_output_of_the_cell_is_changed_in_place(monkeypatch):
+def test_in_a_notebook_the_output_of_the_cell_is_updated_in_place(monkeypatch):
     shown, drawn = [], threading.Event()
 
     def update(text):
@@ -164,7 +164,7 @@ asyncio.run(main())
 """
 
 
-def test_a_map_that_takes_long_is_drawn_below_what_a_function_prints_until_it_is_over():
+def test_a_long_map_is_drawn_below_the_printed_lines_until_it_ends():
     program = Program("-c", MAPS)
     try:
         both = program.until(lambda lines: "meanwhile" in lines and any("mapping work" in line for line in lines))

@@ -1,4 +1,4 @@
-"""Words for what takes time."""
+"""Tests of the words for a running phase."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from ddlf.monitor.terminal.phrases import doing
 
 
 @pytest.mark.parametrize(("total", "words"), [(1, "starting 1 worker"), (2, "starting 2 workers")])
-def test_one_of_something_is_not_told_as_many(total, words):
+def test_the_words_use_singular_and_plural(total, words):
     assert doing(RunningPhase(what="starting", worker=0, since=0.0, total=total, unit="workers")) == words

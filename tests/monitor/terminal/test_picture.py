@@ -1,18 +1,18 @@
-"""The picture of a run in a terminal, as text: what it says, and that it fits."""
+"""Tests of the text of the live picture: its content, and that it fits the terminal."""
 
 import pytest
 
 from ddlf import events as e
 from ddlf.monitor.terminal.live import draw
 from ddlf.monitor.terminal.phrases import duration, number, waiting
-from tests.monitor.terminal.told import BEGAN, connected, in_training, told
+from tests.monitor.terminal.timed_events import BEGAN, connected, in_training, state_after
 
 
 def rows(state, now=20.0, width=80, height=24, **more):
     return draw(state, now, width, height, **more).plain.split("\n")
 
 
-def test_a_run_of_two_workers():
+def test_the_picture_shows_a_run_of_two_workers():
     assert rows(in_training(), 24.0, 78) == [
         "training  ━━━━━━━━━━━━━━━╸──────────────────────  42 %  round 3/6  0:24 left",
         "          loss 0.5000  accuracy 0.9000  500 samples/s",
@@ -21,8 +21,8 @@ def test_a_run_of_two_workers():
     ]
 
 
-def test_it_says_what_the_master_and_each_worker_are_busy_with_before_training():
-    state = told(
+def test_the_picture_shows_the_phases_of_master_and_workers_before_training():
+    state = state_after(
         (0.0, BEGAN),
         (0.5, connected(1)),
         (1.0, e.PhaseBegan(phase=1, what="importing")),
@@ -40,7 +40,7 @@ def test_it_says_what_the_master_and_each_worker_are_busy_with_before_training()
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (132, 50), (60, 12), (40, 10), (20, 4), (1, 1)])
 @pytest.mark.parametrize("workers", [1, 2, 16, 300])
-def test_it_fits_every_terminal(width, height, workers):
+def test_the_picture_fits_every_terminal(width, height, workers):
     state = in_training(workers)
     state.tell(e.WorkerLost(round=3, worker=1, slot=1, why="worker 1: " + "no answer " * 20), 21.0)
     state.tell(e.PhaseBegan(phase=5, what="evaluating", total=10, unit="samples"), 21.0)
@@ -50,7 +50,7 @@ def test_it_fits_every_terminal(width, height, workers):
     assert len(drawn) <= max(height // 2, 7)
 
 
-def test_of_sixteen_workers_those_with_trouble_are_shown_and_the_others_counted():
+def test_workers_with_problems_are_shown_and_the_rest_of_sixteen_is_counted():
     state = in_training(16)
     state.tell(
         e.WorkerLost(round=3, worker=14, slot=14, why="worker 14 (10.0.0.14:9000): the connection was reset"), 21.0
@@ -61,7 +61,7 @@ def test_of_sixteen_workers_those_with_trouble_are_shown_and_the_others_counted(
     assert [row[:10].rstrip() for row in drawn[2:-2]] == [f"worker {n}" for n in range(1, 9)]
 
 
-def test_a_worker_that_is_gone_says_why_and_one_without_work_that_it_has_none():
+def test_an_excluded_worker_has_a_reason_and_an_idle_worker_is_marked():
     state = in_training()
     state.tell(e.WorkerGone(round=3, worker=1, why="KeyError: x\n\nTraceback"), 21.0)
     state.tell(e.SlotFinished(round=3, slot=2, worker=2), 22.0)
@@ -75,7 +75,7 @@ def test_a_terminal_without_unicode_gets_ascii():
     assert "\n".join(rows(in_training(), ascii_only=True)).isascii()
 
 
-def test_numbers_for_people():
+def test_numbers_are_formatted_for_people():
     assert [duration(seconds) for seconds in (0, 0.2, 61, 3600, 36061)] == [
         "0:00",
         "0:01",
@@ -92,7 +92,7 @@ def test_numbers_for_people():
     ]
 
 
-def test_one_line_says_whom_a_run_waits_for():
+def test_one_line_names_the_workers_that_a_run_waits_for():
     state = in_training()
     assert waiting(state, 21.0) == "round 3/6, 42% done, 0:17 left"
     assert waiting(state, 27.0) == "round 3/6, 42% done, 0:31 left; worker 1 and worker 2 silent for 7 s"
@@ -101,7 +101,7 @@ def test_one_line_says_whom_a_run_waits_for():
     assert waiting(state, 30.0).endswith("no workers left; the run ends in 52 s; worker 1 silent for 10 s")
 
 
-def test_of_a_worker_that_is_not_reached_its_address_and_the_reason_are_said():
+def test_an_unreachable_worker_is_shown_with_its_address_and_the_reason():
     state = in_training()
     state.tell(e.WorkerLost(round=3, worker=2, slot=2, why="worker 2 (10.0.0.2:9000): cut"), 22.0)
     refused = "10.0.0.2:9000: connection refused, nothing listens there"
@@ -116,8 +116,10 @@ def test_of_a_worker_that_is_not_reached_its_address_and_the_reason_are_said():
     assert "not reached" not in waiting(state, 28.0)
 
 
-def test_what_is_connected_to_has_its_address_unless_there_are_several():
-    state = told((0.0, e.PhaseBegan(phase=1, what="connecting", worker=1, name="worker 1", address="10.0.0.1:9000")))
+def test_a_connecting_worker_is_shown_with_its_address_unless_there_are_several():
+    state = state_after(
+        (0.0, e.PhaseBegan(phase=1, what="connecting", worker=1, name="worker 1", address="10.0.0.1:9000"))
+    )
     assert waiting(state, 6.0) == "worker 1 connecting to 10.0.0.1:9000 for 6 s"
     state.tell(e.PhaseBegan(phase=2, what="connecting", worker=2, name="pc02", address="10.0.0.2:9000"), 0.0)
     assert waiting(state, 6.0) == "worker 1 and pc02 connecting for 6 s"
@@ -127,9 +129,11 @@ def test_what_is_connected_to_has_its_address_unless_there_are_several():
     ]
 
 
-def test_several_are_listed_with_commas_and_many_are_counted():
+def test_several_workers_are_listed_and_many_are_counted():
     def said(*workers):
-        return waiting(told(*((0.0, e.PhaseBegan(phase=n + 1, what="importing", worker=n)) for n in workers)), 6.0)
+        return waiting(
+            state_after(*((0.0, e.PhaseBegan(phase=n + 1, what="importing", worker=n)) for n in workers)), 6.0
+        )
 
     assert said(0) == "master importing the backend for 6 s"
     assert said(1, 2) == "worker 1 and worker 2 importing the backend for 6 s"
@@ -137,6 +141,6 @@ def test_several_are_listed_with_commas_and_many_are_counted():
     assert said(0, 1, 2, 3, 4) == "master and 4 workers importing the backend for 6 s"
 
 
-def test_where_there_is_no_room_for_a_bar_the_time_that_is_left_is_more_worth():
+def test_a_narrow_terminal_shows_the_remaining_time_instead_of_a_bar():
     assert rows(in_training(), 24.0, 40)[0] == "training   42 %  round 3/6  0:24 left"
     assert rows(in_training(), 24.0, 48)[0].startswith("training  ━━")

@@ -1,4 +1,4 @@
-"""Recorded events with their times, for tests of what shows them."""
+"""Events of runs with their times, for tests of the displays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def moved(worker, done, *, round=1, total=1000, epoch=1, loss=0.5, slot=None):
 
 
 def a_round(number, *, workers=2, begin, seconds=4.0) -> Iterator[tuple[float, e.Event]]:
-    """A round of synchronous training, in which each worker carries the slot of its number."""
+    """Yield the events of a round of synchronous training. Each worker has the slot with its number."""
     for worker in range(1, workers + 1):
         yield begin, e.SlotStarted(round=number, slot=worker, worker=worker)
     for worker in range(1, workers + 1):
@@ -49,7 +49,7 @@ def a_round(number, *, workers=2, begin, seconds=4.0) -> Iterator[tuple[float, e
     yield begin + seconds, e.Committed(record=record(number, slots=workers))
 
 
-def told(*events: tuple[float, e.Event]) -> State:
+def state_after(*events: tuple[float, e.Event]) -> State:
     state = State()
     for now, event in events:
         state.tell(event, now)
@@ -57,11 +57,11 @@ def told(*events: tuple[float, e.Event]) -> State:
 
 
 def in_training(workers=2, rounds=2) -> State:
-    """The state at 10 s and after some rounds of 4 s, with the next one half done."""
+    """Return the state of a run that began at 10 s, after some rounds of 4 s and half of the next one."""
     last = 10.0 + 4 * rounds
     begun = [event for event in a_round(rounds + 1, workers=workers, begin=last) if isinstance(event[1], e.SlotStarted)]
     half = [(last + 2, moved(n, 500, round=rounds + 1, epoch=5)) for n in range(1, workers + 1)]
-    return told(
+    return state_after(
         (0.0, BEGAN),
         *((1.0, connected(n)) for n in range(1, workers + 1)),
         (10.0, began(workers)),
