@@ -1,4 +1,4 @@
-"""Facts of a machine that is well, in which a test changes some."""
+"""Facts of a healthy machine. A test changes some of them."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ NO_CARDS = {
 
 
 def with_cards(*cards: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """As ``ddlf.worker.cards.facts_of_cards`` returns them where JAX can use the cards."""
+    """Return facts about cards in the form of ``ddlf.worker.cards.facts_of_cards``. JAX can use the cards."""
     return {
         **NO_CARDS,
         "cards": list(cards),
@@ -37,13 +37,13 @@ def with_cards(*cards: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def card(number: int = 0, **changes: Any) -> dict[str, Any]:
-    """A card with free memory."""
+    """Return the facts of a card with free memory."""
     known = {"number": str(number), "uuid": f"GPU-{number}", "name": "Test Card", "processes": [], "lost": ""}
     return {**known, "memory": 16 * GB, "free": 15 * GB, **changes}
 
 
 def machine(**changes: Any) -> dict[str, Any]:
-    """As ``ddlf.worker.machine.about`` returns them."""
+    """Return facts about a machine in the form of ``ddlf.worker.machine.about``."""
     return {
         "ddlf": "0.1.0",
         "python": "3.11.7",

@@ -1,4 +1,4 @@
-"""Tests of what is a script's own on its command line."""
+"""Tests of the options that a script adds to its command line."""
 
 import argparse
 
@@ -16,7 +16,7 @@ class Base(ddlf.IApp):
     batch_size = 4  # a setting, which has an option
 
     def load_dataset(self):
-        """Nothing."""
+        """Do nothing."""
 
 
 class Own(Base):

@@ -1,4 +1,4 @@
-"""``ddlf check``: an app beside plain Keras, its exit codes, and what it refuses."""
+"""Tests of ``ddlf check``, which compares an app with plain Keras: its results, exit codes and refusals."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""``ddlf clean``: what it frees, and when it frees nothing."""
+"""Tests of ``ddlf clean``: which data it frees, and when it refuses."""
 
 import argparse
 import asyncio
@@ -88,7 +88,7 @@ async def test_clean_frees_nothing_while_a_worker_is_in_use(machines, capsys):
     assert await clean(proxies(machines), options()) == 0
 
 
-async def test_clean_reports_unreachable_worker_and_cleans_the_others(machines, capsys):
+async def test_clean_reports_unreachable_worker_and_cleans_the_rest(machines, capsys):
     first, _ = proxies(machines)
     await leave_things(first)
     await first.close()

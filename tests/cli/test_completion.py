@@ -1,4 +1,4 @@
-"""``ddlf completion``: bash completes, on a terminal."""
+"""Tests of ``ddlf completion``, with bash on a terminal."""
 
 import os
 import pty
@@ -61,7 +61,7 @@ def test_bash_completes_on_tab(tmp_path, capsys, typed, completed):
     (tmp_path / "my_app.py").touch()
     (tmp_path / "cluster.yaml").touch()
     (tmp_path / "completion").write_text(script("bash", capsys))
-    # What is on the line when Enter is pressed is what the function is called with.
+    # The shell function ``ddlf`` prints its arguments, so Enter shows the completed line.
     (tmp_path / "rc").write_text(
         f"PS1='ready> '\nbind 'set enable-bracketed-paste off'\nddlf() {{\n"
         f'if [ $_DDLF_COMPLETE ]; then {sys.executable} -m ddlf "$@"; else printf \'<%s>\\n\' "ddlf $*"; fi; }}\nsource completion\n'

@@ -1,4 +1,4 @@
-"""``ddlf config show``: each setting, its value and where it comes from."""
+"""Tests of ``ddlf config show``, which prints each setting with its value and origin."""
 
 import pytest
 
@@ -27,7 +27,10 @@ async def main(cluster): ...
 
 @pytest.fixture
 def show(tmp_path, monkeypatch, capsys):
-    """Runs the command where an app and a cluster file are; returns its lines as lists of words, its errors and its exit code."""
+    """Return a function that runs the command in a folder with an app and a cluster file.
+
+    It returns the printed lines as lists of words, the errors and the exit code.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("DDLF_CONFIG", raising=False)

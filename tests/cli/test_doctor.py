@@ -1,4 +1,4 @@
-"""``ddlf doctor``: daemons are real, here in this process; what a machine is like is made up, and each fault is planted."""
+"""Tests of ``ddlf doctor``. Daemons are real and run in this process; the facts of machines are invented."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ SSH = b"SSH-2.0-OpenSSH_9.2 and some more words\r\n"
 
 @pytest.fixture(autouse=True)
 def well(tmp_path, monkeypatch):
-    """A machine that is well, with a token and without a cluster file."""
+    """Set up a healthy machine, with a token and without a cluster file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DDLF_CONFIG", raising=False)
     monkeypatch.setattr(module, "about", lambda folders=(): machine())
@@ -55,7 +55,7 @@ async def daemons():
 
 @contextlib.asynccontextmanager
 async def speaking(answer):
-    """A port on which a program says something to whoever comes, and leaves."""
+    """Yield a port with a program that sends ``answer`` to each caller, and then closes the connection."""
 
     async def speak(reader, writer):
         writer.write(answer)
@@ -94,7 +94,7 @@ async def test_doctor_finds_nothing_in_a_healthy_cluster(daemons, capsys):
 async def test_doctor_names_workers_that_cannot_reach_each_other(daemons, free_port, monkeypatch):
     ports, known = [daemon.port for daemon in daemons], InProcessDaemon.addresses
 
-    # Neither can dial the other. If one can, the other one uses its connections.
+    # No worker can reach the other one. If one of them could, both would use its connections.
     monkeypatch.setattr(InProcessDaemon, "addresses", lambda self: known(self) | {"port": free_port})
     finding, _ = await findings(*ports)
     assert finding.where == (f"worker 1 (127.0.0.1:{ports[0]})",)
@@ -161,7 +161,7 @@ async def test_doctor_lets_workers_take_a_repaired_card_again(monkeypatch, capsy
     )
 
 
-async def test_doctor_says_which_cards_it_does_not_hand_out(monkeypatch, capsys, free_port):
+async def test_doctor_names_unsupported_cards(monkeypatch, capsys, free_port):
     monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=with_cards(others="AMD's (ROCm)")))
     monkeypatch.setattr(module, "DEFAULT_PORT", free_port)
     assert await doctor(options()) == 0
@@ -178,7 +178,7 @@ async def test_doctor_json_has_all_facts(daemons, capsys, free_port):
     assert [finding["level"] for finding in found["findings"]] == ["error"]
 
 
-async def test_doctor_leaves_a_worker_in_use_alone(daemons):
+async def test_doctor_does_not_disturb_a_worker_in_use(daemons):
     port = daemons[0].port
     async with connected(port) as master:
         epoch = master.epoch
@@ -196,7 +196,7 @@ async def test_doctor_leaves_a_worker_in_use_alone(daemons):
 
 
 class Engine(Launcher):
-    """A launcher whose workers run already, and whose engine says what a test wants."""
+    """A launcher with running workers. A test chooses the answers of its engine."""
 
     ports = ()
     facts = (Check("Herd 1.0"),)
@@ -241,7 +241,7 @@ class Engine(Launcher):
 
 @pytest.fixture
 def herd(monkeypatch):
-    """The launcher ``herd``, whose class a test changes."""
+    """Register the launcher ``herd``; a test may change its class."""
     monkeypatch.setitem(OWN, "herd", "tests.cli.test_doctor:Engine")
     return lambda **how: [monkeypatch.setattr(Engine, name, value) for name, value in how.items()]
 
@@ -282,7 +282,7 @@ async def test_doctor_reports_why_workers_of_a_launcher_do_not_start(herd):
     assert Engine.last.calls == ["start", "stop"]
 
 
-async def test_doctor_says_for_what_an_engine_waits_when_the_time_is_over(herd, monkeypatch):
+async def test_doctor_names_the_reason_of_a_waiting_engine_when_the_time_is_over(herd, monkeypatch):
     monkeypatch.setattr(module, "START_S", 0.01)
     herd(comes=False)
     (found,) = (await examine(of_herd())).findings
@@ -448,7 +448,7 @@ async def test_doctor_names_slow_workers(daemons, monkeypatch):
         return await reach(host, port, timeout_s)
 
     def say(line):
-        # On a busy machine worker 1 may be late, too.
+        # On a busy machine, worker 1 may be late, too.
         if line.startswith("          waiting for ") and line.endswith(f"worker 2 (127.0.0.1:{daemons[1].port})"):
             named.set()
 
@@ -469,7 +469,7 @@ async def test_doctor_waits_once_for_all_dead_workers(daemons, monkeypatch):
             return await reach(host, port, timeout_s)
         if len(dialled) == 6:
             all_dialled.set()
-        await asyncio.wait_for(all_dialled.wait(), PATIENCE_S)  # none waits for another one's end
+        await asyncio.wait_for(all_dialled.wait(), PATIENCE_S)  # the workers are dialled at the same time
         raise module.ConnectError("does not answer within 5 s", hint="check the address")
 
     all_dialled, reach = asyncio.Event(), dial.__globals__["connect_to"]
@@ -488,7 +488,7 @@ async def test_doctor_reports_mistakes_in_the_cluster_file(tmp_path):
 
 
 def limit(link, rate):
-    """Make a cable slow, in both directions."""
+    """Limit the rate of a cable in both directions."""
     for end in (link.a, link.b):
         shape = f"dev cable root tbf rate {rate} burst 32kb latency 200ms".split()
         subprocess.run(["ip", "netns", "exec", end, "tc", "qdisc", "add", *shape], check=True)
@@ -506,7 +506,7 @@ async def test_doctor_reports_a_slow_cable_between_two_machines(monkeypatch):
             assert report.answers[0].error is None
             return [
                 finding for finding in report.findings if "memory" not in finding.what
-            ]  # that of the tests' machine
+            ]  # the memory of the machine that runs the tests does not matter
 
         assert await found() == []
         limit(link, "40mbit")
@@ -527,7 +527,9 @@ def test_doctor_has_findings_only_for_unhealthy_real_workers(start_worker, tmp_p
     def found(*workers):
         hosts = ",".join(f"127.0.0.1:{worker.port}" for worker in workers)
         ended = command("ddlf.cli.main", "doctor", "--hosts", hosts, "--token-file", well.token_file, "--json")
-        findings = json.loads(ended.stdout)["findings"]  # but for the memory that is left on the tests' machine
+        findings = json.loads(ended.stdout)[
+            "findings"
+        ]  # findings about the memory of the machine that runs the tests do not count
         return ended.returncode, [finding["what"] for finding in findings if "memory" not in finding["what"]]
 
     assert found(well, killed) == (0, [])

@@ -1,4 +1,4 @@
-"""``ddlf run --dry-run``: the plan of a run, of which nothing is done."""
+"""Tests of ``ddlf run --dry-run``, which prints the plan of a run without starting it."""
 
 import re
 import sys
@@ -27,13 +27,13 @@ class App(ddlf.IApp):
     batch_size = 64
 
     def load_dataset(self):
-        raise AssertionError("nothing is loaded")
+        raise AssertionError("the data set was loaded")
 
     def create_model(self):
         from deeper import later
 
 async def main(cluster, points=3):
-    raise AssertionError("nothing is run")
+    raise AssertionError("the function was called")
 """
 
 
@@ -51,7 +51,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.delenv("DDLF_CONFIG", raising=False)
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    # Those of the tests are hundreds, and not installed either: each plan would read all of them.
+    # The modules of the tests are not installed, so without this each plan would read hundreds of files.
     monkeypatch.setattr(
         "ddlf.cli.dry_run.own_modules",
         lambda: [module for module in own_modules() if Path(module.__file__).is_relative_to(tmp_path)],
@@ -59,7 +59,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr("ddlf.cli.dry_run.about", lambda folders=(), needs=(): machine())
     monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine())
     yield tmp_path
-    for name in {*sys.modules} - before:  # the next test's modules of these names are others
+    for name in {*sys.modules} - before:  # the next test has other modules with these names
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
 
@@ -84,10 +84,10 @@ async def test_dry_run_prints_loaded_files_shipped_files_and_settings(folder, ca
     assert " beside.py  0.0 kB\n" in text
     assert "          deeper/later.py  0.0 kB, when a function imports it" in text
     assert "unused.py" not in text
-    assert lines[-1] == "done      --dry-run: nothing was started or trained"
+    assert lines[-1].startswith("done      --dry-run: nothing")
 
 
-async def test_dry_run_leads_to_the_plan_and_is_refused_without_one(folder, capsys, monkeypatch):
+async def test_dry_run_prints_the_plan_and_is_refused_without_one(folder, capsys, monkeypatch):
     monkeypatch.setattr("ddlf.extras.planner.kept.state_folder", lambda: folder)
     assert await planned() == 0
     assert (
@@ -99,7 +99,7 @@ async def test_dry_run_leads_to_the_plan_and_is_refused_without_one(folder, caps
     assert "plan      unknown, because it belongs to the workers" in capsys.readouterr().out
 
 
-async def test_dry_run_says_who_sees_private_data(folder, capsys):
+async def test_dry_run_explains_who_sees_private_data(folder, capsys):
     (folder / "app.py").write_text(APP.replace("batch_size = 64", "private = True"))
     assert await planned("--peer", "http://127.0.0.1:8930/#code") == 0
     text = capsys.readouterr().out
@@ -237,7 +237,7 @@ async def test_dry_run_plans_a_function(folder, capsys):
         (("--target", "App", "-p", "batch_sise=2"), "did you mean 'batch_size'?"),
     ],
 )
-def test_dry_run_refuses_with_the_words_of_a_run(folder, capfd, arguments, sentence):
+def test_dry_run_has_the_error_messages_of_a_run(folder, capfd, arguments, sentence):
     said = []
     for more in ((), ("--dry-run",)):
         with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""``ddlf env``: what a bug report needs, and nothing that is nobody's business."""
+"""Tests of ``ddlf env``, which prints the facts for a bug report, but no secrets."""
 
 import json
 
@@ -10,7 +10,7 @@ from ddlf.rpc.tokens import new_token
 
 @pytest.fixture
 def env(tmp_path, monkeypatch, capsys):
-    """Runs the command in a home folder of its own; returns what it prints."""
+    """Return a function that runs the command in a new home folder, and returns the output."""
     home = tmp_path / "home" / "ann"
     (home / "lab").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))

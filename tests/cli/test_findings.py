@@ -1,4 +1,4 @@
-"""What ``ddlf doctor`` makes of facts: no process, no socket."""
+"""Tests of the findings that ``ddlf doctor`` derives from facts, without processes and sockets."""
 
 import pytest
 

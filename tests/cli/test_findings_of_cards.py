@@ -1,4 +1,4 @@
-"""``ddlf doctor`` has the right sentence for each state of cards and driver. NVML is a stand-in."""
+"""Tests of the sentences of ``ddlf doctor`` for each state of cards and driver. A stand-in replaces NVML."""
 
 import os
 from importlib.metadata import version
@@ -85,7 +85,7 @@ def test_each_state_of_cards_has_its_sentence(cards, monkeypatch, machine, mask,
     assert found.startswith(sentence)
 
 
-def test_card_that_was_lost_is_named(cards):
+def test_lost_card_is_named(cards):
     remember_lost(card()["uuid"], "has fallen off the bus (Xid 79)")
     try:
         (found,) = sentences()
@@ -100,7 +100,7 @@ def test_executor_of_a_worker_makes_no_card_busy(cards, monkeypatch):
     assert sentences() == []
 
 
-def test_hidden_cards_and_good_ones_are_no_problem(cards):
+def test_hidden_cards_and_healthy_cards_have_no_findings(cards):
     cards.has(card(**FULL), card(1))
     assert sentences("1") == []
 

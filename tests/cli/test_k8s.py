@@ -1,4 +1,4 @@
-"""``ddlf k8s``: what it prints, and what it refuses."""
+"""Tests of ``ddlf k8s``: its output and its refusals."""
 
 import os
 import shlex
@@ -31,7 +31,7 @@ def said(capsys, code, *words):
     return capsys.readouterr()
 
 
-def test_manifest_brings_the_app_and_the_next_command_is_said(capsys):
+def test_manifest_contains_the_app_and_the_next_command_is_printed(capsys):
     output, errors = said(capsys, 0, "render", "my_app.py", *IMAGE, "--namespace", "lab", "--options", "--seed 1")
     app, service, job = yaml.safe_load_all(output)
     assert app["data"] == {"my_app.py": APP}
@@ -48,7 +48,7 @@ def test_manifest_brings_the_app_and_the_next_command_is_said(capsys):
     assert "ddlf k8s secret job/my-app --namespace lab" in errors
 
 
-def test_pool_says_how_to_use_it(capsys):
+def test_pool_prints_how_to_use_it(capsys):
     output, errors = said(capsys, 0, "render", "--pool", *IMAGE, "--name", "lab")
     assert [each["kind"] for each in yaml.safe_load_all(output)] == ["Service", "StatefulSet"]
     assert "ddlf k8s secret statefulset/lab" in errors

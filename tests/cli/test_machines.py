@@ -1,4 +1,4 @@
-"""``ddlf up``, ``ddlf down`` and ``ddlf runcmd``. A script in the place of ssh runs everything on this machine."""
+"""Tests of ``ddlf up``, ``ddlf down`` and ``ddlf runcmd``. A script replaces ssh, and runs everything on this machine."""
 
 import argparse
 import asyncio
@@ -32,7 +32,7 @@ def free_port():
 
 
 class Machines:
-    """A cluster file, and the files of the workers that it lists."""
+    """A cluster file, and the files of its workers."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -75,7 +75,7 @@ def machines(tmp_path, monkeypatch):
 
 
 def runs(pid):
-    """Whether a process runs. One that has ended stays known until its parent asks."""
+    """Return whether a process runs. An ended process keeps its id until its parent has waited for it."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -150,7 +150,7 @@ def listening(port):
     return sock
 
 
-async def test_process_with_the_id_of_an_earlier_worker_is_left_alone(machines, capsys):
+async def test_process_with_the_id_of_an_earlier_worker_is_not_ended(machines, capsys):
     machines.list("127.0.0.1")
     machines.state.mkdir(parents=True)
     other = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=subprocess.PIPE)
@@ -234,7 +234,7 @@ def end_service(machines):
         os.kill(pid, signal.SIGKILL)
 
 
-async def test_process_takes_the_place_of_a_service_that_does_not_run(machines, capsys):
+async def test_process_replaces_a_service_that_does_not_run(machines, capsys):
     machines.list("127.0.0.1")
     unit = systemd(machines)
     try:
@@ -299,7 +299,7 @@ def with_short_limit(path):
 
 
 async def test_worker_that_is_never_ready_is_ended(machines, capsys, monkeypatch):
-    # The worker cannot be stopped at the right moment from outside, so this Python starts another one.
+    # The test cannot stop the worker at the right moment, so this Python starts another program instead.
     python = machines.folder / "python"
     write_script(
         python,
@@ -319,7 +319,7 @@ esac
     assert not any(str(machines.ports[0]) in process.cmdline() for process in psutil.Process().children(recursive=True))
 
 
-async def test_machine_that_does_not_answer_is_left(machines, capsys, monkeypatch):
+async def test_machine_that_does_not_answer_is_skipped(machines, capsys, monkeypatch):
     monkeypatch.setattr(Remote.answer, "__defaults__", (0.2,))
     machines.list("silent")
     assert await machines.run(up) == 3
@@ -337,7 +337,7 @@ async def test_failed_service_is_removed(machines, capsys):
 
 @pytest.mark.slow
 async def test_install_makes_an_environment_of_the_wheel(machines, capsys, monkeypatch):
-    # A virtual environment costs seconds and needs a network, so this Python only writes down what it should do.
+    # A virtual environment takes seconds and needs a network, so this Python only records its commands.
     python = machines.folder / "python"
     venv = machines.folder / "data" / "ddlf" / "venv"
     write_script(
@@ -363,13 +363,13 @@ esac
 
 
 def wrapped(python):
-    """The usual start of a program, which takes another path for its Python."""
+    """Return the usual start code of a program, with another path of Python."""
     from ddlf.cluster.launch.remote import BOOTSTRAP
 
     return f"import sys;sys.executable=bytes({list(os.fsencode(python))}).decode();{BOOTSTRAP}"
 
 
-def test_wheel_has_all_that_runs(tmp_path):
+def test_wheel_has_all_needed_files(tmp_path):
     name, content = wheel()
     path = tmp_path / name
     path.write_bytes(content)
@@ -405,7 +405,7 @@ async def test_lines_of_a_command_begin_with_the_name_of_the_machine(machines, c
     ]
 
 
-async def test_name_that_only_ssh_knows_is_refused(machines, capsys):
+async def test_host_name_that_only_ssh_resolves_is_refused(machines, capsys):
     write_script(machines.folder / "commands" / "ssh", "#!/bin/sh\necho user ann\necho hostname 10.0.0.11\n")
     machines.list("pc01.invalid")
     assert await machines.run(up) == 3
@@ -433,7 +433,7 @@ exec {commands}/login "$@"
     assert not (folder / "wrong").exists()
 
 
-async def test_single_word_is_a_line_for_the_shell(machines, capfd):
+async def test_single_argument_is_a_command_line_of_the_shell(machines, capfd):
     machines.list("pc01")
     assert await machines.run(runcmd, words=["echo $((1 + 1)); exit 4"]) == 3
     out, err = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""The ``ddlf`` command: its help, tokens, and looking after workers that run elsewhere."""
+"""Tests of the ``ddlf`` command: its help, tokens, and commands about workers on other machines."""
 
 import contextlib
 import getpass
@@ -28,7 +28,7 @@ from tests.processes import command, is_listening, without_waits
 
 
 def ddlf(*arguments, **environment):
-    """Run the command; it never ends with a traceback."""
+    """Run the command, and check that it prints no traceback."""
     ended = command("ddlf.cli.main", *arguments, env={**os.environ, **environment})
     assert "Traceback" not in ended.stderr
     return ended
@@ -36,7 +36,7 @@ def ddlf(*arguments, **environment):
 
 @pytest.fixture
 def here(capsys):
-    """The command in this process, for what it says before it does anything."""
+    """Return a function that runs the command in this process. It is for output that needs no worker."""
 
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:
@@ -48,26 +48,26 @@ def here(capsys):
 
 
 def named(*workers):
-    """Workers, and the options that name them."""
+    """Return workers, and the options that name them."""
     hosts = ",".join(f"127.0.0.1:{worker.port}" for worker in workers)
     return workers, ["--hosts", hosts, "--token-file", str(workers[0].token_file)]
 
 
 @pytest.fixture
 def workers(start_worker):
-    """Two workers that the test may end."""
+    """Start two workers, which the test may end."""
     return named(start_worker(), start_worker())
 
 
 @pytest.fixture
 def standing(standing_workers):
-    """Two workers that are there before and after the test."""
+    """Return two workers that several tests share, so a test must not end them."""
     return named(*standing_workers)
 
 
 @pytest.fixture
 def half(standing, free_port):
-    """One of them, and a port at which nobody listens."""
+    """Return one of the workers, with options that also name a port without a listener."""
     (first, _), _ = standing
     return first, ["--hosts", f"127.0.0.1:{first.port},127.0.0.1:{free_port}", "--token-file", str(first.token_file)]
 
@@ -164,7 +164,7 @@ def test_wrong_command_line_is_one_sentence_and_exit_code_2(here, arguments, sen
 
 
 def every_command():
-    """Every command and action, with the words that are typed for it."""
+    """Yield every command and action, with the words of its command line."""
     todo = [(f"ddlf {name}", entry.load()) for name, entry in all_commands().items()]
     for words, one in todo:
         yield pytest.param(words, one, id=words)
@@ -202,7 +202,9 @@ def test_every_help_fits_on_a_screen_and_in_80_columns(words, one, monkeypatch):
 def test_run_help_lists_twelve_options_and_help_all_lists_every_option(here):
     short, whole = here("run", "--help").stdout, here("run", "--help-all").stdout
     parser = all_commands()["run"].load().parser("ddlf run")
-    assert len([option for option in parser.options if option.is_common and option.names]) == 1 + 12  # and --help
+    assert (
+        len([option for option in parser.options if option.is_common and option.names]) == 1 + 12
+    )  # one more is --help
     for option in parser.options:
         for name in option.names[:2]:
             assert name in whole
@@ -339,7 +341,7 @@ async def main(cluster):
 
 @contextlib.contextmanager
 def master(options, tmp_path):
-    """A run on the workers that does not end by itself."""
+    """Start a run on the workers that does not end by itself."""
     (tmp_path / "loop.py").write_text(LOOP)
     process = subprocess.Popen(
         [sys.executable, "-m", "ddlf.cli.main", "run", str(tmp_path / "loop.py"), "--quiet", *options],
@@ -372,7 +374,7 @@ def test_stop_refuses_workers_in_use_and_names_the_user(standing, tmp_path):
 
 
 @pytest.mark.slow
-def test_stop_by_force_names_who_did_it_to_master_and_worker(workers, tmp_path):
+def test_stop_by_force_is_reported_with_its_user_to_master_and_worker(workers, tmp_path):
     both, options = workers
     me = f"{getpass.getuser()}@{platform.node()}"
     with master(options, tmp_path) as user:
@@ -388,7 +390,7 @@ def test_stop_by_force_names_who_did_it_to_master_and_worker(workers, tmp_path):
     assert "dmesg" not in errors
     assert f"restarted by {who}, while {me} pid {user.pid}" in both[0].output
     assert all(worker.process.poll() is None for worker in both)
-    with master(options, tmp_path) as user:  # it may still be starting
+    with master(options, tmp_path) as user:  # the run may still be starting
         ended = ddlf("stop", "--force", *options)
         assert (ended.returncode, ended.stdout.split()[-1]) == (0, "stopped"), ended
         _, errors = user.communicate(timeout=PATIENCE_S)
@@ -466,7 +468,7 @@ async def test_bench_error_about_used_workers_names_no_foreign_option(monkeypatc
             pytest.fail("it is somebody else's")
 
 
-def test_bench_names_the_pair_that_is_much_slower_than_the_others():
+def test_bench_names_a_pair_that_is_much_slower_than_the_rest():
     first, second, third = (ProxyWorker("pc", port, b"token", id=port) for port in (1, 2, 3))
     ways = [Way(0.001, 0.002, 110, 112), Way(0.001, 0.002, 112, 11), Way(0.001, 0.002, 108, 109)]
     pairs = list(zip([first, first, second], [second, third, third], ways, strict=True))
@@ -476,7 +478,7 @@ def test_bench_names_the_pair_that_is_much_slower_than_the_others():
     assert slow_pairs([*pairs[:2], (second, third, ConnectError("no way"))]) == []
 
 
-def test_bench_names_the_way_that_is_much_slower_than_the_others():
+def test_bench_names_a_direction_that_is_much_slower_than_the_rest():
     proxies = [ProxyWorker("pc", port, b"token", id=port) for port in (1, 2, 3)]
     ways = [Way(0.001, 0.002, 110, 110), Way(0.001, 0.002, 112, 11), Way(0.001, 0.002, 108, 109)]
     assert slow(proxies, ways) == [
@@ -513,7 +515,7 @@ def test_printed_command_copies_the_token_for_its_owner_only(tmp_path):
     no_xdg = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
     made = command("ddlf.cli.main", "token", "new", env={**no_xdg, "HOME": str(here)})
     line = next(line for line in made.stdout.splitlines() if "ssh HOST" in line)
-    # A shell with the other home stands for ssh.
+    # A shell with another home folder replaces ssh.
     line = line.replace("ssh HOST", f'env "HOME={there}" sh -c')
     subprocess.run(line, shell=True, check=True, env={**no_xdg, "HOME": str(here)})
     copied = there / ".config" / "ddlf" / "token"

@@ -1,4 +1,4 @@
-"""``ddlf new`` and ``ddlf demo``: what they write, and that it runs as it stands."""
+"""Tests of ``ddlf new`` and ``ddlf demo``: the written files, which run without changes."""
 
 import ast
 import os
@@ -106,17 +106,19 @@ def test_demo_ignores_files_in_current_folder(ddlf, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in new.TEMPLATES if name != "digits"])  # that one: test_docs.py
+@pytest.mark.parametrize(
+    "name", [name for name in new.TEMPLATES if name != "digits"]
+)  # test_docs.py runs this template
 def test_new_project_runs_unchanged(tmp_path, monkeypatch, name):
     random = np.random.default_rng(0)
     splits = {"train": 600, "test": 100}
     images = {f"x_{split}": random.integers(0, 256, (count, 28, 28), np.uint8) for split, count in splits.items()}
     labels = {f"y_{split}": random.integers(0, 10, count, np.uint8) for split, count in splits.items()}
-    np.savez(tmp_path / "mnist.npz", **images, **labels)  # that of the download would take a minute
+    np.savez(tmp_path / "mnist.npz", **images, **labels)  # training on the downloaded data would take a minute
     monkeypatch.setenv("DDLF_DATA", str(tmp_path))
     command("ddlf.cli.main", "new", "lab", "--template", name, cwd=tmp_path)
     more = ["--master-epochs", "1"] if name != "rpc" else []
-    workers = "2" if name == "rpc" else "1"  # that has arguments for two
+    workers = "2" if name == "rpc" else "1"  # its calls have arguments for two workers
     run = ["ddlf", "run", "app.py", "--local", workers, *more]
     scripts = [[script] for script in set(new.TEMPLATES[name].files) - {"app.py"}]
     trained, *others = several([run, *scripts], tmp_path / "lab")
@@ -127,7 +129,7 @@ def test_new_project_runs_unchanged(tmp_path, monkeypatch, name):
 
 @pytest.mark.slow
 def test_wheel_alone_trains_demo(tmp_path):
-    """A new environment has the wheel; what the wheel needs is that of the tests' own environment."""
+    """A new environment has only the wheel. Its requirements come from the environment of the tests."""
     make = [
         sys.executable,
         "-m",
@@ -149,7 +151,7 @@ def test_wheel_alone_trains_demo(tmp_path):
         check=True,
         timeout=PATIENCE_S,
     )
-    # A line of a .pth file comes behind the environment's own packages, and .pth files there are not read.
+    # A path in a .pth file is searched after the packages of the environment, and its own .pth files are ignored.
     (packages / "others.pth").write_text(str(Path(sys.modules["numpy"].__file__).parents[1]) + "\n")
     (tmp_path / "empty").mkdir()
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}

@@ -1,4 +1,4 @@
-"""What a command says when it fails: to people in rows, to files in one sentence."""
+"""Tests of the error messages of a command: rows on a terminal, one sentence in a file."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ def remote(message="no labels", **more):
 
 @pytest.fixture
 def on_a_terminal(capsys, monkeypatch):
-    """Returns what a terminal of 60 columns shows of an error."""
+    """Return a function that gives the text of an error on a terminal with 60 columns."""
 
     def shown(error, whole=False):
         monkeypatch.setenv("COLUMNS", "60")
@@ -47,8 +47,8 @@ def test_terminal_error_has_cause_remedy_and_reference(on_a_terminal):
             "worker 2: it was not reached again within 30 s",
         ),
         (OSError(28, "No space left on device", "/x/y"), "No space left on device"),
-        (ValueError("line 3 is no number\nor so"), "line 3 is no number"),
-        (OSError(104, "Reset by the other side"), ""),  # the sentence says it
+        (ValueError("line 3 is not a number\nor so"), "line 3 is not a number"),
+        (OSError(104, "Reset by the other side"), ""),  # the sentence has the same reason
         (None, ""),
     ],
 )
@@ -87,8 +87,8 @@ def test_error_in_a_file_is_one_sentence_and_a_reference(capsys):
     assert capsys.readouterr().err == (
         "error  it ended; use less\nits last output:\nKilled\nmore   ddlf help ExecutorCrashed\n"
     )
-    show_error(ConfigError("it is no number", hint="write one"), whole=False)
-    assert capsys.readouterr().err == "error  it is no number; write one\n", "there is no more to say"
+    show_error(ConfigError("it is not a number", hint="write one"), whole=False)
+    assert capsys.readouterr().err == "error  it is not a number; write one\n", "this kind of error has no page of help"
 
 
 def test_equal_errors_of_several_workers_are_printed_once(capsys):
@@ -115,7 +115,7 @@ def test_output_of_native_code_stays_on_the_terminal_of_a_user_without_a_home_fo
     for name in ("XDG_STATE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does if the user id has no home
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # this is the result if the user id has no home
     before = sys.stderr
     with native_output_to_log():
         assert sys.stderr is before

@@ -1,4 +1,4 @@
-"""Arguments of a command line, and the one sentence that a wrong one gets."""
+"""Tests of parsing a command line. A wrong argument is an error of one sentence."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from ddlf.cli.parsing import Parser, number
 
 @pytest.fixture
 def parser():
-    """A command with some options."""
+    """Return the parser of a command with some options."""
     result = Parser(prog="tool")
     result.add("--port", type=number(0, 65535), help="a port")
     result.add("--workers", type=number(1, 1024), help="workers")
@@ -36,7 +36,7 @@ def parser():
         ),
         (["--ui", "x"], "tool: argument --ui: must be one of rich, plain, got 'x'"),
         (["--xyz"], "tool: unknown option '--xyz'"),
-        (["--hiden"], "tool: unknown option '--hiden'"),  # as long as --mode, which begins with the same signs
+        (["--hiden"], "tool: unknown option '--hiden'"),  # as long as --mode, which has the same first characters
         (["word"], "tool: unexpected argument 'word'"),
         (["--por", "1"], "tool: unknown option '--por', did you mean --port?"),
         (

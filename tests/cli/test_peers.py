@@ -1,4 +1,4 @@
-"""``ddlf peers``: what is refused before anything starts."""
+"""Tests of the refusals of ``ddlf peers`` before a server or a training starts."""
 
 import socket
 import sys
@@ -82,7 +82,7 @@ def test_commands_without_a_server_say_how_to_start_one(capsys):
         (("join", "http://127.0.0.1:1/#code", "--data", "no.npz"), "neither a file nor a data set"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_sentence(capsys, words, sentence):
+def test_impossible_options_are_refused_in_one_sentence(capsys, words, sentence):
     assert sentence in refused(capsys, *words)
 
 
@@ -103,7 +103,7 @@ TEXTS = {
 def test_a_text_that_peers_cannot_train_is_refused_before_keras_is_imported(
     capsys, tmp_path, monkeypatch, text, sentence
 ):
-    monkeypatch.setitem(sys.modules, "keras", None)  # so an import fails
+    monkeypatch.setitem(sys.modules, "keras", None)  # so that an import of Keras fails
     monkeypatch.chdir(tmp_path)
     Path("a.nnm").write_text(text)
     found = refused(capsys, "serve", "a.nnm", "--port", 0)
@@ -128,7 +128,7 @@ def test_shards_and_classes_that_do_not_fit_are_refused_before_keras_is_imported
     assert sentence in refused(capsys, "serve", tmp_path / "a.nnm", "--data", "digits", "--port", 0, *words)
 
 
-def test_options_of_a_training_with_a_name_are_in_its_settings(capsys):
+def test_options_of_a_named_training_belong_into_its_settings(capsys):
     for option, name in (("--end", "end"), ("--batch-size", "batch_size")):
         said = refused(capsys, "train", "digits", option, 30)
         assert f"unknown option {option}: it is a setting of the training: write {name} into settings.json" in said

@@ -1,4 +1,7 @@
-"""Where an app and plain Keras first differ: the search, and what is said of it. ``ddlf check`` itself is tried with real workers in the slow set."""
+"""Tests of the search for the first difference between an app and plain Keras, and of its report.
+
+Slow tests run ``ddlf check`` itself with real workers.
+"""
 
 import numpy as np
 import pytest
@@ -27,12 +30,12 @@ def changed(place, value):
         (changed(3, [0.6]), [3]),
     ],
 )
-def test_two_updates_differ_where_it_is_more_than_rounding(other, places):
+def test_two_updates_differ_if_it_is_more_than_rounding(other, places):
     assert differing(ONE, other) == places
     assert differing(other, ONE) == places
 
 
-def test_what_is_not_a_number_on_both_sides_is_the_same():
+def test_nan_on_both_sides_is_equal():
     assert differing(changed(0, [np.nan, -2.0]), changed(0, [np.nan, -2.0])) == []
 
 
@@ -51,7 +54,7 @@ async def test_the_first_batch_that_differs_is_found_in_few_trainings(wrong):
     assert len(trained) <= 5  # 2 ** 5 > 20
 
 
-def test_what_came_of_it_is_said_in_lines():
+def test_the_result_is_printed_in_lines():
     facts = dict(batches=20, batch_size=32)
     assert lines("App", Compared(**facts, same_bits=True, most=0.0)) == [
         "agrees    App, with one slot, over 20 batches of 32 samples: the same bits as plain Keras"

@@ -1,4 +1,4 @@
-"""``ddlf run --requeue``: an engine runs the command again after a notice, and it continues in the same folder."""
+"""Tests of ``ddlf run --requeue``: an engine runs the command again, and it continues in the same folder."""
 
 import asyncio
 import csv
@@ -24,7 +24,7 @@ JOB = "job 7 of Slurm"
 
 
 class Ends(Exception):
-    """Ends a run in the middle."""
+    """An error that ends a run in the middle."""
 
 
 def run_of(tmp_path, **settings):
@@ -32,7 +32,7 @@ def run_of(tmp_path, **settings):
 
 
 async def start(tmp_path, until=None, error=asyncio.CancelledError, job=JOB, **settings):
-    """Start the command: it ends with an error after a round, or is complete."""
+    """Start the command. It ends with an error after a round, or is complete."""
     app = run_of(tmp_path, **settings)
 
     def on_round(record):
@@ -72,9 +72,9 @@ async def test_second_start_continues_in_the_same_folder_with_the_same_bits(tmp_
     assert "goes_on_from" not in past.read(first).summary
 
 
-async def test_rounds_that_a_killed_process_has_not_kept_count_once(tmp_path):
+async def test_rounds_without_a_checkpoint_of_a_killed_process_count_once(tmp_path):
     _, path = await start(tmp_path, until=3, checkpoint_every=2)
-    (newest,) = (tmp_path / "kept").glob("round-000003")  # as if it had been killed before its last checkpoint
+    (newest,) = (tmp_path / "kept").glob("round-000003")  # like a process that was killed before its last checkpoint
     for file in newest.iterdir():
         file.unlink()
     newest.rmdir()
@@ -111,7 +111,7 @@ async def test_run_whose_machine_was_lost_continues_elsewhere(tmp_path):
     from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 
     lost = CheckpointFolder(tmp_path / "kept")
-    lost.open("the lost master")  # lives, as far as this process can see
+    lost.open("the lost master")  # this process must take the lost master for a running one
     app, again = await start(tmp_path)
     assert again == path
     assert app.takeover
@@ -145,7 +145,7 @@ async def test_restarts_are_shown(tmp_path, capsys):
         ({"checkpoint": "a"}, "--requeue has no effect here: no engine has started this command"),
     ],
 )
-def test_requeue_that_cannot_work_is_refused(settings, message):
+def test_impossible_requeue_is_refused(settings, message):
     app = FakeRun(**settings)
     with pytest.raises(ConfigError) as refused:
         requeue_of(app, Cluster.local(2))
@@ -166,7 +166,7 @@ def test_launchers_whose_engine_does_not_run_the_command_again_say_so(text):
         installed(text, None if name == "ssh" else 2).requeue()
 
 
-def test_pod_comes_again_by_itself(monkeypatch):
+def test_pod_restarts_by_itself(monkeypatch):
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
     monkeypatch.setenv("DDLF_TOKEN", "t" * 32)
     found = installed("k8s:gate=app-0.app:9100", 2).requeue()
@@ -176,7 +176,7 @@ def test_pod_comes_again_by_itself(monkeypatch):
 
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch):
-    """A stand-in for ``scontrol``, which says these facts and notes its calls."""
+    """Install a stand-in for ``scontrol``, which prints given facts and records its calls."""
     calls = tmp_path / "calls"
     calls.touch()
 
@@ -192,7 +192,7 @@ def scontrol(tmp_path, monkeypatch):
     return say
 
 
-def test_slurm_is_asked_for_the_own_job_or_element(scontrol):
+def test_slurm_is_asked_about_this_job_or_element(scontrol):
     calls = scontrol()
     found = requeue({"SLURM_JOB_ID": "7"})
     assert found.job == JOB

@@ -1,4 +1,4 @@
-"""``ddlf run``: finding what to run, the options, exit codes, and how it is interrupted."""
+"""Tests of ``ddlf run``: its target, options, exit codes and interruption."""
 
 import contextlib
 import getpass
@@ -29,7 +29,7 @@ APPS = Path(__file__).parents[2] / "apps"
 
 @pytest.fixture
 def app(tmp_path, standing_workers):
-    """Write an app, and run it with ``ddlf run``: on a worker that runs already, unless arguments say where."""
+    """Return a function that writes an app and runs it with ``ddlf run``, by default on a running worker."""
     worker, _ = standing_workers
 
     def write(source, name="app.py"):
@@ -49,10 +49,13 @@ def app(tmp_path, standing_workers):
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch, capfd):
-    """What ``ddlf run`` says that refuses, with exit code 2 and before anything starts: no process is needed to see it."""
+    """Return a function that runs ``ddlf run`` in this process and gives its error text.
+
+    The command must end with exit code 2 before it starts a process or imports Keras.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr("ddlf.cli.run._will_train_here", lambda path, options: False)  # which is for time alone
+    monkeypatch.setattr("ddlf.cli.run._will_train_here", lambda path, options: False)  # it only makes the start faster
     before = set(sys.modules)
 
     def run(*arguments):
@@ -64,13 +67,13 @@ def refused(tmp_path, monkeypatch, capfd):
 
     yield run
     assert not {"keras", "tensorflow"} & ({*sys.modules} - before)
-    for name in {*sys.modules} - before:  # the next test's modules of these names are others
+    for name in {*sys.modules} - before:  # the next test has other modules with these names
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
 
 
 def options(*parameters, **given):
-    """Options as ``ddlf run`` parses them, with some set."""
+    """Return options as ``ddlf run`` parses them, with the given values."""
     parser = Parser()
     add_options(parser)
     parsed = parser.parse_args(["--local", "1", *(word for pair in parameters for word in ("-p", pair))])
@@ -78,7 +81,7 @@ def options(*parameters, **given):
     return parsed
 
 
-# -- what to run --------------------------------------------------------------------------------------------------------
+# -- the target ---------------------------------------------------------------------------------------------------------
 
 
 def test_target_is_the_only_app_and_a_subclass_wins_over_its_base(app):
@@ -146,7 +149,7 @@ class Settings(IApp):
 
 
 async def function(cluster, points: int = 10, label: str = "x", free=None):
-    """For ``function_arguments``."""
+    """A function with parameters, for ``function_arguments``."""
 
 
 def test_options_override_attributes_with_their_type():
@@ -409,7 +412,7 @@ def test_example_apps_run_with_python_and_ddlf_run(how, name, more, expected, tm
 
 # -- interrupting -------------------------------------------------------------------------------------------------------
 
-# Apps here sleep for a short time again and again: Python handles a signal that comes just before a sleep after it.
+# The apps sleep for short times, because Python handles a signal that arrives just before a sleep only after it.
 IMPORTING = """
 import time
 print("now", flush=True)
@@ -475,7 +478,7 @@ def test_interrupt_swallowed_by_import_ends_run(app, reaction):
         "import time\n"
         "try:\n    print('now', flush=True)\n    while True:\n        time.sleep(0.1)\n"
         f"except KeyboardInterrupt:\n    {reaction}\n"
-        "async def main(cluster):\n    print('it went on', flush=True)\n"
+        "async def main(cluster):\n    print('it continued', flush=True)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "1", "-q"],
@@ -498,7 +501,7 @@ class Slow:
             time.sleep(0.1)
 Slow()
 async def main(cluster):
-    print("it went on", flush=True)
+    print("it continued", flush=True)
 """
 
 
@@ -525,7 +528,7 @@ main.command()
 """
 
 
-def test_interrupt_while_own_modules_are_imported_ends_the_command_without_a_word():
+def test_interrupt_while_own_modules_are_imported_ends_the_command_silently():
     process = subprocess.run([sys.executable, "-c", OWN_MODULES], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (process.stdout, process.stderr, process.returncode) == ("", "", -signal.SIGINT)
 
@@ -560,9 +563,9 @@ async def main(cluster):
         except KeyboardInterrupt:
             if {times} == 1:
                 raise
-    print("it went on", flush=True)
+    print("it continued", flush=True)
     await cluster.ping()
-    print("and on", flush=True)
+    print("and replied", flush=True)
 """
 
 
@@ -578,7 +581,7 @@ def test_interrupt_ends_code_that_blocks_event_loop(app, descendants, times):
     assert process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=PATIENCE_S)
-    assert "and on" not in output
+    assert "and replied" not in output
     assert (errors, process.returncode) == ("\nstopped\n", 130)
     assert descendants() == []
 
@@ -606,10 +609,10 @@ def test_interrupt_at_start_or_end_prints_nothing(module):
         while process.stdout.readline() != f"{wanted}\n":
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        if times == 2:  # what libraries tidy up at the end is not disturbed by the first one
+        if times == 2:  # the first signal does not disturb the cleanup of libraries at the end
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.3)
-            for _ in range(PATIENCE_S):  # two that wait for a busy machine are one
+            for _ in range(PATIENCE_S):  # a busy machine may join two waiting signals into one
                 process.send_signal(signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1.0)
@@ -647,7 +650,7 @@ def test_closed_output_ends_run_without_traceback(app, descendants):
     assert descendants() == []
 
 
-# -- which of a file's parts is run, and what would have no effect -------------------------------------------------------
+# -- the choice of app or function, and options without effect -----------------------------------------------------------
 
 SEVERAL = """
 import ddlf
@@ -824,7 +827,7 @@ def test_wrong_values_are_refused_before_anything_is_connected(
     )
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    said = refused("app.py", "--hosts", "127.0.0.1:9", *arguments)  # nobody is there
+    said = refused("app.py", "--hosts", "127.0.0.1:9", *arguments)  # no worker listens on this port
     assert re.match(rf"error  ([^:]*: )?{re.escape(sentence)}", said)
     assert len(said.splitlines()) == 1
 
@@ -900,7 +903,7 @@ def test_run_says_how_many_workers_are_spare(slots, workers, apart, words):
         ("lbfgs", 1, "1 slot on 3 workers"),
     ],
 )
-def test_run_names_no_batch_where_there_is_none(mode, slots, words):
+def test_run_omits_the_batch_of_lbfgs(mode, slots, words):
     run = IApp()
     run.mode = mode
     assert _batches(spec_of(run), slots, 3, "worker x 3 workers") == words

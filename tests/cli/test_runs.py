@@ -1,4 +1,4 @@
-"""``ddlf runs`` and ``ddlf report``."""
+"""Tests of ``ddlf runs``, ``ddlf report`` and ``ddlf status RUN``."""
 
 import json
 
@@ -18,7 +18,7 @@ from tests.monitor.runs.made import events_of, run
 
 @pytest.fixture
 def out(tmp_path, monkeypatch):
-    """A folder with three runs, which the commands look at."""
+    """Make a folder with three runs, which the commands read by default."""
     monkeypatch.setenv("DDLF_RUN_DIR", str(tmp_path / "runs"))
     for name, rounds, how in (("long", 6, "finished"), ("broken", 1, "failed"), ("short", 2, "finished")):
         run(tmp_path / "runs", name, events_of(rounds), how, "AppError: no" if how == "failed" else "")
@@ -26,7 +26,7 @@ def out(tmp_path, monkeypatch):
 
 
 def ddlf(capsys, *words):
-    """Run a command; returns its exit code and what it printed."""
+    """Run a command, and return its exit code, output and errors."""
     with pytest.raises(SystemExit) as ended:
         main(list(words))
     return (ended.value.code, *capsys.readouterr())
@@ -97,7 +97,7 @@ def test_report_as_json_and_the_places_of_workers(out, capsys):
         assert f"{words[0]} and {words[1]} exclude each other" in error
 
 
-def test_runs_says_that_there_are_none(tmp_path, capsys):
+def test_runs_reports_an_empty_folder(tmp_path, capsys):
     assert ddlf(capsys, "runs", "--out", str(tmp_path))[1].startswith("no runs in ")
     assert ddlf(capsys, "report", "--out", str(tmp_path))[0] == 2
 
@@ -145,12 +145,12 @@ def test_resume_takes_the_name_of_a_run(out):
         resumed_from(options("--resume", "last"))
     (folder.find(out, "long") / folder.CHECKPOINTS).mkdir()
     wanted = str(folder.find(out, "long") / folder.CHECKPOINTS)
-    for name in ("long", "last"):  # not the newest one, which has none
+    for name in ("long", "last"):  # not the newest run, which has no checkpoints
         assert resumed_from(options("--resume", name)) == wanted
     with pytest.raises(ConfigError, match=r"the run \d+-\d+-short has no checkpoints; --checkpoint-every"):
         resumed_from(options("--resume", "short"))
     assert resumed_from(options("--resume", str(folder.find(out, "long")))) == wanted
-    elsewhere = out.parent / "ck"  # with --checkpoint ck
+    elsewhere = out.parent / "ck"  # a run with --checkpoint ck
     (elsewhere / "round-000002").mkdir(parents=True)
     folder.write_json(
         folder.find(out, "short") / folder.SUMMARY,

@@ -1,4 +1,4 @@
-"""``ddlf.run`` and ``ddlf.main``: from scripts and notebooks."""
+"""Tests of ``ddlf.run`` and ``ddlf.main`` in scripts and notebooks."""
 
 import asyncio
 import contextvars
@@ -70,7 +70,7 @@ def test_run_refuses_other_objects():
         run(5)
 
 
-def test_cluster_opened_by_one_call_serves_next():
+def test_cluster_opened_by_one_call_can_be_used_by_the_next():
     cluster = run(ddlf.Cluster.local(1).connect())
     variable = contextvars.ContextVar("unused")
     assert variable is not None
@@ -198,7 +198,7 @@ def test_script_under_ipython_has_own_command_line(monkeypatch):
         (answer, r"await answer\(cluster\)"),
     ],
 )
-def test_main_inside_event_loop_says_what_to_write(target, instead):
+def test_main_inside_event_loop_names_the_code_to_write(target, instead):
     async def service():
         ddlf.main(target)
 

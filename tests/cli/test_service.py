@@ -1,4 +1,4 @@
-"""As a service of systemd: it is told when the worker is ready, and again and again that it lives."""
+"""Tests of a worker as a service of systemd: the worker notifies systemd of its start, and then regularly."""
 
 import asyncio
 import socket
@@ -31,7 +31,7 @@ async def test_unread_systemd_socket_blocks_nothing(systemd, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", systemd.getsockname())
     monkeypatch.setenv("WATCHDOG_USEC", "2")
     feeding = asyncio.create_task(feed_watchdog())
-    for _ in range(1000):  # of which the socket holds some ten
+    for _ in range(1000):  # the socket holds about ten messages
         await asyncio.sleep(0)
         await asyncio.sleep(1e-6)
     feeding.cancel()
@@ -48,6 +48,6 @@ def test_abstract_socket_name_is_understood(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["", "/no/such/socket", "vsock:2:1"])
-def test_worker_without_systemd_notifies_nobody(monkeypatch, address):
+def test_worker_without_systemd_sends_no_notification(monkeypatch, address):
     monkeypatch.setenv("NOTIFY_SOCKET", address)
     notify("READY=1")

@@ -1,4 +1,4 @@
-"""``ddlf slurm render``: the script of a job."""
+"""Tests of ``ddlf slurm render``, which prints the script of a job."""
 
 import shlex
 
@@ -9,7 +9,7 @@ from ddlf.cli.main import main
 
 @pytest.fixture(autouse=True)
 def apps(tmp_path, monkeypatch):
-    """Two files of apps in the working folder."""
+    """Write two files of apps into the working folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("app.py", "my app.py"):
         (tmp_path / name).touch()
@@ -22,7 +22,7 @@ def rendered(capsys, *words):
     return ended.value.code, printed.out, printed.err
 
 
-def test_script_asks_for_what_each_task_gets(capsys):
+def test_script_requests_the_resources_of_each_task(capsys):
     code, script, _ = rendered(
         capsys,
         *("my app.py", "--workers", "2..8", "--cores", "2", "--memory", "4GiB", "--gpus", "1", "--time", "90m"),
@@ -49,7 +49,7 @@ def test_script_asks_for_what_each_task_gets(capsys):
     ]
 
 
-def test_short_script(capsys):
+def test_script_without_options_is_short(capsys):
     _, script, _ = rendered(capsys, "app.py", "--workers", "4", "--python", "/opt/python")
     assert script.splitlines()[1:3] == ["#SBATCH --job-name=app", "#SBATCH --ntasks=4"]
     assert script.splitlines()[-1].endswith("/opt/python -m ddlf run app.py --launcher slurm")
@@ -84,7 +84,7 @@ def test_app_and_options_are_checked(capsys, words, message):
     assert message in errors
 
 
-def test_job_that_comes_again_gets_a_notice_before_its_time_limit(capsys):
+def test_requeued_job_gets_a_notice_before_its_time_limit(capsys):
     words = ("app.py", "--workers", "4", "--time", "1h", "--requeue", "--checkpoint", "kept")
     _, script, _ = rendered(capsys, *words, "--notice", "90", "--options", "--seed 1")
     lines = script.splitlines()

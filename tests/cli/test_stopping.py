@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while an app trains: what is kept, and what is said."""
+"""Tests of Ctrl-C and SIGTERM during training: the saved weights, and the messages."""
 
 import contextlib
 import re
@@ -13,7 +13,7 @@ from ddlf.worker.grace import SAME_SIGNAL_S, grace_s
 from tests.patience import PATIENCE_S
 from tests.processes import command
 
-# Rounds that take no Keras: the second waits until it is told to go on, the third for ever.
+# An app with rounds that need no Keras. Round 2 waits for the file "go", and round 3 does not end in a test.
 APP = """
 import asyncio
 import pathlib
@@ -68,7 +68,7 @@ class A(ddlf.IApp):
 
 @pytest.fixture(scope="module")
 def where(tmp_path_factory):
-    """The options that name one worker for all these tests: it needs no Keras either."""
+    """Start one worker for all tests of this file, and yield the options that name it. It needs no Keras either."""
     state = tmp_path_factory.mktemp("state")
     arguments = ["-m", "ddlf.cli.worker", "--port", "0", "--host", "127.0.0.1", "--state-dir", state]
     with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as process:
@@ -79,7 +79,7 @@ def where(tmp_path_factory):
 
 @pytest.fixture
 def train(tmp_path, where):
-    """Begin to train; returns the process. Its outputs are read as lines."""
+    """Return a function that starts training and returns the process, with text streams."""
     (tmp_path / "app.py").write_text(APP)
 
     def begin(*arguments, until="in round 2"):
@@ -98,7 +98,7 @@ def train(tmp_path, where):
 
 
 def line(process):
-    """The next line of its errors that is not empty."""
+    """Return the next line of the process's errors that is not empty."""
     return process.stderr.readline().strip() or process.stderr.readline().strip()
 
 
@@ -174,9 +174,7 @@ def test_sigterm_keeps_the_last_complete_round_if_the_next_one_takes_too_long(
     assert descendants() == []
 
 
-def test_sigterm_ends_with_the_round_if_it_ends_in_time_and_evaluates_nothing(
-    train, tmp_path, descendants, monkeypatch
-):
+def test_sigterm_ends_after_the_round_without_an_evaluation_if_there_is_time(train, tmp_path, descendants, monkeypatch):
     monkeypatch.setenv("DDLF_GRACE", "1000")
     process = train("--save", "m.keras")
     process.terminate()
@@ -190,21 +188,21 @@ def test_sigterm_ends_with_the_round_if_it_ends_in_time_and_evaluates_nothing(
     assert descendants() == []
 
 
-def test_grace_that_is_no_number_is_refused(monkeypatch):
+def test_grace_that_is_not_a_number_is_refused(monkeypatch):
     for wrong in ("soon", "-1", "inf"):
         monkeypatch.setenv("DDLF_GRACE", wrong)
         with pytest.raises(ConfigError, match=f"DDLF_GRACE must be a number of seconds, got '{wrong}'"):
             grace_s()
 
 
-def test_second_sigterm_ends_at_once_whatever_is_being_saved(train, tmp_path):
+def test_second_sigterm_ends_at_once_even_during_a_save(train, tmp_path):
     for name in ("go", "short", "saving"):
         (tmp_path / name).touch()
     process = train("--save", "m.keras", until="saving")
     process.terminate()
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2 * SAME_SIGNAL_S)
-    for _ in range(PATIENCE_S):  # a busy machine may have handled the first so late that the second counts as the same
+    for _ in range(PATIENCE_S):  # a busy machine may handle the first signal so late that the second counts as the same
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(2 * SAME_SIGNAL_S)
@@ -216,7 +214,7 @@ def test_second_sigterm_ends_at_once_whatever_is_being_saved(train, tmp_path):
 
 @pytest.fixture
 def run(tmp_path, where):
-    """Train to the end, with these files present."""
+    """Return a function that trains to the end, with the given files present."""
     (tmp_path / "app.py").write_text(APP)
 
     def end(*present):
@@ -327,13 +325,13 @@ sys.exit(run_until_signal(run))
 """
 
 
-def test_loss_of_all_workers_after_a_notice_is_the_end_by_this_notice():
+def test_loss_of_all_workers_after_a_notice_counts_as_an_end_by_the_notice():
     ended = subprocess.run([sys.executable, "-c", NOTICED], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stdout) == (143, "again\n")
     assert ended.stderr.endswith("all workers are lost\n\nstopped   by SIGTERM\n")
 
 
-def test_run_that_is_complete_in_spite_of_a_notice_does_not_come_again():
+def test_run_that_completes_despite_a_notice_is_not_started_again():
     command = [sys.executable, "-c", NOTICED, "complete"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stdout) == (0, "")

@@ -1,4 +1,4 @@
-"""What ``ddlf top`` draws."""
+"""Tests of the screen of ``ddlf top``."""
 
 import asyncio
 import io
@@ -64,7 +64,7 @@ def test_top_omits_unknown_figures_before_first_round():
     assert lines[0] == "MnistCNN  training  round 0 of 40, 0%, 0:04 so far"
 
 
-def test_top_says_why_a_worker_is_lost_or_excluded():
+def test_top_shows_the_reason_of_a_lost_or_excluded_worker():
     lost = e.WorkerLost(round=2, worker=2, slot=2, why="the connection ended")
     gone = e.WorkerGone(round=2, worker=3, why="no memory\nand more")
     lines = "\n".join(shown(columns=120, more=[lost, gone]))

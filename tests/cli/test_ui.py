@@ -1,4 +1,4 @@
-"""``ddlf run --ui``: what a run of the command writes where."""
+"""Tests of ``ddlf run --ui``: the output of a run on standard output and standard error."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The ``ddlf-worker`` command: what it prints, what it refuses, and how it ends."""
+"""Tests of the ``ddlf-worker`` command: its output, its refusals, and its end."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from tests.processes import command, end_of, is_listening
 
 
 def refused(*arguments, **environment):
-    """Run the command, which must end by itself; returns its exit code and what it wrote to standard error."""
+    """Run the command, which must end by itself. Return its exit code and its standard error."""
     ended = command("ddlf.cli.worker", *arguments, env={**os.environ, **environment})
     assert "Traceback" not in ended.stderr
     return ended.returncode, ended.stderr
@@ -91,7 +91,7 @@ def test_second_worker_on_port_is_refused(start_worker, token_file):
     assert f"port {worker.port} on 127.0.0.1 is in use; stop the program that uses it, or choose another" in text
 
 
-def test_worker_without_token_says_how_to_open_up(tmp_path):
+def test_worker_without_token_says_how_to_accept_other_machines(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "ddlf.cli.worker", "--port", "0", "--state-dir", tmp_path],
         stdout=subprocess.PIPE,
@@ -108,12 +108,12 @@ def test_worker_without_token_says_how_to_open_up(tmp_path):
 
 def test_plaintext_worker_warns(start_worker):
     worker = start_worker("--host", "0.0.0.0", "--insecure-plaintext")
-    assert "WARNING: 0.0.0.0 is reachable from other machines and nothing is encrypted" in worker.output
+    assert "WARNING: 0.0.0.0 is reachable from other machines and nothing" in worker.output
     assert f"ready on 0.0.0.0:{worker.port}, INSECURE PLAINTEXT" in worker.output
 
 
 def start(tmp_path, *arguments, **environment):
-    """A worker of a user with a home of his own; gives it when it has said that it is ready."""
+    """Start a worker of a user with a new home folder. Return the process when it is ready, with its printed lines."""
     process = subprocess.Popen(
         [sys.executable, "-m", "ddlf.cli.worker", "--port", "0", *arguments],
         stdout=subprocess.PIPE,
@@ -226,7 +226,7 @@ async def test_worker_that_gets_sigterm_finishes_its_request_and_ends(start_work
 
 def test_worker_that_gets_a_second_signal_ends_at_once(start_worker):
     worker = start_worker()
-    worker.process.send_signal(signal.SIGSTOP)  # so that both are there when it goes on
+    worker.process.send_signal(signal.SIGSTOP)  # so that both signals wait when the process continues
     for number in (signal.SIGINT, signal.SIGTERM):
         worker.process.send_signal(number)
     worker.process.send_signal(signal.SIGCONT)
@@ -242,7 +242,7 @@ def test_worker_leaves_nothing_after_a_signal_at_start(own_folders, tmp_path, de
             stderr=subprocess.STDOUT,
             text=True,
         )
-        process.stdout.readline()  # it says that there is no token, and starts
+        process.stdout.readline()  # the worker prints a line about the missing token, and then starts
         process.send_signal(number)
         output, _ = process.communicate(timeout=PATIENCE_S)
         assert "Traceback" not in output
@@ -250,7 +250,7 @@ def test_worker_leaves_nothing_after_a_signal_at_start(own_folders, tmp_path, de
     assert set((own_folders / "tmp").iterdir()) <= before
 
 
-def test_standard_output_stays_open_after_it_said_that_the_worker_is_ready(token_file, tmp_path):
+def test_standard_output_stays_open_after_the_ready_line(token_file, tmp_path):
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "ddlf.cli.worker", "--quiet", "--host", "127.0.0.1", "--port", "0"),
@@ -293,7 +293,7 @@ def test_worker_of_program_ends_with_it_and_needs_token(tmp_path):
     assert (code, "no token came on stdin" in text) == (4, True)
 
 
-def test_worker_that_stays_outlives_its_parent_until_it_has_no_master(tmp_path):
+def test_staying_worker_outlives_its_parent_until_it_has_no_master(tmp_path):
     arguments = [
         sys.executable,
         "-m",
@@ -314,7 +314,7 @@ def test_worker_that_stays_outlives_its_parent_until_it_has_no_master(tmp_path):
 def test_worker_without_a_home_folder_says_what_to_do(monkeypatch, capsys):
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does if the user id has no home
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # this is the result if the user id has no home
     with pytest.raises(SystemExit) as ended:
         main(["--join", "127.0.0.1:1", "--place", "0"])
     said = "ddlf-worker: this user has no home folder for the state of the worker; set HOME, or name a folder: --state-dir DIR\n"
