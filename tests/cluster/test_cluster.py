@@ -1,4 +1,4 @@
-"""Every call of the public interface, against real workers on this machine."""
+"""Tests of all calls of the public interface, with real workers on this machine."""
 
 import asyncio
 import dataclasses
@@ -152,7 +152,7 @@ async def test_arrays_come_back_bit_for_bit(cluster):
 # -- hosting ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_hosted_method_is_run_by_function_or_name_on_all_or_one_until_it_is_removed(cluster):
+async def test_a_hosted_method_runs_by_function_or_name_on_all_or_one_until_it_is_removed(cluster):
     await cluster.add_method(calculate)
     assert await cluster.run(calculate, a=1, b=2, c=3) == [0, 0]
     assert await cluster.run("calculate", dict(a=1, b=2, c=2)) == [1]
@@ -167,7 +167,7 @@ async def test_a_hosted_method_is_run_by_function_or_name_on_all_or_one_until_it
     assert str(caught.value).count("no method 'calculate' here") == 1
 
 
-async def test_a_function_that_is_defined_anew_is_sent_anew(cluster):
+async def test_a_redefined_function_is_sent_again(cluster):
     def scaled(x, by):
         return x * by
 
@@ -186,7 +186,7 @@ async def test_a_function_that_is_defined_anew_is_sent_anew(cluster):
     assert await cluster.run("scaled", **by_ten) == [1000, 1000]
 
 
-async def test_the_same_function_made_again_is_not_sent_again(cluster):
+async def test_an_equal_function_is_not_sent_again(cluster):
     def make():
         def same(x):
             return bytes(x)
@@ -206,7 +206,7 @@ async def test_a_method_is_hosted_under_another_name_and_replaced_by_the_next_of
     assert await cluster.run("number") == [2, 2]
 
 
-async def test_an_unknown_method_or_worker_is_named_with_what_there_is(cluster):
+async def test_an_unknown_method_or_worker_is_named_with_the_existing_ones(cluster):
     await cluster.add_method(calculate, name="train")
     with pytest.raises(LookupError, match=r"no method 'trian' here; it has: train \(did you mean 'train'\?\)"):
         await cluster.run_at(1, "trian")
@@ -214,7 +214,7 @@ async def test_an_unknown_method_or_worker_is_named_with_what_there_is(cluster):
         await cluster.run_at(3, "train")
 
 
-async def test_code_is_sent_once_and_later_calls_carry_its_address(cluster):
+async def test_code_is_sent_once_and_later_calls_carry_its_hash(cluster):
     ballast = os.urandom(200_000)
 
     def heavy(a):
@@ -231,7 +231,7 @@ async def test_code_is_sent_once_and_later_calls_carry_its_address(cluster):
 
 
 class Counted:
-    """Arrives as a list of one number: how often it was pickled until then."""
+    """An object that arrives as a list with the number of times that it was pickled."""
 
     def __init__(self):
         self.times = 0
@@ -269,7 +269,7 @@ async def test_code_is_sent_again_to_an_executor_that_lost_it(cluster):
     assert await worker.run_method(without_self, a=2) == (2, 1)
 
 
-async def test_what_one_master_sent_need_not_be_there_for_another(cluster):
+async def test_code_that_one_master_sent_may_be_missing_for_another(cluster):
     assert await cluster.run_method(without_self, a=1) == [(1, 1)] * 2
     first = cluster.workers[0]
     other = ddlf.ProxyWorker(first.host, first.port, first._link.token, guest=True)
@@ -294,7 +294,7 @@ async def test_an_error_in_code_shows_its_line(cluster):
         await cluster.workers[0].run_code("x =")
 
 
-async def test_variables_are_the_same_on_all_workers_or_one_each(cluster):
+async def test_variables_are_equal_on_all_workers_or_one_for_each(cluster):
     await cluster.set_variable("v", 7)
     assert await cluster.get_variable("v") == [7, 7]
     await cluster.set_variable("v", each=[1, np.arange(3)])
@@ -343,7 +343,7 @@ async def test_an_error_has_the_workers_file_and_line_and_is_an_instance_of_the_
     assert "ddlf/worker" not in str(error)
 
 
-async def test_all_workers_are_waited_for_before_an_error_is_raised(cluster):
+async def test_an_error_is_raised_after_all_workers_have_ended(cluster):
     with pytest.raises(ValueError, match="bad batch"):
         await cluster.run_method(first_fails_second_takes_long)
     assert await cluster.options(workers=[2]).run_code("self.done") == [True]
@@ -356,7 +356,7 @@ async def first_fails_second_takes_long(self):
     self.done = True
 
 
-async def test_several_failures_come_together_and_equal_texts_once(cluster):
+async def test_several_failures_are_raised_together_and_equal_texts_once(cluster):
     with pytest.raises(ValueError, match="bad batch") as caught:
         await cluster.run_method(fail)
     text = str(caught.value)
@@ -374,7 +374,7 @@ class NoData(Exception):
 
 
 @pytest.mark.parametrize("workers", [[1], [1, 2]])
-async def test_an_error_can_be_caught_as_what_it_is_on_one_worker_and_on_several(cluster, workers):
+async def test_an_error_of_one_or_several_workers_can_be_caught_by_its_class(cluster, workers):
     def refuse():
         raise NoData(404)
 
@@ -390,7 +390,7 @@ async def test_errors_can_be_results(cluster):
     assert isinstance(first, ValueError)
     assert second == 2
     with pytest.raises(ValueError, match="bad batch"):
-        await cluster.run_method(fail_on_first)  # the view changed nothing
+        await cluster.run_method(fail_on_first)  # the view did not change the cluster
 
 
 async def test_an_exception_with_unpicklable_content_arrives(cluster):
@@ -423,7 +423,7 @@ def raise_without_text():
     raise Silent
 
 
-async def test_the_cause_of_an_error_comes_along(cluster):
+async def test_the_cause_of_an_error_arrives_too(cluster):
     with pytest.raises(RuntimeError, match="direct cause") as caught:
         await cluster.workers[0].run_method(raise_from)
     assert "KeyError: 'weights'" in str(caught.value)
@@ -436,7 +436,7 @@ def raise_from():
         raise RuntimeError("no weights") from error
 
 
-async def test_a_result_that_is_no_data_names_the_path_to_it(cluster):
+async def test_a_result_that_is_not_data_is_named_with_its_path(cluster):
     with pytest.raises(ResultNotData, match=r"\['model'\]\[1\]") as caught:
         await cluster.workers[0].run_method(return_an_object)
     assert "pickle_results=True" in str(caught.value)
@@ -448,7 +448,7 @@ def return_an_object():
     return {"model": [1, deque("x")]}
 
 
-async def test_results_of_any_kind_come_if_the_master_allows_it():
+async def test_results_of_any_kind_arrive_if_the_master_allows_it():
     from collections import deque
 
     async with Cluster.local(1, pickle_results=True) as one:
@@ -465,7 +465,7 @@ class Unknown(enum.Enum):
     A = 1
 
 
-async def test_results_of_classes_that_both_sides_know_come_as_they_are(cluster, monkeypatch):
+async def test_results_of_classes_that_both_sides_know_arrive_unchanged(cluster, monkeypatch):
     at = datetime.datetime(2026, 5, 1, tzinfo=datetime.UTC)
 
     def find(at):
@@ -484,21 +484,21 @@ async def test_results_of_classes_that_both_sides_know_come_as_they_are(cluster,
     assert await cluster.run_code("1 + 1") == [2, 2], "over the same connections"
 
 
-async def test_a_call_has_only_the_time_that_its_view_gives_it(cluster):
+async def test_a_call_has_the_time_limit_of_its_view(cluster):
     hasty = cluster.options(timeout_s=0.2)
     with pytest.raises(RequestTimeout) as caught:
-        await asyncio.wait_for(hasty.run_method(wait_for_ever), PATIENCE_S)
-    assert "'wait_for_ever' did not end within 0.2 s" in str(caught.value)
+        await asyncio.wait_for(hasty.run_method(wait_indefinitely), PATIENCE_S)
+    assert "'wait_indefinitely' did not end within 0.2 s" in str(caught.value)
     assert [type(error) for error in caught.value.others] == [RequestTimeout]
     assert await hasty.run_method(without_self, a=1) == [(1, 1)] * 2
 
 
-async def wait_for_ever():
+async def wait_indefinitely():
     await asyncio.Event().wait()
 
 
 async def test_a_cancelled_call_leaves_all_workers_usable(cluster):
-    call = asyncio.ensure_future(cluster.run_method(wait_for_ever))
+    call = asyncio.ensure_future(cluster.run_method(wait_indefinitely))
     await cluster.ping()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -518,7 +518,7 @@ async def test_a_cancelled_call_leaves_all_workers_usable(cluster):
         (dict(workers=[0]), "there is no worker 0"),
     ],
 )
-async def test_options_that_cannot_be_are_refused(cluster, options, text):
+async def test_impossible_options_are_refused(cluster, options, text):
     with pytest.raises(ConfigError, match=text):
         cluster.options(**options)
 
@@ -544,7 +544,7 @@ async def test_connect_and_close_can_be_called_again(start_worker, token_file):
         assert await cluster.run_method(without_self, a=1) == [(1, 1)]
 
 
-async def test_a_call_before_connect_or_after_close_says_so(token_file):
+async def test_a_call_before_connect_or_after_close_is_an_error(token_file):
     cluster = Cluster(["127.0.0.1"], 9, token_file=token_file)
     with pytest.raises(WorkerLost, match="not connected yet; connect first"):
         await cluster.run_method(without_self, a=1)
@@ -567,7 +567,7 @@ async def test_a_view_connects_and_closes_the_whole_cluster():
     assert not any(worker.connected for worker in cluster.workers)
 
 
-async def test_close_ends_open_calls_and_what_runs_of_them(start_worker, token_file):
+async def test_close_ends_open_calls_and_their_methods(start_worker, token_file):
     worker = start_worker()
     cluster = Cluster(["127.0.0.1"], worker.port, token_file=token_file)
     await cluster.connect()
@@ -581,9 +581,7 @@ async def test_close_ends_open_calls_and_what_runs_of_them(start_worker, token_f
         assert await asyncio.wait_for(cluster.run_method(without_self, a=1), PATIENCE_S) == [(1, 1)]
 
 
-async def test_workers_that_do_not_answer_are_listed_in_one_table_within_one_timeout(
-    start_worker, token_file, monkeypatch
-):
+async def test_silent_workers_are_listed_in_one_table_within_one_timeout(start_worker, token_file, monkeypatch):
     monkeypatch.setattr("ddlf.rpc.dial.HANDSHAKE_TIMEOUT_S", 1)
     worker = start_worker()
     silent = [await asyncio.start_server(say_nothing, "127.0.0.1", 0) for _ in range(30)]
@@ -610,18 +608,18 @@ async def say_nothing(reader, writer):
     writer.close()
 
 
-async def test_a_cluster_goes_on_with_as_many_workers_as_are_enough(start_worker, token_file, caplog):
+async def test_a_cluster_continues_with_the_least_number_of_workers(start_worker, token_file, caplog):
     worker = start_worker()
     cluster = Cluster(["127.0.0.1"] * 2, [9, worker.port], token_file=token_file, min_workers=1)
     with caplog.at_level(logging.WARNING):
         await cluster.connect()
-        await cluster.connect()  # as a run does whose cluster is connected already
+        await cluster.connect()  # like a run with a cluster that is already connected
     assert caplog.text.count("1 of 2 workers could not be reached") == 1
     assert await cluster.run_method(worker_numbers) == [(1, 1)]
     await cluster.close()
 
 
-async def test_a_connect_that_fails_leaves_open_what_was_open(start_worker, token_file):
+async def test_a_failed_connect_keeps_open_connections(start_worker, token_file):
     first, second = start_worker(), start_worker()
     cluster = Cluster(["127.0.0.1"] * 2, [first.port, second.port], token_file=token_file)
     async with cluster:
@@ -636,7 +634,7 @@ async def test_a_connect_that_fails_leaves_open_what_was_open(start_worker, toke
 
 
 @pytest.mark.parametrize("part", ["executor", "daemon"])
-async def test_a_worker_that_dies_while_it_is_connected_to_is_tried_again(start_worker, token_file, monkeypatch, part):
+async def test_a_worker_that_dies_during_the_connect_is_tried_again(start_worker, token_file, monkeypatch, part):
     started = [start_worker()]
     port = started[0].port
     usual, dialled = Link._dial_executor, []
@@ -655,7 +653,7 @@ async def test_a_worker_that_dies_while_it_is_connected_to_is_tried_again(start_
         assert await cluster.run_method(without_self, a=1) == [(1, 1)]
 
 
-async def test_another_token_is_one_sentence_with_what_to_do(start_worker, tmp_path):
+async def test_another_token_is_an_error_of_one_sentence_with_a_remedy(start_worker, tmp_path):
     worker = start_worker()
     other = tmp_path / "other-token"
     other.write_text(new_token())
@@ -667,7 +665,7 @@ async def test_another_token_is_one_sentence_with_what_to_do(start_worker, tmp_p
     assert caught.value.exit_code == AuthError.exit_code == 4
 
 
-async def test_a_worker_that_is_busy_says_with_what(start_worker, token_file, monkeypatch):
+async def test_a_busy_worker_names_its_method(start_worker, token_file, monkeypatch):
     monkeypatch.setattr("ddlf.rpc.dial.HANDSHAKE_TIMEOUT_S", 0.5)
     worker = start_worker()
     async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as first:
@@ -701,13 +699,13 @@ async def test_a_worker_that_is_busy_says_with_what(start_worker, token_file, mo
         ((["10.0.0.1"],), "no token for workers on other machines; run 'ddlf token new'"),
     ],
 )
-async def test_addresses_that_cannot_be_are_refused_at_once(arguments, text):
+async def test_impossible_addresses_are_refused_at_once(arguments, text):
     with pytest.raises(ConfigError, match=text):
         Cluster(*arguments)
 
 
 @pytest.mark.parametrize("n", [0, -3, 10**9, True, 2.0, "2"])
-async def test_a_number_of_local_workers_that_cannot_be_is_refused(n):
+async def test_an_impossible_number_of_local_workers_is_refused(n):
     with pytest.raises(ConfigError, match=f"the number of local workers must be 1-1024, got {n!r}"):
         Cluster.local(n)
 
@@ -719,7 +717,7 @@ async def test_shutdown_ends_the_workers(start_worker, token_file):
     assert worker.process.wait(PATIENCE_S) == 0
 
 
-async def test_methods_and_variables_that_all_have_are_there_again_after_a_crash(cluster):
+async def test_methods_and_variables_of_all_workers_are_restored_after_a_crash(cluster):
     def scaled(self, x):
         return x * self.variables["factor"] + self.variables["offset"]
 
@@ -734,7 +732,7 @@ async def test_methods_and_variables_that_all_have_are_there_again_after_a_crash
     assert [set(names) for names in await cluster.variables()] == [{"factor", "offset"}] * 2
 
 
-async def test_what_the_master_changes_later_changes_nothing_that_it_gave_before(cluster):
+async def test_later_changes_on_the_master_do_not_change_sent_values(cluster):
     factor, table, own = [2], np.arange(3), [{"n": 1}, {"n": 2}]
 
     def scaled(x):
@@ -752,7 +750,7 @@ async def test_what_the_master_changes_later_changes_nothing_that_it_gave_before
     assert await cluster.get_variable("view") == [b"abc"] * 2
 
 
-async def test_a_worker_can_be_added_and_has_what_the_others_have(start_worker):
+async def test_an_added_worker_gets_the_methods_and_variables_of_the_cluster(start_worker):
     first, second = start_worker(), start_worker()
     async with Cluster(["127.0.0.1"], [first.port], token_file=first.token_file) as cluster:
         await cluster.set_variable("x", 7)
@@ -763,7 +761,7 @@ async def test_a_worker_can_be_added_and_has_what_the_others_have(start_worker):
             await cluster.add("127.0.0.1", second.port)
 
 
-async def test_a_worker_that_cannot_be_added_leaves_the_cluster_as_it_was(start_worker, free_port):
+async def test_a_worker_that_cannot_be_added_does_not_change_the_cluster(start_worker, free_port):
     first = start_worker()
     async with Cluster(["127.0.0.1"], [first.port], token_file=first.token_file) as cluster:
         with pytest.raises(ConnectError):
@@ -771,7 +769,7 @@ async def test_a_worker_that_cannot_be_added_leaves_the_cluster_as_it_was(start_
         assert cluster.N == 1
 
 
-async def test_a_closed_cluster_that_nobody_holds_is_gone_without_a_garbage_collection(start_worker, token_file):
+async def test_a_closed_cluster_is_freed_without_garbage_collection(start_worker, token_file):
     worker = start_worker()
     gc.collect()
     gc.disable()
@@ -781,7 +779,7 @@ async def test_a_closed_cluster_that_nobody_holds_is_gone_without_a_garbage_coll
             await cluster.run("calculate", a=1, b=2, c=3)
             gone = [weakref.ref(cluster), weakref.ref(cluster.workers[0])]
         del cluster
-        await asyncio.sleep(0)  # tasks that have ended go
+        await asyncio.sleep(0)  # ended tasks are freed
         assert [reference() for reference in gone] == [None, None]
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""cluster.yaml: what is accepted, and the sentence and position that each mistake gets."""
+"""Tests of reading cluster.yaml: the accepted files, and the sentence and position of each mistake."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def complaint(content: str | bytes) -> str:
     return str(caught.value)
 
 
-# --- What is accepted ------------------------------------------------------------------------------------------------
+# --- Accepted files --------------------------------------------------------------------------------------------------
 
 
 def test_a_full_file_is_read_as_written():
@@ -118,12 +118,12 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize(("content", "accepted"), ACCEPTED)
-def test_a_file_is_accepted_with(content, accepted):
+def test_a_valid_file_is_accepted(content, accepted):
     write(content)
     assert load_config().workers[0].host == "a", accepted
 
 
-def test_the_most_workers_that_are_allowed_are_read_within_seconds():
+def test_the_largest_number_of_workers_is_read_within_seconds():
     write("workers:\n" + "".join(f"  - {{name: w{i}, host: h{i}, port: 9000}}\n" for i in range(MAX_WORKERS)))
     start = time.perf_counter()
     assert len(load_config().workers) == MAX_WORKERS
@@ -170,7 +170,7 @@ def test_a_home_folder_in_token_file_is_expanded(monkeypatch):
 # --- Which file is read ----------------------------------------------------------------------------------------------
 
 
-def test_a_named_file_wins_over_the_environment_and_that_over_the_folder(monkeypatch):
+def test_a_named_file_wins_over_the_environment_which_wins_over_the_folder(monkeypatch):
     write("workers: [here:1]")
     write("workers: [environment:1]", "environment.yaml")
     write("workers: [named:1]", "named.yaml")
@@ -203,19 +203,19 @@ def test_a_named_file_that_is_missing_is_an_error_even_if_another_exists(monkeyp
         load_config()
 
 
-def test_an_empty_name_is_not_taken_for_no_name():
+def test_an_empty_name_does_not_count_as_a_missing_name():
     write("workers: [a:1]")
     with pytest.raises(ConfigError, match="is a directory"):
         load_config("")
 
 
-def test_an_empty_variable_is_taken_for_an_unset_one(monkeypatch):
+def test_an_empty_variable_counts_as_unset(monkeypatch):
     write("workers: [a:1]")
     monkeypatch.setenv("DDLF_CONFIG", "")
     assert read_config().hosts == ["a"]
 
 
-def test_a_folder_in_place_of_the_file_is_named():
+def test_a_folder_instead_of_the_file_is_named():
     Path("folder").mkdir()
     with pytest.raises(ConfigError, match="config file folder is a directory"):
         load_config("folder")
@@ -420,7 +420,7 @@ def test_paths_of_certificates_are_resolved_like_that_of_the_token_and_belong_to
     )
 
 
-def test_of_very_many_problems_the_first_are_shown_and_the_rest_counted():
+def test_the_first_of_very_many_problems_are_shown_and_the_rest_counted():
     lines = complaint("workers:\n" + "  - h\n" * 100).splitlines()
     assert len(lines) == 21
     assert lines[-1] == "... and 80 more problems"
@@ -438,7 +438,7 @@ def test_a_token_file_given_as_configuration_is_not_shown():
 
 def test_a_file_over_one_mebibyte_is_refused_without_reading_it_all():
     with open("cluster.yaml", "wb") as file:
-        file.truncate(1 << 40)  # a hole: costs no disk
+        file.truncate(1 << 40)  # a sparse file takes no space on the disk
     with pytest.raises(ConfigError, match=r"cluster\.yaml is larger than 1 MiB"):
         load_config()
 
@@ -513,7 +513,7 @@ def test_an_address_is_split_into_host_and_port(text, address):
         ("", "'' has no port, write ':9000'"),
     ],
 )
-def test_an_address_that_is_none_gets_a_sentence_that_says_why(text, sentence):
+def test_an_invalid_address_is_refused_with_the_reason(text, sentence):
     with pytest.raises(ConfigError) as caught:
         parse_address(text)
     assert str(caught.value) == sentence
@@ -552,29 +552,29 @@ def test_every_key_in_the_schema_is_described():
             assert value.get("description"), key
 
 
-def test_the_schema_that_is_shipped_is_that_of_the_models():
+def test_the_shipped_schema_equals_the_schema_of_the_models():
     shipped = (Path(ddlf.__file__).parent / "cluster/config/cluster.schema.json").read_text(encoding="utf-8")
-    assert shipped == json.dumps(schema(), indent=2) + "\n", "python docs/reference writes it anew"
+    assert shipped == json.dumps(schema(), indent=2) + "\n", "update the schema with: python docs/reference"
 
 
 def data_of(content: str | bytes) -> Any:
-    """What an editor sees of a file; None when its YAML is wrong already."""
+    """Return the data of a file as an editor reads it, or None if its YAML is invalid."""
     try:
         document = compose(content.removeprefix("\ufeff"))
-    except (yaml.YAMLError, TypeError):  # bytes that are no text
+    except (yaml.YAMLError, TypeError):  # bytes that are not text
         return None
     return None if document is None or document.problems else document.data
 
 
 BEYOND_A_SCHEMA = re.compile(
-    r"same (address|name)|3 x heartbeat_s|lists only|"  # what values say about each other
-    r"[ :](\.nan|\.inf|1e400|1\.0e\+400)|port: 90\.0|"  # JSON knows none of the first, and takes 90.0 for an integer
-    r"mode must be one of|"  # packages bring strategies, and a text has their settings
-    r"a:99999|10\.0\.0\.256|\\e|advertise: (0|'n:x)"  # what stands inside of texts
+    r"same (address|name)|3 x heartbeat_s|lists only|"  # rules about several values
+    r"[ :](\.nan|\.inf|1e400|1\.0e\+400)|port: 90\.0|"  # JSON has none of the first values, and takes 90.0 for an integer
+    r"mode must be one of|"  # packages add strategies, and a text may have their settings
+    r"a:99999|10\.0\.0\.256|\\e|advertise: (0|'n:x)"  # mistakes inside of texts
 )
 
 
-def test_the_schema_is_one_and_takes_what_the_reader_takes():
+def test_the_schema_is_valid_and_accepts_the_accepted_files():
     Draft202012Validator.check_schema(schema())
     check = Draft202012Validator(schema()).validate
     root = Path(__file__).parents[2] / "cluster.yaml"
@@ -585,7 +585,7 @@ def test_the_schema_is_one_and_takes_what_the_reader_takes():
 
 
 @pytest.mark.parametrize(("content", "expected"), MISTAKES)
-def test_the_schema_refuses_what_the_reader_refuses_as_far_as_a_schema_can(content, expected):
+def test_the_schema_refuses_the_mistakes_that_a_schema_can_describe(content, expected):
     data = data_of(content)
     beyond = bool(BEYOND_A_SCHEMA.search(f"{content} {expected}"))
     assert data is None or Draft202012Validator(schema()).is_valid(data) is beyond

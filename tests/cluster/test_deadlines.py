@@ -1,4 +1,7 @@
-"""A deadline holds whatever a request waits for, and an error never says that a request cannot have run when it has."""
+"""Tests of deadlines of requests.
+
+A deadline holds while a request waits for a connection, and ``may_have_run`` is true if the request may have run.
+"""
 
 import asyncio
 import time
@@ -21,12 +24,12 @@ async def cluster():
 
 async def until(condition):
     async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - of other sides nobody tells
+        while not condition():  # noqa: ASYNC110 - the other side has no event
             await asyncio.sleep(0.005)
 
 
 async def without_data_connection(cluster):
-    """Let new data connections hear nothing; the daemon answers."""
+    """Cut all data connections, but not the control connection. Return the worker and its proxy."""
     worker, proxy = cluster.workers[0], cluster.machine(1).proxy
     proxy.partition(kind="data")
     proxy.reset(kind="data")
@@ -44,7 +47,7 @@ async def test_a_deadline_holds_while_the_data_connection_is_opened_again(cluste
     assert raised.value.worker == worker.name
 
 
-async def test_the_opening_goes_on_when_those_who_wait_for_it_give_up(cluster):
+async def test_opening_a_connection_continues_when_waiting_requests_time_out(cluster):
     _, proxy = await without_data_connection(cluster)
     before = proxy.connections
     results = await asyncio.gather(
@@ -57,7 +60,7 @@ async def test_the_opening_goes_on_when_those_who_wait_for_it_give_up(cluster):
     assert proxy.connections <= before + 1
 
 
-async def test_those_who_wait_for_an_opening_hear_that_the_cluster_was_closed(cluster):
+async def test_requests_that_wait_for_a_connection_end_when_the_cluster_is_closed(cluster):
     await without_data_connection(cluster)
     waiting = asyncio.ensure_future(cluster.run_code("1"))
     await asyncio.sleep(0.05)
@@ -67,7 +70,7 @@ async def test_those_who_wait_for_an_opening_hear_that_the_cluster_was_closed(cl
     assert raised.value.may_have_run is False
 
 
-async def test_an_idempotent_request_keeps_its_deadline_while_others_try_to_reach_the_worker(cluster):
+async def test_an_idempotent_request_keeps_its_deadline_during_a_reconnect(cluster):
     worker, proxy = cluster.workers[0], cluster.machine(1).proxy
     proxy.partition()
     proxy.reset()
@@ -82,7 +85,7 @@ async def test_an_idempotent_request_keeps_its_deadline_while_others_try_to_reac
 
 
 @pytest.mark.slow
-async def test_a_deadline_is_told_in_full_also_when_part_of_it_was_waited_for_the_connection(cluster):
+async def test_an_error_names_the_whole_deadline_including_the_wait_for_the_connection(cluster):
     _, proxy = await without_data_connection(cluster)
     waiting = asyncio.ensure_future(cluster.options(timeout_s=6).run_code(WAIT))
     await asyncio.sleep(2)
@@ -90,10 +93,10 @@ async def test_a_deadline_is_told_in_full_also_when_part_of_it_was_waited_for_th
     begin = time.monotonic()
     with pytest.raises(RequestTimeout, match=r"did not end within 6 s"):
         await waiting
-    assert time.monotonic() - begin < 6, "its time did not begin anew"
+    assert time.monotonic() - begin < 6, "the deadline did not restart"
 
 
-async def test_a_retried_request_that_ran_once_says_so_also_when_another_master_has_the_worker_now(cluster):
+async def test_a_retried_request_may_have_run_although_another_master_has_the_worker_now(cluster):
     worker, proxy, daemon = cluster.workers[0], cluster.machine(1).proxy, cluster.machine(1)._daemon
     running = asyncio.ensure_future(cluster.options(idempotent=True).run_code(WAIT))
     while not (await worker.status())["busy"]:
@@ -110,7 +113,7 @@ async def test_a_retried_request_that_ran_once_says_so_also_when_another_master_
     await other.close()
 
 
-async def test_a_request_that_cannot_be_sent_ends_with_one_error_and_leaves_no_other(cluster):
+async def test_a_request_that_cannot_be_sent_ends_with_a_single_error(cluster):
     worker = cluster.workers[0]
     futures = []
 

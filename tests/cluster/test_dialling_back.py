@@ -1,4 +1,4 @@
-"""Pairs of workers of which only one can dial the other: this one does so, and calls go both ways."""
+"""Tests of pairs of workers with only one that can dial the other: it dials, and both can call each other."""
 
 import asyncio
 import contextlib
@@ -21,12 +21,12 @@ from tests.patience import PATIENCE_S
 from tests.worker.test_peers import RUN, open_roles, role, worker_in_process
 
 LISTENS, LISTENS_NOWHERE = 0, None
-"""Ports of workers."""
+"""Values for the port of a worker: a free port, or no port."""
 
 
 @contextlib.asynccontextmanager
 async def joined(tmp_path, *ports):
-    """A cluster of workers that have joined, with the run's role, and their daemons."""
+    """Yield a cluster of workers that have joined and host a role, and the daemons of the workers."""
     token = tmp_path / "token"
     token.write_bytes(TOKEN)
     token.chmod(0o600)
@@ -54,7 +54,7 @@ async def push(caller, called):
 
 
 @pytest.mark.parametrize("ports", [(LISTENS, LISTENS_NOWHERE), (LISTENS_NOWHERE, LISTENS)])
-async def test_worker_that_listens_nowhere_dials_its_caller_and_calls_go_both_ways(tmp_path, ports):
+async def test_worker_without_a_port_dials_its_caller_and_both_can_call(tmp_path, ports):
     async with joined(tmp_path, *ports) as (cluster, _):
         for worker in cluster.workers:
             role(worker).slice = np.zeros(100_000)
@@ -65,7 +65,7 @@ async def test_worker_that_listens_nowhere_dials_its_caller_and_calls_go_both_wa
         assert min(sent, received) > 1_600_000
 
 
-async def test_only_pairs_that_both_listen_nowhere_stay_without_a_way(tmp_path):
+async def test_only_pairs_of_two_workers_without_a_port_cannot_connect(tmp_path):
     async with joined(tmp_path, LISTENS, LISTENS_NOWHERE, LISTENS_NOWHERE) as (cluster, _):
         pairs = await introduced(cluster.workers, RUN)
         assert [(caller.id, called.id) for caller, called, _ in pairs] == [(2, 3), (3, 2)]
@@ -74,7 +74,7 @@ async def test_only_pairs_that_both_listen_nowhere_stay_without_a_way(tmp_path):
         }
 
 
-async def test_pair_in_which_neither_reaches_the_other_is_named_with_both_reasons(tmp_path, free_port):
+async def test_pair_without_a_connection_is_named_with_both_reasons(tmp_path, free_port):
     async with joined(tmp_path, LISTENS, LISTENS_NOWHERE) as (cluster, _):
         cluster.workers[0].advertise = f"127.0.0.1:{free_port}"
         with pytest.MonkeyPatch.context() as patch:
@@ -89,7 +89,7 @@ async def test_pair_in_which_neither_reaches_the_other_is_named_with_both_reason
 
 
 def elsewhere(self):
-    """The facts of a daemon on a machine of its own."""
+    """Return the facts of a daemon on another machine."""
     return {"machine": str(id(self)), "port": self.port, "advertised": None, "addresses": [], "cpus": ""}
 
 
@@ -112,7 +112,7 @@ async def test_offers_end_with_the_run_and_with_the_lease(tmp_path):
         await introduce(cluster.workers, RUN)
         (offering,) = dialler._dialled._tasks.values()
         assert not offering.done()
-        await introduce(cluster.workers, RUN)  # which keeps the connection
+        await introduce(cluster.workers, RUN)  # this keeps the connection
         assert list(dialler._dialled._tasks.values()) == [offering]
         await introduce(cluster.workers, RUN, calls={})
         ended = await asyncio.wait_for(offering, PATIENCE_S)
@@ -125,7 +125,7 @@ async def test_offers_end_with_the_run_and_with_the_lease(tmp_path):
 
 
 @pytest.mark.parametrize("calls", [{}, {1: [3]}])
-async def test_offers_end_when_the_caller_needs_them_no_more_while_none_waits(tmp_path, calls):
+async def test_offers_end_when_no_caller_needs_them(tmp_path, calls):
     async with joined(tmp_path, LISTENS, LISTENS_NOWHERE, LISTENS_NOWHERE) as (cluster, (_, dialler, _)):
         await introduce(cluster.workers, RUN, calls={1: [2, 3]})
         (offering,) = dialler._dialled._tasks.values()
@@ -144,7 +144,7 @@ async def offered(port, number, place=2):
         sock.close()
 
 
-async def test_connection_that_nobody_waits_for_is_refused(tmp_path):
+async def test_unexpected_connection_is_refused(tmp_path):
     async with joined(tmp_path, LISTENS, LISTENS_NOWHERE) as (cluster, (listener, _)):
         with pytest.raises(ProtocolError, match="a DDLF worker listens there, not the gate of a master"):
             await offered(listener.port, 1)

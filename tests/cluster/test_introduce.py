@@ -1,4 +1,4 @@
-"""Where workers reach each other: addresses to try, who answers there, and what is said of pairs without a way."""
+"""Tests of introducing workers to each other: the addresses to try, the answers there, and unconnected pairs."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ def place(*addresses, machine="here", advertised=None):
     return {"machine": machine, "port": 9000, "advertised": advertised, "addresses": list(addresses)}
 
 
-def test_what_was_given_is_tried_first_then_what_the_master_dials_then_what_the_worker_knows():
+def test_given_addresses_are_tried_first_then_the_masters_then_the_workers_own():
     there = place("127.0.0.1", "192.168.0.7", "10.0.0.7", machine="there")
     assert candidates([("lab.example", 1)], ("10.0.0.7", 9000), there, "here") == [
         ("lab.example", 1, True),
@@ -85,12 +85,12 @@ def test_an_advertised_address_may_leave_the_port_to_the_worker(text, address):
         ("10.0.0.300", "'10.0.0.300' is not a valid IP address"),
     ],
 )
-def test_an_address_that_nobody_can_dial_is_not_advertised(text, sentence):
+def test_an_address_that_cannot_be_dialled_is_not_advertised(text, sentence):
     with pytest.raises(ConfigError, match=sentence.replace("(", r"\(")):
         parse_advertised(text)
 
 
-# -- who answers ------------------------------------------------------------------------------------------------------
+# -- answers ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ async def relayed(cluster, worker, **how):
         yield relay
 
 
-async def test_workers_use_the_address_that_was_given(cluster, free_port):
+async def test_workers_use_the_given_address(cluster, free_port):
     second = cluster.workers[1]
     async with relayed(cluster, second) as relay:
         await introduce(cluster.workers, RUN)
@@ -116,7 +116,7 @@ async def test_workers_use_the_address_that_was_given(cluster, free_port):
         await role(cluster.workers[0]).call(2, "push", 1.0)
         assert len(relay.heard) > heard
         await introduce(cluster.workers, RUN, calls={})
-    second.advertise = f"127.0.0.1:{free_port}"  # one where nobody is: there are others
+    second.advertise = f"127.0.0.1:{free_port}"  # no worker listens there, so other addresses are used
     await introduce(cluster.workers, RUN)
     await role(cluster.workers[0]).call(2, "push", 1.0)
 
@@ -133,7 +133,7 @@ async def test_an_address_that_leads_to_another_worker_or_to_oneself_is_named(cl
     assert "ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml" in caught.value.hint
 
 
-async def test_an_address_that_leads_to_a_worker_of_nobody_or_to_another_program_is_named(cluster):
+async def test_an_address_of_a_free_worker_or_of_another_program_is_named(cluster):
     first, second, _ = cluster.workers
     stranger = InProcessDaemon(Options(host="127.0.0.1", port=0, tokens=cluster._launcher.tokens.all, state_dir=None))
     running = asyncio.create_task(stranger.run())
@@ -144,7 +144,7 @@ async def test_an_address_that_leads_to_a_worker_of_nobody_or_to_another_program
     await running
 
 
-async def test_two_workers_with_one_address_are_named_before_anybody_is_dialled(cluster):
+async def test_two_workers_with_one_address_are_named_before_dialling(cluster):
     first, _, third = cluster.workers
     first.advertise, third.advertise = "Lab.example:9000", "lab.example.:9000"
     with pytest.raises(ConfigError) as caught:
@@ -153,7 +153,7 @@ async def test_two_workers_with_one_address_are_named_before_anybody_is_dialled(
     assert "give each its own address" in str(caught.value)
 
 
-async def test_a_pair_without_a_way_is_named_with_each_address_and_why(cluster, free_port):
+async def test_an_unconnected_pair_is_named_with_each_address_and_reason(cluster, free_port):
     first, second, _ = cluster.workers
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InProcessDaemon, "addresses", lambda self: place("127.0.0.1", machine=str(self.port)))
@@ -168,7 +168,7 @@ async def test_a_pair_without_a_way_is_named_with_each_address_and_why(cluster, 
             await introduce([first, second], RUN)
 
 
-async def test_a_worker_that_is_lost_meanwhile_is_a_loss_and_no_broken_link(monkeypatch):
+async def test_a_worker_that_is_lost_during_the_introduction_is_not_a_broken_link(monkeypatch):
     meet = Peers.meet
 
     async def met_too_late(self):
@@ -185,7 +185,7 @@ async def test_a_worker_that_is_lost_meanwhile_is_a_loss_and_no_broken_link(monk
         assert caught.value.worker == cluster.workers[1].name
 
 
-async def test_a_worker_of_a_release_without_this_is_named(monkeypatch):
+async def test_a_worker_of_a_release_without_introductions_is_named(monkeypatch):
     known = Control._on_frame
 
     def older(self, frame):
@@ -204,7 +204,7 @@ async def test_a_worker_of_a_release_without_this_is_named(monkeypatch):
 
 @contextlib.asynccontextmanager
 async def workers_with(*tokens, security=None, folder=None):
-    """Workers in this process that hold these tokens, each asked with its first."""
+    """Start workers in this process. Each holds some tokens, and is dialled with its first one."""
     daemons, running, workers = [], [], []
     for number, own in enumerate(tokens, 1):
         state = folder / str(number) if folder is not None else None
@@ -226,7 +226,7 @@ async def workers_with(*tokens, security=None, folder=None):
 
 
 async def test_workers_reach_each_other_while_a_token_is_being_replaced():
-    """Some have both, in either order, and some only the old or the new one yet."""
+    """Some workers have both tokens in either order, and some have only the old or the new one."""
     async with workers_with((NEW, OLD), (OLD,), (OLD, NEW)) as workers:
         await introduce(workers, RUN)
         assert await role(workers[0]).call(2, "push", 1.0) is not None
@@ -241,7 +241,7 @@ async def test_a_pair_with_different_tokens_is_named():
 
 
 @pytest.mark.slow
-async def test_workers_encrypt_beyond_a_machine_and_nobody_in_between_can_show_another_certificate(tmp_path):
+async def test_workers_on_several_machines_encrypt_and_refuse_the_certificate_of_a_relay(tmp_path):
     with far_apart():
         async with workers_with((OLD,), (OLD,), security=Security(), folder=tmp_path) as workers:
             await introduce(workers, RUN)
@@ -255,7 +255,7 @@ async def test_workers_encrypt_beyond_a_machine_and_nobody_in_between_can_show_a
                         await introduce(workers, RUN)
 
 
-async def test_a_caller_whose_executor_is_a_new_one_meanwhile_is_lost_and_no_pair_without_a_way(cluster):
+async def test_a_caller_with_a_new_executor_counts_as_lost_and_not_as_an_unconnected_pair(cluster):
     first, rpc = cluster.workers[0], cluster.workers[0].rpc
 
     async def ended_before(request, *more):

@@ -1,4 +1,4 @@
-"""Which worker has room for another call: by what it has to do, and how long the way is."""
+"""Tests of choosing a worker for the next call, by its open calls and its latency."""
 
 import pytest
 
@@ -12,12 +12,12 @@ def lane(*seconds, way_s=0.0):
     return made
 
 
-def test_an_idle_worker_has_a_turn_whatever_is_known_of_the_call():
+def test_an_idle_worker_takes_any_call():
     assert lane().has_turn(alone=False)
     assert lane().has_turn(alone=True)
 
 
-def test_nothing_is_sent_behind_a_call_of_unknown_length_or_a_long_one():
+def test_no_call_is_sent_behind_a_long_one_or_one_of_unknown_length():
     assert not lane(None).has_turn(alone=False)
     assert not lane(10.0).has_turn(alone=False)
     assert not lane(10.0, 0.001).has_turn(alone=False)
@@ -30,26 +30,26 @@ def test_short_calls_are_sent_ahead_for_as_long_as_the_master_may_be_busy():
     assert not lane(0.025, 0.025).has_turn(alone=False)
 
 
-def test_a_long_way_has_more_calls_sent_ahead():
+def test_more_calls_are_sent_ahead_over_a_slow_connection():
     assert not lane(0.1, 0.1).has_turn(alone=False)
     assert lane(0.1, 0.1, way_s=0.1).has_turn(alone=False)
 
 
-def test_what_may_take_so_long_only_is_sent_to_an_idle_worker():
+def test_a_call_with_a_time_limit_is_sent_to_an_idle_worker():
     assert not lane(0.001).has_turn(alone=True)
 
 
-def test_there_is_an_end_to_what_is_sent_ahead():
+def test_the_number_of_calls_sent_ahead_is_limited():
     assert not lane(*[0.0] * (MOST + 1)).has_turn(alone=False)
 
 
-def test_the_load_is_what_nothing_is_known_of_then_seconds_then_calls():
+def test_the_load_orders_by_unknown_calls_then_seconds_then_number():
     assert lane(0.1, 0.2).load == (0, pytest.approx(0.3), 2)
     assert lane(None, 0.1).load == (1, 0.1, 2)
     assert min([lane(5.0), lane(None), lane(), lane(0.1)], key=lambda one: one.load).turns == {}
 
 
-def test_what_has_ended_is_no_load():
+def test_ended_calls_do_not_count_as_load():
     one = lane(0.1)
     one.add_turn("unknown", None)
     one.beside.add("beside")
@@ -59,7 +59,7 @@ def test_what_has_ended_is_no_load():
     assert one.is_first("whoever comes next")
 
 
-def test_the_first_calls_are_averaged_and_later_ones_forget_slowly():
+def test_the_expected_time_is_a_mean_at_first_and_a_moving_average_later():
     habit = Habit()
     assert habit.seconds is None
     habit.took(1.0)

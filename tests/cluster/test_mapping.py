@@ -1,4 +1,4 @@
-"""One function for many items, on whichever worker is free: results, order, errors, losses, and how it ends."""
+"""Tests of ``Cluster.map``, which calls a function for many items on free workers: results, order, errors, losses, end."""
 
 import asyncio
 import contextlib
@@ -73,11 +73,11 @@ async def take(results, into):
         into.append(result)
 
 
-async def test_all_results_come_in_the_order_of_the_items(cluster):
+async def test_all_results_have_the_order_of_the_items(cluster):
     assert await cluster.map(double, range(50)) == [2 * x for x in range(50)]
 
 
-async def test_results_can_be_taken_one_by_one_in_order_or_as_they_come(cluster):
+async def test_results_can_be_taken_one_by_one_in_order_or_as_completed(cluster):
     def wait(seconds):
         time.sleep(seconds)
         return seconds
@@ -93,7 +93,7 @@ async def test_results_can_be_taken_one_by_one_in_order_or_as_they_come(cluster)
      Scale(2).apply, Scale(2).later, functools.partial(double_async), lambda self, x: 2 * x],
 )  # fmt: skip
 @pytest.mark.parametrize("per_worker", [1, 3])
-async def test_whatever_can_be_called_can_be_mapped(cluster, function, per_worker):
+async def test_any_callable_can_be_mapped(cluster, function, per_worker):
     assert await cluster.options(per_worker=per_worker).map(function, [1, 2, 3]) == [2, 4, 6]
 
 
@@ -109,13 +109,13 @@ async def test_several_iterables_are_taken_together_and_starmap_takes_tuples(clu
     assert await cluster.starmap(lambda *given: len(given), [(), (1,), (1, 2)]) == [0, 1, 2]
 
 
-async def test_there_may_be_no_item_or_one(cluster):
+async def test_a_map_may_have_no_item_or_one(cluster):
     assert await cluster.map(double, []) == []
     assert [x async for x in cluster.map(double, iter([]))] == []
     assert await cluster.map(double, [4]) == [8]
 
 
-async def test_items_may_come_from_what_is_asynchronous(cluster):
+async def test_items_may_come_from_an_asynchronous_source(cluster):
     async def items():
         for x in range(5):
             await asyncio.sleep(0)
@@ -128,7 +128,7 @@ async def test_items_may_come_from_what_is_asynchronous(cluster):
     assert await cluster.starmap(pow, pairs()) == [32]
 
 
-async def test_who_takes_results_decides_how_many_items_of_an_endless_source_are_taken(cluster):
+async def test_items_of_an_endless_source_are_taken_only_as_results_are_taken(cluster):
     taken = 0
 
     def endless():
@@ -141,14 +141,14 @@ async def test_who_takes_results_decides_how_many_items_of_an_endless_source_are
     first = taken
     for _ in range(200):
         assert await anext(results) == 1_000_000
-    assert taken - 201 <= 2 * 64 + UNSENT  # of 1 MB each, there and back
+    assert taken - 201 <= 2 * 64 + UNSENT  # each item and each result has 1 MB
     await results.aclose()
     ended_at = taken
     assert await cluster.map(double, [1]) == [2]
     assert first < ended_at == taken
 
 
-async def test_what_all_items_share_is_sent_to_each_worker_once(cluster):
+async def test_shared_data_of_all_items_is_sent_to_each_worker_once(cluster):
     shared = np.arange(1_000_000)
     before = sum(worker.bytes_sent for worker in cluster.workers)
     total = functools.partial(lambda shared, x: int(shared[x]), shared)
@@ -158,19 +158,19 @@ async def test_what_all_items_share_is_sent_to_each_worker_once(cluster):
     assert sum(worker.bytes_sent for worker in cluster.workers) - before < 2.5 * shared.nbytes
 
 
-async def test_a_function_is_mapped_as_it_is_when_the_map_is_made(cluster):
+async def test_a_function_is_pickled_when_the_map_is_created(cluster):
     factor = [2]
     results = cluster.map(lambda x: factor[0] * x, [1, 2])
     factor[0] = 3
     assert await results == [2, 4]
 
 
-async def test_a_map_that_nobody_waits_for_says_that_it_did_nothing(cluster):
+async def test_a_map_that_is_never_awaited_warns_that_it_did_not_run(cluster):
     with pytest.warns(RuntimeWarning, match=r"<map of 'double'> was neither awaited nor iterated over: nothing ran"):
         cluster.map(double, [1])
 
 
-async def test_all_workers_take_part_or_those_that_are_named(cluster):
+async def test_a_map_uses_all_workers_or_the_named_ones(cluster):
     assert set(await cluster.map(pid, range(20))) == {worker.facts["pid"] for worker in cluster.workers}
     assert set(await cluster.options(workers=[2]).map(who, range(5))) == {2}
 
@@ -184,7 +184,7 @@ async def test_two_maps_and_calls_beside_them_get_their_own_results(cluster):
     assert both == [2, 2]
 
 
-async def test_items_run_at_the_same_time_on_a_worker_if_that_is_asked_for(cluster):
+async def test_items_run_at_the_same_time_on_a_worker_with_per_worker(cluster):
     def together(self, x):
         barrier = self.data.setdefault("barrier", threading.Barrier(3))
         return barrier.wait(PATIENCE_S) >= 0
@@ -208,21 +208,21 @@ async def test_an_error_names_its_item_and_ends_the_map(cluster):
     assert await cluster.map(even_only, [2]) == [2]
 
 
-async def test_errors_take_the_place_of_results_if_that_is_asked_for(cluster):
+async def test_errors_can_be_returned_as_results(cluster):
     results = await cluster.options(on_error="return").map(even_only, range(4))
     assert [results[0], results[2]] == [0, 2]
     assert all(isinstance(error, ValueError) for error in (results[1], results[3]))
     assert [error.item_index for error in (results[1], results[3])] == [1, 3]
 
 
-async def test_the_results_before_an_error_are_there_when_they_are_taken_one_by_one(cluster):
+async def test_results_before_an_error_can_be_taken_one_by_one(cluster):
     taken = []
     with pytest.raises(ValueError, match="odd: 3"):
         await take(cluster.map(even_only, [0, 2, 3, 4]), taken)
     assert taken == [0, 2]
 
 
-async def test_an_error_of_the_source_comes_behind_the_results_before_it(cluster):
+async def test_an_error_of_the_source_is_raised_after_the_results_before_it(cluster):
     def source():
         yield 1
         raise LookupError("no more")
@@ -233,7 +233,7 @@ async def test_an_error_of_the_source_comes_behind_the_results_before_it(cluster
     assert taken == [2]
 
 
-async def test_what_cannot_be_sent_is_refused_with_the_path_to_it(cluster):
+async def test_an_item_that_cannot_be_sent_is_refused_with_its_path(cluster):
     lock = threading.Lock()
     with pytest.raises(NotPicklable, match="variable 'lock'"):
         cluster.map(lambda x: lock, [1])
@@ -255,7 +255,7 @@ async def test_a_map_within_a_map_is_refused_by_a_sentence(cluster):
         cluster.map(lambda x: cluster.map(double, [x]), [1])
 
 
-async def test_a_cluster_that_is_not_connected_says_so():
+async def test_a_map_of_a_closed_cluster_is_an_error():
     with pytest.raises(WorkerLost, match="not connected yet; connect first"):
         await Cluster.local(2).map(double, [1])
     with pytest.raises(WorkerLost, match="not connected yet; connect first"):
@@ -272,7 +272,7 @@ async def test_the_time_of_an_item_begins_when_it_runs(cluster):
 # -- futures ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_that_was_submitted_is_a_future(cluster):
+async def test_a_submitted_call_is_a_future(cluster):
     futures = [cluster.submit(pow, 2, x) for x in range(10)]
     assert sorted([await future for future in asyncio.as_completed(futures)]) == [2**x for x in range(10)]
     names = dict.fromkeys(("self", "function", "args", "command", "timeout_s", "ordered"), 1)
@@ -281,7 +281,7 @@ async def test_a_call_that_was_submitted_is_a_future(cluster):
         await cluster.submit(even_only, 1)
 
 
-async def test_a_future_that_is_cancelled_ends_its_call_and_no_other(cluster):
+async def test_cancelling_a_future_ends_only_its_call(cluster):
     part = cluster.options(workers=[1])
     futures = [part.submit(time.sleep, PATIENCE_S), part.submit(time.sleep, PATIENCE_S), part.submit(double, 4)]
     await asyncio.sleep(0.05)
@@ -292,14 +292,14 @@ async def test_a_future_that_is_cancelled_ends_its_call_and_no_other(cluster):
     assert futures[1].cancelled()
 
 
-async def test_who_leaves_a_loop_over_results_ends_what_is_running(cluster):
+async def test_leaving_a_loop_over_results_ends_running_items(cluster):
     async for result in cluster.map(lambda x: time.sleep(PATIENCE_S * (x > 0)), range(100)):
         assert result is None
         break
     assert await asyncio.wait_for(cluster.map(double, range(10)), PATIENCE_S / 2) == [2 * x for x in range(10)]
 
 
-async def test_a_map_that_is_cancelled_ends_what_is_running(cluster):
+async def test_cancelling_a_map_ends_running_items(cluster):
     task = asyncio.create_task(cluster.map(time.sleep, [PATIENCE_S] * 10)._all())
     await asyncio.sleep(0.05)
     task.cancel()
@@ -311,7 +311,7 @@ async def test_a_map_that_is_cancelled_ends_what_is_running(cluster):
 # -- progress -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_map_tells_how_far_it_is(cluster):
+async def test_a_map_reports_its_progress(cluster):
     told = []
     take_off = cluster.subscribe(told.append)
     part = cluster.options(on_error="return")
@@ -363,7 +363,7 @@ async def test_every_item_has_a_result_or_says_that_it_may_have_run(cluster):
             os.kill(cluster.workers[0].facts["pid"], signal.SIGKILL)
     failed = [result for result in results if isinstance(result, ExecutorCrashed)]
     assert [result if isinstance(result, int) else result.item_index for result in results] == list(range(100))
-    assert len(failed) <= 1  # what waited behind it goes to another worker
+    assert len(failed) <= 1  # items that waited behind it go to another worker
     for error in failed:
         assert error.may_have_run
         assert "options(idempotent=True)" in error.hint
@@ -375,7 +375,7 @@ async def cut_off_after_five(cluster):
             cluster.machine(1).cut_off()
 
 
-async def test_what_waits_ends_with_the_reason_when_no_worker_comes_back(monkeypatch):
+async def test_waiting_items_end_with_the_reason_when_no_worker_returns(monkeypatch):
     monkeypatch.setattr("ddlf.cluster.dispatch.RECONNECT_S", 0.3)
     async with in_process_cluster(1, proxied=True, dead_after_s=0.5) as cluster:
         with pytest.raises((ConnectError, WorkerLost), match="item ") as caught:
@@ -386,7 +386,7 @@ async def test_what_waits_ends_with_the_reason_when_no_worker_comes_back(monkeyp
         assert await cluster.map(double, [1]) == [2]
 
 
-async def test_an_item_that_ends_every_executor_ends_three(cluster):
+async def test_an_item_that_crashes_every_executor_is_tried_three_times(cluster):
     def crash(x):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -398,8 +398,8 @@ async def test_an_item_that_ends_every_executor_ends_three(cluster):
     assert await cluster.map(double, range(10)) == [2 * x for x in range(10)]
 
 
-async def test_an_item_that_may_have_run_once_may_have_run_whatever_became_of_it_later(monkeypatch):
-    """Its last executor ended before its turn came."""
+async def test_an_item_that_may_have_run_once_still_may_have_run_after_retries(monkeypatch):
+    """The executors of its last two tries ended before they began the item."""
     ran = iter([True, False, False])
 
     async def crashed(worker, request, timeout_s=None):
@@ -411,7 +411,7 @@ async def test_an_item_that_may_have_run_once_may_have_run_whatever_became_of_it
     assert (error.attempts, error.may_have_run) == (3, True)
 
 
-async def test_a_worker_that_joins_in_the_middle_gets_items_at_once():
+async def test_a_worker_that_joins_during_a_map_gets_items_at_once():
     async with in_process_cluster(2) as cluster:
         whole = cluster.workers
         late = whole[1]
@@ -437,7 +437,7 @@ async def close_after_five(cluster):
             await cluster.close()
 
 
-async def test_a_cluster_that_is_closed_in_the_middle_ends_the_map():
+async def test_closing_the_cluster_ends_the_map():
     cluster = in_process_cluster(2)
     await cluster.connect()
     with pytest.raises(WorkerLost, match="closed"):

@@ -1,4 +1,4 @@
-"""Numbers and values that belong to a worker for life, whoever is away meanwhile."""
+"""Tests of the numbers and values of workers, which stay the same while other workers are missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def who(self):
 
 
 class Machines:
-    """Daemons in this process that can be ended and started again on their ports."""
+    """Daemons in this process, which a test can end and start again on their ports."""
 
     def __init__(self, count):
         self.daemons = [InProcessDaemon(options(0)) for _ in range(count)]
@@ -79,7 +79,7 @@ async def gone(cluster, number):
                 await worker.ping()
 
 
-async def test_a_worker_keeps_its_number_and_its_own_value_when_another_one_is_away(token):
+async def test_a_worker_keeps_its_number_and_value_when_another_one_is_missing(token):
     async with three(token) as (machines, cluster):
         await cluster.set_variable("mine", each=["A", "B", "C"])
         await machines.end(1)
@@ -93,7 +93,7 @@ async def test_a_worker_keeps_its_number_and_its_own_value_when_another_one_is_a
             cluster.options(workers=[1])
 
 
-async def test_connect_tries_missing_workers_again_and_they_are_whom_they_were(token):
+async def test_connect_tries_missing_workers_again_and_restores_their_numbers_and_values(token):
     async with three(token) as (machines, cluster):
         await cluster.set_variable("mine", each=["A", "B", "C"])
         await cluster.add_method(who)
@@ -118,7 +118,7 @@ async def test_close_and_connect_tries_missing_workers_again(token):
         assert await cluster.run_method(who) == [(1, 3, None), (2, 3, None), (3, 3, None)]
 
 
-async def test_workers_that_were_missing_from_the_start_come_after_the_others(token):
+async def test_workers_that_were_missing_at_the_start_get_the_last_numbers(token):
     async with three(token, away=[1]) as (machines, cluster):
         everybody = cluster.options()
         assert await cluster.run_method(who) == [(1, 2, None), (2, 2, None)]
@@ -129,7 +129,7 @@ async def test_workers_that_were_missing_from_the_start_come_after_the_others(to
         assert everybody.N == 3
 
 
-async def test_what_a_part_of_the_workers_was_given_is_not_given_to_the_others(token):
+async def test_values_of_some_workers_are_not_given_to_the_rest(token):
     async with three(token) as (machines, cluster):
         await cluster.set_variable("mine", "all")
         await cluster.options(workers=[2]).set_variable("mine", "two")
@@ -142,7 +142,7 @@ async def test_what_a_part_of_the_workers_was_given_is_not_given_to_the_others(t
         assert await cluster.methods() == [["who"], [], []]
 
 
-async def test_an_added_worker_counts_itself(token):
+async def test_an_added_worker_is_counted(token):
     machines = Machines(2)
     cluster = Cluster(["127.0.0.1"], machines.ports[0], token_file=token)
     async with cluster:

@@ -1,4 +1,4 @@
-"""What a cluster tells of its workers, whether they train or are called."""
+"""Tests of the events of a cluster about its workers, with and without a training."""
 
 import asyncio
 
@@ -20,16 +20,18 @@ from ddlf.testing import in_process_cluster
 from tests.patience import PATIENCE_S
 
 
-def of(kind, told):
-    return [event for event in told if isinstance(event, kind)]
+def of(kind, events):
+    return [event for event in events if isinstance(event, kind)]
 
 
-async def test_a_cluster_tells_who_is_connected_and_who_is_left():
-    cluster, told, of_second = in_process_cluster(2), [], []
-    take_off = cluster.subscribe(told.append)
+async def test_a_cluster_emits_events_about_connected_and_disconnected_workers():
+    cluster, events, of_second = in_process_cluster(2), [], []
+    take_off = cluster.subscribe(events.append)
     cluster.options(workers=[2]).subscribe(of_second.append)
     async with cluster:
-        connected = sorted(of(WorkerConnected, told), key=lambda event: event.worker)  # all are dialled at once
+        connected = sorted(
+            of(WorkerConnected, events), key=lambda event: event.worker
+        )  # all workers are dialled at the same time
         assert [(event.worker, event.name, event.again) for event in connected] == [
             (1, "worker 1", False),
             (2, "worker 2", False),
@@ -37,35 +39,35 @@ async def test_a_cluster_tells_who_is_connected_and_who_is_left():
         first = connected[0]
         assert first.address == f"127.0.0.1:{cluster.workers[0].port}"
         assert min(first.cores, first.threads) >= 1
-        before = list(told)
+        before = list(events)
         await cluster.connect()
-        assert told == before
-    assert sorted((event.worker, event.why) for event in of(WorkerDisconnected, told)) == [(1, ""), (2, "")]
-    assert {event.worker for event in of_second} == {0, 2}  # 0 is for all: they start
+        assert events == before
+    assert sorted((event.worker, event.why) for event in of(WorkerDisconnected, events)) == [(1, ""), (2, "")]
+    assert {event.worker for event in of_second} == {0, 2}  # worker 0 stands for all of them, in the phase of the start
     await cluster.connect()
-    assert [event.again for event in of(WorkerConnected, told)[2:]] == [True, True]
+    assert [event.again for event in of(WorkerConnected, events)[2:]] == [True, True]
     take_off()
-    told.clear()
+    events.clear()
     await cluster.close()
-    assert told == []
+    assert events == []
     assert len(of(WorkerDisconnected, of_second)) == 2
 
 
-async def test_a_cluster_tells_whom_it_waits_for_while_it_starts_and_connects():
-    cluster, told = in_process_cluster(2), []
-    cluster.subscribe(told.append)
+async def test_a_cluster_emits_phases_while_workers_start_and_connect():
+    cluster, events = in_process_cluster(2), []
+    cluster.subscribe(events.append)
     async with cluster:
-        phases = of(PhaseEvent, told)
+        phases = of(PhaseEvent, events)
     assert {(event.what, event.worker) for event in phases} == {("starting", 0), ("connecting", 1), ("connecting", 2)}
     assert {event.phase for event in of(PhaseBegan, phases)} == {event.phase for event in of(PhaseEnded, phases)}
 
 
-async def test_a_cluster_tells_that_an_executor_has_ended_and_that_a_worker_is_lost_and_back():
+async def test_a_cluster_emits_events_about_ended_executors_and_lost_and_returned_workers():
     async def wait(self):
         await asyncio.sleep(60)
 
-    cluster, told = in_process_cluster(1, proxied=True), []
-    cluster.subscribe(told.append)
+    cluster, events = in_process_cluster(1, proxied=True), []
+    cluster.subscribe(events.append)
     async with cluster:
         (worker,) = cluster.workers
         waiting = asyncio.ensure_future(worker.run_method(wait))
@@ -74,22 +76,22 @@ async def test_a_cluster_tells_that_an_executor_has_ended_and_that_a_worker_is_l
         cluster.machine(1).kill()
         (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
         assert isinstance(outcome, ExecutorCrashed)
-        (ended,) = of(ExecutorEnded, told)
+        (ended,) = of(ExecutorEnded, events)
         assert "SIGKILL" in ended.why
         lost = asyncio.Event()
         cluster.subscribe(lambda event: isinstance(event, WorkerDisconnected) and lost.set())
         cluster.machine(1).proxy.reset()
         async with asyncio.timeout(PATIENCE_S):
             await lost.wait()
-        assert "the connection was lost" in of(WorkerDisconnected, told)[0].why
+        assert "the connection was lost" in of(WorkerDisconnected, events)[0].why
         await worker.reconnect(60)
-        assert [event.again for event in of(WorkerConnected, told)] == [False, True]
+        assert [event.again for event in of(WorkerConnected, events)] == [False, True]
 
 
-async def test_a_worker_that_is_tried_in_vain_is_told_with_its_address_and_the_reason(monkeypatch):
-    cluster, told = in_process_cluster(1, proxied=True), []
+async def test_an_unreachable_worker_is_reported_with_its_address_and_the_reason(monkeypatch):
+    cluster, events = in_process_cluster(1, proxied=True), []
     lost, twice = asyncio.Event(), asyncio.Event()
-    cluster.subscribe(told.append)
+    cluster.subscribe(events.append)
     cluster.subscribe(lambda event: isinstance(event, WorkerDisconnected) and lost.set())
     cluster.subscribe(lambda event: isinstance(event, WorkerNotReached) and event.tries == 2 and twice.set())
     async with cluster:
@@ -107,12 +109,12 @@ async def test_a_worker_that_is_tried_in_vain_is_told_with_its_address_and_the_r
             await twice.wait()
         trying.cancel()
         await asyncio.gather(trying, return_exceptions=True)
-    first = of(WorkerNotReached, told)[0]
+    first = of(WorkerNotReached, events)[0]
     assert (first.worker, first.name, first.tries) == (1, "worker 1", 1)
     assert first.why == f"127.0.0.1:{worker.port}: connection refused"
 
 
-async def test_a_worker_of_an_earlier_release_which_cannot_flush_is_left_all_the_same(monkeypatch):
+async def test_a_worker_of_an_earlier_release_without_flush_is_disconnected_too(monkeypatch):
     async def ask(command, **options):
         raise ProtocolError(f"unknown control command {command!r}")
 
@@ -122,7 +124,7 @@ async def test_a_worker_of_an_earlier_release_which_cannot_flush_is_left_all_the
     assert not cluster.workers[0].connected
 
 
-async def test_who_asks_hears_what_the_method_tells_while_it_runs_and_nobody_else_does():
+async def test_only_the_caller_receives_the_reports_of_its_running_method():
     async def count(self):
         for number in range(3):
             self.tell(done=number)
@@ -137,12 +139,12 @@ async def test_who_asks_hears_what_the_method_tells_while_it_runs_and_nobody_els
     assert heard == [{"done": 0}, {"done": 1}, {"done": 2}]
 
 
-async def test_worker_that_is_lost_while_nobody_asks_it_has_its_launchers_reason():
+async def test_worker_that_is_lost_while_idle_has_the_reason_of_its_launcher():
     async def left():
         return Left(Cause.NODE, "node n1 is down")
 
-    cluster, told, lost = in_process_cluster(1, proxied=True), [], asyncio.Event()
-    cluster.subscribe(told.append)
+    cluster, events, lost = in_process_cluster(1, proxied=True), [], asyncio.Event()
+    cluster.subscribe(events.append)
     cluster.subscribe(lambda event: isinstance(event, WorkerDisconnected) and lost.set())
     async with cluster:
         (worker,) = cluster.workers
@@ -150,11 +152,11 @@ async def test_worker_that_is_lost_while_nobody_asks_it_has_its_launchers_reason
         cluster.machine(1).proxy.reset()
         async with asyncio.timeout(PATIENCE_S):
             await lost.wait()
-        assert [event.why for event in of(WorkerDisconnected, told)] == ["node n1 is down"]
+        assert [event.why for event in of(WorkerDisconnected, events)] == ["node n1 is down"]
         for _ in range(2):
             with pytest.raises(WorkerLost) as refused:
                 await worker.run_code("1")
             assert (refused.value.cause, refused.value.message) == (Cause.NODE, "node n1 is down")
         await worker.reconnect(60)
         assert await worker.run_code("1") == 1
-    assert [event.why for event in of(WorkerDisconnected, told)] == ["node n1 is down", ""]
+    assert [event.why for event in of(WorkerDisconnected, events)] == ["node n1 is down", ""]

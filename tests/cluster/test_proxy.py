@@ -1,4 +1,4 @@
-"""One worker from the master's side, and that it offers what the worker itself offers."""
+"""Tests of the proxy of a worker on the master, which has the methods of the worker."""
 
 import asyncio
 import inspect
@@ -22,7 +22,7 @@ def add(a, b):
 
 @pytest.fixture
 def worker(cluster):
-    """The first of two workers."""
+    """Return the first of two workers."""
     return cluster.workers[0]
 
 
@@ -71,7 +71,7 @@ async def test_more_calls_than_a_worker_queues_are_all_answered(worker):
     assert sum(await asyncio.gather(*(worker.run_method(add, a=n, b=0) for n in range(3000)))) == sum(range(3000))
 
 
-async def test_a_call_without_any_time_is_over_at_once(worker):
+async def test_a_call_with_a_timeout_of_zero_ends_at_once(worker):
     with pytest.raises(RequestTimeout, match=r"'add' did not end within 0 s|its time limit ended before its turn came"):
         await worker.rpc(Request("run_method", add, a=1, b=2), timeout_s=0)
     assert await worker.run_method(add, a=1, b=2) == 3
@@ -87,7 +87,7 @@ async def test_bytes_are_counted_over_all_connections(worker):
     assert worker.bytes_received > before[1]
 
 
-async def test_a_proxy_says_who_it_is(worker):
+async def test_a_proxy_shows_its_name_and_address(worker):
     assert repr(worker) == f"ProxyWorker(worker 1 (127.0.0.1:{worker.port}))"
     assert worker._link.token.decode() not in repr(worker) + repr(worker._link)
     assert worker.facts["pid"] == (await worker.status())["executor_pid"]
@@ -109,7 +109,7 @@ class FakeVersion(tuple):
         return super().__new__(cls, (3, 99, 0, "final", 0))
 
 
-async def test_a_program_that_is_no_worker_is_recognised():
+async def test_another_program_is_recognised():
     async def web_server(reader, writer):
         await reader.read(64)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(200))
@@ -126,12 +126,12 @@ async def test_a_program_that_is_no_worker_is_recognised():
     ("host", "text"),
     [("no-such-host.invalid", "the name 'no-such-host.invalid' cannot be resolved"), ("127.0.0.1", "start the worker")],
 )
-async def test_an_address_where_nobody_is_says_what_to_do(host, text):
+async def test_the_error_of_an_address_without_a_worker_says_what_to_do(host, text):
     with pytest.raises(ConnectError, match=text):
         await ProxyWorker(host, 9, new_token().encode()).connect()
 
 
-async def test_before_connect_nothing_was_started(worker):
+async def test_nothing_is_started_before_connect(worker):
     other = ProxyWorker(worker.host, worker.port, worker._link.token)
     with pytest.raises(WorkerLost, match="not connected yet; connect first") as caught:
         await other.ping()
@@ -162,7 +162,7 @@ async def test_a_master_that_only_asks_the_daemon_needs_no_executor(start_worker
 
 
 class Adding:
-    """A role that adds."""
+    """A role that adds numbers."""
 
     def __init__(self, worker):
         pass
@@ -174,7 +174,7 @@ class Adding:
         pass
 
 
-async def test_a_role_is_opened_called_and_closed_by_one_kind_of_call(worker):
+async def test_a_role_is_opened_called_and_closed_with_call(worker):
     role = ("a run", "adding")
     await worker.call(role, "open", Adding)
     assert await worker.call(role, "add", 1, 2, timeout_s=PATIENCE_S) == 3
@@ -183,7 +183,7 @@ async def test_a_role_is_opened_called_and_closed_by_one_kind_of_call(worker):
         await worker.call(role, "add", 1, 2)
 
 
-async def test_a_try_that_is_cut_off_by_the_end_of_the_time_is_not_why_a_worker_was_not_reached(monkeypatch):
+async def test_the_error_of_an_unreachable_worker_ignores_a_try_that_ran_out_of_time(monkeypatch):
     tries = iter([True, False])
 
     async def connect():

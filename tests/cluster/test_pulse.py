@@ -1,4 +1,4 @@
-"""A master whose event loop is held up is not dead: its thread says so."""
+"""Tests of the thread that sends heartbeats while the event loop of a master is blocked."""
 
 import asyncio
 import subprocess
@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 from tests.processes import python
 
 DEAD_S = 4.0
-"""As usual: so long that a busy machine does not meet it."""
+"""The default value, which is so long that a busy machine does not reach it."""
 
 
 def add(a, b):
@@ -23,7 +23,7 @@ def add(a, b):
 
 
 def claim_elsewhere(worker):
-    """Try to get the worker with an event loop of one's own, in another thread; returns what came of it."""
+    """Try to claim the worker in another thread with its own event loop. Return the error, or None."""
 
     async def claim():
         other = ProxyWorker(worker.host, worker.port, worker._link.token)
@@ -43,9 +43,11 @@ def claim_elsewhere(worker):
 
 
 @pytest.mark.slow
-async def test_a_master_that_holds_up_its_event_loop_keeps_its_worker_and_what_runs_there(start_worker, token_file):
+async def test_a_master_with_a_blocked_event_loop_keeps_its_worker_and_running_method(start_worker, token_file):
     async with Cluster(["127.0.0.1"], start_worker().port, token_file=token_file, dead_after_s=10_000) as patient:
-        await patient.ping()  # the thread sleeps for its heartbeats now, and must notice the others
+        await (
+            patient.ping()
+        )  # the thread sleeps for long heartbeats now, and must notice the shorter ones of the next cluster
     process = start_worker()
     async with Cluster(["127.0.0.1"], process.port, token_file=token_file, dead_after_s=DEAD_S) as cluster:
         worker = cluster.workers[0]
@@ -63,9 +65,7 @@ def wait(seconds):
     return "waited"
 
 
-def test_a_worker_is_free_when_the_event_loop_of_its_master_was_closed_without_closing_the_cluster(
-    start_worker, token_file
-):
+def test_a_worker_is_free_after_its_masters_event_loop_closed_without_the_cluster(start_worker, token_file):
     process = start_worker()
     given = f"['127.0.0.1'], {process.port}, token_file={str(token_file)!r}, dead_after_s=0.4"
     code = f"import asyncio, ddlf; cluster = ddlf.Cluster({given}); asyncio.run(cluster.connect()); print(); input()"

@@ -1,4 +1,4 @@
-"""What a notebook shows of a cluster and its workers."""
+"""Tests of the tables that a notebook shows for a cluster and its workers."""
 
 import re
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ def cells(html):
     return re.findall(r"<td[^>]*>(.*?)</td>", html)
 
 
-def test_a_row_says_who_a_worker_is_how_it_is_and_what_it_carried():
+def test_a_row_has_the_name_state_and_transferred_bytes_of_a_worker():
     html = workers_table([worker()])
     assert re.findall(r"<th [^>]*>(.*?)</th>", html) == list(COLUMNS)
     assert cells(html) == ["1", "10.0.0.7:9000", "alive", "pc01", "8", "4", "3.11.2", "2.00 kB", "5 B"]
@@ -29,12 +29,12 @@ def test_a_row_says_who_a_worker_is_how_it_is_and_what_it_carried():
     assert cells(workers_table([away])) == ["1", "10.0.0.7:9000", "not connected", *[""] * 6]
 
 
-def test_what_others_named_is_no_html():
+def test_names_are_escaped_in_html():
     assert cells(workers_table([worker(label="<script>")]))[1] == "&lt;script&gt;"
     assert "<b>" not in table(["<b>"], [['"<b>"']])
 
 
-async def test_a_cluster_shows_its_workers_those_that_are_missing_and_a_view_its_own():
+async def test_a_cluster_shows_all_workers_and_a_view_shows_its_own():
     assert cells(Cluster(["127.0.0.1"] * 2, [9, 10], token_file=None)._repr_html_())[2] == "not connected"
     async with in_process_cluster(3) as cluster:
         assert cells(cluster._repr_html_())[2 :: len(COLUMNS)] == ["alive"] * 3

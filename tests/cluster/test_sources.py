@@ -1,4 +1,4 @@
-"""What a worker may have of the master's files: modules below the script's folder, and data files of packages it has asked for."""
+"""Tests of the files that a worker may get from the master: modules below the script's folder, and their data files."""
 
 import os
 import sys
@@ -36,7 +36,7 @@ def folder(tmp_path):
     return root
 
 
-def test_modules_are_found_as_python_finds_them(folder):
+def test_modules_are_found_in_the_same_way_as_in_python(folder):
     give = Sources(folder)
     assert give.answer("names", "") == ["both", "flat", "link", "linked", "ns", "pk"]
     for name, kind, file in (
@@ -72,7 +72,7 @@ def test_nothing_else_is_given_as_a_module(folder, name):
     assert Sources(folder).answer("module", name) is None
 
 
-def test_data_files_are_given_of_packages_that_were_asked_for(folder):
+def test_data_files_of_requested_packages_are_given(folder):
     give = Sources(folder)
     assert give.answer("files", "pk") is None
     assert give.answer("data", "pk", "data.txt") is None
@@ -120,12 +120,12 @@ def test_other_questions_and_large_folders_have_no_answer(folder, monkeypatch):
     assert give.answer("data", "pk", "data.txt") is None
 
 
-def test_the_folder_is_that_of_the_script_else_the_one_that_imports_begin_in(folder, monkeypatch):
+def test_the_folder_is_the_scripts_or_else_the_first_one_of_imports(folder, monkeypatch):
     main = types.ModuleType("__main__")
     main.__file__, main.__spec__ = str(folder / "flat.py"), None
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert script_folder() == folder
-    main.__spec__ = object()  # `python -m pk.mod`
+    main.__spec__ = object()  # like `python -m pk.mod`
     monkeypatch.setattr(sys, "path", [str(folder.parent), *sys.path])
     assert script_folder() == folder.parent
     del main.__file__

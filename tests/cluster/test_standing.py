@@ -1,4 +1,4 @@
-"""Where a link stands, and why it is not open: no worker is needed for that."""
+"""Tests of the state of a link and the reason for a closed link, without a worker."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ EXITED = {
 
 
 class Data:
-    """A data connection whose executor has the process id 7."""
+    """A data connection to an executor with the process id 7."""
 
     def is_explained_by(self, crash):
         return crash is not None and crash.pid == 7
@@ -37,7 +37,7 @@ def standing():
     return LinkState(running)
 
 
-def test_it_is_new_then_open_then_lost_and_closed_only_by_this_side(standing):
+def test_a_link_is_new_open_lost_and_closed_only_by_this_side(standing):
     seen = [standing.phase]
     for step in (
         standing.open,
@@ -63,7 +63,7 @@ def test_it_is_new_then_open_then_lost_and_closed_only_by_this_side(standing):
         (("close", "reopen"), "not connected yet"),
     ],
 )
-def test_each_phase_but_open_refuses_requests_with_its_own_words(standing, steps, text):
+def test_each_phase_except_open_refuses_requests_with_its_own_text(standing, steps, text):
     for step in steps:
         getattr(standing, step)()
     refusal = standing.refusal("w")
@@ -72,7 +72,7 @@ def test_each_phase_but_open_refuses_requests_with_its_own_words(standing, steps
     assert refusal.may_have_run is False
 
 
-def test_a_worker_that_was_taken_over_is_refused_until_it_is_had_again(standing):
+def test_requests_to_a_worker_that_was_taken_over_are_refused_until_it_is_reclaimed(standing):
     standing.open()
     standing.heard("lease_lost", {"by": "anna", "since": "noon", "epoch": 3}, "w", epoch=2, first_id=1)
     standing.lose()
@@ -83,13 +83,13 @@ def test_a_worker_that_was_taken_over_is_refused_until_it_is_had_again(standing)
 
 
 @pytest.mark.parametrize(("first_id", "begun"), [(1, 14), (13, 2**64)])
-def test_a_crash_says_which_of_this_sides_requests_can_have_begun(standing, first_id, begun):
+def test_a_crash_tells_which_requests_may_have_begun(standing, first_id, begun):
     standing.heard("executor_exited", EXITED, "w", epoch=1, first_id=first_id)
     assert standing.crash.begun == begun
     assert str(standing.crash) == "w: the executor was killed while it ran 'f'"
 
 
-async def test_the_end_of_an_executor_is_awaited_until_its_daemon_tells_or_is_gone(standing):
+async def test_the_end_of_an_executor_is_awaited_until_its_daemon_reports_it_or_is_lost(standing):
     standing.open()
     waiting = asyncio.ensure_future(standing.of_executor(Data(), None))
     await asyncio.sleep(0)
@@ -105,7 +105,7 @@ async def test_the_end_of_an_executor_is_awaited_until_its_daemon_tells_or_is_go
     assert await waiting is None
 
 
-async def test_who_broke_the_protocol_is_not_waited_for(standing):
+async def test_the_end_of_an_executor_is_not_awaited_after_a_protocol_error(standing):
     standing.open()
     assert await standing.of_executor(Data(), ProtocolError("noise")) is None
 
@@ -113,7 +113,7 @@ async def test_who_broke_the_protocol_is_not_waited_for(standing):
 @pytest.mark.parametrize(
     ("code", "text"), [(-9, "its process was ended by SIGKILL"), (3, "its process ended with exit code 3")]
 )
-async def test_whoever_started_the_process_knows_best_how_it_ended(code, text):
+async def test_the_launcher_of_a_process_gives_the_reason_of_its_end(code, text):
     async def left():
         return Left(Cause.CRASH, exit_code=code)
 
@@ -125,7 +125,7 @@ async def test_whoever_started_the_process_knows_best_how_it_ended(code, text):
     assert lost.last_seen_s == 0.5
 
 
-async def test_a_worker_that_somebody_stopped_says_who_it_was(standing):
+async def test_a_stopped_worker_names_the_user_who_stopped_it(standing):
     standing.open()
     standing.heard("stopped_by", {"by": "anna"}, "w", epoch=1, first_id=1)
     assert (

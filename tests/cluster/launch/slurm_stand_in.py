@@ -1,9 +1,12 @@
-"""Stands in for the commands of Slurm: ``sbatch``, ``squeue``, ``srun``, ``scancel``, ``sinfo`` and ``scontrol``.
+"""A stand-in for the commands of Slurm: ``sbatch``, ``squeue``, ``srun``, ``scancel``, ``sinfo`` and ``scontrol``.
 
-A test writes this file under these names into a folder of PATH. Beside them, ``calls`` gets each command line. ``job-N-I``
-has the process id of element I of job N, and ``said-N-I`` what ``squeue`` tells of it instead of the truth. ``refusal``
-is what ``sbatch`` says instead of taking a job, and ``unreachable`` what ``squeue`` says instead of its list. With
-``silent``, ``srun`` does not end with its program.
+A test writes this file under these names into a folder of PATH. Other files in the folder control it:
+
+- ``calls`` receives each command line.
+- ``job-N-I`` has the process id of element I of job N.
+- ``said-N-I`` has the state that ``squeue`` prints for this element, instead of the true one.
+- ``refusal`` is an error of ``sbatch`` and ``srun``; ``unreachable`` is an error of ``squeue``.
+- With ``silent``, ``srun`` does not end with its program.
 """
 
 import contextlib
@@ -55,7 +58,7 @@ def squeue():
         if path.name.startswith("job") and not Path(f"/proc/{path.read_text()}").exists():
             row = "COMPLETED 0 n1 N/A None"
         with contextlib.suppress(FileNotFoundError):
-            row = (HERE / f"said-{job}-{element}").read_text() or row  # empty: it is being written
+            row = (HERE / f"said-{job}-{element}").read_text() or row  # the file is empty while it is being written
         fields = (f"{job}_{element}", *row.split(" ", 4))
         print("".join(value.ljust(width) for value, width in zip(fields, WIDTHS, strict=True)))
 
@@ -67,7 +70,7 @@ def srun():
     if (HERE / "refusal").exists():
         sys.exit((HERE / "refusal").read_text())
     code = subprocess.call(words)
-    while (HERE / "silent").exists():  # as if slurmstepd were killed
+    while (HERE / "silent").exists():  # like after a kill of slurmstepd
         signal.pause()
     sys.exit(code)
 

@@ -1,4 +1,4 @@
-"""Workers that a user's command starts, as that of a scheduler would."""
+"""Tests of the launcher ``command``, which starts workers with a command of the user."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ async def test_command_that_starts_nothing_ends_at_the_timeout(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["sleep 1000 # {worker}", "sleep 1000 # {worker} {place}"])
-async def test_command_that_runs_without_a_worker_is_the_reason_to_wait(text, tmp_path, caplog, monkeypatch):
+async def test_command_that_runs_without_a_worker_is_named_as_the_reason_to_wait(text, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.gate.SAY_AFTER_S", 0.1)
     launcher = commanded(text, 2, tmp_path, start_timeout=0.5)
     with pytest.raises(ConnectError, match=r"within 0\.5 s: its command runs, and no worker has come yet"):

@@ -1,4 +1,7 @@
-"""What every launcher of an engine promises: tried on DDLF's own that need no engine, and on one of another package."""
+"""Tests of the properties that all launchers of engines share.
+
+They run on the launchers of DDLF that need no engine, and on a launcher of another package.
+"""
 
 import asyncio
 import contextlib
@@ -64,7 +67,7 @@ class Herd(PlaceEngine):
 
 @pytest.fixture
 def herd(tmp_path, monkeypatch):
-    """An installed distribution that brings the launcher ``herd``."""
+    """Install a distribution with the launcher ``herd``."""
     (tmp_path / "some_herd.py").write_text(PACKAGE)
     info = tmp_path / "some_herd-1.0.dist-info"
     info.mkdir()
@@ -78,7 +81,7 @@ def herd(tmp_path, monkeypatch):
 
 @pytest.fixture(params=["command", pytest.param("herd", marks=pytest.mark.slow)])
 def keys(request, herd, tmp_path):
-    """The name of a launcher, and the keys that it needs."""
+    """Return the name of a launcher, and the keys that it needs."""
     shared = tmp_path / "shared"
     shared.mkdir()
     own = {"command": {"command": "exec {worker} # {place}", "folder": str(shared)}, "herd": {}}
@@ -95,7 +98,7 @@ def number(self):
 
 
 def worker_at(gate, place):
-    """The process of the worker that joins the gate at a place."""
+    """Return the process of the worker that joins the gate at a place."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ValueError, IndexError):
             words = process.cmdline()
@@ -110,7 +113,7 @@ async def test_number_of_a_worker_is_its_place_plus_one_and_nothing_remains(keys
     assert descendants() == []
 
 
-async def test_run_begins_with_the_least_number_and_the_others_come_later(keys, descendants):
+async def test_run_begins_with_the_least_number_and_more_workers_join_later(keys, descendants):
     launcher = launcher_of(keys, workers="1..3")
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
         assert cluster.places == 3
@@ -125,14 +128,14 @@ async def test_killed_worker_is_replaced_and_the_reason_is_known(keys, descendan
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
         before = launcher.gate.incarnation(1)
         os.kill(worker_at(launcher.gate, 1).pid, signal.SIGKILL)
-        while launcher.gate.incarnation(1) == before:  # noqa: ASYNC110 - nothing tells
+        while launcher.gate.incarnation(1) == before:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         while True:
             with contextlib.suppress(DDLFError):
                 await cluster.workers[1].reconnect()
                 assert await cluster.run_method(number) == [1, 2]
                 break
-        while (left := launcher._lefts.get(1)) is None:  # noqa: ASYNC110 - nothing tells
+        while (left := launcher._lefts.get(1)) is None:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         assert (left.cause, left.exit_code) == (Cause.CRASH, -signal.SIGKILL)
         assert await launcher.left(1) is None, "another worker is there"
@@ -149,10 +152,10 @@ async def test_error_of_a_request_has_the_reason_of_the_engine(keys, descendants
         running = asyncio.ensure_future(worker.run_code("import time; time.sleep(1000)")) if is_busy else None
         process = worker_at(launcher.gate, 0)
         if is_busy:
-            while not (await worker.status())["busy"]:  # noqa: ASYNC110 - nothing tells
+            while not (await worker.status())["busy"]:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
-        while not is_busy and worker.connected:  # noqa: ASYNC110 - nothing tells
+        while not is_busy and worker.connected:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.001)
         with pytest.raises(WorkerLost, match=r"was ended by SIGKILL|the sheep ended with -9") as caught:
             await (running or worker.run_method(number))
@@ -167,7 +170,7 @@ def write_in_all_ways(self):
     subprocess.run(["sh", "-c", "echo of a program"], check=True)
 
 
-async def test_all_that_a_worker_writes_comes_to_the_master_and_once_to_its_terminal(keys, descendants, capfd):
+async def test_all_output_of_a_worker_reaches_the_master_and_once_its_terminal(keys, descendants, capfd):
     told, came = [], asyncio.Event()
     native = {"native output", "native error", "of a program"}
 
@@ -184,11 +187,11 @@ async def test_all_that_a_worker_writes_comes_to_the_master_and_once_to_its_term
     cluster.subscribe(hear)
     async with asyncio.timeout(PATIENCE_S), cluster:
         await cluster.run_method(write_in_all_ways)
-        await came.wait()  # also while the worker has nothing to do
+        await came.wait()  # lines arrive also while the worker is idle
         (connected,) = [event for event in told if isinstance(event, WorkerConnected)]
         assert connected.incarnation == 1
         os.kill(worker_at(launcher.gate, 0).pid, signal.SIGKILL)
-        while cluster.workers[0].connected:  # noqa: ASYNC110 - nothing tells
+        while cluster.workers[0].connected:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.001)
         with pytest.raises(WorkerLost) as lost:
             await cluster.run_method(number)
@@ -214,11 +217,11 @@ async def test_cluster_connects_again_after_it_was_closed(keys, descendants):
         assert descendants() == []
 
 
-async def test_start_that_is_cancelled_leaves_nothing(keys, descendants):
+async def test_cancelled_start_leaves_nothing_behind(keys, descendants):
     cluster = Cluster(launcher_of(keys, workers=2))
     starting = asyncio.ensure_future(cluster.connect())
     await asyncio.sleep(0)
-    while not descendants() and not starting.done():  # noqa: ASYNC110 - nothing tells
+    while not descendants() and not starting.done():  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.01)
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
@@ -242,8 +245,8 @@ async def test_engine_that_never_runs_a_worker_ends_the_start_with_its_words(her
     assert descendants() == []
 
 
-async def test_worker_that_its_engine_never_starts_again_is_waited_for_no_longer(herd, descendants):
-    """A run tried for ever to reach it."""
+async def test_reconnecting_ends_if_the_engine_never_starts_the_worker_again(herd, descendants):
+    """Regression test: a run tried to reach the worker indefinitely."""
     async with asyncio.timeout(PATIENCE_S), Cluster(installed("herd:workers=1..2,most=1")) as cluster:
         (missing,) = cluster.missing
         with pytest.raises(NoWorkerComes, match=r"worker 2 \(place 1\): the herd has only 1 sheep"):
@@ -256,7 +259,7 @@ async def test_engine_that_does_not_answer_is_named(herd, monkeypatch, caplog):
     launcher = installed("herd:workers=1")
 
     async def prepare():
-        while "launcher herd, which has not answered yet" not in caplog.text:  # noqa: ASYNC110 - nothing tells
+        while "launcher herd, which has not answered yet" not in caplog.text:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         raise ConnectError("it refuses")
 
@@ -306,7 +309,7 @@ async def test_check_names_a_command_that_is_missing_and_a_folder_without_rights
     ]
 
 
-def test_folder_is_said_to_be_on_a_file_system(tmp_path, monkeypatch):
+def test_check_names_the_file_system_of_the_folder(tmp_path, monkeypatch):
     mounts = tmp_path / "mounts"
     mounts.write_text(f"disk / ext4 rw 0 0\nserver:/home {tmp_path} nfs4 rw 0 0\n")
     monkeypatch.setattr("ddlf.cluster.launch.engine.MOUNTS", mounts)
@@ -315,7 +318,7 @@ def test_folder_is_said_to_be_on_a_file_system(tmp_path, monkeypatch):
 
 
 class Cancelled(PlaceEngine):
-    """An engine whose workers have joined, and are cancelled before the master has connected to them."""
+    """An engine that cancels its workers after they have joined, before the master has connected to them."""
 
     name = "cancelled"
 

@@ -1,4 +1,4 @@
-"""The launcher of Dask, with a stand-in for Dask's client."""
+"""Tests of the launcher for Dask, with a stand-in for Dask's client."""
 
 import asyncio
 import contextlib
@@ -16,15 +16,15 @@ from tests.patience import PATIENCE_S
 
 
 class ClosedClientError(Exception):
-    """Dask's error about a client that has lost its scheduler."""
+    """Dask's error about a client without its scheduler."""
 
 
 class FutureCancelledError(Exception):
-    """Dask's error about a task whose scheduler is lost, among others."""
+    """Dask's error about cancelled tasks and about tasks of a lost scheduler."""
 
 
 class Client:
-    """Runs tasks as ``run_worker`` does in a Dask worker, or ends them as a test wants.
+    """A client that runs tasks like ``run_worker`` in a Dask worker, or ends them in the way that a test chooses.
 
     Args:
         engine: The stand-in.
@@ -81,7 +81,7 @@ class Engine:
         self.is_gone = False
 
     async def end(self, key):
-        """End a task; tests replace this."""
+        """End a task. Tests replace this method."""
         await asyncio.Event().wait()
 
     def module(self):
@@ -99,7 +99,7 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch):
     found = Engine()
-    monkeypatch.setattr("ddlf.cluster.launch.engine.END_S", 0.1)  # its tasks do not end by themselves
+    monkeypatch.setattr("ddlf.cluster.launch.engine.END_S", 0.1)  # the tasks of the stand-in do not end by themselves
     monkeypatch.setitem(sys.modules, "distributed", found.module())
     return found
 
@@ -116,7 +116,7 @@ async def error_of(launcher):
 
 @contextlib.asynccontextmanager
 async def starting(engine, launcher):
-    """A start of which the scheduler has all tasks, and no worker comes. It is given up at the end of the block."""
+    """Begin a start: the scheduler has all tasks, but no worker joins. The start is cancelled at the end of the block."""
     connecting = asyncio.create_task(Cluster(launcher).connect())
     async with asyncio.timeout(PATIENCE_S):
         while len(engine.submitted) < len(launcher.addresses):  # noqa: ASYNC110
@@ -147,7 +147,7 @@ async def test_without_dask_the_error_says_what_to_install(monkeypatch):
     assert caught.value.hint == "pip install distributed"
 
 
-async def test_scheduler_is_that_of_the_key_of_the_client_or_of_the_environment(engine):
+async def test_scheduler_comes_from_the_key_the_client_or_the_environment(engine):
     with pytest.raises(ConfigError, match="no scheduler is known"):
         await Cluster(dasked(scheduler=None)).connect()
     engine.configured = "tcp://configured:1"
@@ -158,7 +158,7 @@ async def test_scheduler_is_that_of_the_key_of_the_client_or_of_the_environment(
     assert engine.dialled == [("tcp://configured:1", None), ("tcp://current:1", "TLS"), ("tcp://key:1", None)]
 
 
-async def test_each_place_is_a_task_of_its_own_that_is_cancelled_at_the_end(engine):
+async def test_each_place_is_one_task_which_is_cancelled_at_the_end(engine):
     launcher = dasked(2, resources={"GPU": 1}, cores=3, env={"A": "b"}, start_timeout=PATIENCE_S)
     async with starting(engine, launcher):
         pass
@@ -171,7 +171,7 @@ async def test_each_place_is_a_task_of_its_own_that_is_cancelled_at_the_end(engi
     assert engine.is_closed
 
 
-async def test_run_ends_although_the_scheduler_is_gone(engine, monkeypatch):
+async def test_run_ends_without_its_scheduler(engine, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.dask.ANSWER_S", 0.1)
     engine.is_gone = True
     async with starting(engine, dasked(2, start_timeout=PATIENCE_S)):
@@ -180,7 +180,7 @@ async def test_run_ends_although_the_scheduler_is_gone(engine, monkeypatch):
     assert engine.is_closed
 
 
-async def test_scheduler_that_is_gone_is_said_once_and_dialled_again(engine, caplog, monkeypatch):
+async def test_lost_scheduler_is_reported_once_and_dialled_again(engine, caplog, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.engine.PAUSES_S", (0.01, 0.01))
 
     async def end(key):
@@ -218,7 +218,7 @@ async def test_scheduler_that_is_gone_is_said_once_and_dialled_again(engine, cap
     engine.refuses = True
     connecting.cancel()
     await asyncio.gather(connecting, return_exceptions=True)
-    await launcher.stop()  # although Dask's client is closed
+    await launcher.stop()  # works although Dask's client is closed
     assert engine.is_closed
 
 
@@ -287,7 +287,7 @@ async def test_task_behind_another_moves_to_a_free_dask_worker(engine, monkeypat
     async with starting(engine, launcher):
         engine.processing = {"tcp://a:1": ["another", engine.submitted[0][1]]}
         await asyncio.sleep(0.1)
-        assert len(engine.submitted) == 1  # no other is free
+        assert len(engine.submitted) == 1  # no other Dask worker is free
         engine.workers = {"tcp://a:1": HAS, "tcp://b:1": HAS}
         async with asyncio.timeout(PATIENCE_S):
             while len(engine.submitted) < 2:  # noqa: ASYNC110
@@ -297,7 +297,7 @@ async def test_task_behind_another_moves_to_a_free_dask_worker(engine, monkeypat
 
 
 class KilledWorker(Exception):
-    """The name of Dask's error."""
+    """An error with the name of Dask's error."""
 
 
 @pytest.mark.parametrize(
@@ -385,18 +385,18 @@ def test_worker_hands_its_work_over_before_its_nanny_kills_it(monkeypatch):
         log_event=None,
     )
     monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: dask))
-    told = []
-    monkeypatch.setattr(Supervisor, "leave", lambda self, within_s: told.append(within_s))
+    ends = []
+    monkeypatch.setattr(Supervisor, "leave", lambda self, within_s: ends.append(within_s))
     monkeypatch.setattr(Supervisor, "run", lambda self, over: int(over()))
     run_worker(WorkerStart("h:1", 0, b"secret"))
-    assert told == [3.0]
+    assert ends == [3.0]
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
+    ("reason", "ends"),
     [("worker-handle-scheduler-connection-broken", "stays"), ("scheduler-close", "leaves within 3.0 s")],
 )
-def test_worker_stays_if_its_dask_worker_ends_because_the_scheduler_is_lost(monkeypatch, reason, told):
+def test_worker_survives_if_its_dask_worker_ends_because_of_a_lost_scheduler(monkeypatch, reason, ends):
     logged, said = [], []
     dask = SimpleNamespace(
         get_current_task=lambda: "key",
@@ -420,5 +420,5 @@ def test_worker_stays_if_its_dask_worker_ends_because_the_scheduler_is_lost(monk
     monkeypatch.setattr(Supervisor, "stay", lambda self: said.append("stays"))
     monkeypatch.setattr(Supervisor, "leave", lambda self, within_s: said.append(f"leaves within {within_s} s"))
     run_worker(WorkerStart("h:1", 0, b"secret"))
-    assert said == [told]
+    assert said == [ends]
     assert logged == ["another topic", "tcp://a:1"]

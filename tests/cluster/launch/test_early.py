@@ -1,4 +1,4 @@
-"""A template that is started before it is known that it is needed: taken when it fits, and never left behind."""
+"""Tests of a template that is started early, before a cluster needs it: it is used if it fits, and always ended."""
 
 import pytest
 
@@ -14,7 +14,10 @@ MODULE = "json.tool"
 
 @pytest.fixture
 def early(descendants):
-    """Starts one, in the test itself: pytest changes the environment between its phases. Returns its process number."""
+    """Return a function that starts an early template, and returns its process id.
+
+    The test must call it, because pytest changes the environment between the phases of a test.
+    """
 
     def begin():
         local.start_template_early((MODULE,))
@@ -25,7 +28,7 @@ def early(descendants):
     assert descendants() == []
 
 
-async def test_workers_take_it(early):
+async def test_workers_use_the_early_template(early):
     pid = early()
     async with Cluster.local(1) as cluster:
         assert local._early is None
@@ -33,7 +36,7 @@ async def test_workers_take_it(early):
         await preload(cluster, MODULE)
 
 
-async def test_one_that_cannot_be_asked_for_anything_is_not_left_behind(monkeypatch, descendants):
+async def test_an_early_template_that_fails_to_preload_is_ended(monkeypatch, descendants):
     def refuse(self, modules):
         raise OSError("no descriptors left")
 
@@ -42,14 +45,14 @@ async def test_one_that_cannot_be_asked_for_anything_is_not_left_behind(monkeypa
     assert descendants() == []
 
 
-async def test_what_importing_a_backend_sets_makes_no_difference(early, monkeypatch):
+async def test_variables_that_a_backend_sets_do_not_replace_the_early_template(early, monkeypatch):
     pid = early()
     monkeypatch.setenv("TF2_BEHAVIOR", "1")
     async with Cluster.local(1) as cluster:
         assert cluster._launcher._template._process.pid == pid
 
 
-async def test_workers_start_another_one_when_the_environment_has_changed_since(early, monkeypatch):
+async def test_workers_start_another_template_if_the_environment_has_changed(early, monkeypatch):
     pid = early()
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     async with Cluster.local(1) as cluster:
@@ -57,7 +60,7 @@ async def test_workers_start_another_one_when_the_environment_has_changed_since(
         assert await cluster.run_code("import os; os.environ['KERAS_BACKEND']") == ["jax"]
 
 
-async def test_it_ends_when_nobody_takes_it(early):
+async def test_an_unused_early_template_is_ended(early):
     early()
     local.end_early_template()
     local.end_early_template()
@@ -72,7 +75,7 @@ async def test_it_ends_when_nobody_takes_it(early):
         ("async def main(cluster): ...", ["--local", "2"], False),
     ],
 )
-async def test_only_an_app_on_local_workers_needs_it(tmp_path, monkeypatch, text, options, wanted):
+async def test_only_an_app_on_local_workers_starts_an_early_template(tmp_path, monkeypatch, text, options, wanted):
     from ddlf.cli.main import parse
     from ddlf.cli.run import _will_train_here
 

@@ -1,4 +1,4 @@
-"""Workers that dial their master: who gets which place, what happens when one comes again, and who is not let in."""
+"""Tests of workers that dial the gate of their master: their places, reconnecting, and refusals."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,7 @@ class Fleet:
     async def end(self) -> None:
         for daemon in self.daemons:
             daemon.stop()
-        # A cancelled task must not end the fixture's teardown: pytest would then undo no patch of later tests.
+        # A cancelled task must not end the teardown of the fixture, because pytest would not undo patches of later tests.
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
@@ -78,7 +78,7 @@ def token(tmp_path):
 
 @pytest.fixture
 async def fleet():
-    """Workers whose pauses are short; the test sets the port."""
+    """Yield workers with short pauses. The test sets their port."""
     fleet = Fleet(0)
     yield fleet
     await fleet.end()
@@ -114,7 +114,7 @@ def double(x):
     return 2 * x
 
 
-async def test_number_of_a_worker_is_its_place_plus_one_whoever_came_first(fleet, token):
+async def test_number_of_a_worker_is_its_place_plus_one_in_any_order_of_arrival(fleet, token):
     launcher = joined(3, token)
     fleet.port = launcher.gate.port
     for place in (2, 0, 1):
@@ -150,7 +150,7 @@ async def test_killed_executor_is_reached_again(fleet, token):
         assert before == 2
 
 
-async def test_worker_that_comes_again_at_its_place_is_the_same_worker(fleet, token):
+async def test_worker_that_returns_to_its_place_is_the_same_worker(fleet, token):
     launcher = joined(2, token)
     fleet.port = launcher.gate.port
     first, _ = fleet.join(0), fleet.join(1)
@@ -164,7 +164,7 @@ async def test_worker_that_comes_again_at_its_place_is_the_same_worker(fleet, to
         assert await cluster.get_variable("kept") == [5, 5]
 
 
-async def test_later_of_two_workers_at_one_place_has_it(fleet, token):
+async def test_later_of_two_workers_at_one_place_keeps_the_place(fleet, token):
     launcher = joined(1, token)
     fleet.port = launcher.gate.port
     early = fleet.join(0, incarnation=1)
@@ -178,7 +178,7 @@ async def test_later_of_two_workers_at_one_place_has_it(fleet, token):
         assert late._controls
 
 
-async def test_worker_whose_waiting_connection_was_cut_keeps_its_place(fleet, token):
+async def test_worker_keeps_its_place_after_a_cut_of_its_waiting_connection(fleet, token):
     launcher = joined(1, token)
     gate = launcher.gate
     fleet.port = gate.port
@@ -198,7 +198,7 @@ async def test_worker_whose_waiting_connection_was_cut_keeps_its_place(fleet, to
         assert await cluster.run_method(double, x=1) == [2]
 
 
-async def test_worker_that_joins_while_the_run_ends_is_told(token):
+async def test_worker_that_joins_while_the_run_ends_learns_it(token):
     launcher = joined(1, token)
     gate = launcher.gate
     reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
@@ -215,7 +215,7 @@ async def test_worker_that_joins_while_the_run_ends_is_told(token):
     late = await asyncio.open_connection("127.0.0.1", gate.port)
     await offered(*late)
     ending = asyncio.ensure_future(gate.run(gate.end_workers()))
-    await gate.run(gate.absent())  # the end has begun: the gate's loop runs one after the other
+    await gate.run(gate.absent())  # the end has begun, because the gate's loop runs calls in order
     late[1].write(KEPT)
     assert await asyncio.wait_for(late[0].read(), PATIENCE_S) == join_preamble()
     await asyncio.wait_for(ending, PATIENCE_S)
@@ -258,7 +258,7 @@ async def test_many_workers_from_one_address_all_get_in(fleet, token):
         assert await cluster.run_code("self.id") == list(range(1, 65))
 
 
-async def test_worker_finds_a_master_that_starts_later_and_the_next_one(fleet, token):
+async def test_worker_joins_a_master_that_starts_later_and_the_next_one(fleet, token):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -303,7 +303,7 @@ async def test_worker_that_reaches_one_gate_by_several_addresses_keeps_one_conne
     assert sorted(said) == [b"", b"", KEPT]
 
 
-async def test_worker_ends_when_no_master_comes(fleet):
+async def test_worker_ends_when_no_master_appears(fleet):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         fleet.port = free.getsockname()[1]
@@ -349,7 +349,7 @@ async def test_stranger_is_not_let_in(fleet, token):
     await launcher.stop()
 
 
-async def test_master_that_dials_a_gate_is_told(token):
+async def test_master_that_dials_a_gate_gets_an_explanation(token):
     launcher = joined(1, token)
     with pytest.raises(DDLFError):
         await dial("127.0.0.1", launcher.gate.port, Role.CONTROL, TOKEN, max_message_bytes=1000)
@@ -371,7 +371,7 @@ async def test_silent_connections_do_not_keep_workers_out(fleet, token):
         sock.close()
 
 
-async def test_cluster_begins_without_absent_workers_if_enough_are_there(fleet, token, caplog):
+async def test_cluster_begins_without_absent_workers_if_enough_have_joined(fleet, token, caplog):
     launcher = joined(2, token, start_timeout_s=0.2)
     fleet.port = launcher.gate.port
     fleet.join(1)
@@ -390,8 +390,8 @@ async def test_cluster_begins_without_absent_workers_if_enough_are_there(fleet, 
         assert sorted(await cluster.run_code("self.id")) == [1, 2]
 
 
-async def test_start_says_for_which_places_it_waits(fleet, token, caplog, monkeypatch):
-    monkeypatch.setattr(gate_module, "SAY_AFTER_S", 0.0)  # long before the timeout, on a busy machine too
+async def test_start_names_the_places_that_it_waits_for(fleet, token, caplog, monkeypatch):
+    monkeypatch.setattr(gate_module, "SAY_AFTER_S", 0.0)  # long before the timeout, even on a busy machine
     launcher = joined(3, token, start_timeout_s=0.2)
     port = fleet.port = launcher.gate.port
     fleet.join(1)
@@ -410,7 +410,7 @@ async def test_start_without_any_worker_says_how_to_start_one(token):
 
 
 class Waiting(Joined):
-    """Workers of an engine that says why they have not come."""
+    """A launcher of an engine that gives the reason for missing workers."""
 
     ends_workers = True
 
@@ -426,7 +426,7 @@ async def test_start_without_any_worker_ends_with_the_words_of_the_engine(token)
     assert caught.value.hint == "correct that, or wait longer: start_timeout=SECONDS"
 
 
-async def test_workers_that_listen_nowhere_cannot_call_each_other_and_say_what_to_do(fleet, token):
+async def test_workers_without_a_port_cannot_call_each_other_and_the_error_says_what_to_do(fleet, token):
     launcher = joined(2, token)
     fleet.port = launcher.gate.port
     fleet.join(0), fleet.join(1)
@@ -462,7 +462,7 @@ def test_gate_for_other_machines_needs_a_token():
 
 
 class ForgetfulProxy:
-    """Forwards connections to a port, and ends each one that is idle for some time."""
+    """A proxy that forwards connections to a port, and ends each connection that is idle for some time."""
 
     def __init__(self, port: int, idle_s: float) -> None:
         self._port = port
@@ -562,7 +562,7 @@ async def test_master_with_a_blocked_event_loop_keeps_its_joined_worker(token):
             assert worker.epoch == epoch
 
 
-async def test_worker_process_says_what_it_does_and_ends_with_the_reason(token):
+async def test_worker_process_prints_its_state_and_ends_with_the_reason(token):
     launcher = joined(1, token)
     port = launcher.gate.port
     with worker_process("--join", f"127.0.0.1:{port}", "--join-for", "1", "--token-file", str(token)) as process:

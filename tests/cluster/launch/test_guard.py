@@ -1,4 +1,4 @@
-"""The shell that removes a run's files when its master has ended."""
+"""Tests of the guard, a shell that removes the files of a run after its master has ended."""
 
 import signal
 import subprocess

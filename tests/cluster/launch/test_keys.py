@@ -1,4 +1,4 @@
-"""The keys of launchers: from a text, from a mapping, and what is refused."""
+"""Tests of the keys of launchers: reading them from a text or a mapping, and refusals."""
 
 import re
 
@@ -13,14 +13,14 @@ from ddlf.cluster.launch.launcher import Workers, from_keys, installed
 from ddlf.errors import ConfigError
 
 
-class OfNothing(Keys):
+class DemoKeys(Keys):
     hosts: Names = ()
     memory: Bytes | None = None
     env: dict[str, str] = Field(default_factory=dict)
 
 
 def read(text, workers=None):
-    return read_keys(OfNothing, "nothing", parse_keys(text, "nothing"), workers)
+    return read_keys(DemoKeys, "demo", parse_keys(text, "demo"), workers)
 
 
 def test_text_becomes_values_of_their_types():
@@ -30,41 +30,41 @@ def test_text_becomes_values_of_their_types():
     assert keys.hosts == ("pc01", "pc02")
     assert keys.memory == 2**31
     assert keys.env == {"A": "1", "B": "x=y"}
-    assert read("") == OfNothing()
+    assert read("") == DemoKeys()
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("worker=2", "launcher nothing has no key 'worker'; did you mean 'workers'?"),
+        ("worker=2", "launcher demo has no key 'worker'; did you mean 'workers'?"),
         (
             "colour=2",
-            "launcher nothing has no key 'colour'; it has: env, hosts, memory, network, start_timeout, workers",
+            "launcher demo has no key 'colour'; it has: env, hosts, memory, network, start_timeout, workers",
         ),
-        ("fast", "launcher nothing: 'fast' is not KEY=VALUE; as in: --launcher nothing:start_timeout=60"),
-        ("env=A,env.B=1", "launcher nothing: env is given twice; write env.NAME=VALUE for each"),
-        ("workers=2,workers=3", "launcher nothing: workers is given twice; leave one of them out"),
+        ("fast", "launcher demo: 'fast' is not KEY=VALUE; as in: --launcher demo:start_timeout=60"),
+        ("env=A,env.B=1", "launcher demo: env is given twice; write env.NAME=VALUE for each"),
+        ("workers=2,workers=3", "launcher demo: workers is given twice; leave one of them out"),
         (
             "workers=5..2",
-            "launcher nothing: workers must be 1-1024 workers, and a range begins with its smaller number, got 5..2",
+            "launcher demo: workers must be 1-1024 workers, and a range begins with its smaller number, got 5..2",
         ),
         (
             "workers=0",
-            "launcher nothing: workers must be 1-1024 workers, and a range begins with its smaller number, got 0",
+            "launcher demo: workers must be 1-1024 workers, and a range begins with its smaller number, got 0",
         ),
-        ("workers=many", "launcher nothing: workers must be a number of workers such as 4, or 2..8, got 'many'"),
+        ("workers=many", "launcher demo: workers must be a number of workers such as 4, or 2..8, got 'many'"),
         (
             "start_timeout=soon",
-            "launcher nothing: start_timeout must be above 0 and such as 90, 90s, 10m or 2h, got 'soon'",
+            "launcher demo: start_timeout must be above 0 and such as 90, 90s, 10m or 2h, got 'soon'",
         ),
         (
             "start_timeout=-1",
-            "launcher nothing: start_timeout must be above 0 and such as 90, 90s, 10m or 2h, got '-1'",
+            "launcher demo: start_timeout must be above 0 and such as 90, 90s, 10m or 2h, got '-1'",
         ),
-        ("memory=2XB", "launcher nothing: memory must be above 0 and such as 2GiB or 800MB, got '2XB'"),
+        ("memory=2XB", "launcher demo: memory must be above 0 and such as 2GiB or 800MB, got '2XB'"),
         (
             "network=10.1.0.0/99",
-            "launcher nothing: network '10.1.0.0/99' does not appear to be an IPv4 or IPv6 network",
+            "launcher demo: network '10.1.0.0/99' does not appear to be an IPv4 or IPv6 network",
         ),
     ],
 )
@@ -80,7 +80,7 @@ def test_number_of_workers_agrees_or_is_refused():
         read("workers=4", Workers(2, 8))
 
 
-def test_launcher_comes_from_a_mapping_a_file_and_cluster_on(tmp_path):
+def test_launcher_is_made_from_a_mapping_a_file_and_cluster_on(tmp_path):
     keys = {"command": "qsub {worker}", "workers": "2..3", "folder": str(tmp_path)}
     for launcher in (from_keys("command", keys), Cluster.on("command", **keys)._launcher):
         assert isinstance(launcher, Commanded)

@@ -1,4 +1,4 @@
-"""Kubernetes without Kubernetes: which launcher a process gets, what pods say, and what is made of changes of pods."""
+"""Tests of the launcher for Kubernetes without Kubernetes: the kinds of launcher, states of pods, and changes of pods."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,7 @@ def terminated(code, **more):
         ({"metadata": {}, "status": {"phase": "Pending"}}, ""),
     ],
 )
-def test_pod_that_waits_says_why_in_the_words_of_kubernetes(waiting, words):
+def test_waiting_pod_has_the_reason_of_kubernetes(waiting, words):
     assert why_it_waits(waiting) == words
 
 
@@ -103,11 +103,11 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("ended", "left"), ENDS)
-def test_pod_that_ended_says_why(ended, left):
+def test_ended_pod_has_a_reason(ended, left):
     assert how_it_ended(ended, False) == Left(left.cause, f"pod job-1-abcde: {left.words}", left.exit_code)
 
 
-def test_deleted_pod_is_no_crash():
+def test_deleted_pod_is_not_a_crash():
     words = "pod job-1-abcde: it was deleted"
     assert how_it_ended(pod("Running"), True) == Left(Cause.CANCELLED, words)
     gone = pod("Failed", terminated(143))
@@ -173,7 +173,7 @@ def test_pod_has_the_place_of_its_index_and_the_token_of_its_secret(monkeypatch)
 
 
 @pytest.mark.usefixtures("in_a_pod")
-def test_pod_that_is_ended_does_not_succeed(monkeypatch):
+def test_pod_ended_by_sigterm_does_not_succeed(monkeypatch):
     started = []
 
     class Waits(Supervisor):
@@ -196,8 +196,10 @@ def test_pod_that_is_ended_does_not_succeed(monkeypatch):
 
 
 class Scripted(Kubectl):
-    """Answers as ``kubectl`` would, without a cluster. ``changes`` are sent to those who watch. A command ``hangs`` or
-    ``fails`` by the kind that it creates, or by its first word.
+    """A stand-in for ``kubectl`` that needs no cluster.
+
+    A watch receives ``changes``. ``hangs`` and ``fails`` select commands by their first word or by the kind that they
+    create.
     """
 
     def __init__(self):
@@ -309,7 +311,7 @@ async def test_job_that_cannot_be_deleted_is_named_with_what_happens_to_its_pods
         assert f"the Job {launcher.job} was not deleted: kubectl delete: (Forbidden): no; {words}" in caplog.text
 
 
-async def test_job_that_kubernetes_has_never_taken_is_not_named_after_the_error(caplog):
+async def test_job_that_kubernetes_never_accepted_is_not_named_after_the_error(caplog):
     launcher = scripted()
     launcher._kubectl.fails = "Job"
     with pytest.raises(ConnectError, match="kubectl create"):
@@ -353,7 +355,7 @@ async def test_watch_that_kubernetes_ends_with_an_error_starts_again(tmp_path, m
     assert "kubectl get: (Expired): too old resource version; the run continues, and asks again" in caplog.text
 
 
-async def test_fault_in_the_watch_is_said_and_the_watch_starts_again(caplog):
+async def test_fault_in_the_watch_is_reported_and_the_watch_starts_again(caplog):
     class Faulty(Scripted):
         async def watch(self, kind, selector):
             if not self.watched:
@@ -372,7 +374,7 @@ async def test_fault_in_the_watch_is_said_and_the_watch_starts_again(caplog):
     assert "the run continues, and asks again" in caplog.text
 
 
-async def test_pod_of_an_unknown_form_is_named_once_and_the_others_are_seen(caplog):
+async def test_pod_of_an_unknown_form_is_named_once_and_other_pods_are_read(caplog):
     odd = pod(index=0)
     del odd["metadata"]["annotations"]
     end = pod("Failed", terminated(3, message="no master"), index=0)
@@ -427,7 +429,7 @@ async def test_worker_that_fails_three_times_before_it_joins_fails_the_start():
     await launcher.stop()
 
 
-async def test_late_news_of_an_old_pod_change_nothing():
+async def test_late_changes_of_an_old_pod_have_no_effect():
     new = pod(
         "Pending", {"waiting": {"reason": "ErrImagePull", "message": "new"}}, "job-0-b", 0, "2026-01-01T00:00:09Z"
     )
@@ -512,7 +514,7 @@ def keys(**more):
     return RenderKeys(**{"image": "image", "name": "app", "workers": "4", **more})
 
 
-def test_pod_is_no_root_and_writes_only_into_empty_folders():
+def test_pod_does_not_run_as_root_and_writes_only_into_empty_folders():
     *_, job = run(keys(), RunCommand("/app/app.py", "text"))
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -524,7 +526,7 @@ def test_pod_is_no_root_and_writes_only_into_empty_folders():
     assert "readOnly" in str(next(mount for mount in container["volumeMounts"] if mount["name"] == "token"))
 
 
-def test_run_is_what_its_first_pod_is():
+def test_result_of_a_run_is_the_result_of_its_first_pod():
     *_, job = run(keys(), RunCommand("/app/app.py", None, ["--param", "$(x)"]))
     spec = job["spec"]
     assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
@@ -544,7 +546,7 @@ def test_only_the_pod_that_leads_gets_the_volume_of_a_jobset():
     assert "k8s:gate=app-lead-0-0.app:9100" in str(others["containers"][0]["command"])
 
 
-def test_place_of_a_worker_is_its_index_and_a_lost_master_ends_it_for_good():
+def test_place_of_a_worker_is_its_index_and_the_worker_ends_without_its_master():
     job = workers(PodKeys(image="image", cores=2, gpus=1), "job", 3, ["--join", "10.0.0.1:9100"])
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["command"][:5] == ["ddlf-worker", "--join", "10.0.0.1:9100", "--place", "$(DDLF_PLACE)"]
@@ -563,12 +565,12 @@ def test_name_that_kubernetes_would_refuse_is_refused():
             keys(name=name)
 
 
-def test_token_is_in_no_text_but_the_secret():
+def test_only_the_secret_contains_the_token():
     owner = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "app", "uid": "7"}}
     assert secret("app", b"a", owner)["stringData"] == {"token": "a"}
 
 
-def test_worker_that_is_ended_before_the_run_does_not_succeed(tmp_path):
+def test_worker_that_ends_before_the_run_does_not_succeed(tmp_path):
     command = [sys.executable, "-m", "ddlf.cli.worker", "--join", "127.0.0.1:1", "--state-dir", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert any("joining" in line for line in process.stdout)

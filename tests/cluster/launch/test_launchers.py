@@ -1,4 +1,4 @@
-"""What every launcher promises, whatever its workers are."""
+"""Tests of the properties that all launchers share."""
 
 import asyncio
 import importlib
@@ -23,7 +23,7 @@ from tests.processes import is_listening
 
 
 class GivenWorkers(Given):
-    """Those of a test that starts and ends them itself."""
+    """A launcher for given workers. The test starts and ends the workers."""
 
     def __init__(self, n, folder):
         token = folder / "token"
@@ -54,7 +54,7 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 async def launcher(request, tmp_path, descendants):
-    """Two workers of each kind."""
+    """Yield a launcher of each kind, with two workers."""
     launcher = KINDS[request.param](2, tmp_path)
     yield launcher
     await launcher.stop()
@@ -63,7 +63,7 @@ async def launcher(request, tmp_path, descendants):
     assert descendants() == []
 
 
-async def test_there_is_one_address_for_each_worker_and_who_holds_the_token_is_let_in(launcher):
+async def test_each_worker_has_an_address_and_accepts_the_token_of_the_launcher(launcher):
     assert len(launcher.addresses) == 2
     addresses = await launcher.start(["json"])
     assert len(set(addresses)) == 2
@@ -73,7 +73,7 @@ async def test_there_is_one_address_for_each_worker_and_who_holds_the_token_is_l
         assert await cluster.run_code("self.id") == [1, 2]
 
 
-async def test_who_starts_again_or_twice_at_once_gets_the_same_workers_and_none_that_lives_is_started_anew(launcher):
+async def test_starting_again_or_twice_at_once_keeps_running_workers(launcher):
     first, second = await asyncio.gather(launcher.start(), launcher.start())
     assert first == second == await launcher.start()
     addresses = list(first)
@@ -82,7 +82,7 @@ async def test_who_starts_again_or_twice_at_once_gets_the_same_workers_and_none_
         assert await launcher.revive(index) == addresses[index]
 
 
-async def test_one_that_stops_before_and_after_it_started_leaves_nothing(launcher, descendants):
+async def test_stopping_before_and_after_a_start_leaves_nothing_behind(launcher, descendants):
     await launcher.stop()
     addresses = list(await launcher.start())
     await launcher.stop()
@@ -91,7 +91,7 @@ async def test_one_that_stops_before_and_after_it_started_leaves_nothing(launche
     assert any(is_listening(port) for _, port in addresses) is isinstance(launcher, Given)
 
 
-async def test_a_stop_ends_what_is_starting(launcher, descendants):
+async def test_a_stop_ends_a_start(launcher, descendants):
     starting = asyncio.ensure_future(launcher.start())
     await asyncio.sleep(0)
     await launcher.stop()
@@ -103,7 +103,7 @@ async def test_a_stop_ends_what_is_starting(launcher, descendants):
 
 
 @pytest.mark.parametrize("kind", ["local", "given"])
-async def test_a_death_is_told_and_the_worker_comes_back_where_the_launcher_can_bring_it_back(kind, tmp_path):
+async def test_a_death_is_reported_and_the_worker_returns_if_the_launcher_can_start_it(kind, tmp_path):
     launcher = KINDS[kind](2, tmp_path)
     async with Cluster(launcher) as cluster:
         if kind == "local":
@@ -129,7 +129,7 @@ async def test_a_host_that_does_not_answer_is_named(tmp_path):
         await Cluster(launcher).connect()
 
 
-async def test_names_of_given_workers_stand_for_their_addresses(tmp_path):
+async def test_names_of_given_workers_replace_their_addresses(tmp_path):
     launcher = KINDS["given"](2, tmp_path)
     launcher.names = ["kitchen", ""]
     assert [worker.label for worker in Cluster(launcher).workers] == [
@@ -147,7 +147,7 @@ async def test_a_launcher_has_its_own_token():
         Cluster(Local(1), token_file="token")
 
 
-# -- of other packages ----------------------------------------------------------------------------------------------------
+# -- launchers of other packages ------------------------------------------------------------------------------------------
 
 PACKAGE = """
 from ddlf.cluster.launch.local import Local
@@ -164,7 +164,7 @@ class Counted(Local):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """An installed distribution that brings two launchers, of which one is none."""
+    """Install a distribution with two launchers; one of them is invalid."""
     (tmp_path / "some_launchers.py").write_text(PACKAGE)
     info = tmp_path / "some_launchers-1.0.dist-info"
     info.mkdir()
@@ -178,7 +178,7 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop("some_launchers", None)
 
 
-def test_an_installed_package_brings_launchers(package):
+def test_an_installed_package_adds_launchers(package):
     assert isinstance(installed("herd:3"), Launcher)
     assert len(installed("herd:3").addresses) == 3
     assert len(installed("herd").addresses) == 1
@@ -200,14 +200,14 @@ def test_an_installed_package_brings_launchers(package):
         ("wrong:x", "the launcher 'wrong' makes a str"),
     ],
 )
-def test_what_is_no_launcher_is_refused(package, text, sentence):
+def test_an_invalid_launcher_is_refused(package, text, sentence):
     with pytest.raises(ConfigError, match=sentence):
         installed(text)
     with pytest.raises(ConfigError, match="--workers has no effect with --launcher herd; leave it out"):
         installed("herd", Workers(2, 2))
 
 
-def test_without_such_a_package_there_is_none():
+def test_without_a_package_there_is_no_additional_launcher():
     own = ", ".join(sorted(OWN))
     with pytest.raises(
         ConfigError, match=f"there is no launcher 'herd'; there are: {own}; other packages can bring more"
@@ -215,7 +215,7 @@ def test_without_such_a_package_there_is_none():
         installed("herd:workers=16")
 
 
-def test_ddlf_run_takes_it_in_place_of_local(package):
+def test_ddlf_run_accepts_a_launcher_instead_of_local(package):
     parser = Parser()
     add_options(parser)
     cluster, described = resolve_cluster(parser.parse_args(["--launcher", "herd:3"]))
@@ -225,7 +225,7 @@ def test_ddlf_run_takes_it_in_place_of_local(package):
 
 
 @pytest.mark.slow
-def test_the_cluster_file_may_name_it_in_place_of_workers(package, tmp_path, capsys):
+def test_the_cluster_file_may_name_a_launcher_instead_of_workers(package, tmp_path, capsys):
     path = tmp_path / "cluster.yaml"
     path.write_text("launcher: herd:3\nname: lab\nrun: {min_workers: 2}\n")
     parser = Parser()

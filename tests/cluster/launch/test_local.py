@@ -1,4 +1,4 @@
-"""Workers on this machine: nothing to prepare, nothing left behind."""
+"""Tests of local workers: they need no preparation, and leave nothing behind."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def process_id():
 
 @pytest.fixture
 def leftovers(own_folders, descendants):
-    """What is there now and was not there before the test: processes, temporary folders, files of state."""
+    """Return a function that lists the remains of a test: processes, temporary folders and files of state."""
     folders = [own_folders / "tmp", own_folders / "state"]
     before = {path for folder in folders for path in folder.rglob("*")}
 
@@ -42,7 +42,7 @@ async def test_after_close_no_process_port_or_folder_is_left(leftovers):
     async with Cluster.local(2) as cluster:
         pids = await cluster.run_method(process_id)
         ports = [worker.port for worker in cluster.workers]
-        assert len(leftovers()[0]) == 5  # two of each worker, and the template of all executors
+        assert len(leftovers()[0]) == 5  # each worker has two processes, and all executors share a template
         assert all(is_listening(port) for port in ports)
     assert leftovers() == ([], [])
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -74,7 +74,7 @@ def sleep_long():
     time.sleep(60)
 
 
-async def test_the_signal_is_known_although_a_busy_system_tells_it_late():
+async def test_the_signal_is_known_although_a_busy_system_reports_it_late():
     class Killed:
         async def wait(self):
             await asyncio.sleep(0.2)
@@ -98,7 +98,7 @@ async def test_a_busy_worker_does_not_delay_the_close(leftovers, monkeypatch):
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 50])
-async def test_a_start_that_is_cancelled_leaves_nothing(leftovers, steps):
+async def test_a_cancelled_start_leaves_nothing_behind(leftovers, steps):
     connecting = asyncio.ensure_future(Cluster.local(2).connect())
     for _ in range(steps):
         await asyncio.sleep(0)
@@ -108,7 +108,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(leftovers, steps):
     assert leftovers() == ([], [])
 
 
-async def test_a_start_that_is_cancelled_when_a_daemon_has_its_folder_leaves_nothing(leftovers):
+async def test_a_start_that_is_cancelled_after_a_daemon_created_its_folder_leaves_nothing_behind(leftovers):
     connecting = asyncio.ensure_future(Cluster.local(2).connect())
     while not any(path.name == "lock" for path in leftovers()[1]):  # noqa: ASYNC110 - nothing tells
         await asyncio.sleep(0)
@@ -140,7 +140,7 @@ async def test_two_connects_at_once_start_the_workers_once(leftovers):
         assert len(leftovers()[0]) == twice
 
 
-async def test_a_connect_that_waits_for_another_one_which_is_cancelled_goes_on(leftovers):
+async def test_a_connect_continues_if_the_one_that_it_waits_for_is_cancelled(leftovers):
     cluster = Cluster.local(1)
     first, second = (asyncio.ensure_future(cluster.connect()) for _ in range(2))
     await asyncio.sleep(0)
@@ -151,7 +151,7 @@ async def test_a_connect_that_waits_for_another_one_which_is_cancelled_goes_on(l
     assert leftovers() == ([], [])
 
 
-async def test_a_dead_worker_is_started_again_by_connect_and_the_others_keep_what_they_have():
+async def test_connect_restarts_a_dead_worker_and_the_rest_keep_their_state():
     async with Cluster.local(2) as cluster:
         await cluster.set_variable("kept", 1)
         await cluster.workers[0].run_code("self.data['mine'] = 2")
@@ -162,7 +162,7 @@ async def test_a_dead_worker_is_started_again_by_connect_and_the_others_keep_wha
         assert await cluster.run_code("self.id") == [1, 2]
 
 
-async def test_a_dead_worker_is_started_again_by_reconnect_but_not_after_close(leftovers):
+async def test_reconnect_restarts_a_dead_worker_but_not_after_close(leftovers):
     async with Cluster.local(1) as cluster:
         (worker,) = cluster.workers
         await kill_daemon(worker)
@@ -197,7 +197,7 @@ async def test_a_worker_that_is_killed_while_it_starts_is_started_again(monkeypa
     assert leftovers() == ([], [])
 
 
-async def test_a_worker_that_cannot_start_says_why_and_the_others_end(tmp_path, monkeypatch, leftovers):
+async def test_a_worker_that_cannot_start_gives_the_reason_and_the_rest_end(tmp_path, monkeypatch, leftovers):
     (tmp_path / "numpy.py").write_text("raise ImportError('libopenblas.so.0 is missing')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(
@@ -207,7 +207,7 @@ async def test_a_worker_that_cannot_start_says_why_and_the_others_end(tmp_path, 
     assert leftovers() == ([], [])
 
 
-async def test_what_a_method_prints_is_seen_even_if_the_worker_crashes_after_it():
+async def test_output_of_a_method_is_shown_even_if_the_worker_crashes_afterwards():
     script = """
 import asyncio, os
 from ddlf import Cluster
@@ -250,14 +250,14 @@ MASTER = """
 import asyncio, json, os
 from ddlf import Cluster
 
-def loop_for_ever():
+def loop_indefinitely():
     while True:
         pass
 
 async def main():
     async with Cluster.local(2) as cluster:
         pids = [[status["pid"], status["executor_pid"]] for status in await cluster.status()]
-        call = asyncio.ensure_future(cluster.run_method(loop_for_ever))
+        call = asyncio.ensure_future(cluster.run_method(loop_indefinitely))
         while not all(status["busy"] for status in await cluster.status()):
             pass
         print(json.dumps({"pids": sum(pids, []), "ports": [worker.port for worker in cluster.workers]}), flush=True)
@@ -276,7 +276,7 @@ async def start(script):
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGINT))]
 )
-async def test_local_workers_end_with_their_master_however_it_ends(number, leftovers):
+async def test_local_workers_end_with_their_master_after_any_signal(number, leftovers):
     master = await start(MASTER)
     facts = json.loads(await asyncio.wait_for(master.stdout.readline(), PATIENCE_S))
     assert all(psutil.pid_exists(pid) for pid in facts["pids"])
@@ -288,7 +288,7 @@ async def test_local_workers_end_with_their_master_however_it_ends(number, lefto
     assert leftovers() == ([], [])
 
 
-async def test_a_start_that_is_cancelled_leaves_no_process():
+async def test_a_cancelled_start_leaves_no_process():
     workers = Local(1)
     try:
         await workers.start()

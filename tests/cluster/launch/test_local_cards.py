@@ -1,4 +1,7 @@
-"""Cards of local workers and of ``ddlf-worker``: executors have their mask before a framework is imported. NVML is a stand-in."""
+"""Tests of cards of local workers and of ``ddlf-worker``.
+
+An executor has its mask before it imports a framework. A stand-in replaces NVML.
+"""
 
 import asyncio
 import os

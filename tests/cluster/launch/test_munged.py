@@ -1,4 +1,4 @@
-"""Tasks of Slurm that share no folder, with programs that stand in for MUNGE's. ``tests/engines`` has the real ones."""
+"""Tests of tasks of Slurm without a shared folder. Stand-ins replace the programs of MUNGE; ``tests/engines`` has real ones."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ def test_only_steps_on_several_nodes_use_ports():
     assert munged.munged(JOB, {**nodes, "SLURM_STEP_NUM_NODES": "1"}) == []
 
 
-def test_task_finds_the_master_of_its_job_and_nobody_after_the_end():
+def test_task_finds_the_master_of_its_job_only_before_the_end():
     task = MungedPorts("127.0.0.1", JOB)
     assert task.find() is None
     with opened(JOB):
@@ -83,7 +83,7 @@ def test_task_finds_the_master_of_its_job_and_nobody_after_the_end():
     assert task.why().endswith("nobody answers there")
 
 
-def test_two_jobs_with_the_same_ports_are_told_apart(monkeypatch):
+def test_two_jobs_with_the_same_ports_are_distinguished(monkeypatch):
     same = ports_of(JOB)
     monkeypatch.setattr(munged, "ports_of", lambda job: same)
     other = Meeting("10.0.0.2:5", b"another token")
@@ -96,7 +96,7 @@ def test_two_jobs_with_the_same_ports_are_told_apart(monkeypatch):
             assert MungedPorts("127.0.0.1", OTHER_JOB).find() == other
 
 
-def test_master_of_another_user_is_not_believed(monkeypatch):
+def test_master_of_another_user_is_not_trusted(monkeypatch):
     monkeypatch.setenv("USER_OF_MASTER", str(os.geteuid() + 1))
     with opened(JOB):
         task = MungedPorts("127.0.0.1", JOB)
@@ -135,11 +135,11 @@ def test_master_without_a_free_port_says_so(caplog):
     assert "are all in use, so tasks on other nodes need a shared folder" in caplog.text
 
 
-def test_token_is_in_no_text():
+def test_no_text_contains_the_token():
     assert "token of this run" not in repr(MEETING)
 
 
-def test_file_of_other_rights_is_not_believed(tmp_path):
+def test_file_with_other_rights_is_not_trusted(tmp_path):
     point = MeetingFile(tmp_path / "meeting.json")
     point.open(MEETING)
     assert point.find() == MEETING

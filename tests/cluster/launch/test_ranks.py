@@ -1,4 +1,4 @@
-"""Tasks that srun or mpirun start together: who leads, how the others find it, and what is left at the end."""
+"""Tests of tasks that srun or mpirun start together: the leading task, how other tasks find it, and the end."""
 
 import asyncio
 import contextlib
@@ -103,7 +103,7 @@ LAUNCHER = ("--launcher", "slurm:start_timeout=60")
 
 @contextlib.contextmanager
 def tasks(folder, count, *words, app=APP, **environment):
-    """Run the app in so many processes with the environment of srun."""
+    """Run the app in ``count`` processes with the environment of srun."""
     (folder / "app.py").write_text(app)
     started = [
         subprocess.Popen(
@@ -145,7 +145,7 @@ def test_all_tasks_run_one_program_and_leave_nothing(words, tmp_path):
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
 
 
-def test_file_of_a_killed_run_is_left_for_the_one_that_replaces_it(tmp_path, monkeypatch):
+def test_file_of_a_killed_run_is_ignored_when_a_new_run_replaces_it(tmp_path, monkeypatch):
     launcher = Ranked(Keys(start_timeout=PATIENCE_S), Ranks("mpi", 1, 2, "mpich"), tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -203,7 +203,7 @@ def test_notice_of_an_engine_reaches_the_worker_with_its_seconds(tmp_path):
     assert heard.read_text() == f"leave {PATIENCE_S:.1f}\n"
 
 
-def test_page_starts_tasks_with_launchers_that_are_there():
+def test_page_starts_tasks_with_existing_launchers():
     page = (Path(__file__).parents[3] / "docs/howto/deploy.md").read_text()
     commands = [shlex.split(line) for line in page.splitlines() if line.startswith(("srun", "mpirun"))]
     assert len(commands) == 3
@@ -219,7 +219,7 @@ def test_page_starts_tasks_with_launchers_that_are_there():
     assert len(installed(options.launcher, options.workers).addresses) == 4
 
 
-def test_file_of_the_run_is_for_its_owner_and_the_token_is_in_no_command_line(tmp_path):
+def test_only_the_owner_may_read_the_file_of_the_run_and_no_command_line_has_the_token(tmp_path):
     (tmp_path / "app.py").write_text(APP)
     with tasks(tmp_path, 2) as (leader, follower):
         (tmp_path / "app.py").write_text(APP.replace("print(", "input(), print("))
@@ -297,7 +297,7 @@ def test_task_that_leads_ends_when_the_process_that_started_it_is_killed_during_
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_process_whose_parent_has_ended_before_it_looks_knows_that(is_killed):
+def test_process_notices_that_its_parent_has_ended_earlier(is_killed):
     program = "from ddlf.cluster.launch import ranks; input(); print(ranks.own_parent() == ranks.NO_PARENT, flush=True)"
     with subprocess.Popen(
         ["sh", "-c", f"exec 3<&0; {shlex.join([sys.executable, '-c', program])} <&3 & echo begun; wait"],
@@ -360,7 +360,7 @@ def test_worker_that_ends_by_itself_ends_its_task_with_its_code():
 
 
 @pytest.mark.parametrize("ends", ["at once", "after it was asked to stop"])
-def test_worker_that_stays_is_not_ended_unless_it_is_asked_to(ends):
+def test_staying_worker_is_ended_only_on_request(ends):
     supervisor = Supervisor(WorkerStart("127.0.0.1:1", 0, b"token"))
     supervisor._command = [sys.executable, "-c", "import sys; print(*sys.stdin.readlines(), file=sys.stderr)"]
     supervisor.stay()
@@ -380,7 +380,7 @@ def test_worker_that_stays_is_not_ended_unless_it_is_asked_to(ends):
         assert said.read().split() == ["token", "stay", "1"]
 
 
-def test_worker_that_alone_got_sigterm_is_started_again(tmp_path):
+def test_worker_is_started_again_after_a_sigterm_to_it_alone(tmp_path):
     file = tmp_path / "began"
     program = f"import sys, pathlib; file = pathlib.Path({str(file)!r})\nif file.exists(): sys.exit(3)\nfile.touch(); sys.exit(143)"
     supervisor = Supervisor(WorkerStart("127.0.0.1:1", 0, b"token"))

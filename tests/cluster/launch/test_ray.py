@@ -1,4 +1,4 @@
-"""The keys of the launcher ``ray``, and its words about what Ray says. ``tests/engines`` has the tests with Ray."""
+"""Tests of the keys of the launcher ``ray``, and of its messages about states of Ray. ``tests/engines`` has tests with Ray."""
 
 import asyncio
 import importlib.util
@@ -144,7 +144,7 @@ def test_group_without_room_is_shown_with_its_bundles():
     )
 
 
-async def test_place_whose_worker_has_ended_waits_for_that_reason(with_ray, monkeypatch):
+async def test_place_of_an_ended_worker_waits_with_the_reason_of_the_end(with_ray, monkeypatch):
     launcher = installed("ray", Workers(2, 2))
     launcher.has_left(1, Left(Cause.CRASH, "its worker ended with exit code 1", 1))
     for said, waits in {
@@ -176,7 +176,7 @@ def test_worker_outlives_its_actor_only_while_the_head_node_is_gone(monkeypatch)
     assert told == [True, False]
 
 
-def test_address_that_is_none_is_no_head_node():
+def test_missing_address_is_not_a_head_node():
     assert not ray.head_answers("")
     assert not ray.head_answers("127.0.0.1:none")
 
@@ -191,7 +191,7 @@ async def test_end_of_an_actor_does_not_block_the_gate_if_ray_is_gone(monkeypatc
     answer.set()
 
 
-async def test_call_of_ray_that_never_ends_does_not_keep_the_process():
+async def test_endless_call_of_ray_does_not_keep_the_process_alive():
     begun, end = threading.Event(), threading.Event()
 
     def hang():
@@ -222,5 +222,5 @@ NO_TOKEN = "Token authentication is enabled but no authentication token was foun
         ("Failed to connect to Ray cluster at 10.0.0.1:6379", False, "ray start --head"),
     ],
 )
-def test_the_advice_on_a_failed_connection_follows_from_the_words_of_ray(error, answers, advice):
+def test_the_advice_on_a_failed_connection_follows_from_the_error_of_ray(error, answers, advice):
     assert advice in advice_on(error, answers)

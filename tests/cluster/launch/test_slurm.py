@@ -1,4 +1,4 @@
-"""The launcher for Slurm, with programs that stand in for Slurm's commands. ``tests/engines`` has the real ones."""
+"""Tests of the launcher for Slurm. Stand-ins replace the commands of Slurm; ``tests/engines`` has the real ones."""
 
 import asyncio
 import contextlib
@@ -37,8 +37,9 @@ STAND_IN = Path(__file__).with_name("slurm_stand_in.py")
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """The folder with the programs that stand in for Slurm's commands, which PATH names first. They answer at once, and are
-    asked more often than Slurm.
+    """Return the folder with the stand-ins for Slurm's commands, the first one in PATH.
+
+    The stand-ins answer at once, and the launcher calls them more often than Slurm.
     """
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -67,7 +68,7 @@ async def wait_until(found):
 
 
 async def back_again(cluster, index):
-    """Wait until the worker was lost and has come again; return the error of the loss."""
+    """Wait until the worker was lost and has returned. Return the error of the loss."""
     error = None
     while True:
         try:
@@ -109,7 +110,7 @@ def test_task_knows_its_cpus():
 
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}])
-def test_process_that_is_no_task_of_slurm_is_told_how_to_start(environment):
+def test_process_outside_of_a_task_of_slurm_learns_how_to_start(environment):
     with pytest.raises(ConfigError, match="srun did not start this process") as caught:
         task(environment)
     assert caught.value.hint == "start it with: srun --ntasks 4 ddlf run app.py --launcher slurm"
@@ -156,7 +157,7 @@ def test_key_without_effect_is_refused_by_name(environment, key, sentence, slurm
         from_keys("slurm", dict([key.split("=")]))
 
 
-def test_machine_without_slurms_commands_is_told_so(slurm, monkeypatch):
+def test_machine_without_commands_of_slurm_is_an_error(slurm, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(
         ConfigError, match="Slurm's command sbatch is not on this machine, perhaps because this is a container"
@@ -290,7 +291,7 @@ async def test_killed_worker_starts_again_in_its_element(slurm, tmp_path, descen
 
 
 @pytest.mark.slow
-async def test_element_that_has_ended_is_submitted_again_with_slurms_word_for_it(slurm, tmp_path, descendants):
+async def test_ended_element_is_submitted_again_and_named_with_the_state_of_slurm(slurm, tmp_path, descendants):
     launcher = Array(SlurmKeys(workers=2, folder=tmp_path))
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
         (slurm / "said-7-1").write_text("TIMEOUT 0 n1 N/A None")
@@ -346,10 +347,10 @@ async def test_element_that_slurm_queues_again_says_why_and_is_asked_to_start_so
 
 
 @pytest.mark.slow
-async def test_slurm_without_an_answer_is_said_once(slurm, tmp_path, descendants, caplog):
+async def test_missing_answer_of_slurm_is_reported_once(slurm, tmp_path, descendants, caplog):
     launcher = Array(SlurmKeys(workers=1, folder=tmp_path))
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
-        # A file of its own: a `squeue` that is starting would read a replaced program as its own.
+        # The error is in a separate file, because a starting `squeue` would run a replaced program.
         (slurm / "new").write_text("slurm_load_jobs error: Unable to contact slurm controller")
         (slurm / "new").rename(slurm / "unreachable")
         for _ in range(2):
@@ -467,7 +468,7 @@ async def test_steps_of_a_job_start_again_and_end(slurm, tmp_path, descendants, 
         assert await cluster.run_method(number) == [1, 2]
 
 
-async def test_step_whose_worker_is_gone_is_ended_and_starts_again(slurm, descendants, monkeypatch):
+async def test_step_without_its_worker_is_ended_and_starts_again(slurm, descendants, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.slurm.steps.GONE_S", 0.1)
     (slurm / "silent").touch()
     launcher = Steps(SlurmKeys(), ALLOCATION)
@@ -564,5 +565,5 @@ async def test_last_lines_of_the_output_are_in_the_error(slurm, tmp_path):
         ("STEP 7.1 ON n2 CANCELLED AT 2026-11-26T14:00:00 DUE TO PREEMPTION", Cause.PREEMPTED),
     ],
 )
-def test_cause_is_read_from_the_words_of_slurm(words, cause):
+def test_cause_is_read_from_the_message_of_slurm(words, cause):
     assert cause_in(words) is cause

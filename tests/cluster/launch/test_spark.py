@@ -1,4 +1,4 @@
-"""The launcher of Spark, with a stand-in for its context."""
+"""Tests of the launcher for Spark, with a stand-in for its context."""
 
 import asyncio
 import sys
@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 
 
 class Attempt:
-    """What Spark tells about an attempt of a task."""
+    """The information of Spark about an attempt of a task."""
 
     def __init__(self, number, status, words=None):
         self.attempt = lambda: number
@@ -27,7 +27,7 @@ class Attempt:
 
 
 class Context:
-    """Blocks in each job until it is cancelled, or fails as a test wants."""
+    """A context that blocks in each job until it is cancelled, or fails with the error of a test."""
 
     master = "spark://here:7077"
     uiWebUrl = None
@@ -38,7 +38,7 @@ class Context:
         self.groups = []
         self.ended = threading.Event()
         self.is_stopped = False
-        self.answers = threading.Event()  # unset by a test in which Spark is gone
+        self.answers = threading.Event()  # a test clears it when Spark does not answer
         self.answers.set()
         store = SimpleNamespace(taskList=lambda stage, attempt, most: self)
         infos = SimpleNamespace(getExecutorInfos=lambda: ["driver", "one", "two"])
@@ -80,7 +80,7 @@ class Context:
 
 @pytest.fixture
 def spark(monkeypatch):
-    """Install a stand-in for ``pyspark``, whose active session is a context."""
+    """Return a function that installs a stand-in for ``pyspark`` with this context in the active session."""
 
     def install(context, create=None):
         active = SimpleNamespace(_active_spark_context=context)
@@ -172,7 +172,7 @@ async def test_name_of_the_application_can_be_set(spark):
     assert names == ["DDLF", "mine"]
 
 
-async def test_run_ends_although_spark_is_gone(spark, monkeypatch):
+async def test_run_ends_without_spark(spark, monkeypatch):
     for limit in ("ANSWER_S", "STOP_S"):
         monkeypatch.setattr(f"ddlf.cluster.launch.spark.{limit}", 0.1)
     context = Context()

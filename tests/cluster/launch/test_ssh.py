@@ -1,4 +1,4 @@
-"""Workers that ssh starts. A script in the place of ssh runs them on this machine."""
+"""Tests of the launcher for ssh. A script replaces ssh, and runs the workers on this machine."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def cores(self):
 
 
 def processes(word):
-    """The processes with this word in their command line."""
+    """Return the processes with this word in their command line."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if word in " ".join(process.cmdline()):
@@ -54,7 +54,7 @@ async def test_hosts_get_workers_in_turns_that_end_with_the_run(descendants):
         assert ssh.gate.host == "127.0.0.1"
 
 
-def test_number_of_workers_is_that_of_hosts_by_default():
+def test_default_number_of_workers_is_the_number_of_hosts():
     assert len(installed("ssh:hosts=pc01,pc02").addresses) == 2
     both = installed("ssh:hosts=pc01,pc02", Workers(2, 5))
     assert ([host for host, _ in both.addresses], both.least) == (["pc01", "pc02", "pc01", "pc02", "pc01"], 2)
@@ -149,7 +149,7 @@ async def test_cluster_connects_again_when_machines_wait_for_their_login(monkeyp
             assert await cluster.run_method(number) == [1, 2]
 
 
-async def test_machine_that_does_not_answer_after_the_login_is_left(tmp_path, monkeypatch, descendants):
+async def test_machine_that_does_not_answer_after_the_login_is_given_up(tmp_path, monkeypatch, descendants):
     monkeypatch.setattr(Remote.answer, "__defaults__", (0.2,))
     monkeypatch.setattr("ddlf.cluster.launch.engine.PAUSES_S", (0.01, 0.01))
     write_script(tmp_path / "python", "#!/bin/sh\nexec cat > /dev/null\n")
@@ -157,7 +157,7 @@ async def test_machine_that_does_not_answer_after_the_login_is_left(tmp_path, mo
         await asyncio.wait_for(Cluster(launcher("pc01", python=str(tmp_path / "python"))).connect(), PATIENCE_S)
 
 
-async def test_ssh_that_never_forwards_a_port_is_left(monkeypatch, descendants):
+async def test_ssh_that_never_forwards_a_port_is_ended(monkeypatch, descendants):
     monkeypatch.setattr(Remote.port, "__defaults__", (0.2,))
     monkeypatch.setattr("ddlf.cluster.launch.engine.PAUSES_S", (0.01, 0.01))
     with pytest.raises(
@@ -201,7 +201,7 @@ def ssh_arguments(process):
     return []
 
 
-async def test_master_without_ssh_is_told(monkeypatch):
+async def test_master_without_ssh_gets_an_error(monkeypatch):
     monkeypatch.setenv("PATH", os.devnull)
     with pytest.raises(ConfigError, match="there is no ssh on this machine; install the OpenSSH client"):
         await Cluster(launcher("pc01")).connect()
@@ -219,7 +219,7 @@ def test_ends_of_ssh_are_explained():
     assert explain("pc01", 3, ["a", "b"]).sentence == "pc01: its worker ended with exit code 3:\na\nb"
 
 
-async def test_check_tries_each_host_and_its_way_back():
+async def test_check_tries_each_host_and_its_connection_back():
     facts = [check async for check in launcher("pc01", "noforward", "nokey").check()]
     assert [bool(check.do) for check in facts] == [False, False, True, True]
     assert facts[1].fact.startswith("pc01: ")

@@ -1,4 +1,4 @@
-"""Workers for programs that are not async: the promises of ``concurrent.futures``, and those of ``Cluster.map``."""
+"""Tests of ``Pool``, for programs that are not async: it follows ``concurrent.futures`` and ``Cluster.map``."""
 
 import asyncio
 import concurrent.futures
@@ -34,7 +34,7 @@ def pool(own_folders):
         yield made
 
 
-def test_it_is_an_executor(pool):
+def test_a_pool_is_an_executor(pool):
     assert isinstance(pool, concurrent.futures.Executor)
     futures = [pool.submit(double, x) for x in range(10)]
     assert sorted(future.result() for future in concurrent.futures.as_completed(futures)) == list(range(0, 20, 2))
@@ -44,7 +44,7 @@ def test_it_is_an_executor(pool):
     assert next(f for f in done if f.exception()).exception().type is ValueError
 
 
-def test_results_come_in_order_or_as_they_come(pool, tmp_path):
+def test_results_arrive_in_order_or_as_completed(pool, tmp_path):
     def wait(gate):
         while gate and not os.path.exists(gate):
             time.sleep(0.01)
@@ -61,7 +61,7 @@ def test_results_come_in_order_or_as_they_come(pool, tmp_path):
     assert list(results) == [gate]
 
 
-def test_results_may_be_objects_since_the_workers_are_its_own(pool):
+def test_results_of_own_workers_may_be_objects(pool):
     assert list(pool.map(lambda x: lambda: x, [5]))[0]() == 5  # noqa: RUF015
     with pytest.raises(NotPicklable, match=r"lock \(a _thread.lock\) cannot be sent back as a result") as caught:
         pool.submit(threading.Lock).result()
@@ -69,23 +69,23 @@ def test_results_may_be_objects_since_the_workers_are_its_own(pool):
     assert caught.value.hint == "return plain data, such as the arguments of its constructor"
 
 
-def test_what_chunksize_does_not_do_is_said(pool):
+def test_chunksize_warns_that_it_has_no_effect(pool):
     with pytest.warns(UserWarning, match="chunksize has no effect"):
         assert list(pool.map(double, range(3), chunksize=2)) == [0, 2, 4]
     with pytest.raises(ValueError, match="chunksize must be 1 or more"):
         pool.map(double, range(3), chunksize=0)
 
 
-def test_a_starmap_of_what_are_no_tuples_says_so(pool):
+def test_a_starmap_of_items_other_than_tuples_is_an_error(pool):
     with pytest.raises(TypeError, match="starmap takes items that are tuples of arguments, got 1"):
         list(pool.starmap(double, [1, 2]))
 
 
-def test_a_map_of_a_map_takes_items_as_they_come(pool):
+def test_a_map_of_a_map_takes_items_lazily(pool):
     assert list(itertools.islice(pool.map(double, pool.map(double, itertools.count())), 50)) == list(range(0, 200, 4))
 
 
-def test_items_are_taken_by_the_thread_that_takes_results_and_not_without_end(pool):
+def test_items_are_taken_lazily_by_the_thread_that_takes_results(pool):
     taken = []
 
     def endless():
@@ -101,7 +101,7 @@ def test_items_are_taken_by_the_thread_that_takes_results_and_not_without_end(po
     assert set(taken) == {threading.current_thread()}
 
 
-def test_an_error_names_its_item_and_takes_its_place_if_that_is_asked_for(pool):
+def test_an_error_names_its_item_and_can_be_a_result(pool):
     with pytest.raises(ValueError, match=r"item 1 \(3\): ValueError: odd: 3"):
         list(pool.map(even_only, [2, 3]))
     kept = list(pool.options(on_error="return").map(even_only, [2, 3]))
@@ -109,7 +109,7 @@ def test_an_error_names_its_item_and_takes_its_place_if_that_is_asked_for(pool):
     assert isinstance(kept[1], ValueError)
 
 
-def test_joblib_computes_on_its_workers_and_raises_what_was_raised_there(pool):
+def test_joblib_computes_on_the_workers_of_the_pool_and_raises_their_errors(pool):
     with joblib.parallel_config(backend=pool.joblib()):
         found = joblib.Parallel()(joblib.delayed(lambda x: (double(x), os.getpid()))(x) for x in range(30))
         assert [result for result, _ in found] == [2 * x for x in range(30)]
@@ -138,20 +138,20 @@ def test_a_future_that_is_cancelled_ends_its_call(pool):
         running.result()
 
 
-def test_it_works_where_an_event_loop_runs_already(pool):
+def test_a_pool_works_inside_a_running_event_loop(pool):
     async def main():
-        assert list(pool.map(double, [1, 2])) == [2, 4]  # as in a notebook's cell
+        assert list(pool.map(double, [1, 2])) == [2, 4]  # like in a cell of a notebook
         return await asyncio.get_running_loop().run_in_executor(pool, double, 4)
 
     assert asyncio.run(main()) == 8
 
 
-def test_several_threads_may_use_it(pool):
+def test_several_threads_may_use_a_pool(pool):
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         assert list(threads.map(lambda n: sum(pool.map(double, range(n))), [10, 20, 30, 40])) == [90, 380, 870, 1560]
 
 
-def test_a_cluster_that_is_connected_is_used_and_stays(pool):
+def test_a_pool_uses_a_connected_cluster_and_does_not_close_it(pool):
     with Pool(pool.cluster) as other:
         assert list(other.map(double, [1])) == [2]
     assert list(pool.map(double, [1])) == [2]
@@ -172,7 +172,7 @@ def test_waiting_on_the_loop_of_the_cluster_is_refused():
     asyncio.run(main())
 
 
-def test_what_nobody_asked_for_is_done_at_the_end_and_then_nothing_is_taken(tmp_path):
+def test_leaving_a_pool_completes_open_work_and_refuses_new_work(tmp_path):
     with Pool(Cluster.local(1)) as one:
         one.map(lambda x: (tmp_path / str(x)).touch(), range(3))
         slow = one.submit(time.sleep, 0.2)
@@ -185,7 +185,7 @@ def test_what_nobody_asked_for_is_done_at_the_end_and_then_nothing_is_taken(tmp_
     one.shutdown()
 
 
-def test_an_error_in_its_block_ends_what_is_running():
+def test_an_error_in_the_block_ends_running_work():
     began = []
 
     def fail():
