@@ -1,4 +1,4 @@
-"""The core without its optional parts: a copy of the tree in which they are deleted imports, trains and passes its own tests."""
+"""Tests of the core without its optional parts: a copy of the tree without them imports, trains and passes its tests."""
 
 import os
 import shutil
@@ -12,7 +12,11 @@ from ddlf.extras import BUILT_IN
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-CORE_TESTS = ("tests/contracts", "-k", "test_run_has_the_same_bits")  # each loop, merge rule and codec trains in them
+CORE_TESTS = (
+    "tests/contracts",
+    "-k",
+    "test_run_has_the_same_bits",
+)  # these tests train with each loop, merge rule and codec
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 import ddlf
@@ -69,7 +73,7 @@ for name, value in {SETTINGS}.items():
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory):
-    """A copy of the tree without the optional parts."""
+    """Return a copy of the tree without the optional parts."""
     root = tmp_path_factory.mktemp("core")
     for name in ("ddlf", "tests", "apps"):
         shutil.copytree(
@@ -82,7 +86,7 @@ def core(tmp_path_factory):
 
 
 def run(core, *arguments):
-    """Run Python with the copy; returns what ended."""
+    """Run Python with the copy, and return the completed process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(core), os.environ["PYTHONPATH"]])}
     return subprocess.run(
         [sys.executable, *arguments], cwd=core, env=environment, capture_output=True, text=True, timeout=10 * PATIENCE_S
@@ -117,7 +121,7 @@ def test_core_refuses_settings_whose_part_is_missing(core):
         assert f"leave {name} out" in ended.stdout
 
 
-def test_core_names_the_missing_part_where_a_user_asks_for_it(core):
+def test_core_names_the_missing_part_that_a_user_requests(core):
     ended = run(core, "-c", "import ddlf; ddlf.load_notation")
     assert ended.stderr.splitlines()[-1].startswith("AttributeError: module 'ddlf' has no attribute 'load_notation'")
     (core / "model.nnm").write_text("x:input 2;")

@@ -1,4 +1,4 @@
-"""For each rule facts that have the defect, and others that nearly have it."""
+"""Facts for the tests of rules: for each rule, facts with the defect and a near miss without it."""
 
 from dataclasses import replace
 
@@ -77,7 +77,7 @@ def head(array=Y, **changes):
 
 
 def layers(*rows, **more):
-    """A model of these layers, one behind the other, between an input and the output."""
+    """Return the facts of a model with these layers, one after another, between an input and the output."""
     chain, before = [], "input"
     for number, row in enumerate(rows):
         row = replace(row, name=f"{row.kind.lower()}_{number}", reads=(before,))
@@ -160,14 +160,14 @@ CONV = layer(
 
 
 def pictures(*convolutions):
-    """A model that sees 64 x 64 pixels through some layers, and puts all places together."""
+    """Return the facts of a model for 64 x 64 pixels with some convolutions and a global pooling layer."""
     rows = [replace(CONV, config=config, before=(9, 9, 8)) for config in convolutions]
     pooled = layer("GlobalAveragePooling2D", before=(9, 9, 8))
     return replace(layers(*rows, pooled), inputs=(("input", (64, 64, 3), "float32"),))
 
 
 def softmax_over(axis):
-    """An output of 6 places with 4 classes each."""
+    """Return the facts of an output with 6 positions of 4 classes each."""
     last = replace(layer("Softmax", config={"axis": axis}, shape=(6, 4), activation="softmax"), name="output")
     return replace(head(shape=(6, 4), metrics=()), layers=(HIDDEN, last))
 
@@ -366,7 +366,7 @@ CASES = {
         replace(hidden(trained=30_000_000), **ROUNDS, workers=2, seen={"step_s": 0.05}),
         replace(hidden(trained=3_000_000), **ROUNDS, workers=2, seen={"step_s": 0.05}),
     ),
-    "C13": (seen(own_train="train goes on from other weights"), seen(own_train="")),
+    "C13": (seen(own_train="train continues from other weights"), seen(own_train="")),
     "C14": (replace(FACTS, left_behind=("the weight 'steps' is of type int32",)), FACTS),
     "C16": (
         replace(ROUNDED, settings={**ROUNDED.settings, "worker_epochs": 10}),
@@ -379,4 +379,4 @@ CASES = {
     "R05": (validated((1.0, 1.0), (0.8, 0.9), (0.6, 0.95), (0.4, 1.0), (0.3, 1.1), (0.2, 1.2)), validated(*[(1 / n, 1.1 / n) for n in range(1, 9)])),
     "R06": (stale(5, 6, 7, 5, 6, 7, 8, 5, 6), stale(1, 1, 2, 1, 1, 1, 2, 1, 1)),
 }  # fmt: skip
-"""By rule: facts that have the defect, and a near miss."""
+"""For each rule, facts with the defect and a near miss."""

@@ -1,4 +1,7 @@
-"""For each rule a program that has the defect and one that nearly has it, as text: what is not said is that of a healthy program."""
+"""Texts of programs for the tests of rules: for each rule, a program with the defect and a near miss.
+
+The parts that a rule does not change come from a healthy program.
+"""
 
 TEMPLATE = '''\
 import os
@@ -70,12 +73,12 @@ PADDED = {**TOKENS, "data": "x, y = random.integers(1, 50, (1500, 20)) * (np.ara
 
 
 def program(**changes: str) -> str:
-    """The text of a program."""
+    """Return the text of the healthy program with some parts replaced."""
     return TEMPLATE.format(**{**HEALTHY, **changes})
 
 
 def of(bad: dict[str, str], near: dict[str, str]) -> tuple[str, str]:
-    """Both programs of a rule."""
+    """Return both programs of a rule."""
     return program(**bad), program(**near)
 
 
@@ -137,7 +140,7 @@ EQUAL = {
     "data": "y = rows; self.lock = threading.Lock(); np.savetxt('numbers.txt', [os.getpid()])",
     "hidden": 'layers.Dense(32 + len("hidden") % 1000, activation="relu")',
 }
-"""What a second process makes equally, though it has a number, a lock, and a file that is its own."""
+"""A program with equal results in a second process, although it has a lock and writes its process id to a file."""
 
 
 def two_heads(bad: str, near: str) -> tuple[str, str]:
@@ -149,7 +152,7 @@ def two_inputs(bad: str, near: str) -> tuple[str, str]:
 
 
 SHORT = "    batch_size = 300\n    master_epochs = {0}\n"
-"""As few rounds as the rule that is asked takes, and one."""
+"""Settings of a short run. The number of epochs is filled in: the least number that the rule needs, or one."""
 QUADRATIC = {**REAL, "settings": SHORT.format(5), "hidden": "layers.Identity()"}
 ONE_WEIGHT = {
     "settings": "    batch_size = 1200\n    master_epochs = 10\n",
@@ -559,4 +562,4 @@ PROGRAMS = {
     ),
     "R06": of({"more": SLOW, **TWO_SLOTS}, TWO_SLOTS),
 }
-"""By rule: the text of a program with the defect, and that of a near miss."""
+"""For each rule, the text of a program with the defect and the text of a near miss."""

@@ -1,4 +1,4 @@
-"""Asking for advice: what is ignored, what is told, in which form."""
+"""Tests of asking for advice: ignored findings, reported findings, and the form of the answer."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ def answer(text, facts, folder, *levels):
     return check_facts(facts, sources, known_ignores(sources), levels or ("quick",))
 
 
-def test_a_finding_has_its_line_and_what_would_mend_it(tmp_path, monkeypatch):
+def test_a_finding_has_its_line_and_its_fix(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = answer(TEXT, NAN, tmp_path)
     (one,) = found.advice
@@ -49,7 +49,7 @@ def test_a_finding_has_its_line_and_what_would_mend_it(tmp_path, monkeypatch):
     assert "advice    1 error, by 60 rules" in text
 
 
-def test_an_answer_in_a_notebook_is_what_the_command_prints(tmp_path):
+def test_an_answer_in_a_notebook_equals_the_output_of_the_command(tmp_path):
     found = answer(TEXT, NAN, tmp_path)
     assert str(found) == "\n".join(lines(found))
     shown = []
@@ -57,13 +57,13 @@ def test_an_answer_in_a_notebook_is_what_the_command_prints(tmp_path):
     assert shown[0].splitlines()[-1] == "advice    1 error"
 
 
-async def test_a_level_that_there_is_not_is_named():
+async def test_an_unknown_level_is_refused_by_name():
     for level in ("fast", "run"):
         with pytest.raises(ConfigError, match=f"no level '{level}' of advice; there are: quick, batch, cluster"):
             await app(*FINE).advise(level)
 
 
-def test_a_comment_takes_a_finding_away_and_one_that_is_not_needed_is_said(tmp_path):
+def test_a_comment_hides_a_finding_and_an_unneeded_comment_is_reported(tmp_path):
     ignoring = TEXT.replace("[D03, D04]", "[d01, D04]")
     found = answer(ignoring, NAN, tmp_path)
     assert (found.advice, found.ignored) == ((), 1)
@@ -77,12 +77,12 @@ def test_comment_of_removed_rule_is_reported_as_not_needed(tmp_path):
     assert "C15" in [one.id for one in report.unused]
 
 
-def test_a_comment_of_a_rule_that_there_is_not_is_refused(tmp_path):
+def test_a_comment_with_an_unknown_rule_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"app.py:25: there is no rule 'D44', did you mean D0?4?.*\?"):
         answer(TEXT.replace("D04", "D44"), NAN, tmp_path)
 
 
-def test_a_comment_that_names_no_rule_is_refused(tmp_path):
+def test_a_comment_without_a_rule_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"app.py:25: the comment names no rule, so it ignores nothing"):
         answer(TEXT.replace("[D03, D04]", ""), NAN, tmp_path)
     with pytest.raises(ConfigError, match=r"app.py:25: the comment names no rule"):
@@ -90,13 +90,13 @@ def test_a_comment_that_names_no_rule_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("workers", "told"), [(1, []), (2, ["C06"])])
-async def test_a_run_on_several_slots_says_that_a_schedule_is_counted_for_one_process(workers, told, monkeypatch):
+async def test_a_run_on_several_slots_reports_a_schedule_for_a_single_process(workers, told, monkeypatch):
     monkeypatch.setattr("ddlf.extras.advice.advise.facts_of", lambda app: replace(CASES["C06"][0], workers=workers))
     monkeypatch.setattr("ddlf.extras.advice.advise.sources_of", lambda app: UserSources([], "App"))
     assert [one.rule for one in (await check_before_run(SimpleNamespace(advice="quick")))[0]] == told
 
 
-async def test_a_rule_that_raises_is_told_and_ends_no_run(monkeypatch, caplog):
+async def test_a_rule_that_raises_is_reported_and_does_not_end_a_run(monkeypatch, caplog):
     broken = replace(RULES[0], check=lambda facts: 1 / 0)
     monkeypatch.setattr("ddlf.extras.advice.advise.RULES", (broken, *RULES[1:]))
     monkeypatch.setattr("ddlf.extras.advice.advise.facts_of", lambda app: FACTS)
@@ -129,14 +129,14 @@ FINE = (np.random.default_rng(0).normal(size=(400, 2)), np.random.default_rng(1)
         ((FINE[0][:0], FINE[1][:0]), {}, "x_train has no rows"),
     ],
 )
-async def test_what_keeps_a_run_from_beginning_is_an_error_here_too(given, settings, sentence):
+async def test_errors_that_prevent_a_run_are_errors_of_the_advice_too(given, settings, sentence):
     asked = app(*given)
     vars(asked).update(settings)
     with pytest.raises(DDLFError, match=sentence):
         await asked.advise("quick")
 
 
-def test_a_model_without_a_loss_is_for_an_own_train():
+def test_a_model_without_a_loss_is_accepted_with_an_own_train():
     given = app(*FINE, None)
     given.load_dataset()
     given.create_model()
@@ -175,20 +175,20 @@ def batches():
         (lambda: keras.ops.ones((9, 2)), "x_train is a ", "Turn it into an array"),
     ],
 )
-async def test_what_is_no_array_of_numbers_is_named_with_what_to_do(make, what, fix):
+async def test_data_without_numeric_arrays_is_named_with_a_fix(make, what, fix):
     asked = app(make(), None if make is batches else FINE[1])
     (found,) = (await asked.advise("quick")).advice
     assert found.finding.message.startswith(what)
     assert fix in found.fix
 
 
-async def test_a_test_that_the_model_cannot_take_is_an_error():
+async def test_test_data_that_does_not_fit_the_model_is_an_error():
     with pytest.raises(AppError, match=r"x_test are of shape \(3,\), the model's input is of \(2,\): it cannot be"):
         await app(*FINE, x_test=np.zeros((9, 3)), y_test=np.zeros((9, 1))).advise("quick")
     assert not (await app(*FINE).advise("quick")).advice
 
 
-def test_what_reviews_code_gets_rule_place_and_change(tmp_path, monkeypatch):
+def test_the_output_for_code_reviews_has_rule_place_and_change(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log = json.loads(json.dumps(as_sarif(answer(TEXT, NAN, tmp_path))))
     (run,) = log["runs"]
@@ -202,14 +202,14 @@ def test_what_reviews_code_gets_rule_place_and_change(tmp_path, monkeypatch):
     assert region == {"charOffset": TEXT.index("_ = load()") + 10, "charLength": 0}
 
 
-def test_a_rule_is_explained_with_all_that_it_says():
+def test_the_explanation_of_a_rule_has_its_whole_text():
     rule = RULES[0]
     text = explained(rule)
     for part in (rule.id, rule.title, rule.why, rule.fix, rule.source):
         assert part in text
 
 
-def test_what_a_second_process_makes_of_an_app_is_compared():
+def test_the_app_of_a_second_process_is_compared():
     mine = {"data": {"x_train": "a", "y_train": "b"}, "weights": [["d/kernel", [4, 2], "float32"]], "files": []}
     assert differences(mine, mine) == {}
     assert differences(mine, {**mine, "data": {"x_train": "c"}}) == {
@@ -225,7 +225,7 @@ def test_what_a_second_process_makes_of_an_app_is_compared():
     assert differences(mine, {"error": "NameError: late"}) == {"failed": ("in a second process NameError: late",)}
 
 
-def test_files_of_this_machine_are_those_that_nobody_else_need_have(tmp_path, monkeypatch):
+def test_files_that_other_machines_may_lack_are_found(tmp_path, monkeypatch):
     data, beside = tmp_path / "mine.npz", tmp_path / "module.py"
     data.write_bytes(b"")
     beside.write_text("")
@@ -236,7 +236,7 @@ def test_files_of_this_machine_are_those_that_nobody_else_need_have(tmp_path, mo
     assert not is_of_this_machine(str(data), "")
 
 
-def test_small_data_that_is_made_as_it_is_read_is_looked_at_as_arrays():
+def test_small_generated_data_is_examined_as_arrays():
     made = ddlf.data.generated(lambda part: iter([(np.full((5, 2), part, "float32"), np.arange(5))]), [5, 5])
     app = SimpleNamespace(train_data=made, x_test=np.zeros((3, 2)), y_test=np.zeros(3))
     assert take_in(app)
@@ -245,7 +245,7 @@ def test_small_data_that_is_made_as_it_is_read_is_looked_at_as_arrays():
     assert not take_in(SimpleNamespace(x_train=np.zeros((3, 2))))
 
 
-def test_of_an_error_in_a_graph_the_sentence_is_told():
+def test_only_the_sentence_of_an_error_in_a_graph_is_reported():
     lines = [
         "Graph execution error:",
         "",

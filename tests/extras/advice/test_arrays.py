@@ -1,4 +1,4 @@
-"""What is said of arrays, against NumPy on all of them."""
+"""Tests that compare the facts about arrays with NumPy on the whole arrays."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def random():
     return np.random.default_rng(3)
 
 
-def test_ends_and_what_is_not_finite_are_of_all_values(random, monkeypatch):
+def test_limits_and_values_that_are_not_finite_cover_all_values(random, monkeypatch):
     monkeypatch.setattr(arrays, "PIECE", 100)
     x = random.normal(size=(500, 7)).astype("float32")
     x[401, 2], x[499, 6], x[3, 3] = np.nan, np.inf, 900
@@ -22,7 +22,7 @@ def test_ends_and_what_is_not_finite_are_of_all_values(random, monkeypatch):
     assert found.shape == (500, 7)
 
 
-def test_scales_are_of_features_that_have_one(random):
+def test_scales_cover_features_that_have_one(random):
     x = random.normal(size=(3000, 4)) * [0.01, 1, 50, 3]
     x[:, 3] = 0
     x[::100, 3] = 7
@@ -32,7 +32,7 @@ def test_scales_are_of_features_that_have_one(random):
     assert found.constant == (4,)
 
 
-def test_a_feature_is_constant_only_if_all_samples_say_so(random):
+def test_a_feature_is_constant_only_if_it_is_equal_in_all_samples(random):
     x = random.normal(size=(20_000, 3))
     x[:, 1] = 2
     assert described("x_train", "train", x).constant == (1,)
@@ -60,7 +60,7 @@ def test_labels_have_a_kind(labels, kind):
     assert described("y_train", "train", labels).labels.kind == kind
 
 
-def test_classes_are_counted_and_their_order_is_seen():
+def test_classes_are_counted_and_sorted_labels_are_noticed():
     y = np.repeat([0, 2, 1], [10, 20, 30])
     found = described("y_train", "train", y).labels
     assert (found.counts, found.is_sorted) == ({0: 10, 1: 30, 2: 20}, True)
@@ -69,7 +69,7 @@ def test_classes_are_counted_and_their_order_is_seen():
     assert not described("y_train", "train", np.arange(9)).labels.is_sorted
 
 
-def test_what_is_no_number_is_named():
+def test_arrays_without_numbers_are_named():
     assert described("y_train", "train", np.array(["a", "b"])).dtype == "<U1"
     assert not described("y_train", "train", np.array([object()])).has_numbers
     assert described("x_train", "train", [1, 2]).dtype == "list"
@@ -97,14 +97,14 @@ def test_samples_of_several_inputs_are_equal_if_all_of_them_are(random):
     assert compared({"x_train": {"a": a, "b": b}}).doubled == ((4, 5),)
 
 
-def test_what_is_too_much_is_compared_in_part(random, monkeypatch):
+def test_a_part_of_too_much_data_is_compared(random, monkeypatch):
     monkeypatch.setattr(arrays, "COMPARED_BYTES", 100 * 5 * 8)
     x = random.normal(size=(300, 5))
     assert compared({"x_train": x}).looked == 100
 
 
 @pytest.mark.parametrize("make", [lambda y: y, lambda y: y * -3 + 1, lambda y: y.astype("float32")])
-def test_a_feature_that_is_the_label_is_found(random, make):
+def test_a_feature_that_equals_the_label_is_found(random, make):
     x, y = random.normal(size=(400, 5)), random.integers(0, 3, 400)
     x[:, 2] = make(y)
     assert compared({"x_train": x, "y_train": y}).leaks == (("x_train", 2),)
@@ -113,13 +113,13 @@ def test_a_feature_that_is_the_label_is_found(random, make):
     assert compared({"x_train": x, "y_train": y}).leaks == ()
 
 
-def test_a_feature_on_a_line_with_a_target_is_found_and_one_beside_it_is_not(random):
+def test_only_a_feature_that_is_linear_in_a_target_is_found(random):
     x = random.normal(size=(400, 5))
     assert compared({"x_train": x, "y_train": 3 * x[:, 1] - 2}).leaks == (("x_train", 1),)
     assert compared({"x_train": x, "y_train": 3 * x[:, 1] + 0.1 * x[:, 2]}).leaks == ()
 
 
-def test_one_feature_that_follows_a_target_alone_is_told_and_steps_of_a_series_are_not():
+def test_a_single_feature_that_follows_a_target_is_found_but_steps_of_a_series_are_not():
     random = np.random.default_rng(0)
     x = random.normal(size=(400, 6))
     found = compared({"x_train": x, "y_train": 5 * x[:, 2] + 0.1 * x[:, 1]}).follows
@@ -131,7 +131,7 @@ def test_one_feature_that_follows_a_target_alone_is_told_and_steps_of_a_series_a
     assert compared({"x_train": steps, "y_train": series[6:, 0]}).follows is None
 
 
-def test_windows_that_go_on_from_others_are_counted(random):
+def test_overlapping_windows_are_counted(random):
     series = random.normal(size=(330, 1)).cumsum(axis=0)
     windows = np.stack([series[i : i + 12] for i in range(300)])
     mixed = windows[random.permutation(300)]
@@ -140,7 +140,7 @@ def test_windows_that_go_on_from_others_are_counted(random):
     assert compared({"x_train": windows[:200, :3], "x_test": windows[200:, :3]}).overlapping == ()
 
 
-def test_a_feature_of_which_classes_are_ranges_gives_the_label_away(random):
+def test_a_feature_that_separates_classes_by_ranges_is_found(random):
     x = random.normal(size=(300, 3))
     y = np.digitize(np.exp(x[:, 1]), [0.5, 1.0, 2.0])
     assert compared({"x_train": x, "y_train": y}).leaks == (("x_train", 1),)
@@ -149,7 +149,7 @@ def test_a_feature_of_which_classes_are_ranges_gives_the_label_away(random):
     assert compared({"x_train": x, "y_train": x[:, 1] > 0}).leaks == ()
 
 
-def test_labels_of_several_classes_are_sorted_where_equal_ones_lie_together():
+def test_labels_count_as_sorted_if_equal_ones_are_adjacent():
     rows = np.array([[0, 0], [0, 1], [1, 1]], "float32").repeat(20, axis=0)
     mixed = rows[np.random.default_rng(0).permutation(60)]
     assert [described("y_train", "train", each).labels.is_sorted for each in (rows, mixed)] == [True, False]

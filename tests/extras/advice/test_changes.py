@@ -1,4 +1,4 @@
-"""Changes of the user's code: what is written, and that nothing is where it cannot be known."""
+"""Tests of changes of the user's code: the written text, and unclear places, which are not changed."""
 
 import subprocess
 from dataclasses import replace
@@ -35,7 +35,7 @@ def after(text, *changes, folder):
     ],
     ids=str,
 )
-def test_a_change_is_made_where_it_is_written(change, before, line, tmp_path):
+def test_a_change_is_made_at_its_place_in_the_source(change, before, line, tmp_path):
     assert TEXT.count(before) == 1
     assert after(TEXT, change, folder=tmp_path) == TEXT.replace(before, line)
 
@@ -53,13 +53,13 @@ def test_a_change_is_made_where_it_is_written(change, before, line, tmp_path):
     ],
     ids=str,
 )
-def test_what_cannot_be_known_is_left_alone(change, before, line, tmp_path):
+def test_an_unclear_place_is_not_changed(change, before, line, tmp_path):
     assert after(TEXT.replace(before, line), change, folder=tmp_path) is None
     assert after(TEXT.replace(before, line), Change("setting", 4, "batch_size"), change, folder=tmp_path) is None
 
 
 @pytest.mark.parametrize(("value", "mended"), [(8, True), (4000, False)])
-def test_a_setting_that_is_said_elsewhere_is_not_changed_in_the_class(value, mended, tmp_path):
+def test_a_setting_that_is_given_elsewhere_is_not_changed_in_the_class(value, mended, tmp_path):
     path = tmp_path / "app.py"
     path.write_text(TEXT)
     facts = replace(FACTS, settings={"batch_size": value, "slots": 2})
@@ -67,7 +67,7 @@ def test_a_setting_that_is_said_elsewhere_is_not_changed_in_the_class(value, men
         assert bool(edits_of([change], UserSources([path], "App"), facts)) == made
 
 
-def test_an_element_of_a_list_goes_with_its_comma(tmp_path):
+def test_an_element_of_a_list_is_removed_with_its_comma(tmp_path):
     for text, left in (
         ("m = [\n    Dense(10),\n    Dropout(0.3),\n]\n", "m = [\n    Dense(10),\n]\n"),
         ("m = [Dense(10), Dropout(0.3)]\n", "m = [Dense(10)]\n"),
@@ -78,7 +78,7 @@ def test_an_element_of_a_list_goes_with_its_comma(tmp_path):
     assert after("y = Dropout(0.3)(x)\n", Change("remove", target="dropout"), folder=tmp_path) is None
 
 
-def test_of_two_edits_that_overlap_the_first_is_made_and_the_diff_names_the_file(tmp_path, monkeypatch):
+def test_the_first_of_two_overlapping_edits_is_made_and_the_diff_names_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "app.py"
     path.write_text(TEXT + "# ü")
@@ -92,7 +92,7 @@ def test_of_two_edits_that_overlap_the_first_is_made_and_the_diff_names_the_file
 
 @pytest.mark.parametrize("start", ["", "\ufeff"], ids=["plain", "marked"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
-def test_a_file_keeps_its_ends_of_lines_and_its_mark(start, end, tmp_path, monkeypatch):
+def test_a_file_keeps_its_line_ends_and_its_byte_order_mark(start, end, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "app.py"
     there = start + TEXT.replace("\n", end)
@@ -104,7 +104,7 @@ def test_a_file_keeps_its_ends_of_lines_and_its_mark(start, end, tmp_path, monke
     assert (patched.returncode, path.read_bytes()) == (0, wanted.encode())
 
 
-def test_tabs_stay_tabs_and_a_form_feed_ends_no_line(tmp_path):
+def test_tabs_stay_tabs_and_a_form_feed_does_not_end_a_line(tmp_path):
     text = "\f\n" + TEXT.replace("    ", "\t")
     for change in (Change("setting", 2, "slots"), Change("data", ("a = 1",))):
         compile(after(text, change, folder=tmp_path), "app.py", "exec")

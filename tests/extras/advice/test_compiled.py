@@ -1,4 +1,4 @@
-"""What is read of a compiled model, against Keras itself."""
+"""Tests that compare the facts about a compiled model with Keras itself."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ def compiled(loss="binary_crossentropy", optimizer="adam", metrics=()):
 
 
 @pytest.mark.parametrize("kind", ["ExponentialDecay", "InverseTimeDecay"])
-def test_a_schedule_fades_where_keras_comes_below_a_hundredth(kind):
+def test_a_schedule_fades_where_its_rate_in_keras_falls_below_a_hundredth(kind):
     import keras
 
     schedule = getattr(keras.optimizers.schedules, kind)(0.1, 100, 0.9)
@@ -25,7 +25,7 @@ def test_a_schedule_fades_where_keras_comes_below_a_hundredth(kind):
     assert float(schedule(fades + 1)) < 0.001 < float(schedule(fades - 1))
 
 
-def test_what_ends_or_grows_does_not_fade():
+def test_schedules_that_end_or_grow_do_not_fade():
     import keras
 
     schedules = keras.optimizers.schedules
@@ -33,7 +33,7 @@ def test_what_ends_or_grows_does_not_fade():
         assert optimizer_of(compiled(optimizer=keras.optimizers.SGD(schedule))).fades is None
 
 
-def test_metrics_that_cut_say_where():
+def test_metrics_with_a_threshold_report_it():
     import keras
 
     of = keras.metrics
@@ -68,7 +68,7 @@ def test_metrics_that_cut_say_where():
         ("val_gain", "min", ""),
     ],
 )
-def test_a_callback_that_takes_the_worse_for_the_better_is_told(monitor, mode, said):
+def test_a_callback_that_prefers_worse_values_is_reported(monitor, mode, said):
     import keras
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Wrong labels: how samples are dealt, what is taken for a probability, and what is said where it was not looked."""
+"""Tests of the search for wrong labels: folds, probabilities, and reasons for a skipped search."""
 
 import importlib.util
 from dataclasses import replace
@@ -17,7 +17,7 @@ def test_each_fold_has_its_share_of_each_class():
     assert numbers_of(np.eye(3)[labels]).tolist() == numbers_of(labels[:, None]).tolist() == labels.tolist()
 
 
-def test_what_comes_out_is_taken_for_what_the_loss_takes_it_for():
+def test_outputs_become_probabilities_in_the_same_way_as_in_the_loss():
     one = _shares(np.array([[0.0]]), replace(HEAD, loss="bce", logits=True, shape=(1,)))
     assert one.tolist() == [[0.5, 0.5]]
     assert np.allclose(_shares(np.array([[0.2]]), replace(HEAD, loss="bce", shape=(1,))), [[0.8, 0.2]])
@@ -25,7 +25,7 @@ def test_what_comes_out_is_taken_for_what_the_loss_takes_it_for():
     assert np.allclose(_shares(np.array([[0.25, 0.75]]), HEAD), [[0.25, 0.75]])
 
 
-def test_labels_that_a_model_surely_contradicts_are_found():
+def test_labels_that_a_model_clearly_contradicts_are_found():
     labels = np.repeat([0, 1], 50)
     shares = np.where(np.eye(2)[labels] == 1, 0.95, 0.05)
     labels[[3, 60]] = 1, 0
@@ -34,7 +34,7 @@ def test_labels_that_a_model_surely_contradicts_are_found():
     assert sorted(found["pairs"]) == [(3, 1, 0), (60, 0, 1)]
 
 
-async def test_what_cannot_be_looked_at_is_left_and_a_missing_package_is_said(monkeypatch):
+async def test_unsuitable_models_are_skipped_and_a_missing_package_is_named(monkeypatch):
     cluster = Cluster(["127.0.0.1"])
     assert await wrong_labels(cluster, b"", head(REAL, loss="mse", activation="linear")) == {}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

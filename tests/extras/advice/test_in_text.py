@@ -1,4 +1,4 @@
-"""Findings about a text have its file and line, and comments there take them away."""
+"""Tests of findings about a text: they have its file and line, and comments in the text hide them."""
 
 from types import SimpleNamespace
 
@@ -51,12 +51,12 @@ def written(text=TEXT, name="m.nnm"):
         (("app", ""), 2),
     ],
 )
-def test_what_is_found_has_the_line_of_the_text_that_says_it(at, line):
+def test_a_finding_has_the_line_of_its_statement_in_the_text(at, line):
     place = UserSources([], "App", written()).position(at, FACTS)
     assert (str(place.path), place.line) == ("m.nnm", line)
 
 
-def test_data_that_the_text_does_not_name_is_where_it_says_what_it_takes():
+def test_a_finding_about_unnamed_data_has_the_line_of_its_input():
     text = written(TEXT.replace("train:data digits;", ""))
     assert text.app("data", "x_train").line == 2
     assert text.app("data", "y_train['digits']").line == 7
@@ -69,7 +69,7 @@ def test_an_app_in_python_with_a_text_has_lines_of_both(tmp_path):
     assert [(place.path.name, place.line) for place in places] == [("m.nnm", 5), ("app.py", 3), ("m.nnm", 10)]
 
 
-def test_a_comment_in_a_text_takes_a_finding_away_and_one_that_is_not_needed_is_said():
+def test_a_comment_in_a_text_hides_a_finding_and_an_unneeded_comment_is_reported():
     sources = UserSources([], "App", written())
     found = check_facts(CASES["D01"][0], sources, known_ignores(sources), ("quick",))
     assert (found.advice, found.ignored) == ((), 1)
@@ -81,7 +81,7 @@ def test_a_comment_in_a_text_takes_a_finding_away_and_one_that_is_not_needed_is_
     assert "error     D01  m.nnm:11  3 of 20,000 values" in next(lines(found, 1))
 
 
-def test_operators_are_what_rules_know_them_as():
+def test_operators_are_translated_to_the_layers_of_the_rules():
     def layer(operator, parameters=(), inputs=1, **options):
         made = {"operator": operator, "operands": [], "options": options, "parameters": list(parameters)}
         return as_layer(made | {"types": ["float32"] * (inputs + 1)})

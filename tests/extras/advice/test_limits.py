@@ -1,4 +1,4 @@
-"""Methods of the user's that hang or eat memory are ended with a sentence."""
+"""Tests of ending methods of the user that hang or use too much memory, with a message."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from tests.patience import PATIENCE_S
 from tests.processes import command
 
 
-def test_what_takes_too_long_or_all_memory_is_named_and_nothing_else():
+def test_only_methods_that_take_too_long_or_too_much_memory_are_named():
     assert beyond(0, clock=time.monotonic() + 10) is None
     with doing("create_model"):
         now = time.monotonic()
@@ -21,7 +21,7 @@ def test_what_takes_too_long_or_all_memory_is_named_and_nothing_else():
     assert beyond(0, clock=time.monotonic() + 10) is None
 
 
-def test_it_is_seen_while_it_happens():
+def test_the_limit_is_noticed_while_the_method_runs():
     heard, said = threading.Event(), []
 
     def end(error):
@@ -34,7 +34,7 @@ def test_it_is_seen_while_it_happens():
 
 
 @pytest.mark.slow
-def test_an_app_that_hangs_is_ended_with_a_sentence(tmp_path):
+def test_a_hanging_app_is_ended_with_a_message(tmp_path):
     path = tmp_path / "app.py"
     path.write_text(
         "import ddlf\n\nclass App(ddlf.IApp):\n    def load_dataset(self):\n        while True:\n            pass\n\n"

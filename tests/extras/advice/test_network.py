@@ -1,4 +1,4 @@
-"""What the adviser reads from a network."""
+"""Tests of the facts that the adviser reads from a network."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where a NaN begins is found by making the steps again: in an output, in a loss, or in a gradient."""
+"""Tests of finding the origin of a NaN by repeating the steps: an output, a loss, or a gradient."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ import ddlf
 
 
 class App(ddlf.IApp):
-    """With a model that is given."""
+    """An app with a given model."""
 
     batch_size = 8
 
     def load_dataset(self):
-        """Nothing to load."""
+        """Load no data."""
 
 
 def made(*between, rate=0.1, loss="mse"):
@@ -61,7 +61,7 @@ def in_a_gradient():
         (in_a_gradient, "outputs and loss are finite, but the gradient of 'flat/"),
     ],
 )
-def test_a_nan_is_told_with_where_it_begins_and_weights_stay(make, sentence):
+def test_a_nan_is_reported_with_its_origin_and_weights_are_kept(make, sentence):
     from ddlf.extras.advice.batch import not_finite_advice
 
     app = make()
@@ -73,7 +73,7 @@ def test_a_nan_is_told_with_where_it_begins_and_weights_stay(make, sentence):
     assert "test_not_finite.py:" in advised.place
 
 
-def test_nothing_is_said_of_what_does_not_come_again():
+def test_a_nan_that_does_not_reappear_is_not_reported():
     from ddlf.extras.advice.batch import not_finite_advice
 
     assert not_finite_advice(made(rate=0.001)) is None

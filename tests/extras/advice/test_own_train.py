@@ -1,4 +1,4 @@
-"""What an own ``train`` does with its weights, on a model that is a list of arrays."""
+"""Tests of the checks of an app's own ``train`` method, on a model that is a list of arrays."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from ddlf.extras.advice.batch import trained_by_own
 
 
 class Model:
-    """As much of a Keras model as is asked for."""
+    """A stand-in for a Keras model, with the methods that the checks call."""
 
     def __init__(self):
         self.weights = [np.linspace(-1, 1, 12).reshape(3, 4), np.zeros(4)]
@@ -36,7 +36,7 @@ def right(app, weights):
     return [a - b for a, b in zip(weights, app.model.get_weights(), strict=True)], {"loss": 1.0}
 
 
-def goes_on(app, weights):
+def continues_training(app, weights):
     app.model.step()
     return [a - b for a, b in zip(weights, app.model.get_weights(), strict=True)]
 
@@ -47,7 +47,7 @@ def turned(app, weights):
 
 
 def never_given(app, weights):
-    """As ``goes_on``, with an update that is that of its own way."""
+    """Train like ``continues_training``, but return the correct update of this training."""
     before = app.model.get_weights()
     app.model.step()
     return [a - b for a, b in zip(before, app.model.get_weights(), strict=True)]
@@ -82,13 +82,13 @@ def of_a_gradient(app, weights):
         (of_mine, ""),
         (never_given, "from the weights that the model has"),
         (of_all, "samples that are not in self.indices"),
-        (goes_on, "goes on from the weights that the model has"),
+        (continues_training, "on from the weights that the model has"),
         (turned, "after minus weights before"),
         (of_a_worker, ""),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_an_own_train_begins_with_what_it_is_given_and_gives_before_minus_after(train, said):
+def test_an_own_train_must_begin_with_the_given_weights_and_return_before_minus_after(train, said):
     app = app_of(train)
     start = app.model.get_weights()
     assert said in (found := trained_by_own(app))

@@ -1,4 +1,8 @@
-"""Programs: each rule finds its defect in one, in its place, and is silent at the near miss; what it would change mends it. One process for all."""
+"""Tests of rules on whole programs, in one process.
+
+Each rule finds its defect in a program at the right line, is silent about the near miss, and its change repairs the
+program.
+"""
 
 import asyncio
 import contextlib
@@ -21,12 +25,13 @@ from tests.extras.advice.programs import PROGRAMS
 APPS = [
     path
     for path in sorted((Path(__file__).parents[3] / "apps").rglob("*.py"))
-    if "IApp)" in path.read_text() and path.stem not in ("big_images", "cifar10_cnn")  # whose data is not here
+    if "IApp)" in path.read_text()
+    and path.stem not in ("big_images", "cifar10_cnn")  # their data is not available in tests
 ]
 
 
 def app_in(path):
-    """A new object of the one app in a file."""
+    """Return a new object of the only app in a file."""
     import ddlf
 
     name = f"advised_{abs(hash((path, path.read_text()))):x}"
@@ -58,9 +63,9 @@ ALONE = {
     "seconds_of_a_step": ("C12",),
     "learnt": ("L16", "L21", "M21", "M24", "M29", "M34"),
 }
-"""What takes long, and the rules that look at it."""
+"""Slow analyses, each with the rules that use it."""
 NEAR = {}
-"""What was found in near misses: most are one healthy program."""
+"""A cache of the findings in near misses, because most near misses are the same healthy program."""
 
 
 async def found_near(*what, folder):
@@ -71,8 +76,11 @@ async def found_near(*what, folder):
 
 
 @pytest.fixture
-def what_it_looks_at(rule, monkeypatch):
-    """What its rule has no use for is left out: at the level of clusters what a batch shows, and mostly the second process."""
+def only_needed_analyses(rule, monkeypatch):
+    """Skip slow analyses that the rule does not use.
+
+    Rules of the level "cluster" do not use the analysis of a batch, and most of them do not use a second process.
+    """
 
     async def nothing(*of):
         return {}
@@ -82,17 +90,17 @@ def what_it_looks_at(rule, monkeypatch):
             monkeypatch.setattr(f"ddlf.extras.advice.{module}.{name}", lambda *of, **how: {})
     if rule.level == "cluster":
         monkeypatch.setattr("ddlf.extras.advice.advise.seen_in_a_batch", lambda *of: {})
-    if rule.level == "cluster" and rule.id > "C05":  # and D18, which has workers
+    if rule.level == "cluster" and rule.id > "C05":  # this includes D18, which has workers
         monkeypatch.setattr("ddlf.extras.advice.advise.seen_by_second_process", nothing)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level != "run"], ids=lambda rule: rule.id)
-@pytest.mark.usefixtures("what_it_looks_at", "one_template")
-async def test_a_rule_finds_its_defect_in_a_program_and_its_change_mends_it(rule, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("only_needed_analyses", "one_template")
+async def test_a_rule_finds_its_defect_in_a_program_and_its_change_repairs_it(rule, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bad, near = PROGRAMS[rule.id]
-    labels = rule.id == "D18"  # five trainings
+    labels = rule.id == "D18"  # this rule trains five times
     answer = await found_in(bad, tmp_path, rule.level, with_workers=labels)
     assert answer.failed == ()
     (mine, *_) = [one for one in answer.advice if one.rule is rule]
@@ -111,7 +119,7 @@ async def test_a_rule_finds_its_defect_in_a_program_and_its_change_mends_it(rule
 
 
 async def said_in_a_run(text, folder, name, workers):
-    """The rules of which a run of a program tells."""
+    """Return the rules that a run of a program reports."""
     path = folder / f"{name}.py"
     path.write_text(text)
     app, said = app_in(path), []
@@ -128,10 +136,10 @@ async def said_in_a_run(text, folder, name, workers):
     "rule",
     [
         rule for rule in RUN_RULES if rule.id != "R06"
-    ],  # which takes a worker that is slower by far, as long as a busy machine lets it
+    ],  # R06 needs a much slower worker, which cannot be arranged on a busy machine
     ids=lambda rule: rule.id,
 )
-async def test_a_run_of_a_program_tells_of_its_defect(rule, tmp_path, monkeypatch, two_workers):
+async def test_a_run_of_a_program_reports_its_defect(rule, tmp_path, monkeypatch, two_workers):
     monkeypatch.chdir(tmp_path)
     bad, near = PROGRAMS[rule.id]
     assert rule.id in await said_in_a_run(bad, tmp_path, "program", two_workers)
@@ -140,7 +148,7 @@ async def test_a_run_of_a_program_tells_of_its_defect(rule, tmp_path, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", APPS, ids=lambda path: path.stem)
-async def test_nothing_is_found_quickly_in_the_apps(path):
+async def test_quick_advice_finds_no_defect_in_the_apps(path):
     app = app_in(path)
     if app is not None:
         answer = await advise(app, "quick")

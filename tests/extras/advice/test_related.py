@@ -1,4 +1,4 @@
-"""Whether labels have to do with their samples: of what neighbours, lines and frequencies see, and of labels that were exchanged."""
+"""Tests of checking whether labels depend on their samples, by neighbours, linear models and frequencies."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def random():
 
 
 def _pictures(random):
-    """Squares and crosses, anywhere: only frequencies tell them apart."""
+    """Return pictures of squares and crosses at random places; only frequencies distinguish them."""
     x, y = random.normal(0, 0.2, (400, 20, 20, 1)), random.integers(0, 2, 400)
     for one, is_square in zip(x, y, strict=True):
         row, column = random.integers(0, 14, 2)
@@ -25,7 +25,7 @@ def _pictures(random):
 
 
 def _ring(random):
-    """Inside and outside of a ring: only neighbours tell them apart."""
+    """Return points inside and outside of a ring; only neighbours distinguish them."""
     x = random.normal(size=(400, 2))
     return x, np.eye(2)[((x**2).sum(axis=1) > 1.4).astype(int)]
 
@@ -41,7 +41,7 @@ def _words(random):
 
 
 def _order(random):
-    """Which of two words comes first."""
+    """Return sequences labelled by the first of two words."""
     x = random.integers(3, 40, (400, 16))
     places = np.argsort(random.random(x.shape), axis=1)[:, :2]
     x[np.arange(400), places[:, 0]], x[np.arange(400), places[:, 1]] = 1, 2
@@ -53,7 +53,7 @@ def _order(random):
     [_pictures, _words, *(pytest.param(made, marks=pytest.mark.slow) for made in (_ring, _line, _order))],
     ids=lambda made: made.__name__,
 )
-def test_labels_are_told_from_their_samples_and_not_from_others(made, random):
+def test_labels_are_predicted_from_their_samples_but_not_from_shuffled_ones(made, random):
     x, y = made(random)
     tokens = made in (_words, _order)
     assert related({"x_train": x, "y_train": y}, are_tokens=tokens)["train"][0] > 2 * RELATED
@@ -62,7 +62,7 @@ def test_labels_are_told_from_their_samples_and_not_from_others(made, random):
         assert related({"x_train": x, "y_train": other}, are_tokens=tokens)["train"][0] < RELATED
 
 
-def test_a_test_whose_labels_were_shuffled_alone_is_told(random):
+def test_a_test_set_with_shuffled_labels_is_found(random):
     x, y = _ring(random)
     data = {"x_train": x[:300], "y_train": y[:300], "x_test": x[300:], "y_test": y[300:]}
     found = related(data, are_tokens=False)
@@ -72,7 +72,7 @@ def test_a_test_whose_labels_were_shuffled_alone_is_told(random):
     assert turned["test"][0] < RELATED < SURELY
 
 
-def test_nothing_is_said_of_few_samples_of_one_class_and_of_pictures_as_labels(random):
+def test_few_samples_one_class_and_pictures_as_labels_are_not_checked(random):
     x, y = _ring(random)
     assert related({"x_train": x[:100], "y_train": y[:100]}, are_tokens=False) == {}
     assert related({"x_train": x, "y_train": np.zeros(400)}, are_tokens=False) == {}

@@ -1,4 +1,4 @@
-"""Every rule: it finds its defect, and is silent at the near miss; programs that have both are in ``test_programs``."""
+"""Tests of every rule on facts: it finds its defect, and is silent about the near miss. ``test_programs`` tests programs."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_each_rule_has_facts_and_a_program_with_its_defect_and_a_near_miss():
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_a_rule_finds_its_defect_and_is_silent_at_the_near_miss(rule):
+def test_a_rule_finds_its_defect_and_is_silent_about_the_near_miss(rule):
     bad, near = CASES[rule.id]
     (found, *_), failed = check_rules([rule], bad)
     assert failed == []
@@ -57,14 +57,14 @@ def test_rule_docstring_explains_reason_fix_and_source(rule):
     assert all((rule.why, rule.fix, rule.source))
 
 
-def test_nothing_is_found_in_facts_that_are_well_and_in_facts_of_which_nothing_is_known():
+def test_healthy_and_unknown_facts_have_no_findings():
     from ddlf.extras.advice.facts import AppFacts
 
     assert check_rules(RULES, FACTS) == ([], [])
     assert check_rules(RULES, AppFacts()) == ([], [])
 
 
-def test_the_four_samples_of_xor_bear_a_high_rate_however_often_they_are_repeated():
+def test_repeated_samples_of_xor_allow_a_high_rate():
     rates = [rule for rule in RULES if rule.id == "T01"]
     high = optimizer(kind="Adam", rate=0.05)
     repeated = replace(high, samples=256, rows=replace(high.rows, looked=256, distinct=4))
@@ -72,7 +72,7 @@ def test_the_four_samples_of_xor_bear_a_high_rate_however_often_they_are_repeate
     assert check_rules(rates, repeated) == ([], [])
 
 
-def test_a_loss_that_has_a_floor_and_a_frozen_backbone_need_not_be_learnt_by_heart():
+def test_a_loss_with_a_lower_limit_and_a_frozen_backbone_need_not_overfit():
     stuck = CASES["M21"][0]
     by_heart = [rule for rule in RULES if rule.id == "M21"]
     soft = replace(stuck, arrays=(X, replace(Y, labels=LabelFacts(kind="shares", sums=(1.0, 1.0)))))
@@ -92,13 +92,13 @@ def test_units_before_a_batch_normalization_are_not_taken_for_dead():
         ({"kind": "SGD", "rate": 0.05, "momentum": 0.999}, "W", "momentum"),
         ({"kind": "SGD", "rate": 0.6, "momentum": 0.9}, "W", ""),
         ({"kind": "SGD", "rate": 0.1, "momentum": 0.9}, None, None),
-        ({"kind": "SGD", "rate": 0.001}, "I", " momentum"),  # in 320 steps
+        ({"kind": "SGD", "rate": 0.001}, "I", " momentum"),  # the run makes 320 steps
         ({"kind": "Adam", "rate": 0.00001}, "I", ""),
         ({"kind": "Adam", "rate": 0.0}, "E", ""),
         ({"kind": "Adam", "rate": 0.05}, "W", ""),
     ],
 )
-def test_a_rate_is_seen_together_with_momentum_and_the_steps_of_the_run(changes, severity, change):
+def test_a_rate_is_judged_with_momentum_and_the_steps_of_the_run(changes, severity, change):
     assert check_rules(
         [rule for rule in RULES if rule.id == "T01"], replace(optimizer(kind="Adam", rate=0.05), samples=4)
     ) == ([], [])
@@ -109,20 +109,20 @@ def test_a_rate_is_seen_together_with_momentum_and_the_steps_of_the_run(changes,
     )
 
 
-def test_a_bias_alone_may_cancel_out():
+def test_a_single_bias_may_cancel_out():
     rule = [rule for rule in RULES if rule.id == "M24"]
     assert check_rules(rule, seen(first=1.0, still=["hidden/bias"])) == ([], [])
     assert len(check_rules(rule, seen(first=1.0, still=["hidden/kernel", "hidden/bias"]))[0]) == 1
 
 
-def test_gradients_that_are_no_numbers_are_told_as_nan_of_the_first_batch():
+def test_gradients_that_are_not_finite_are_reported_as_nan_of_the_first_batch():
     rule = [rule for rule in RULES if rule.id == "M20"]
     (found,), _ = check_rules(rule, seen(gradients={"hidden/kernel": float("nan"), "output/kernel": 1.0}))
     assert found.finding.subject == ("layer", "hidden")
     assert check_rules(rule, seen(gradients={"hidden/kernel": 0.1})) == ([], [])
 
 
-def test_a_rule_that_raises_is_told_and_stops_no_other():
+def test_a_rule_that_raises_is_reported_and_does_not_stop_other_rules():
     def broken(facts):
         raise KeyError("loss")
         yield Finding("")
@@ -134,13 +134,13 @@ def test_a_rule_that_raises_is_told_and_stops_no_other():
     assert [(one.rule.id, one.error) for one in failed] == [("X01", "KeyError: 'loss'")]
 
 
-def test_an_unknown_rule_is_refused_with_the_one_that_was_meant():
+def test_an_unknown_rule_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match=r"app.py:3: there is no rule 'L2', did you mean L02\?"):
         find_rule(RULES, "L2", "app.py:3")
     assert find_rule(RULES, "l02", "").id == "L02"
 
 
-def test_targets_are_out_of_reach_where_steps_are_bounded():
+def test_targets_are_unreachable_if_steps_are_limited():
     large = [rule for rule in RULES if rule.id == "D12"]
     far = replace(CASES["D12"][1], arrays=(X, replace(REAL, low=25.0, high=346.0, std=77.0)))
     slow = replace(far, optimizer=replace(far.optimizer, kind="Adam", rate=0.0001))
@@ -159,7 +159,7 @@ def test_a_model_without_any_activation_is_found_over_pooling_and_skips():
     assert check_rules(pairs, layers(conv, layer("LayerNormalization"), conv)) == ([], [])
 
 
-def test_a_softmax_of_its_own_between_layers_is_in_a_hidden_layer():
+def test_a_softmax_layer_between_layers_counts_as_a_hidden_activation():
     inner = [rule for rule in RULES if rule.id == "M07"]
     assert len(check_rules(inner, layers(dense("linear"), layer("Softmax", activation="softmax"), dense()))[0]) == 1
     assert check_rules(inner, layers(dense("linear"), layer("Softmax", activation="softmax"), layer("Multiply"))) == (
@@ -171,14 +171,14 @@ def test_a_softmax_of_its_own_between_layers_is_in_a_hidden_layer():
 @pytest.mark.parametrize(
     ("distinct", "count", "severity"), [(1593, 5, "I"), (1600, 5, "W"), (1593, 30, "W"), (1500, 45, "W")]
 )
-def test_what_is_in_test_and_training_as_often_as_twice_in_training_is_a_note(distinct, count, severity):
+def test_shared_samples_are_only_a_note_if_training_has_as_many_duplicates(distinct, count, severity):
     shared = Shared(part="test", count=count, of=400, pairs=((1, 2),))
     facts = replace(FACTS, rows=replace(FACTS.rows, looked=1600, distinct=distinct, shared=(shared,)))
     ((finding,), _) = check_rules([rule for rule in RULES if rule.id == "D05"], facts)
     assert finding.severity == severity
 
 
-def test_what_begins_with_zeros_beside_another_way_is_meant_so():
+def test_zero_weights_beside_another_path_are_intended():
     rule = [rule for rule in RULES if rule.id == "M01"]
     facts = layers(dense(equal=0.0), dense())
     assert len(check_rules(rule, facts)[0]) == 1
@@ -186,24 +186,24 @@ def test_what_begins_with_zeros_beside_another_way_is_meant_so():
     assert check_rules(rule, replace(facts, layers=(*facts.layers, own))) == ([], [])
 
 
-def test_steps_that_go_wrong_with_a_loss_of_keras_say_nothing_of_its_sign():
+def test_bad_steps_with_a_loss_of_keras_do_not_mean_a_wrong_sign():
     away = [rule for rule in RULES if rule.id == "L21"]
     assert check_rules(away, replace(CASES["L21"][0], heads=(replace(HEAD, loss="sce"),))) == ([], [])
 
 
 @pytest.mark.parametrize(("size", "epochs", "found"), [(512, 10, True), (512, 200, False), (32, 10, False)])
-def test_a_batch_of_all_samples_is_found_where_the_run_makes_few_steps(size, epochs, found):
+def test_a_batch_of_all_samples_is_found_if_the_run_makes_few_steps(size, epochs, found):
     facts = replace(FACTS, samples=115, settings={**FACTS.settings, "batch_size": size, "master_epochs": epochs})
     assert bool(check_rules([rule for rule in RULES if rule.id == "T06"], facts)[0]) == found
 
 
 @pytest.mark.parametrize(("fades", "found"), [(40, True), (400, False), (None, False)])
 def test_a_schedule_that_is_nearly_0_before_a_quarter_of_the_run_is_found(fades, found):
-    facts = replace(optimizer(schedule="ExponentialDecay", fades=fades), samples=1000)  # 320 steps
+    facts = replace(optimizer(schedule="ExponentialDecay", fades=fades), samples=1000)  # the run makes 320 steps
     assert bool(check_rules([rule for rule in RULES if rule.id == "T07"], facts)[0]) == found
 
 
-def test_one_feature_that_follows_a_number_alone_is_a_note():
+def test_a_single_feature_that_follows_a_number_is_a_note():
     rule = [rule for rule in RULES if rule.id == "D08"]
     facts = replace(head(REAL, loss="mse"), rows=replace(FACTS.rows, follows=("x_train", 5, 0.9987)))
     ((finding,), _) = check_rules(rule, facts)
@@ -211,7 +211,7 @@ def test_one_feature_that_follows_a_number_alone_is_a_note():
     assert check_rules(rule, replace(facts, heads=(HEAD,))) == ([], [])
 
 
-def test_batches_that_repeat_are_said_of_what_gives_batches_and_not_of_tables_of_few_kinds():
+def test_repeated_batches_are_reported_for_generators_and_not_for_small_tables():
     rule = [rule for rule in RULES if rule.id == "D06"]
     few = replace(FACTS, rows=replace(FACTS.rows, looked=2016, distinct=32, doubled=((0, 32),)))
     assert check_rules(rule, few) == ([], [])
@@ -219,7 +219,7 @@ def test_batches_that_repeat_are_said_of_what_gives_batches_and_not_of_tables_of
     assert (finding.severity, "32 different samples of 2,016" in finding.finding.message) == ("W", True)
 
 
-def test_samples_sorted_by_label_are_a_warning_where_nothing_mixes_them():
+def test_samples_sorted_by_label_are_a_warning_without_shuffling():
     rule = [rule for rule in RULES if rule.id == "D09"]
     is_sorted = y(labels=replace(Y.labels, is_sorted=True))
     severities = [
@@ -240,12 +240,12 @@ def test_samples_sorted_by_label_are_a_warning_where_nothing_mixes_them():
         ((20.0, 600), (3.9, 100), True),
     ],
 )
-def test_a_test_whose_labels_are_told_less_well_than_its_size_explains_is_found(train, test, found):
+def test_a_test_set_with_less_predictable_labels_than_its_size_explains_is_found(train, test, found):
     facts = seen(related={"train": train, "test": test})
     assert bool(check_rules([rule for rule in RULES if rule.id == "D24"], facts)[0]) == found
 
 
-def test_labels_of_the_output_that_they_are_of_are_find_rule():
+def test_unrelated_labels_are_named_with_their_output():
     facts = seen(related={"train": (1.0, 600), "test": (0.5, 600), "of": "y_train['digit']"})
     ((finding,), _) = check_rules([rule for rule in RULES if rule.id == "D24"], facts)
     assert finding.finding.subject == ("data", "y_train['digit']")
@@ -267,14 +267,14 @@ def test_a_run_of_a_few_steps_is_found_in_small_data_as_well(samples, found):
     assert bool(check_rules([rule for rule in RULES if rule.id == "T14"], facts)[0]) == found
 
 
-def test_a_normalization_behind_a_scaling_waits_for_weights_that_were_trained():
+def test_a_normalization_after_a_scaling_is_accepted_for_trained_weights():
     rule = [rule for rule in RULES if rule.id == "M38"]
     first = replace(layer("Normalization"), untouched=True)
     assert len(check_rules(rule, layers(first))[0]) == 1
     assert check_rules(rule, layers(layer("Rescaling"), first)) == ([], [])
 
 
-def test_all_heads_behind_one_unit_are_found():
+def test_all_heads_after_a_single_unit_are_found():
     rule = [rule for rule in RULES if rule.id == "M31"]
     shared = layers(dense(), dense(width=1))
     other = replace(dense(width=4), name="other", reads=("dense_1",))
@@ -282,27 +282,27 @@ def test_all_heads_behind_one_unit_are_found():
     assert finding.finding.subject == ("layer", "dense_1")
 
 
-def test_a_penalty_that_no_layer_says_is_found_by_what_it_makes_of_the_first_loss():
+def test_a_hidden_penalty_is_found_by_its_share_of_the_first_loss():
     rule = [rule for rule in RULES if rule.id == "M15"]
     assert len(check_rules(rule, seen(loss=135.0, penalties=132.0))[0]) == 1
     assert check_rules(rule, seen(loss=2.5, penalties=0.2)) == ([], [])
 
 
-def test_samples_of_another_shape_are_the_business_of_a_step_of_the_users_own():
+def test_samples_of_another_shape_are_accepted_with_an_own_training_step():
     shape = [rule for rule in RULES if rule.id == "M17"]
     assert len(check_rules(shape, CASES["M17"][0])[0]) == 1
     assert check_rules(shape, replace(CASES["M17"][0], own=frozenset({"step"}))) == ([], [])
 
 
 @pytest.mark.parametrize(("loss", "activation", "also"), [("mse", "softmax", ()), ("bce", "sigmoid", ("softmax",))])
-def test_of_numbers_of_classes_it_is_the_loss_that_is_changed(loss, activation, also):
+def test_the_loss_is_changed_for_labels_that_are_class_numbers(loss, activation, also):
     facts = head(CLASSES, loss=loss, activation=activation)
     findings, _ = check_rules([rule for rule in RULES if rule.id in ("L03", "L04", "L07")], facts)
     changes = [change for one in findings for change in one.finding.changes]
     assert [one.value for one in changes] == ["sparse_categorical_crossentropy", *also]
 
 
-def test_pictures_are_scaled_by_channel_and_features_each():
+def test_pictures_are_scaled_by_channel_and_features_separately():
     rule = next(rule for rule in RULES if rule.id == "D03")
     for shape, axis in (((1000, 20), "axis=0"), ((1000, 8, 8, 3), "axis=(0, 1, 2)")):
         ((finding,), _) = check_rules([rule], x(shape=shape, low=-300.0, high=400.0, loudest=120.0))
@@ -316,13 +316,13 @@ def test_very_many_saturating_layers_need_more_than_another_activation():
         assert len(finding.finding.changes) == (count if count < 20 else 0)
 
 
-def test_steps_are_those_of_all_epochs_and_of_batches_that_are_not_full():
+def test_steps_count_all_epochs_and_incomplete_batches():
     facts = replace(FACTS, samples=1000, settings={"batch_size": 32, "master_epochs": 10, "worker_epochs": 3})
     assert facts.steps == 10 * 32
     assert facts.steps_of(3) == 10 * 11
 
 
-def test_a_rate_above_the_usual_one_is_not_low_because_steps_are_few():
+def test_a_rate_above_the_usual_one_is_not_low_because_of_few_steps():
     rule = [rule for rule in RULES if rule.id == "T01"]
     settings = {"batch_size": 500, "master_epochs": 1}
     assert check_rules(rule, replace(optimizer(kind="Adam", rate=0.002), settings=settings)) == ([], [])
@@ -333,7 +333,7 @@ def test_a_rate_above_the_usual_one_is_not_low_because_steps_are_few():
     ("activation", "cut", "found"),
     [("sigmoid", 0.0, "always"), ("softmax", 1.0, "never"), ("sigmoid", 0.9, ""), ("linear", 0.0, ""), ("", 2.0, "")],
 )
-def test_a_metric_that_cuts_where_no_output_comes_is_found(activation, cut, found):
+def test_a_metric_with_an_unreachable_threshold_is_found(activation, cut, found):
     facts = head(shape=(1,), activation=activation, loss="bce", metrics=(), cuts=(("Recall", cut),))
     findings, _ = check_rules([rule for rule in RULES if rule.id == "L17"], facts)
     assert [one.finding.message.endswith(f"a {activation} is {found}") for one in findings] == ([True] if found else [])

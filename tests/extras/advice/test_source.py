@@ -1,4 +1,4 @@
-"""Where in the user's code something is written."""
+"""Tests of finding the place of a layer or setting in the user's code."""
 
 from dataclasses import replace
 
@@ -82,11 +82,11 @@ def sources(tmp_path):
     ],
     ids=str,
 )
-def test_what_a_finding_is_about_has_its_line(sources, at, line):
+def test_the_subject_of_a_finding_has_its_line(sources, at, line):
     assert sources.position(at, FACTS).line == line
 
 
-def test_a_layer_is_found_by_its_turn_among_those_that_are_written_alike(tmp_path):
+def test_a_layer_is_found_by_its_position_among_equal_ones(tmp_path):
     (tmp_path / "app.py").write_text("a = Dense(8)\nb = Dense(9)\nc = Dense(8)\n")
     sources = UserSources([tmp_path / "app.py"], "App")
     facts = AppFacts(layers=(dense("a", 8, "linear"), dense("b", 9, "linear"), dense("c", 8, "linear")))
@@ -94,7 +94,7 @@ def test_a_layer_is_found_by_its_turn_among_those_that_are_written_alike(tmp_pat
     assert sources.position(("layer", "d"), replace(facts, layers=())) is None
 
 
-def test_comments_that_ignore_a_rule_are_for_a_line_or_for_a_class(sources):
+def test_comments_ignore_a_rule_for_a_line_or_a_class(sources):
     (file,) = sources.files
     assert [(one.id, one.lines, one.reason) for one in file.ignores()] == [
         ("D11", None, "rare on purpose"),
@@ -103,6 +103,6 @@ def test_comments_that_ignore_a_rule_are_for_a_line_or_for_a_class(sources):
     ]
 
 
-def test_a_file_that_cannot_be_read_is_left_out(tmp_path):
+def test_an_unreadable_file_is_skipped(tmp_path):
     (tmp_path / "broken.py").write_text("def (:\n")
     assert UserSources([tmp_path / "broken.py"], "App").position(("app", ""), FACTS) is None

@@ -1,4 +1,4 @@
-"""Checks of first weights."""
+"""Tests of the checks of first weights."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What steps on a model show, on a small model of Keras."""
+"""Tests of the facts that training steps show, on a small model of Keras."""
 
 from dataclasses import replace
 
@@ -35,12 +35,12 @@ def stretched(y, p):
 
 @pytest.mark.parametrize("loss", [right, stretched])
 @pytest.mark.parametrize("labels", ["in turns", "two", "numbers"])
-def test_a_loss_that_compares_each_sample_with_all_labels_is_seen_in_whatever_order_they_come(loss, labels):
+def test_a_loss_that_compares_each_sample_with_all_labels_is_found_for_any_order(loss, labels):
     x = np.random.default_rng(1).normal(size=(2 if labels == "two" else 126, 3)).astype("float32")
     y = np.arange(len(x), dtype="float32")[:, None]
     seen = unlinked(compiled(loss), (x, y if labels == "numbers" else y % 2), OWN)
     assert seen.get("unlinked", False) == (loss is stretched and bool(seen))
-    assert seen or labels == "two"  # of which an exchange may change nothing
+    assert seen or labels == "two"  # exchanging two labels may not change the loss
 
 
 def test_one_array_of_labels_may_be_in_a_dict():

@@ -1,4 +1,4 @@
-"""The tutorial that breaks an app: each break that it shows is made, and what it shows of the answer is what comes."""
+"""Tests of the tutorial that breaks an app: each change gives the answer that the tutorial prints."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ BLOCKS = re.findall(r"^```(python|diff|console)\n(.*?)^```", PAGE.read_text(), r
 
 
 def broken():
-    """The text of the app after each change, the options of the command, and the lines that are shown of its answer."""
+    """Return for each change the text of the app, the level of the advice, and the printed lines of the answer."""
     app, text, made = BLOCKS[0][1], BLOCKS[0][1], []
     for kind, block in BLOCKS[1:]:
         if kind == "diff":
@@ -31,7 +31,7 @@ def broken():
 
 
 async def answer_to(text, level):
-    """The first line of each finding, and the last line of all."""
+    """Return the first line of each finding, and the last line of the answer."""
     *told, end = lines(await advise(written(text), level), 0)
     return [line for line in told if re.match(r"(error|warning|note) ", line)] + [end.partition(", by")[0]]
 
@@ -49,6 +49,6 @@ def test_the_page_breaks_the_app_in_five_ways():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "level", "shown"), broken(), ids=["works", *"12345"])
-async def test_what_is_shown_of_an_answer_is_what_comes(text, level, shown, tmp_path, monkeypatch):
+async def test_the_printed_answers_are_correct(text, level, shown, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert await answer_to(text, level) == shown

@@ -1,4 +1,4 @@
-"""Watching a run: each thing is said once, and an error names what is likely to be its cause."""
+"""Tests of watching a run: each finding is reported once, and an error names its likely cause."""
 
 from types import SimpleNamespace
 
@@ -13,19 +13,19 @@ from tests.extras.advice.cases import record
 
 
 class Watched:
-    """What the watching of an app needs."""
+    """A stand-in for an app, with the attributes that ``watched`` uses."""
 
     def __init__(self, advice="quick"):
-        self.advice, self.told, events = advice, [], Events()
+        self.advice, self.events_seen, events = advice, [], Events()
         self.subscribe = events.subscribe
-        self.subscribe(self.told.append)
+        self.subscribe(self.events_seen.append)
         self.run_context = SimpleNamespace(emit=events.emit)
 
     def advised(self):
-        return [event.rule for event in self.told if isinstance(event, Advised)]
+        return [event.rule for event in self.events_seen if isinstance(event, Advised)]
 
 
-def test_each_thing_is_said_once():
+def test_each_finding_is_reported_once():
     app = Watched()
     with watched(app):
         for number in range(1, 12):
@@ -35,7 +35,7 @@ def test_each_thing_is_said_once():
     assert app.advised() == ["R02", "R04"]
 
 
-def test_nothing_is_said_of_a_run_that_is_well_or_where_nobody_wants_it():
+def test_a_healthy_run_or_disabled_advice_reports_nothing():
     for app, losses in ((Watched(), [1 / n for n in range(1, 20)]), (Watched("off"), [2.0**n for n in range(20)])):
         with watched(app):
             for number, loss in enumerate(losses, 1):
@@ -43,7 +43,7 @@ def test_nothing_is_said_of_a_run_that_is_well_or_where_nobody_wants_it():
         assert app.advised() == []
 
 
-def test_an_update_that_cannot_be_merged_is_told_with_its_likely_cause():
+def test_the_error_of_an_unusable_update_names_its_likely_cause():
     with pytest.raises(BadUpdate) as raised, explained_errors(Watched(), "D01 3 of 9 values of x_train are NaN"):
         raise BadUpdate("slot 0")
     assert raised.value.__notes__ == ["likely cause: D01 3 of 9 values of x_train are NaN"]

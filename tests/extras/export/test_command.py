@@ -1,4 +1,4 @@
-"""``ddlf export`` and ``ddlf model compare``: what is refused before a process is started, what is printed, and a small model through all of it."""
+"""Tests of ``ddlf export`` and ``ddlf model compare``: early refusals, output, and the export of a small model."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ class Mine(keras.layers.Layer):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, capsys):
-    """Runs a command in a folder with some texts; returns what was printed, the errors and the exit code."""
+    """Return a function that runs a command in a folder with texts, and returns output, errors and exit code."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits.nnm").write_text(DIGITS)
 
@@ -135,7 +135,7 @@ def test_export_prints_written_and_refused_formats(tmp_path):
 
 @pytest.mark.slow
 def test_small_model_exports_and_agrees_with_keras(here, tmp_path):
-    """Two outputs by name, by what the tests have anyway; what JAX writes is run in ``tests/trials/test_export.py``."""
+    """Export two named outputs with the installed packages. ``tests/trials/test_export.py`` runs the exports of JAX."""
     (tmp_path / "heads.nnm").write_text(HEADS)
     out, _, code = here("export", "heads.nnm", "--to", "saved_model", "--verify", "--json")
     rows = json.loads(out)["rows"]
@@ -151,11 +151,11 @@ def test_small_model_exports_and_agrees_with_keras(here, tmp_path):
 
 @pytest.mark.slow
 def test_compare_finds_the_first_different_layer_of_backends(here, tmp_path):
-    """A layer of one's own that computes something else on JAX."""
+    """The model has a custom layer with another result on JAX."""
     (tmp_path / "mine.py").write_text(MINE)
     layers = "[keras.Input((3,)), keras.layers.Dense(4), mine.Mine(name='odd'), keras.layers.Dense(2)]"
     made = f"import mine, keras; keras.Sequential({layers}).save('m.keras')"
-    on_jax = {**os.environ, "KERAS_BACKEND": "jax"}  # which is imported sooner
+    on_jax = {**os.environ, "KERAS_BACKEND": "jax"}  # JAX is imported faster
     subprocess.run([sys.executable, "-c", made], cwd=tmp_path, env=on_jax, check=True, timeout=PATIENCE_S)
     _, err, code = here("model", "compare", "m.keras")
     assert (code, "has custom layers: Mine; name" in err) == (2, True)

@@ -1,4 +1,4 @@
-"""What is planned is looked at as a whole before anything is written, and each format is written as a whole or not at all."""
+"""Tests of planning and writing an export: the plan is checked before writing, and each format is written whole or not."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_plan_refuses_a_missing_folder(source, tmp_path):
     assert refused(source, [FORMATS["onnx"]], tmp_path / "no" / "no").startswith(
         f"there is no folder {tmp_path}/no; make it"
     )
-    assert plan(source, [FORMATS["onnx"]], tmp_path / "new")  # which is made when something is written
+    assert plan(source, [FORMATS["onnx"]], tmp_path / "new")  # the folder is created at the first write
 
 
 def test_plan_refuses_16_bits_only_for_onnx(source, tmp_path):
@@ -51,7 +51,7 @@ def test_plan_refuses_16_bits_only_for_onnx(source, tmp_path):
 
 
 class Writing:
-    """StepRunner that write some files, or refuse."""
+    """A ``StepRunner`` that writes some files, or refuses."""
 
     def __init__(self, *names, outcome=None):
         self.names, self.outcome = names, outcome or {}

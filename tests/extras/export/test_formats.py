@@ -1,4 +1,4 @@
-"""Formats by name, on which backend each is written, and what is said of what is not installed."""
+"""Tests of export formats: their names, their backends, and errors about missing packages."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from ddlf.extras.export.formats import ALL, BACKENDS, DISTRIBUTIONS, FORMATS, re
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Says which modules are installed."""
+    """Return a function that chooses the installed modules."""
 
     def only(*names):
         monkeypatch.setattr(formats, "has_module", lambda name: name in names)
@@ -42,7 +42,7 @@ def test_formats_have_distinct_files_and_aliases():
     endings = [ending for each in ALL for ending in each.endings]
     words = [word for each in ALL for word in (each.name, *each.also)]
     assert len(endings) == len(set(endings))
-    assert len(set(words)) >= len(words) - 1  # torch is also a backend, and the name of its format
+    assert len(set(words)) >= len(words) - 1  # torch is both a backend and the name of its format
 
 
 def test_format_files_have_the_name_of_the_model():

@@ -1,4 +1,4 @@
-"""Inputs and outputs as each runtime has them: by name, or in Keras's order."""
+"""Tests of matching the inputs and outputs of each runtime to Keras, by name or by order."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is exported, looked at without Keras: each thing that cannot be has a sentence of its own."""
+"""Tests of checking an exported model without Keras: each unsupported part has its own error message."""
 
 import json
 import zipfile
@@ -17,7 +17,7 @@ def layer(kind, module="keras.layers", registered=None, **config):
 
 @pytest.fixture
 def saved(tmp_path):
-    """Writes a file as Keras's, with some layers."""
+    """Return a function that writes a file in the format of Keras, with some layers."""
 
     def write(*layers, name="model.keras", **more):
         with zipfile.ZipFile(tmp_path / name, "w") as file:

@@ -1,4 +1,4 @@
-"""Who refused is the package whose code raised, and what a step leaves is read by who started it."""
+"""Tests of the steps of an export, which run in other processes: their results, and the package that refused."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from ddlf.extras.export.steps import Refused, StepRunner, refusal
 
 
 def raised(file, sentence, tmp_path):
-    """The error of a function of a file at a path."""
+    """Return an error that is raised by code in a file at this path."""
     path = tmp_path / file
     source = f"def fail():\n    raise ZeroDivisionError({sentence!r})\n"
     scope = {}
@@ -45,7 +45,7 @@ def test_refusal_cuts_long_sentences_and_names_silent_errors(tmp_path):
 
 @pytest.fixture
 def steps(tmp_path, monkeypatch):
-    """StepRunner whose process runs some code instead; it gets the path of the job."""
+    """Return a function that makes a ``StepRunner`` with other code in its process. The code gets the path of the job."""
 
     def doing(code):
         script = tmp_path / "python"

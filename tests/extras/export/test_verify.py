@@ -1,4 +1,4 @@
-"""Differences against NumPy's own words for them, and which row each outcome makes."""
+"""Tests of comparing outputs: the differences equal the results of NumPy, and each outcome gives a row."""
 
 import math
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_difference_is_absolute_below_one_and_relative_above(wanted, found, far)
 
 
 class Played:
-    """StepRunner whose outcome is known."""
+    """A ``StepRunner`` with known results."""
 
     def __init__(self, outputs, refused=()):
         self.known, self.refused, self.done = outputs, dict(refused), []

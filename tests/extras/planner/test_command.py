@@ -1,4 +1,4 @@
-"""What ``ddlf plan`` prints and refuses, without workers."""
+"""Tests of the output and the refusals of ``ddlf plan``, without workers."""
 
 import dataclasses
 import re
@@ -172,7 +172,7 @@ def test_the_whole_training_is_predicted():
 
 
 @pytest.mark.parametrize("value", [-1, 0, float("nan"), float("inf"), True, None, "soon", "0s", "-30s"])
-def test_a_time_that_is_none_is_refused(value):
+def test_an_invalid_time_is_refused(value):
     with pytest.raises(
         ConfigError, match=r"the time of a plan must be seconds above 0, or a text such as '30s' or '2m'"
     ):
@@ -183,7 +183,7 @@ def test_a_time_is_a_number_or_a_text():
     assert [budget_of(value) for value in (1, 2.5, "30s", "2m")] == [1.0, 2.5, 30.0, 120.0]
 
 
-def test_one_slot_as_the_cheapest_choice_does_not_pay_however_wide_its_interval_is():
+def test_one_slot_as_the_cheapest_choice_does_not_pay_for_any_interval():
     best = dataclasses.replace(choice(1, 0.81, 9.6, NOW.setting.way), low=0.61, high=1.07)
     plan = dataclasses.replace(PLAN, best=best, wish=Wish(goal="cost"))
     assert plan.to_data()["verdict"] == "no gain"
@@ -294,7 +294,7 @@ def test_units_are_those_of_networks(read, text, value):
         ),
     ],
 )
-def test_a_wish_and_an_assumed_link_have_their_lines(wish, link, said):
+def test_a_goal_and_an_assumed_link_are_printed(wish, link, said):
     model = TimeModel([Measured(setting=NOW.setting, seconds=(1.0,))], link)
     found = lines(dataclasses.replace(PLAN, wish=wish, model=model), RUN)
     assert [line for line in found if line in said] == said
@@ -355,7 +355,7 @@ MEMORY = MemoryModel(
         ),
     ],
 )
-def test_memory_is_a_column_and_lines(wish, largest, said):
+def test_memory_is_printed_as_a_column_and_lines(wish, largest, said):
     choices = [dataclasses.replace(one, memory=MEMORY.predict(64)) for one in (BEST, NOW, FAR)]
     made = dataclasses.replace(
         PLAN, best=choices[0], now=choices[1], all=tuple(choices), memory=MEMORY, wish=wish, largest=largest

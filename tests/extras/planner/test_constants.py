@@ -1,4 +1,4 @@
-"""Measured times, where DDLF otherwise assumes 1 Gbit/s: ``exchange="auto"`` and the rule C12 of the adviser."""
+"""Tests of measured times instead of the assumed 1 Gbit/s: in ``exchange="auto"``, and in the adviser's rule C12."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ WHEN = 1767268800.0  # 2026-01-01, at noon in UTC
 
 
 def measured(*exchanges):
-    """Rounds with a step of 10 ms. An exchange takes seconds, and more for each slot."""
+    """Return measured rounds with steps of 10 ms and slow exchanges, which take longer for each slot."""
     return tuple(
         Measured(
             setting=Setting(way=way, slots=slots, batch=64, steps=steps),
@@ -34,7 +34,7 @@ def measured(*exchanges):
     )
 
 
-def test_the_times_of_an_app_are_those_of_its_plan(monkeypatch, tmp_path, caplog):
+def test_the_times_of_an_app_come_from_its_plan(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(kept, "state_folder", lambda: tmp_path)
     facts = {"host": "pc01", "cores": 2, "gpus": [], "python": "3.12.1"}
     cluster = SimpleNamespace(workers=[SimpleNamespace(facts=facts)] * 2)
@@ -59,7 +59,7 @@ def test_the_times_of_an_app_are_those_of_its_plan(monkeypatch, tmp_path, caplog
         ([(SHARDED, 0.9, 0.0)], "star", "at 1 Gbit/s, which is assumed: ddlf plan measures it"),
     ],
 )
-async def test_auto_uses_measured_times_and_says_so(monkeypatch, exchanges, wanted, why):
+async def test_auto_uses_measured_times_and_reports_it(monkeypatch, exchanges, wanted, why):
     constants = Constants(TimeModel(measured(*exchanges)), WHEN)
     monkeypatch.setattr("ddlf.extras.measured_rounds", lambda app, cluster: constants)
     run = await trained("auto", workers=3, slots=3, master_epochs=1)

@@ -1,4 +1,4 @@
-"""Causes of slow rounds, found in made-up events. A round is predicted to train for 1 s and to exchange for 0.5 s."""
+"""Tests of explaining slow rounds, with made-up events. The prediction of a round is 1 s of training and 0.5 s of exchange."""
 
 import json
 
@@ -49,7 +49,7 @@ def committed(number, seconds, compute, transfer, slot, data, samples=9):
 def rounds(
     compute=(1.0, 1.0), transfer=(0.4, 0.4), idle=0.1, data=0.0, swapped=(0, 0), more=(), count=6, slots=False, late=0.0
 ):
-    """Events of rounds in which workers need these seconds. The first two take longer, because they compile."""
+    """Return the events of rounds with these times of workers. The first two rounds take longer, because they compile."""
     yield 0.0, PREDICTED
     now = dict.fromkeys((1, 2), 0.0)
     for number in range(1, count + 1):
@@ -72,7 +72,7 @@ def rounds(
 
 
 def with_short_rounds(**made):
-    """The events of ``rounds``, with two short rounds of one sample after each round, as at the end of an epoch."""
+    """Return the events of ``rounds``, with two short rounds of one sample after each round, like at the end of an epoch."""
     later = dict.fromkeys((None, 1, 2), 0.0)
     for when, event in rounds(**made):
         slot = event.record.slot if isinstance(event, Committed) else getattr(event, "slot", None)
@@ -104,7 +104,7 @@ def evaluated(seconds):
         ({"compute": (3.0, 3.0), "data": 2.0}, "data", None),
         ({"idle": 2.0, "more": (evaluated(2.0),)}, "data", None),
         ({"idle": 2.0}, "wait", None),
-        ({"late": 2.0}, "wait", None),  # slots of a lost worker are computed again
+        ({"late": 2.0}, "wait", None),  # other workers recompute the slots of a lost worker
         ({"idle": 2.0, "more": (CheckpointWritten(version=1, path="a", seconds=1.9),)}, "wait", None),
         ({"late": 5.0, "more": (SlotBackedUp(round=1, slot=1, worker=2),)}, "straggler", None),
         ({"compute": (2.0, 2.0), "transfer": (1.5, 1.5)}, "unclear", None),
@@ -131,20 +131,20 @@ def test_short_last_rounds_of_epochs_do_not_count(made, cause, worker):
     assert found.parts == pytest.approx(explain(rounds(**made, count=9)).parts)
 
 
-def test_evaluations_of_the_workers_count_as_evaluations_and_those_after_the_run_do_not():
+def test_evaluations_of_workers_count_but_evaluations_after_the_run_do_not():
     slow = list(rounds(transfer=(2.4, 2.4), more=(evaluated(2.0),)))
-    assert explain(slow).cause == "link"  # the master evaluates meanwhile
+    assert explain(slow).cause == "link"  # the master evaluates at the same time
     assert explain(slow, evaluates_there=True).cause == "data"
     later = [*rounds(idle=2.0), (99.0, evaluated(50.0))]
     assert explain(later).cause == "wait"
 
 
-def test_a_run_that_was_started_again_is_explained_from_there():
+def test_a_restarted_run_is_explained_from_its_restart():
     events = [*rounds(transfer=(2.4, 2.4)), *rounds(compute=(1.0, 3.0))]
     assert explain(events).cause == "straggler"
 
 
-def test_the_clock_of_the_run_counts_more_than_the_times_of_its_events():
+def test_the_clock_of_the_run_has_priority_over_the_times_of_its_events():
     measured = RoundsMeasured(rounds=4, seconds=1.6, predicted=1.5, low=1.3, high=1.7)
     assert explain([*rounds(idle=2.0), (0.0, measured)]).cause == "within its interval"
 
@@ -183,7 +183,7 @@ def test_the_command_explains_a_run_in_its_folder(tmp_path, capsys):
         ([], ("--ui", "json"), "--ui has no effect with --check"),
     ],
 )
-def test_what_cannot_be_explained_is_refused(tmp_path, capsys, events, words, said):
+def test_runs_that_cannot_be_explained_are_refused(tmp_path, capsys, events, words, said):
     a_run(tmp_path, events)
     command("last", "--out", str(tmp_path), *words, code=2)
     assert said in capsys.readouterr().err

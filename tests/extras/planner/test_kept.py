@@ -1,4 +1,4 @@
-"""Measurements that are kept between commands."""
+"""Tests of the measurements that are kept between commands."""
 
 import importlib
 from dataclasses import replace
@@ -44,13 +44,13 @@ def test_measurements_are_read_again():
     assert read(an_app()) == KEPT
 
 
-def test_settings_that_are_compared_or_change_no_round_use_the_same_measurements():
+def test_settings_that_are_compared_or_do_not_change_rounds_share_measurements():
     write(an_app(), KEPT)
     assert read(an_app(slots=1, batch_size=64, codec="int8", mode="async", master_epochs=9, out="elsewhere")) == KEPT
 
 
 class Other(Quick):
-    """Another app."""
+    """An app of another class."""
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_another_version_has_its_own_measurements(monkeypatch):
     assert read(an_app()) is None
 
 
-def test_a_damaged_file_counts_as_none():
+def test_a_damaged_file_is_ignored():
     write(an_app(), KEPT)
     path_of(an_app()).write_text('{"measured": [{}]}')
     assert read(an_app()) is None
@@ -105,7 +105,7 @@ def test_measurements_answer_what_they_measured(ways, batches, budget_s, answers
     assert KEPT.answers(ways, batches, budget_s) == answers
 
 
-def test_the_newest_runs_of_a_setting_replace_what_was_measured_of_it():
+def test_the_newest_runs_of_a_setting_replace_its_measurements():
     found = KEPT
     for seconds in (1.0, 2.0, 3.0, 4.0):
         found = found.refined(measured(STAR, 64, (seconds,) * 3))
@@ -116,7 +116,7 @@ def test_the_newest_runs_of_a_setting_replace_what_was_measured_of_it():
     assert read(an_app()) == found
     for batch in range(1, 50):
         found = found.refined(measured(STAR, batch, (1.0,) * 999))
-    assert len(found.measured) == kept.MOST_RUNS + 2  # of a short measurement, and of the newest run
+    assert len(found.measured) == kept.MOST_RUNS + 2  # two more: a short measurement and the newest run
     assert len(found.measured[-1].seconds) == kept.MOST_ROUNDS
 
 
@@ -145,7 +145,7 @@ X, Y = np.arange(1000.0).reshape(500, 2), np.arange(500)
 def test_changed_data_are_noticed_when_they_are_loaded(other):
     same = loaded(x_train=X.copy(), y_train=Y.copy())
     write(an_app(), replace(KEPT, data=data_of(same)))
-    assert read(an_app()) is not None  # nothing is loaded yet
+    assert read(an_app()) is not None  # the app has not loaded its data yet
     assert read(same) is not None
     assert read(loaded(**other)) is None
 

@@ -1,4 +1,4 @@
-"""The model of memory, the search for the largest batch, and children that die."""
+"""Tests of the model of memory, the search for the largest batch, and child processes that die."""
 
 import dataclasses
 import time
@@ -26,13 +26,13 @@ MB = 10**6
 
 
 def peak(batch, *earlier):
-    """The memory of a process that needs 500 MB and 0.5 MB for each sample, and keeps half of that of each size before."""
+    """Return the memory of a process: 500 MB, 0.5 MB for each sample, and half of the memory of each earlier batch."""
     most = 500 * MB + (2 * batch + sum(earlier)) * MB // 4
     return Peak(batch=batch, most=most, earlier=earlier)
 
 
 def peaks(*batches, loaded=0, weights=10 * MB):
-    """A worker that was measured with one process."""
+    """Return the measurement of a worker with one process."""
     found = tuple(peak(batch, *batches[:place]) for place, batch in enumerate(batches))
     facts = {"samples": 10_000, "framework": 300 * MB, "data": 150 * MB, "optimizer": 0}
     return Peaks(worker=1, loaded=loaded, weights=weights, batches=found, **facts)
@@ -67,7 +67,7 @@ def test_without_a_step_there_is_no_model():
 
 
 @pytest.mark.parametrize("limit", [510 * MB, 700 * MB, 1000 * MB, 100_000 * MB])
-def test_the_largest_batch_surely_fits_and_the_next_one_does_not(limit):
+def test_the_largest_batch_fits_and_the_next_one_may_not(limit):
     model = MemoryModel(peaks(64, 128, 256))
     batch = model.largest(limit)
     assert batch % 8 == 0
@@ -91,8 +91,8 @@ def test_a_batch_that_does_not_fit_is_followed_by_smaller_ones():
     assert find_largest(measured, 400 * MB, "star", train) == (Largest(limit=400 * MB, batch=0), measured)
 
 
-def test_a_larger_batch_follows_where_the_first_one_needs_less_than_predicted():
-    """Small batches hid that a sample needs 0.1 MB: their memory grew by 2 MB for each."""
+def test_a_larger_batch_follows_if_the_first_one_needs_less_than_predicted():
+    """A sample needs 0.1 MB, but the memory of small batches grew by 2 MB for each sample."""
     measured = dataclasses.replace(peaks(), batches=(Peak(batch=8, most=500 * MB), Peak(batch=16, most=516 * MB)))
     tried = []
 
@@ -116,7 +116,7 @@ def test_without_time_the_largest_batch_is_not_confirmed():
 
 
 class Made:
-    """A child that needs 0.5 MB for each sample, keeps a part of it, and dies at some batch."""
+    """A child process that needs 0.5 MB for each sample, keeps a part of it, and dies at a chosen batch."""
 
     def __init__(self, dies_at=10**9, sample=MB // 2, keeps=KEPT):
         self.dies_at, self.trained, self.sample, self.keeps = dies_at, [], sample, keeps
@@ -128,14 +128,14 @@ class Made:
         if batch >= self.dies_at:
             self.has_ended = True
             raise ChildEnded("it was ended by SIGKILL")
-        kept = int(sum(self.trained) * self.keeps * self.sample)  # of sizes before
+        kept = int(sum(self.trained) * self.keeps * self.sample)  # the kept memory of earlier batches
         found = Peak(batch=batch, most=500 * MB + batch * self.sample + kept, earlier=tuple(self.trained))
         self.trained.append(batch)
         return 700 * MB, found
 
 
 def train_made(batches, **more):
-    """Measure made-up children; returns their peaks, and the batches of each child."""
+    """Measure made-up children. Return their peaks, and the batches of each child."""
     made = [Made(**more)]
 
     def child():
@@ -160,12 +160,12 @@ def test_large_samples_are_measured_with_three_batches():
 
 
 @pytest.mark.parametrize("keeps", [0.0, 0.35, 1.2])
-def test_memory_of_batches_before_hardly_changes_the_bytes_of_a_sample(keeps):
+def test_memory_of_earlier_batches_hardly_changes_the_bytes_of_a_sample(keeps):
     found, _ = train_made([64], sample=MB // 3, keeps=keeps)
     assert MemoryModel(found).predict(2000).count == pytest.approx(500 * MB + 2000 * MB // 3, rel=0.2)
 
 
-def test_after_a_batch_that_a_child_does_not_survive_another_child_trains_a_smaller_one():
+def test_another_child_trains_a_smaller_batch_after_a_child_died():
     found, trained = train_made([8], dies_at=100)
     assert [(one.batch, one.earlier) for one in found.batches] == [(8, ()), (16, (8,)), (32, ()), (64, (32,))]
     assert trained == [[8, 16], [32, 64]]
@@ -183,7 +183,7 @@ def test_after_a_batch_that_a_child_does_not_survive_another_child_trains_a_smal
         ("import time; time.sleep(60)", "it needs too much time"),
     ],
 )
-def test_a_child_that_dies_ends_nothing_and_is_named(monkeypatch, code, why):
+def test_a_dead_child_is_named_without_ending_the_plan(monkeypatch, code, why):
     monkeypatch.setattr(children, "PROGRAM", ("-c", code))
     links = list[Connection]()
 
@@ -198,8 +198,8 @@ def test_a_child_that_dies_ends_nothing_and_is_named(monkeypatch, code, why):
     assert [one.closed for one in links] == [True]
 
 
-def test_the_child_holds_messages_as_a_worker_does(monkeypatch):
-    """Without them, a network of 9 million weights needed 80 MB more than predicted."""
+def test_the_child_holds_messages_like_a_worker(monkeypatch):
+    """Without the messages, a network of 9 million weights needed 80 MB more than predicted."""
 
     class Replica:
         def carry(self, task):
@@ -240,11 +240,11 @@ def choice(slots, seconds, memory):
     ("wish", "slots"),
     [
         (Wish(), 3),
-        (Wish(goal="memory"), 2),  # the faster one of two with the least memory
+        (Wish(goal="memory"), 2),  # the faster choice of the two with the least memory
         (Wish(max_memory=990), 2),
-        (Wish(max_memory=890), 2),  # at most 880
+        (Wish(max_memory=890), 2),  # this choice needs at most 880
         (Wish(goal="cost", max_memory=990), 1),
-        (Wish(max_memory=500), 2),  # none fits
+        (Wish(max_memory=500), 2),  # no choice fits
     ],
 )
 def test_the_best_choice_fits_into_the_memory(wish, slots):
@@ -253,7 +253,7 @@ def test_the_best_choice_fits_into_the_memory(wish, slots):
     assert wish.fits(wish.best(found)) == (wish.max_memory != 500)
 
 
-def test_a_known_largest_batch_answers_only_its_own_limit():
+def test_a_known_largest_batch_is_reused_only_for_the_same_limit():
     known = Largest(limit=990, batch=8, confirmed=True)
     assert Wish(max_memory=990).is_answered(known)
     assert not Wish(max_memory=991).is_answered(known)

@@ -1,4 +1,4 @@
-"""The fit and the model of time, against SciPy, formulas and made-up rounds."""
+"""Tests that compare the fit and the model of time with SciPy, formulas and made-up rounds."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ STAR, GRADIENT = Way("sync", "star", "float32"), Way("sync", "gradient", "float3
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 6))
-def test_coefficients_are_those_of_scipy(seed, rows, columns):
+def test_coefficients_equal_those_of_scipy(seed, rows, columns):
     chance = np.random.default_rng(seed)
     matrix, target = chance.normal(size=(rows, columns)), chance.normal(size=rows)
     found, (_, least) = nonnegative(matrix, target), nnls(matrix, target)
@@ -28,7 +28,7 @@ def test_coefficients_are_those_of_scipy(seed, rows, columns):
     assert np.linalg.norm(matrix @ found - target) == pytest.approx(least, rel=1e-9, abs=1e-9)
 
 
-def test_columns_of_zeros_and_equal_columns_are_no_problem():
+def test_columns_of_zeros_and_equal_columns_are_accepted():
     matrix = np.array([[1.0, 0.0, 1.0], [2.0, 0.0, 2.0]])
     assert matrix @ nonnegative(matrix, np.array([3.0, 6.0])) == pytest.approx([3.0, 6.0])
     assert not nonnegative(matrix, np.array([-1.0, -1.0])).any()
@@ -46,7 +46,10 @@ def test_eight_of_ten_intervals_hold_a_new_measurement():
 
 
 def made_up(way, slots, batch, steps):
-    """Seconds of a round: a step takes 2 ms and 50 us a sample, 1 ms more beside another slot; an exchange 30 + 5 N ms."""
+    """Return the seconds of a round.
+
+    A step takes 2 ms, 50 us for each sample, and 1 ms more beside another slot. An exchange of N slots takes 30 + 5 N ms.
+    """
     exchange = 0.030 + 0.005 * slots
     return steps * (0.002 + 5e-5 * batch + 0.001 * (slots - 1)) + exchange
 
@@ -78,7 +81,7 @@ def test_more_slots_than_a_way_was_measured_with_are_marked():
 
 
 def test_the_best_choice_has_no_more_slots_than_its_way_was_measured_with():
-    """What further slots cost a way is unknown, so its prediction is too short."""
+    """The cost of further slots was not measured, so the prediction is too short."""
     cheap = Measured(setting=Setting(way=GRADIENT, slots=1, batch=64, steps=1), seconds=(0.006,) * 3)
     model = TimeModel([*measured(*FEW), cheap])
     found = choices(model, Length(samples=10_000, steps=2), [64], [1, 2], model.ways)
@@ -149,13 +152,13 @@ def test_batches_of_a_round_follow_from_the_settings(way, length, steps):
     ],
 )
 def test_updates_of_an_epoch(way, length, expected):
-    """Two slots with batches of 20. Without common rounds, each slot changes the weights by itself."""
+    """There are two slots with batches of 20. Without common rounds, each slot updates the weights by itself."""
     setting = Setting(way=way, slots=2, batch=20, steps=length.of(way, 2, 20))
     assert updates(setting, 1000) == pytest.approx(expected)
 
 
 def test_the_two_constants_of_the_published_study_are_a_special_case():
-    """A step costs t_g, and a sample t_s: T = (V / S) t_g + (V / N + V_test) t_s, for two workers on MNIST."""
+    """T = (V / S) t_g + (V / N + V_test) t_s for two workers on MNIST: t_g is the time of a step, t_s of a sample."""
 
     def row(batch):
         return [50_000 / batch, 50_000 / 2 + 10_000]
@@ -170,7 +173,7 @@ def test_the_two_constants_of_the_published_study_are_a_special_case():
 
 
 def sent(way, slots, steps, size):
-    """Rounds of 100 ms and 10 ms for each slot, with so many bytes."""
+    """Return measured rounds of 100 ms plus 10 ms for each slot, with messages of this size."""
     setting = Setting(way=way, slots=slots, batch=64, steps=steps)
     return Measured(setting=setting, seconds=(0.1 + 0.01 * slots + 1e-3 * steps,) * 3, sent=size)
 
@@ -222,9 +225,13 @@ def made_choice(slots, seconds):
     [
         (Wish(), 8, True),
         (Wish(goal="cost"), 1, True),
-        (Wish(goal="cost", epochs=10, deadline_s=50.0), 2, True),  # 10 epochs of 2 slots take at most 44 s
+        (Wish(goal="cost", epochs=10, deadline_s=50.0), 2, True),  # with 2 slots, 10 epochs take at most 44 s
         (Wish(goal="time", epochs=10, deadline_s=50.0), 8, True),
-        (Wish(goal="cost", epochs=10, deadline_s=20.0), 8, False),  # they take 19 s, but at most 20.9 s
+        (
+            Wish(goal="cost", epochs=10, deadline_s=20.0),
+            8,
+            False,
+        ),  # 8 slots take 19 s, but the upper limit of the interval is 20.9 s
     ],
 )
 def test_the_best_choice_is_the_fastest_or_the_cheapest_in_time(wish, slots, in_time):
@@ -236,8 +243,8 @@ def test_the_best_choice_is_the_fastest_or_the_cheapest_in_time(wish, slots, in_
 @pytest.mark.parametrize(
     "change", [lambda seconds, steps: seconds + 0.3, lambda seconds, steps: seconds + 0.01 * steps]
 )
-def test_after_three_runs_the_plan_is_within_a_fifth(change):
-    """After the plan, the link becomes slower, or a worker."""
+def test_after_three_runs_the_prediction_is_within_a_fifth(change):
+    """After the plan, the link or a worker becomes slower."""
     kept = Kept(measured=tuple(measured(*FEW)), samples=6400, budget_s=30.0)
     true = change(made_up(STAR, 2, 64, 50), 50)
     setting = Setting(way=STAR, slots=2, batch=64, steps=50)
@@ -261,10 +268,10 @@ def test_weights_count_like_repeated_rows():
     ("settings", "knows"),
     [
         (FEW, True),
-        ([(STAR, 1, 64, 4), (STAR, 1, 64, 20)], True),  # one worker
-        ([(STAR, 2, 64, 4), (STAR, 2, 64, 40), (STAR, 2, 128, 20), (STAR, 1, 64, 2)], False),  # one short round alone
+        ([(STAR, 1, 64, 4), (STAR, 1, 64, 20)], True),  # one worker with two lengths
+        ([(STAR, 2, 64, 4), (STAR, 2, 64, 40), (STAR, 2, 128, 20), (STAR, 1, 64, 2)], False),  # only one short round
         ([(STAR, 2, 64, 4), (STAR, 2, 64, 40)], False),
-        ([(STAR, 1, 64, 4), (STAR, 2, 64, 4)], False),  # one length
+        ([(STAR, 1, 64, 4), (STAR, 2, 64, 4)], False),  # only one length
         (
             [(GRADIENT, 1, 64, 1), (GRADIENT, 1, 128, 1), (GRADIENT, 2, 64, 1), (STAR, 2, 64, 2), (STAR, 2, 64, 9)],
             False,

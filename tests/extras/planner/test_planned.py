@@ -1,4 +1,4 @@
-"""Runs that train as their plan says, without workers: the cluster is a list of facts."""
+"""Tests of runs that follow a plan, without workers: the cluster is a list of facts."""
 
 import dataclasses
 import re
@@ -29,7 +29,7 @@ class Apart(Quick):
     told = ()
 
     async def connect(self):
-        """There are no workers."""
+        """Do nothing, because there are no workers."""
 
 
 FACTS = {"host": "pc01", "cores": 2, "gpus": [], "python": "3.12.1"}
@@ -42,13 +42,13 @@ def an_app(**settings):
 
 
 def measured(way, slots, steps, exchange):
-    """A step takes 10 ms, and the exchange of a slot this time."""
+    """Return measured rounds with steps of 10 ms and this time of exchange for each slot."""
     setting = Setting(way=way, slots=slots, batch=64, steps=steps)
     return Measured(setting=setting, seconds=(steps * 0.01 + slots * exchange,) * 3)
 
 
 def keep(wander=1.0, files=None, **exchanges):
-    """Keep a plan in which the exchange of a slot takes these seconds. Every third measurement takes longer by a factor."""
+    """Store a plan with these seconds for the exchange of a slot. Every third measurement takes longer by a factor."""
     ways = {"star": STAR, "int8": INT8, "gradient": GRADIENT}
     found = [
         measured(ways[name], slots, steps, exchange)
@@ -77,7 +77,7 @@ async def chosen(app):
         ({"star": 99.0}, (1, "sync", "star", "float32"), "--slots 1"),
     ],
 )
-async def test_the_best_choice_is_taken_and_said(exchanges, settings, said):
+async def test_the_best_choice_is_used_and_reported(exchanges, settings, said):
     keep(**exchanges)
     app = an_app()
     (decided,) = await chosen(app)
@@ -91,7 +91,7 @@ async def test_the_best_choice_is_taken_and_said(exchanges, settings, said):
     assert app.exchange == settings[2]
 
 
-async def test_an_unclear_choice_is_not_taken_and_that_is_said():
+async def test_an_unclear_choice_is_not_used_and_reported():
     keep(star=0.1, int8=0.05, wander=2.0)
     app = an_app(mode="sync")
     (decided,) = await chosen(app)
@@ -102,7 +102,7 @@ async def test_an_unclear_choice_is_not_taken_and_that_is_said():
     assert await chosen(app) == []
 
 
-async def test_an_unclear_choice_that_is_surely_faster_than_the_app_is_taken(monkeypatch):
+async def test_an_unclear_choice_that_is_certainly_faster_than_the_app_is_used(monkeypatch):
     keep(star=0.1, gradient=60.0, wander=2.0)
     monkeypatch.setattr(Apart, "exchange", "gradient")
     app = an_app()
@@ -145,7 +145,7 @@ async def test_a_dry_run_says_what_the_plan_would_do(exchanges, settings, said):
     assert {name: value for name, value in vars(app).items() if name != "run_context"} == before
 
 
-def test_a_dry_run_is_refused_as_the_run_would_be_if_the_workers_are_known():
+def test_a_dry_run_is_refused_like_the_run_if_the_workers_are_known():
     with pytest.raises(ConfigError, match="there is no plan of Apart"):
         preview_plan(an_app(), [FACTS, FACTS])
     assert preview_plan(an_app(), [FACTS, {}]).startswith("unknown, because it belongs to the workers")
@@ -162,7 +162,7 @@ async def test_settings_without_a_plan_are_refused_before_anything_starts(settin
 
 
 @pytest.mark.parametrize("settings", [{"planned": False}, {"private": True}])
-async def test_an_app_that_does_not_ask_or_has_no_common_data_keeps_its_settings(settings):
+async def test_an_app_without_a_planned_setting_or_common_data_keeps_its_settings(settings):
     keep(star=0.1, int8=0.01)
     app = an_app(**settings)
     assert await chosen(app) == []

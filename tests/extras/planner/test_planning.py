@@ -1,4 +1,4 @@
-"""Plans of an app on real workers."""
+"""Tests of planning an app on real workers."""
 
 import asyncio
 import json
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest.fixture(autouse=True)
 def own_plans(monkeypatch, tmp_path_factory):
-    """No measurements of other tests."""
+    """Use an empty folder, without measurements of other tests."""
     folder = tmp_path_factory.mktemp("state")
     monkeypatch.setattr("ddlf.extras.planner.kept.state_folder", lambda: folder)
 
 
 @pytest.fixture
 def few(monkeypatch):
-    """The budget allows four measurements after the first one, which are short. They need not show what a step takes."""
+    """Limit the plan to four short measurements after the first one. They need not show the time of a step."""
     room = iter((True,) * 4)
     monkeypatch.setattr(Budget, "has_room", lambda budget, needed: next(room, False))
     monkeypatch.setattr("ddlf.extras.planner.probe.MEASURE_S", 0.01)
@@ -64,7 +64,7 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     monkeypatch.chdir(tmp_path)
     asked = app(two_workers, Loud)
     before = dict(vars(asked))
-    found = await asked.plan(60 * PATIENCE_S)  # for a slow machine
+    found = await asked.plan(60 * PATIENCE_S)  # enough time for a slow machine
     assert vars(asked).keys() - {"run_context"} == before.keys() - {"run_context"}
     assert not asked.history
     assert list(tmp_path.iterdir()) == []
@@ -75,7 +75,7 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     assert found.best.low <= found.best.factor <= found.best.high
     assert {one.setting.slots for one in found.measured} >= {1, two_workers.N}
     assert json.loads(json.dumps(found.to_data()))["verdict"] == found.best.verdict
-    peaks = found.memory.peaks  # a child process of a worker has trained
+    peaks = found.memory.peaks  # measured by a child process of a worker
     assert peaks.samples == 4_000
     assert 100e6 < peaks.framework < peaks.loaded
     assert peaks.master > 100e6
@@ -84,10 +84,12 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     assert (second.measured, second.now, second.best) == (found.measured, found.now, found.best)
     assert second.memory.peaks == peaks
     said: list[str] = []
-    with pytest.raises(TypeError):  # it measures again, because there are more samples
+    with pytest.raises(TypeError):  # it measures again because of more samples, and the removed method fails
         await plan(app(two_workers, Loud, _more=1), 1.0, say=said.append)
     assert said == ["the data has changed since the measurements, so they are made again"]
-    monkeypatch.setattr("ddlf.extras.planner.planned._is_taken", lambda plan: True)  # few rounds may be unclear
+    monkeypatch.setattr(
+        "ddlf.extras.planner.planned._is_taken", lambda plan: True
+    )  # the result of few rounds may be unclear
     told: list[Event] = []
     run = app(
         two_workers, Loud, planned=True, master_epochs=4, callbacks=(), on_round=told.append, on_event=told.append
@@ -103,14 +105,14 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     assert (compared.rounds, compared.seconds > 0) == (2, True)
     timed: list[tuple[float, Event]] = []
     run.subscribe(lambda event: timed.append((time.perf_counter(), event)))
-    run.slots, run._repeats = None, 40  # worker 2 computes so many times as long
+    run.slots, run._repeats = None, 40  # worker 2 computes 40 times as long
     run.balance = "equal"  # the plan may have chosen parts by speed, after so short measurements
     await run.train_model(fresh=True)
     explained = explain(timed)
     assert (explained.cause, explained.worker) == ("straggler", 2)
 
 
-async def test_a_time_that_is_none_is_refused_before_the_workers_are_connected():
+async def test_an_invalid_time_is_refused_before_the_workers_are_connected():
     with pytest.raises(ConfigError, match=r"the time of a plan must be seconds above 0.*got -1"):
         await Loud(None).plan(-1)
 
@@ -127,7 +129,7 @@ async def test_a_time_that_is_none_is_refused_before_the_workers_are_connected()
         ),
     ],
 )
-async def test_what_cannot_be_planned_is_refused(two_workers, settings, said):
+async def test_apps_that_cannot_be_planned_are_refused(two_workers, settings, said):
     with pytest.raises(ConfigError, match=said):
         await plan(app(two_workers, Loud, **settings))
 
@@ -137,7 +139,7 @@ async def test_what_cannot_be_planned_is_refused(two_workers, settings, said):
     [
         (Blobs, {}, ["sync", "sync", "async", "sync, gradient"]),
         (Blobs, {"merge": "median"}, ["sync", "sync", "sync, gradient"]),
-        (Loud, {}, ["sync", "sync", "async"]),  # its own train is local training
+        (Loud, {}, ["sync", "sync", "async"]),  # an own train method is local training
         (Loud, {"exchange": "auto"}, ["sync", "sync, sharded", "sync", "async"]),
         (Loud, {"exchange": "auto", "weights_codec": "delta:int8"}, ["sync", "sync", "async"]),
     ],
@@ -166,7 +168,7 @@ async def test_too_little_time_is_refused(two_workers, monkeypatch):
 
 
 class Slow(Loud):
-    """A worker trains for ever, if it is told so, until a file is there."""
+    """An app that trains endlessly if ``until`` is set, until this file exists."""
 
     until = ""
 
@@ -177,7 +179,7 @@ class Slow(Loud):
 
 
 async def test_a_plan_ends_with_its_budget_even_in_the_middle_of_a_round(two_workers, tmp_path):
-    """The steps would never end. The plan ends with its budget, and not by a limit of the round."""
+    """The steps would never end. The plan ends because of its budget, not because of a limit of the round."""
     until = tmp_path / "until"
     with pytest.raises(ConfigError, match=r"the workers (did not train|were not ready to train) for 3 rounds in 3 s"):
         await asyncio.wait_for(plan(app(two_workers, Slow, until=str(until)), 3.0), PATIENCE_S)
@@ -209,8 +211,8 @@ def whole_epochs(samples):
     return Length(samples=samples)
 
 
-async def test_the_first_measurement_counts_in_the_budget_but_not_as_the_length_of_the_others():
-    """It imports Keras on the workers. Here it takes 30 s of a budget of 40 s, and others take 2 s."""
+async def test_the_first_measurement_counts_in_the_budget_but_not_for_the_expected_length():
+    """The first measurement imports Keras on the workers. It takes 30 s of a budget of 40 s, and other ones take 2 s."""
     now = [0.0]
 
     class Made:
@@ -229,7 +231,7 @@ async def test_the_first_measurement_counts_in_the_budget_but_not_as_the_length_
 
 
 async def test_rounds_are_no_longer_than_small_data():
-    """The data have 10 samples, and the first round of all workers would need 32."""
+    """The data has 10 samples, but the first round of all workers would need 32."""
     tried = []
 
     class Made:
@@ -269,7 +271,7 @@ async def test_data_that_are_too_small_for_a_plan_are_refused_in_the_numbers_of_
     check_samples(5, 1, 10)
 
 
-async def test_a_plan_that_ends_with_a_lost_worker_says_that_nothing_is_kept(two_workers, monkeypatch):
+async def test_a_plan_that_loses_a_worker_reports_that_nothing_is_kept(two_workers, monkeypatch):
     async def rounds(probe, setting, most_s=None):
         raise ClusterTooSmall("1 of 2 workers could not be reached")
 
@@ -281,8 +283,8 @@ async def test_a_plan_that_ends_with_a_lost_worker_says_that_nothing_is_kept(two
     ]
 
 
-async def test_a_long_round_is_long_where_a_round_takes_mostly_for_other_things_than_its_steps():
-    """A step takes 1 ms and the rest of a round 70 ms, as with a small dense network."""
+async def test_a_long_round_has_many_steps_if_a_step_is_short_compared_to_the_round():
+    """A step takes 1 ms and the rest of a round 70 ms, like in a small dense network."""
     way, said = Way("sync", "star", "float32"), [].append
 
     class Made:
@@ -295,8 +297,8 @@ async def test_a_long_round_is_long_where_a_round_takes_mostly_for_other_things_
     assert max(one.setting.steps for one in found) == pytest.approx(LONG_ROUND_S / 0.001)
 
 
-async def test_each_way_is_measured_with_rounds_as_long_as_those_of_the_app():
-    """A worker trains 2 steps between two exchanges of 1 s. So rounds of 20 steps would say little about its exchange."""
+async def test_each_way_is_measured_with_rounds_of_the_length_of_the_app():
+    """A worker trains 2 steps between two exchanges of 1 s. Rounds of 20 steps would tell little about the exchange."""
     now, ways = [0.0], [Way("sync", "star", "float32"), Way("async", "star", "float32"), Way("sync", "star", "int8")]
 
     class Made:
@@ -316,7 +318,7 @@ async def test_each_way_is_measured_with_rounds_as_long_as_those_of_the_app():
 
 
 async def test_each_way_is_measured_with_all_workers_before_its_short_rounds():
-    """The machines are busy: time ends before the short rounds."""
+    """The machines are so busy that the time ends before the short rounds."""
     now, ways = [0.0], [Way(mode, "star", codec) for mode in ("sync", "async") for codec in ("float32", "int8")]
     ways.append(Way("sync", "gradient", "float32"))
 
@@ -335,7 +337,7 @@ async def test_each_way_is_measured_with_all_workers_before_its_short_rounds():
 
 @pytest.mark.parametrize("exchange", ["star", "gradient"])
 async def test_few_measurements_show_how_long_a_step_takes_on_one_worker(exchange):
-    """The machines are busy, so that there is time for a few measurements only."""
+    """The machines are so busy that the time allows only a few measurements."""
     now, ways = [0.0], [Way("sync", exchange, "float32"), Way("async", "star", "float32")]
 
     class Made:

@@ -1,4 +1,4 @@
-"""Workers of different speed: the model of time against made-up rounds, and the choice."""
+"""Tests of workers with different speeds: the model of time on made-up rounds, and the choice."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,9 @@ STAR = Way("sync", "star", "float32")
 
 
 def made_up(slowness, slots, batch, steps, balanced=False):
-    """Seconds of a round: a step takes 2 ms and 50 us a sample on the fastest worker; an exchange 30 + 5 N ms.
+    """Return the seconds of a round.
+
+    A step takes 2 ms plus 50 us for each sample on the fastest worker. An exchange of N slots takes 30 + 5 N ms.
 
     With parts by speed, each worker has at least one step, and its last step has few samples.
     """
@@ -59,21 +61,21 @@ def test_rounds_of_unequal_workers_are_predicted(slowness, balanced):
     assert model.step(64) == pytest.approx(fastest * (0.002 + 64 * 5e-5), rel=1e-6)
 
 
-def test_about_equal_workers_are_equal():
+def test_almost_equal_workers_count_as_equal():
     assert slowness_of({1: 1.0, 2: 1.4}) == slowness_of({}) == {}
     assert slowness_of({2: 3.0, 1: 1.0}) == {1: 1.0, 2: 3.0}
     assert slowest([1.0, 1.0, 3.0], 10, balanced=False) == (30.0, 30.0)
     assert slowest([1.0, 1.0, 3.0], 10, balanced=True) == (15.0, pytest.approx(10 * 3 / (1 + 1 + 1 / 3)))
 
 
-def test_parts_by_speed_have_at_least_a_batch_and_one_that_is_not_full():
-    """The slow worker has 2 of 4 steps of 50 samples, if its part has 51 samples."""
+def test_parts_by_speed_have_at_least_one_full_and_one_incomplete_batch():
+    """If the part of the slow worker has 51 samples, it makes 2 of the 4 steps with batches of 50."""
     assert slowest([1.0, 3.0], 2, balanced=True) == (6.0, pytest.approx(3.0))
     assert slowest([1.0, 100.0], 2, balanced=True) == (200.0, 100.0)
 
 
 def plan_of(slowness, monkeypatch, batches=(64,), **settings):
-    """The plan of an app on made-up workers, whose parts may follow the speeds."""
+    """Return the plan of an app on made-up workers. The parts of the data may follow the speeds."""
     monkeypatch.setattr("ddlf.extras.planner.planning.can_follow_speeds", lambda app: settings["balance"] is not None)
     workers = [SimpleNamespace(id=number, facts={"host": f"pc{number:02}"}) for number in range(1, len(slowness) + 1)]
     app = SimpleNamespace(
@@ -96,7 +98,7 @@ def test_a_batch_of_more_than_all_samples_is_refused(monkeypatch):
 def test_a_slow_worker_is_left_out_or_gets_less(monkeypatch):
     found = plan_of((1, 1, 1, 3), monkeypatch, balance=None)  # parts cannot follow the speeds
     assert (found.now.setting.slots, found.best.setting.slots) == (4, 3)
-    assert found.wish.epochs == 4  # those of the app
+    assert found.wish.epochs == 4  # the epochs of the app
     assert found.in_other_order is None
     found = plan_of((1, 1, 1, 3), monkeypatch, balance="equal")
     assert (found.best.setting.slots, found.best.setting.balanced) == (4, True)
@@ -104,7 +106,7 @@ def test_a_slow_worker_is_left_out_or_gets_less(monkeypatch):
     assert found.now.epoch.seconds == pytest.approx(2500 * made_up((1, 1, 1, 3), 4, 64, 1) - 2499 * 0.05, rel=1e-6)
 
 
-def test_a_slow_worker_that_is_listed_first_is_named(monkeypatch):
+def test_a_slow_first_worker_is_named(monkeypatch):
     found = plan_of((3, 1, 1, 1), monkeypatch, balance=None)
     assert found.in_other_order is not None
     assert found.in_other_order.setting.slots == 3
@@ -118,7 +120,7 @@ def test_a_slow_worker_that_is_listed_first_is_named(monkeypatch):
 
 @pytest.mark.parametrize(("slots", "steps", "seconds"), [(False, 1.5, 3.5), (True, 3, 3.5)])
 def test_measured_rounds_have_the_pace_of_each_worker(slots, steps, seconds):
-    """Worker 2 trains three times as long. Without common rounds, its rounds count."""
+    """Worker 2 takes three times as long. Without common rounds, only its rounds count."""
     now, way = [0.0], Way("async" if slots else "sync", "star", "float32")
     heard = Rounds(Setting(way=way, slots=2, batch=3, steps=steps), clock=lambda: now[0])
     for now[0], event in rounds(compute=(1.0, 3.0), slots=slots):
@@ -137,7 +139,7 @@ def test_rounds_of_slots_that_are_about_equally_fast_all_count():
 
 
 def test_rounds_of_a_slow_slot_are_awaited_without_common_rounds():
-    """Worker 2 takes nine times as long for a round. Its rounds count, also where those of the other would be enough."""
+    """Worker 2 takes nine times as long for a round. Its rounds must be counted, even if worker 1 has made enough rounds."""
     now, stopped, way = [0.0], [], Way("async", "star", "float32")
     heard = Rounds(Setting(way=way, slots=2, batch=4, steps=1), lambda: stopped.append(now[0]), clock=lambda: now[0])
     costs = dict(
@@ -149,12 +151,12 @@ def test_rounds_of_a_slow_slot_are_awaited_without_common_rounds():
             heard.hear(Committed(record=RoundRecord(round=number, rounds=200, version=number, slot=slot, **costs)))
         if stopped:
             break
-    assert stopped == [pytest.approx(0.9 * 4)]  # two rounds compile, and two count
+    assert stopped == [pytest.approx(0.9 * 4)]  # two rounds compile, and two rounds count
     assert heard.result().median == pytest.approx(0.9)
 
 
 def test_short_rounds_at_the_end_of_an_epoch_have_no_pace():
-    """Each second round has one sample in each slot, and still takes most of the time: that is no slow worker."""
+    """Every second round has one sample in each slot, but takes almost the full time. This does not mean a slow worker."""
     now = [0.0]
     heard = Rounds(Setting(way=STAR, slots=2, batch=3, steps=1.5), clock=lambda: now[0])
     costs = dict(transfer_s=0.1, bytes_out=1, bytes_back=1, epochs=1)

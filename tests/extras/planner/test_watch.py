@@ -1,4 +1,4 @@
-"""The rounds of a run beside their prediction, with made-up rounds and a made-up clock."""
+"""Tests of comparing the rounds of a run with their prediction, with made-up rounds and a made-up clock."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ STAR = Way("sync", "star", "float32")
 
 
 def measured(slots, batch, steps):
-    """A step takes 10 ms, and the rest of a round 100 ms, of which 20 ms are no exchange."""
+    """Return measured rounds: 10 ms for a step, 80 ms for the exchange, and 20 ms for the rest."""
     setting = Setting(way=STAR, slots=slots, batch=batch, steps=steps)
     return Measured(setting=setting, seconds=(0.1 + 0.01 * steps,) * 3, computing=(0.02 + 0.01 * steps,) * 3)
 
@@ -44,7 +44,7 @@ BEGAN = TrainingBegan(mode="sync", samples=1000, slots=2, fixed=False, workers=2
 
 
 class Made:
-    """A run whose rounds end at given times."""
+    """A run with given end times of its rounds."""
 
     def __init__(self, monkeypatch, began=BEGAN, **facts):
         self.now, self.told, events = 0.0, [], Events()
@@ -80,12 +80,12 @@ async def test_the_rounds_of_a_run_are_predicted_and_measured(monkeypatch):
     assert predicted.compute_s == pytest.approx(0.02 + 50 * 0.01, rel=1e-6)
     assert predicted.low <= predicted.seconds <= predicted.high
     assert predicted.within
-    assert compared.rounds == 3  # the first ones compile
+    assert compared.rounds == 3  # the first rounds compile
     assert compared.seconds == pytest.approx(0.7)
     assert compared.predicted == predicted.seconds
 
 
-async def test_local_epochs_and_shorter_rounds_at_the_end_of_an_epoch_count_as_they_are(monkeypatch):
+async def test_local_epochs_and_short_last_rounds_of_an_epoch_are_predicted(monkeypatch):
     predicted, compared = await Made(monkeypatch, worker_epochs=3).train([1.6] * 5, 1000, 3)
     assert predicted.seconds == pytest.approx(0.1 + 150 * 0.01, rel=1e-6)
     assert compared.rounds == 3
@@ -110,11 +110,11 @@ async def test_a_run_refines_the_measurements(monkeypatch):
     ("seconds", "costs"),
     [
         ([0.7] * 4, {"seconds": 0.65}),  # too few rounds
-        ([0.7] * 9, {"seconds": 0.3}),  # hooks or checkpoints between them
+        ([0.7] * 9, {"seconds": 0.3}),  # hooks or checkpoints take time between the rounds
         ([0.7] * 9, {"seconds": 0.65, "recomputed": 1}),
     ],
 )
-async def test_runs_with_other_rounds_than_usual_refine_nothing(monkeypatch, seconds, costs):
+async def test_runs_with_unusual_rounds_do_not_refine_the_measurements(monkeypatch, seconds, costs):
     run = Made(monkeypatch)
     _, compared = await run.train(seconds, **costs)
     assert compared.rounds == len(seconds) - 2

@@ -1,4 +1,4 @@
-"""Other batch sizes, warm-ups and seeds, with made-up losses."""
+"""Tests of comparing other batch sizes, warm-ups and seeds, with made-up losses."""
 
 import math
 
@@ -13,7 +13,7 @@ CURVE = Curve(first=(2.0, 2.0), points=(Point(rate=0.1, steps=40, losses=(1.0, 1
 
 
 def answer(what, loss, seeds=(0, 1), curve=CURVE):
-    """The answer with made-up losses, and the trials."""
+    """Return the answer for made-up losses, and the trials."""
     found = also(what, curve, 0.1, RUNG, 16, seeds)
     trials = list(next(found))
     with pytest.raises(StopIteration) as end:
@@ -49,9 +49,9 @@ def test_the_line_of_a_comparison_gives_the_number_of_its_trials(what, line):
 @pytest.mark.parametrize(
     ("losses", "batch", "rate"),
     [
-        ({}, 16, 0.1),  # no other batch is as good
-        ({(32, 0.14): 1.09}, 32, 0.14),  # it is as good with half of the steps
-        ({(32, 0.14): 1.09, (8, 0.1): 0.95}, 16, 0.1),  # it is not near the smallest loss
+        ({}, 16, 0.1),  # no other batch size is as good
+        ({(32, 0.14): 1.09}, 32, 0.14),  # the larger batch is as good with half of the steps
+        ({(32, 0.14): 1.09, (8, 0.1): 0.95}, 16, 0.1),  # the larger batch is not near the smallest loss
         ({(32, 0.14): 1.09, (8, 0.1): 0.5}, 8, 0.1),
         ({(32, 0.14): 1.0, (64, 0.4): 1.09, (64, 0.2): 1.01}, 64, 0.2),
         ({(8, 0.1): 0.89}, 8, 0.1),

@@ -1,4 +1,4 @@
-"""Runs that first find their learning rate, without workers: the search is made up."""
+"""Tests of runs that first search their learning rate, without workers and with a made-up search."""
 
 import dataclasses
 
@@ -17,12 +17,12 @@ class Scouting(Quick):
     learning_rate = 0.05
 
     async def connect(self):
-        """There are no workers."""
+        """Do nothing, because there are no workers."""
 
 
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch):
-    """A search finds 0.1, or that the rate of the optimizer is as good. It runs once for an app."""
+    """Replace the search. It finds 0.1, or that the rate of the optimizer is as good, and runs once for an app."""
     searched = []
 
     async def search(app, say, check_own):
@@ -55,11 +55,11 @@ def an_app(**settings):
         (0.2, 0.1, "the best rate, instead of 0.2, flat from 0.1 to 0.2 (10 trials)"),
     ],
 )
-async def test_a_run_takes_the_rate_that_was_found_and_says_so(own, rate, why):
+async def test_a_run_uses_the_found_rate_and_reports_it(own, rate, why):
     app, told = an_app(learning_rate=own), []
     app.subscribe(told.append)
     await chosen.choose_settings(app)
-    await chosen.choose_settings(app)  # the rate is there
+    await chosen.choose_settings(app)  # the rate is already set
     assert app.learning_rate == rate
     (decided,) = (event for event in told if isinstance(event, Decided))
     assert (decided.key, decided.value, decided.rule) == ("learning_rate", f"{rate:g}", "scout")
@@ -68,7 +68,7 @@ async def test_a_run_takes_the_rate_that_was_found_and_says_so(own, rate, why):
         assert app.learning_rate == rate
 
 
-async def test_an_unclear_answer_changes_no_rate_and_trials_have_a_label():
+async def test_an_unclear_answer_does_not_change_the_rate_and_trials_have_a_label():
     app, told, said = an_app(doubt="only 1 sample compares the rates"), [], []
     app.subscribe(told.append)
     app.say = said.append
@@ -81,7 +81,7 @@ async def test_an_unclear_answer_changes_no_rate_and_trials_have_a_label():
 
 
 @pytest.mark.parametrize("settings", [{"scout": False}, {"private": True}])
-async def test_other_runs_search_nothing(made_up, settings):
+async def test_other_runs_do_not_search(made_up, settings):
     await chosen.choose_settings(an_app(**settings))
     assert not made_up
 
@@ -94,7 +94,7 @@ async def test_other_runs_search_nothing(made_up, settings):
         ({"of_optimizer": 0.01}, "learning_rate=0.05 of the app is not the rate of its optimizer, 0.01"),
     ],
 )
-async def test_runs_that_cannot_take_a_rate_are_refused_by_name(settings, said, made_up):
+async def test_runs_that_cannot_use_a_rate_are_refused_by_name(settings, said, made_up):
     app = an_app(**settings)
     with pytest.raises(ConfigError, match=said):
         await chosen.choose_settings(app)

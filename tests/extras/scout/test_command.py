@@ -1,4 +1,4 @@
-"""What ``ddlf scout`` prints and refuses, without workers."""
+"""Tests of the output and the refusals of ``ddlf scout``, without workers."""
 
 import dataclasses
 import math
@@ -39,7 +39,7 @@ FOUND = Scouted(
 
 
 def scout(*given):
-    """The exit code of the command."""
+    """Run the command, and return its exit code."""
     try:
         return main(["scout", *given])
     except SystemExit as end:
@@ -61,7 +61,7 @@ def test_the_curve_the_costs_and_the_rate_are_printed():
     ]
 
 
-def test_a_rate_that_is_as_good_stays():
+def test_a_rate_that_is_as_good_is_kept():
     found = dataclasses.replace(FOUND, verdict=judged(CURVE, 0.1), is_scaled=True)
     assert lines(found)[-2:] == [
         "scaled    the rate is the highest one of your schedule or optimizers; the other rates keep their ratio to it",
@@ -69,7 +69,7 @@ def test_a_rate_that_is_as_good_stays():
     ]
 
 
-def test_a_rate_outside_of_the_bounds_is_compared_and_named():
+def test_a_rate_outside_the_bounds_is_compared_and_named():
     found = dataclasses.replace(FOUND, bounds=(0.1, 0.2), verdict=judged(CURVE.within(0.1, 0.2), 0.05))
     assert lines(found)[-2:] == [
         "bounds    yours, 0.05, is outside of your bounds, and was only tried for comparison: it gives a loss of 1.3, 0.1 "
@@ -94,7 +94,7 @@ def test_the_place_of_the_rate_is_named_if_no_attribute_sets_it():
 
 
 def also_of(what, kept, *others, chosen=0):
-    """An answer about a setting, from values with a rate and a loss."""
+    """Return an answer about a setting, from values with a rate and a loss each."""
     every = [Variant(value=value, rate=rate, losses=(loss,)) for value, rate, loss in (kept, *others)]
     return Also(what=what, kept=every[0], others=tuple(every[1:]), chosen=every[chosen], margin=0.5, near=0.01)
 
@@ -164,7 +164,7 @@ def also_of(what, kept, *others, chosen=0):
         ),
     ],
 )
-def test_other_settings_are_compared_by_a_rule_that_is_said(answer, said, rate):
+def test_other_settings_are_compared_by_a_printed_rule(answer, said, rate):
     found = dataclasses.replace(FOUND, also=(answer,))
     printed = lines(found)
     assert printed[-len(said) - 1 : -1] == [f"also      {said[0]}", *(f"          {row}" for row in said[1:])]
@@ -174,7 +174,7 @@ def test_other_settings_are_compared_by_a_rule_that_is_said(answer, said, rate):
     assert "use" not in unclear[-1]
 
 
-def test_an_unclear_answer_keeps_the_rate_and_says_why():
+def test_an_unclear_answer_keeps_the_rate_with_the_reason():
     found = dataclasses.replace(FOUND, doubt="only 1 sample compares the rates")
     assert lines(found)[-1] == (
         "rate      unclear: keep yours, 0.05; these trials chose 0.1, but only 1 sample compares the rates"
@@ -191,7 +191,7 @@ def test_an_unclear_answer_keeps_the_rate_and_says_why():
         (19, 10, 100, (0.3, 0.5), "only 19 samples compare the rates"),
         (20, 9, 100, (0.3, 0.5), "the longest trials have 9 steps, and 10 are the least: search with more --steps"),
         (20, 1, 2, (0.3, 0.5), "the longest trials have 1 step, and 2 are the least"),
-        (20, 9, 9, (0.3, 0.5), ""),  # the run is as short
+        (20, 9, 9, (0.3, 0.5), ""),  # the run is not longer than the trials
         (20, 10, 100, (0.1, 2.3), "from 2 starts, the loss fell by 1.1 with a standard deviation of 1.6"),
         (20, 10, 100, (0.1,), ""),
     ],
@@ -222,7 +222,7 @@ STARTS_DIFFER = Curve(
 
 def test_losses_of_rates_from_different_numbers_of_starts_can_be_compared():
     losses = comparable(STARTS_DIFFER, 0.01)
-    assert sum(STARTS_DIFFER.first) / 3 == pytest.approx(losses[1e-5])  # it has learnt nothing
+    assert sum(STARTS_DIFFER.first) / 3 == pytest.approx(losses[1e-5])  # the model has learnt nothing at this rate
     assert losses[1e-4] == STARTS_DIFFER.at(1e-4).loss
     assert losses[0.01] < losses[0.032] < losses[3.2e-4] < losses[1e-4] < losses[1e-5]
     found = dataclasses.replace(FOUND, curve=STARTS_DIFFER, verdict=judged(STARTS_DIFFER, 1e-4))
@@ -240,7 +240,7 @@ def test_losses_of_rates_from_different_numbers_of_starts_can_be_compared():
 def test_equal_rates_from_different_starts_have_no_hump():
     starts = (9.5, 13.1, 5.8)
     points = [Point(rate=2.0**place, steps=9, losses=starts[:tried]) for place, tried in enumerate((1, 1, 2, 2, 3))]
-    best = Point(rate=64.0, steps=9, losses=(9.4, 13.2, 5.7))  # it has learnt nothing from two starts
+    best = Point(rate=64.0, steps=9, losses=(9.4, 13.2, 5.7))  # the model has learnt nothing from two starts
     curve = Curve(first=starts, points=(*points, best))
     losses = comparable(curve, 64.0)
     assert [losses[point.rate] for point in points] == pytest.approx([sum(starts) / 3] * 5, abs=0.05)

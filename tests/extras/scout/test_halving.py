@@ -1,4 +1,4 @@
-"""The search and its answer, with made-up losses."""
+"""Tests of the search by successive halving, with made-up losses."""
 
 import math
 from dataclasses import replace
@@ -14,7 +14,7 @@ RATES = grid(1e-5, 10.0)
 
 
 def bowl(trial, best=0.03):
-    """The loss of a trial: 2.3 before training, smallest at ``best``, infinite from 100 times it on."""
+    """Return the loss of a trial: 2.3 before training, smallest at ``best``, and infinite from 100 times ``best``."""
     if not trial.steps:
         return 2.3
     far = abs(math.log10(trial.rate / best))
@@ -50,12 +50,12 @@ def test_a_grid_has_two_rates_a_decade_with_two_digits():
         (math.nan, 0.1, "learning rates must be above 0"),
     ],
 )
-def test_bounds_that_are_none_are_refused(low, high, said):
+def test_invalid_bounds_are_refused(low, high, said):
     with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
         grid(low, high)
 
 
-def test_a_search_halves_the_rates_and_keeps_the_users():
+def test_a_search_halves_the_rates_and_keeps_the_rate_of_the_user():
     curve, asked = run(search(RATES, 2e-5, LADDER))
     first, *rest = asked
     assert first == [Trial(rate=0.0, start=start, steps=0) for start in range(3)]
@@ -76,7 +76,7 @@ def test_a_search_halves_the_rates_and_keeps_the_users():
         (0.3, 0.1),
     ],
 )
-def test_the_rate_between_the_best_one_and_the_lowest_that_is_as_good_wins(best, chosen):
+def test_the_middle_between_the_best_rate_and_the_lowest_one_that_is_as_good_wins(best, chosen):
     curve = points(r1=1.5, r3=1.05, r6=1.05, r10=1.05, r30=1.05)
     found = [replace(one, losses=(1.0,)) if one.rate == best else one for one in curve.points]
     verdict = judged(replace(curve, points=tuple(found)), None)
@@ -139,14 +139,14 @@ def test_the_interval_has_no_gaps():
     ("own", "rate", "keeps"),
     [(0.03, 0.03, True), (0.1, 0.1, True), (0.3, 0.1, False), (0.02, 0.1, False), (None, 0.1, False)],
 )
-def test_the_users_rate_stays_if_it_is_as_good(own, rate, keeps):
+def test_the_rate_of_the_user_is_kept_if_it_is_as_good(own, rate, keeps):
     curve = points(r1=1.01, r2=1.5, r3=1.09, r10=1.0, r30=1.099)
     verdict = judged(curve, own)
     assert (verdict.rate, verdict.keeps) == (rate, keeps)
 
 
 @pytest.mark.parametrize("steps", [100, 2_000, 100_000])
-def test_a_search_has_about_as_many_steps_as_it_may(steps):
+def test_a_search_uses_about_its_limit_of_steps(steps):
     ladder = rungs(steps, len(RATES), 10**9)
     curve, asked = run(search(RATES, 1e-4, ladder))
     _, more = run(beside(curve, judged(curve, 1e-4).rate, ladder[-1]))
@@ -158,8 +158,8 @@ def test_no_trial_is_longer_than_the_run():
     assert [rung.steps for rung in rungs(100_000, 13, 50)] == [50, 50, 50]
 
 
-def test_trials_from_fewer_starts_do_not_win_where_the_run_is_as_short_as_all_trials():
-    """The last start learns less than the others. Rates that left before it look better than they are."""
+def test_trials_from_fewer_starts_do_not_win_if_the_run_is_as_short_as_all_trials():
+    """The last start learns less than the first ones, so rates without a trial of it look better than they are."""
 
     def loss(trial):
         return bowl(trial) + (1.0 if trial.start == 2 and trial.steps else 0.0)

@@ -1,4 +1,4 @@
-"""Searches of real workers."""
+"""Tests of searching a learning rate on real workers."""
 
 import asyncio
 import dataclasses
@@ -21,7 +21,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 class Loud(Blobs):
-    """An app whose hooks and callbacks must not run. A worker crashes in its first trial of some length if it is told so."""
+    """An app with hooks and callbacks that must not run.
+
+    If ``crash`` is set, a worker crashes in its first trial of more than one batch.
+    """
 
     callbacks = ("not a callback",)
     worker_callbacks = ("not a callback",)
@@ -49,7 +52,7 @@ class Loud(Blobs):
 
 
 def scores(found):
-    """Everything but the time."""
+    """Return the answer without its time."""
     return dataclasses.replace(found, seconds=0.0)
 
 
@@ -74,7 +77,7 @@ async def test_scores_have_the_same_bits_on_other_workers_and_after_a_loss(two_w
 
 
 class Slow(Blobs):
-    """The second worker stays in its first trial until the other one trains in a later rung."""
+    """An app that keeps worker 2 in its first trial until worker 1 trains in a later rung."""
 
     threads = 1
     later = ""
@@ -120,7 +123,7 @@ async def test_a_rate_that_cannot_be_set_is_refused_before_the_first_trial(two_w
     assert said == []
 
 
-async def test_a_search_that_takes_long_says_so_after_its_first_rung(two_workers, monkeypatch):
+async def test_a_long_search_is_reported_after_its_first_rung(two_workers, monkeypatch):
     monkeypatch.setattr("ddlf.extras.scout.scouting.LONG_S", 0.0)
     said: list[str] = []
     await scout(app(two_workers), low=0.05, high=0.2, say=said.append)
@@ -134,21 +137,21 @@ async def test_a_search_that_takes_long_says_so_after_its_first_rung(two_workers
 
 
 @pytest.mark.parametrize("bounds", [{"low": 0.2, "high": 0.4}, {"high": 0.01}])
-async def test_the_users_bounds_bound_the_answer(two_workers, bounds):
-    found = await scout(app(two_workers), steps=200, **bounds)  # its own rate is 0.05
+async def test_the_bounds_of_the_user_limit_the_answer(two_workers, bounds):
+    found = await scout(app(two_workers), steps=200, **bounds)  # the rate of the app is 0.05
     low, high = found.bounds
     assert low <= found.verdict.low <= found.verdict.rate <= found.verdict.high <= high
     assert {point.rate for point in found.curve.points if not low <= point.rate <= high} == {0.05}
     assert not found.verdict.keeps
 
 
-async def test_bounds_without_a_rate_that_learns_are_refused_although_the_own_one_does(two_workers):
+async def test_bounds_without_a_rate_that_learns_are_refused_although_the_apps_rate_learns(two_workers):
     with pytest.raises(ConfigError, match=r"no learning rate from 1e\+30 to 1e\+32 .* Yours, 0\.05, lowers it; search"):
         await scout(app(two_workers), low=1e30, high=1e32, steps=20)
 
 
 class WithoutTest(Blobs):
-    """No test data, and a loss below 0 whose metric is better if it is larger."""
+    """An app without test data, with losses below 0. A larger value of its metric is better."""
 
     async def load_dataset(self):
         await super().load_dataset()
@@ -161,7 +164,7 @@ class WithoutTest(Blobs):
         self.model.compile(keras.optimizers.SGD(0.05), keras.losses.CosineSimilarity(), metrics=["cosine_similarity"])
 
 
-async def test_a_search_needs_no_test_data_and_takes_the_smallest_of_losses_below_zero(two_workers):
+async def test_a_search_needs_no_test_data_and_accepts_losses_below_zero(two_workers):
     found = await scout(app(two_workers, WithoutTest), low=0.01, high=1.0, steps=200)
     assert found.judged_by == "41 training samples, held out"
     least = min(point.loss for point in found.curve.longest)
@@ -257,7 +260,7 @@ OPTIMIZERS = {
 
 
 class Optimized(Blobs):
-    """Its optimizer has this name."""
+    """An app with the optimizer of the given name."""
 
     kind = ""
 
@@ -285,7 +288,7 @@ async def test_a_factor_multiplies_all_rates_of_a_model(name):
     assert highest_rate(model, 10) == pytest.approx(0.1)
 
     def moved(factor, warm=0):
-        """How far one step goes from the first weights."""
+        """Return the distance of one step from the first weights."""
         model.set_weights(before)
         for optimizer in getattr(model.optimizer, "optimizers", [model.optimizer]):
             getattr(optimizer, "inner_optimizer", optimizer)._iterations.assign(0)

@@ -1,4 +1,4 @@
-"""Trials of one worker, without a cluster."""
+"""Tests of trials on one worker, without a cluster."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ class Validated(Blobs):
 
 @pytest.fixture(params=["held out", "validation data"])
 def trials(request):
-    """Run trials of so many steps at a multiple of the rate: a function that returns the loss, and its replica."""
+    """Return a function that runs a trial of some steps at a multiple of the rate and returns the loss, and its replica."""
     held = np.arange(160, 203) if request.param == "held out" else None
     replica = TrialReplica(FakeWorker(2), app(None, Blobs if held is not None else Validated))
     replica.begin()
@@ -36,7 +36,7 @@ def trials(request):
     return loss, replica
 
 
-def test_a_trial_leaves_nothing_to_the_next_one(trials):
+def test_a_trial_does_not_affect_the_next_one(trials):
     loss, _ = trials
     alone = [loss(0.0, 0), loss(2.0, 3), loss(4.0, 3)]
     assert len(set(alone)) == 3

@@ -1,4 +1,4 @@
-"""A learning rate is written to its place in a file, and to no other."""
+"""Tests of writing a learning rate into a file: only its place changes."""
 
 import pytest
 
@@ -74,7 +74,7 @@ def test_a_rate_without_a_place_is_refused(tmp_path, name, text, said):
     assert path.read_text() == text
 
 
-def test_a_file_that_cannot_be_replaced_stays_as_it_is(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_replaced_is_unchanged(tmp_path, monkeypatch):
     path = tmp_path / "app.py"
     path.write_text("class App:\n    learning_rate = 0.1\n")
 
@@ -90,7 +90,7 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_is(tmp_path, monkeypatch):
 
 
 def test_a_whole_rate_stays_a_float(tmp_path):
-    """Keras refuses an int."""
+    """Keras refuses an integer as a learning rate."""
     path = tmp_path / "app.py"
     path.write_text("class App:\n    learning_rate = 0.5\n")
     write_rate(path, "App", 0.5, 1.0)

@@ -1,4 +1,4 @@
-"""The settings ``schedule``, ``clip`` and ``multipliers`` in the optimizer of a model, and in Downpour; a plateau on the master."""
+"""Tests of the settings ``schedule``, ``clip`` and ``multipliers`` in optimizers and in Downpour, and of a plateau on the master."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def named(model):
         ("none", ["SGD"]),
     ],
 )
-def test_multipliers_are_around_the_optimizer(rule, kinds):
+def test_multipliers_wrap_the_optimizer(rule, kinds):
     from ddlf.training.slot.build import fresh_names
 
     with fresh_names():
@@ -36,7 +36,7 @@ def test_multipliers_are_around_the_optimizer(rule, kinds):
     assert named(model) == kinds
 
 
-def test_all_settings_go_around_one_optimizer_and_inside_of_what_scales_the_loss():
+def test_all_settings_wrap_one_optimizer_inside_the_scaling_of_the_loss():
     import keras
 
     model = small_model()
@@ -52,12 +52,12 @@ def test_all_settings_go_around_one_optimizer_and_inside_of_what_scales_the_loss
         ("freeze:1", ConfigError, "all weights are frozen"),
     ],
 )
-def test_multipliers_of_what_is_not_there_are_refused_at_once(rule, kind, sentence):
+def test_multipliers_of_unknown_layers_are_refused_at_once(rule, kind, sentence):
     with pytest.raises(kind, match=sentence):
         stabilised(small_model(), None, None, rule)
 
 
-def test_multipliers_are_not_said_twice():
+def test_multipliers_cannot_be_given_twice():
     from ddlf.extras.stabilisers import Multipliers
 
     model = small_model()
@@ -73,7 +73,7 @@ def test_multipliers_are_not_said_twice():
 # -- Downpour ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_replica_of_downpour_clips_by_agc_as_the_optimizer_does():
+def test_a_replica_of_downpour_clips_by_agc_like_the_optimizer():
     import keras
 
     from ddlf.extras.stabilisers import AGC
@@ -106,7 +106,7 @@ def test_a_replica_of_downpour_clips_by_agc_as_the_optimizer_does():
         ("Unfreezing", ([{"dense": 0.0}],), "the rule of the shards decides how far"),
     ],
 )
-def test_what_downpour_cannot_do_is_refused_by_name_and_with_why(name, more, why):
+def test_settings_that_downpour_does_not_support_are_refused_with_the_reason(name, more, why):
     from ddlf.extras import stabilisers
     from ddlf.training.strategies.downpour.replica import check_optimizer
 
@@ -118,7 +118,7 @@ def test_what_downpour_cannot_do_is_refused_by_name_and_with_why(name, more, why
 
 
 class Still(Blobs):
-    """Its loss never falls."""
+    """An app with a loss that never decreases."""
 
     learning_rate, master_epochs, slots, rate_decay = 0.5, 5, 2, "plateau:factor=0.5,patience=1"
     stop_at = None

@@ -1,4 +1,8 @@
-"""What every stabiliser promises: a slot is plain Keras, a run that was cut and moved ends with the same bits, files keep it, one trace."""
+"""Tests of the properties that all stabilisers share.
+
+One slot equals plain Keras and compiles once, an interrupted and moved run ends with the same bits, and files keep the
+state.
+"""
 
 import re
 from pathlib import Path
@@ -16,7 +20,7 @@ from tests.training.slot.replicas import task, traces
 
 pytestmark = pytest.mark.slow
 STEPS = 2 * 13
-"""Of 203 samples by 16, twice."""
+"""The steps of two epochs with 203 samples in batches of 16."""
 
 
 def adam():
@@ -81,7 +85,7 @@ KINDS = {
 
 
 def model_with(kind):
-    """The classifier of the blobs, with an optimizer."""
+    """Return the classifier of the blobs, with an optimizer."""
     import keras
 
     layers = keras.layers
@@ -93,7 +97,7 @@ def model_with(kind):
 
 
 def two_outputs():
-    """With a weight that only the loss has."""
+    """Return a model with two outputs and a loss that has its own weights."""
     import keras
 
     from ddlf.extras.stabilisers import RollingClip, Uncertain
@@ -106,7 +110,7 @@ def two_outputs():
 
 
 def masked():
-    """Of which every fourth label counts in no loss."""
+    """Return a model with a loss that ignores every fourth label."""
     import keras
 
     from ddlf.extras.stabilisers import Masked
@@ -173,7 +177,7 @@ def test_two_rounds_of_one_slot_are_two_epochs_of_fit_and_one_trace(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_that_was_saved_goes_on_as_if_it_had_not_been(kind, tmp_path):
+def test_a_saved_model_continues_with_the_same_bits(kind, tmp_path):
     import keras
 
     x, y = blobs(203)
@@ -202,7 +206,7 @@ def same_bits(one, other):
 
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("kind", ["all_together", "unfreezing", "scaled", "two_outputs", "masked"])
-async def test_a_run_that_was_cut_and_whose_slots_have_moved_ends_with_the_same_bits(two_workers, tmp_path, kind):
+async def test_an_interrupted_run_with_moved_slots_ends_with_the_same_bits(two_workers, tmp_path, kind):
     whole = app(two_workers, Cut, kind=kind, slots=2, master_epochs=3)
     await whole.train_model()
     one_worker = two_workers.options(workers=[2])
@@ -215,10 +219,10 @@ async def test_a_run_that_was_cut_and_whose_slots_have_moved_ends_with_the_same_
 
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("kind", ["all_together", "unfreezing", "scaled", "two_outputs", "masked"])
-async def test_asynchronous_training_of_one_slot_goes_on_with_the_same_bits_on_another_worker(
+async def test_asynchronous_training_of_one_slot_continues_with_the_same_bits_on_another_worker(
     two_workers, tmp_path, kind
 ):
-    """Of several slots whoever is fast decides; the order of one is always the same."""
+    """With several slots, the order of the updates depends on the speed of the workers. With one slot, it is always the same."""
     settings = dict(kind=kind, slots=1, master_epochs=3, mode="async")
     whole = app(two_workers.options(workers=[1]), Cut, **settings)
     await whole.train_model()
@@ -229,7 +233,7 @@ async def test_asynchronous_training_of_one_slot_goes_on_with_the_same_bits_on_a
     assert same_bits(parts, whole)
 
 
-def test_the_table_of_what_keras_has_and_what_was_added_names_what_there_is():
+def test_the_table_of_stabilisers_names_existing_parts_of_keras_and_ddlf():
     import keras
 
     from ddlf.extras import stabilisers

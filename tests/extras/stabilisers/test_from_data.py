@@ -1,4 +1,4 @@
-"""Parameters of losses from data, against their formulas."""
+"""Tests that compare parameters of losses from data with their formulas."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from ddlf.extras.stabilisers.from_data import class_weights, focal_alpha, huber_
 NORMAL = np.random.default_rng(0).normal(size=20_000)
 
 
-def test_the_spread_of_normal_errors_is_their_deviation_also_with_outliers():
+def test_the_spread_of_normal_errors_is_their_deviation_even_with_outliers():
     assert spread(3 * NORMAL + 7) == pytest.approx(3, rel=0.02)
     wild = 3 * NORMAL
     wild[:200] = 1e6
@@ -24,7 +24,7 @@ def test_the_delta_of_huber_is_1_345_spreads():
         huber_delta(None, None, np.zeros(9))
 
 
-def test_every_class_weighs_as_much_as_every_other():
+def test_every_class_has_the_same_total_weight():
     labels = np.array([0] * 90 + [2] * 10)
     assert class_weights(labels) == {0: pytest.approx(100 / 180), 2: pytest.approx(5)}
     assert class_weights(np.eye(3)[labels]) == class_weights(labels)
@@ -33,6 +33,6 @@ def test_every_class_weighs_as_much_as_every_other():
 
 
 @pytest.mark.parametrize(("labels", "sentence"), [([0.5, 1], "must be class numbers"), ([1, 1], "only one class")])
-def test_what_are_no_classes_is_refused(labels, sentence):
+def test_labels_other_than_classes_are_refused(labels, sentence):
     with pytest.raises(ConfigError, match=sentence):
         focal_alpha(np.array(labels))

@@ -1,4 +1,4 @@
-"""Each optimizer and loss, as the backend computes it, against the numbers of the notes and formulas worked out by hand."""
+"""Tests that compare each optimizer and loss on the backend with numbers computed by hand."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_golden_rolling_clip():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_golden_a_batch_that_is_not_finite_changes_nothing(bad):
+def test_golden_a_batch_that_is_not_finite_does_not_change_weights(bad):
     import keras
 
     from ddlf.extras.stabilisers import RollingClip
@@ -61,7 +61,7 @@ def test_golden_agc():
     assert number(last) == pytest.approx([-4.0])
 
 
-def test_golden_multipliers_and_what_is_frozen():
+def test_golden_multipliers_and_frozen_layers():
     from ddlf.extras.stabilisers import Multipliers
 
     weights = [variable([-0.0, 1.0], path) for path in ("a/kernel", "b/kernel", "b/bias")]
@@ -115,7 +115,7 @@ def test_golden_uncertainty_of_a_model_is_learned_and_saved(tmp_path):
         model.compile("sgd", "mse", loss_weights={"near": 1.0, "far": 0.1})
 
 
-def test_golden_masked_losses_are_means_over_what_is_left():
+def test_golden_masked_losses_are_means_over_unmasked_labels():
     import keras
 
     from ddlf.extras.stabilisers import Masked

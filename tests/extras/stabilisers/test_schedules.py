@@ -1,4 +1,4 @@
-"""A schedule in fractions of the run, as Keras compiles it and as slots follow it."""
+"""Tests of a schedule in fractions of the run, in Keras and in slots."""
 
 import math
 
@@ -15,12 +15,12 @@ PEAK = 0.1
 
 
 class TestPlan:
-    """How many steps a slot makes: of made-up runs."""
+    """The planned number of steps of a slot, for made-up runs."""
 
     @pytest.mark.parametrize("mode", ["sync", "async"])
     @pytest.mark.parametrize("slots", [1, 2, 4])
     @pytest.mark.parametrize("more", [{}, {"worker_epochs": 2}, {"worker_steps": 3}], ids=["round", "two", "steps"])
-    async def test_what_is_planned_for_each_slot_is_what_it_makes(self, mode, slots, more):
+    async def test_each_slot_makes_its_planned_steps(self, mode, slots, more):
         run = FakeRun(FakeCluster(slots), mode=mode, slots=slots, master_epochs=4, batch_size=8, **more)
         await run.train_model()
         planned, made = PlannedSteps(run.run_context.progress, 8), {}
@@ -35,7 +35,7 @@ class TestPlan:
                 assert steps == Steps(before, before + rounds[number], sum(rounds.values()), 4)
                 before = steps.after
 
-    async def test_slots_that_keep_their_samples_have_steps_of_their_own(self):
+    async def test_slots_that_keep_their_samples_have_their_own_number_of_steps(self):
         run = FakeRun(FakeCluster(3), slots=3, master_epochs=2, batch_size=8, partition="power:1")
         await run.train_model()
         planned = PlannedSteps(run.run_context.progress, 8)
@@ -45,7 +45,7 @@ class TestPlan:
 
 
 class Scheduled(Blobs):
-    """Tells with each round the rate of its last step."""
+    """An app that reports the rate of the last step of each round."""
 
     schedule = "warmup:0.25,linear"
     learning_rate, master_epochs = PEAK, 4
@@ -57,7 +57,7 @@ class Scheduled(Blobs):
 
 
 class AllSteps(Scheduled):
-    """The exchange of gradients takes no train of one's own."""
+    """The same app for the exchange of gradients, which does not use an own ``train`` method."""
 
     exchange, train = "gradient", Blobs.train
 
@@ -98,7 +98,7 @@ async def test_the_last_step_of_each_slot_is_at_the_end(two_workers, name, slots
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="session")
-async def test_with_gradients_averaged_every_step_the_master_goes_to_the_end(two_workers):
+async def test_with_gradients_averaged_every_step_the_master_reaches_the_end(two_workers):
     trained = app(two_workers, AllSteps, slots=2)
     records = await trained.train_model()
     optimizer = trained.model.optimizer
@@ -109,7 +109,7 @@ async def test_with_gradients_averaged_every_step_the_master_goes_to_the_end(two
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="session")
-async def test_what_says_the_rate_already_is_refused(two_workers):
+async def test_other_settings_of_the_rate_are_refused(two_workers):
     with pytest.raises(
         AppError, match=r"schedule='cosine.*' sets the learning rate, but .* already has its own schedule"
     ):
@@ -130,7 +130,7 @@ def test_a_fit_has_the_rates_of_the_formula_and_is_saved():
 
 
 @pytest.mark.slow
-def test_plain_keras_that_does_not_say_how_long_it_trains_is_told_so():
+def test_plain_keras_without_a_length_of_training_is_an_error():
     from ddlf.extras.stabilisers import RunSchedule
 
     with pytest.raises(ConfigError, match=r"which plain Keras does not tell it; RunSchedule\(\.\.\., steps="):
@@ -146,6 +146,6 @@ def test_a_round_of_other_steps_than_were_planned_is_stretched():
     optimizer = keras.optimizers.SGD(RunSchedule(1.0, "linear"))
     optimizer.build([])
     place = RunPosition.of(optimizer)
-    optimizer._iterations.assign(7)  # whatever it has made before
+    optimizer._iterations.assign(7)  # the number of earlier steps does not matter
     place.set(Steps(10, 20, 40, 4), made=5)
     assert [float(optimizer._learning_rate(7 + step)) for step in (0, 4)] == pytest.approx([1 - 12 / 40, 1 - 20 / 40])

@@ -1,4 +1,4 @@
-"""``ddlf model``: conversions in all directions with the same bits, what differs, pictures; what is wrong in a sentence each."""
+"""Tests of ``ddlf model``: conversions in all directions with the same bits, differences, pictures, and errors."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ keras = Later("keras")
 
 
 def ddlf(capsys, *arguments):
-    """What a command prints, and its exit code."""
+    """Run a command, and return its output and exit code."""
     with pytest.raises(SystemExit) as ended:
         main.main(["model", *map(str, arguments)])
     out, err = capsys.readouterr()
@@ -61,7 +61,7 @@ def test_convert_refuses_weights_of_a_changed_text(digits, tmp_path, capsys):
         (["none.keras", "b.nnm", "--weights", "c.safetensors"], "leave --weights out"),
         (["none.keras", "b.h5"], "b.h5 is an older format of Keras"),
         (["none.keras", "b.onnx"], "b.onnx is a file of another program: `ddlf export`"),
-        (["a.npz", "b.keras"], "a.npz is no model"),
+        (["a.npz", "b.keras"], "a.npz is no"),
     ],
 )
 def test_convert_refuses_wrong_files_with_a_sentence(arguments, sentence, digits, tmp_path, capsys, monkeypatch):

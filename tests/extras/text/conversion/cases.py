@@ -1,8 +1,7 @@
-"""Operators, what they are tried on, and what NumPy makes of it; axes of NumPy count with the batch.
+"""Operators with their inputs and their formulas in NumPy. The axes of NumPy include the batch.
 
-``python -m tests.extras.text.conversion.cases`` tries all of them on the backend of ``KERAS_BACKEND``, forward and by central differences of
-the gradient. Keras
-computes in float64 with TensorFlow only.
+``python -m tests.extras.text.conversion.cases`` tests all operators and their gradients on the backend of
+``KERAS_BACKEND``. Keras computes in float64 only with TensorFlow.
 """
 
 import math
@@ -14,7 +13,7 @@ BATCH = 3
 
 
 class Case(NamedTuple):
-    """An operator on tensors of some shapes, without the batch, and parameters."""
+    """An operator with its parameters, and the shapes of its input tensors without the batch."""
 
     name: str
     shapes: list
@@ -43,7 +42,7 @@ def one(name, formula, options=None, low=-2.0, high=2.0, smooth=True, shape=(4, 
 
 
 def conv(x, w, b=0.0, padding=(0, 0, 0, 0), strides=(1, 1), dilations=(1, 1), groups=1):
-    """x: batch, channels, height, width; w: out, in, height, width. By the sum itself."""
+    """Compute a convolution by its sum. The axes of x are batch, channels, height, width; of w: out, in, height, width."""
     x = np.pad(x, [(0, 0), (0, 0), tuple(padding[:2]), tuple(padding[2:])])
     out, each, high, wide = w.shape
     rows = (x.shape[2] - (high - 1) * dilations[0] - 1) // strides[0] + 1
@@ -59,7 +58,7 @@ def conv(x, w, b=0.0, padding=(0, 0, 0, 0), strides=(1, 1), dilations=(1, 1), gr
 
 
 def conv_transposed(x, w, padding=(0, 0, 0, 0), strides=(1, 1), extra=(0, 0)):
-    """w: out, in, height, width."""
+    """Compute a transposed convolution. The axes of w are out, in, height, width."""
     out, _, high, wide = w.shape
     rows, columns = (
         (size - 1) * stride + window for size, stride, window in zip(x.shape[2:], strides, (high, wide), strict=True)
@@ -71,7 +70,7 @@ def conv_transposed(x, w, padding=(0, 0, 0, 0), strides=(1, 1), extra=(0, 0)):
 
 
 def apart(x, size, dilations, strides):
-    """Each window's values first, places apart by dilations: by their indices."""
+    """Return the values of all windows. The first axis counts the places in a window, which dilations set apart."""
     wide = [(each - 1) * gap + 1 for each, gap in zip(size, dilations, strict=True)]
     rows, columns = ((x.shape[2 + axis] - wide[axis]) // strides[axis] + 1 for axis in (0, 1))
     i, j = np.meshgrid(np.arange(rows) * strides[0], np.arange(columns) * strides[1], indexing="ij")
@@ -150,7 +149,7 @@ def rows_written(x, indices, values):
 
 
 def places(case, random):
-    """Where a scatter writes: no two the same in a sample, and half a step from where they would be others."""
+    """Return the indices of a scatter: distinct in a sample, plus 0.5 so that rounding does not change them."""
     shape, where = case.shapes[:2]
     if case.name == "scatterElements":
         axis = case.options.get("axis", 0) % len(shape)
@@ -462,7 +461,7 @@ CASES = [
 
 
 def data(case, seed=0):
-    """Inputs and parameters, away from where functions have a corner."""
+    """Return inputs and parameters, away from points where functions are not differentiable."""
     random = np.random.default_rng(seed)
     into = [random.uniform(case.low, case.high, (BATCH, *shape)) for shape in case.shapes]
     operands = [random.uniform(max(case.low, 0.1), case.high, shape) for shape in case.operands]
@@ -474,7 +473,7 @@ def data(case, seed=0):
 
 
 def made(case, into, operands):
-    """What the operator gives, as NumPy has it."""
+    """Return the result of the operator as an array of NumPy."""
     from keras import ops
 
     from ddlf.extras.text.conversion.formulas import FORMULAS
@@ -490,7 +489,7 @@ def made(case, into, operands):
 
 
 def compiled(function):
-    """A function as it is, but on JAX compiled at once: else each operation in it is."""
+    """Return the function. On JAX, compile it as a whole, because otherwise JAX compiles each operation."""
     import keras
 
     if keras.backend.backend() != "jax":
@@ -501,7 +500,7 @@ def compiled(function):
 
 
 def gradients(case, into, operands, factor):
-    """Of the sum of products with ``factor``, in each input and parameter."""
+    """Return the gradients of the sum of products with ``factor``, for each input and parameter."""
     import keras
     from keras import ops
 
@@ -530,7 +529,7 @@ def gradients(case, into, operands, factor):
 
 
 def hold_forward(case, within=1e-9):
-    """Hold an operator against NumPy."""
+    """Compare an operator with NumPy."""
     into, operands = data(case)
     expected = np.asarray(case.formula(into, *operands))
     found = made(case, into, operands)
@@ -539,7 +538,7 @@ def hold_forward(case, within=1e-9):
 
 
 def hold_gradients(case, step=1e-6, within=1e-5):
-    """Hold its gradients against central differences of what NumPy makes, along a direction in each input and parameter."""
+    """Compare gradients with central differences of NumPy's results, along a direction for each input and parameter."""
     into, operands = data(case, seed=1)
     random = np.random.default_rng(2)
     expected = np.asarray(case.formula(into, *operands))
@@ -559,7 +558,7 @@ def hold_gradients(case, step=1e-6, within=1e-5):
 
 
 def main(every=1):
-    """Try all, of every so many the gradients, too, and say how many."""
+    """Test all cases, and the gradients of each ``every``-th case. Print the number of cases."""
     import keras
 
     exact = keras.backend.backend() == "tensorflow"

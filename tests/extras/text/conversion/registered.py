@@ -1,4 +1,4 @@
-"""A layer and a function of one's own that Keras finds by their names."""
+"""A custom layer and a custom function that are registered in Keras."""
 
 import keras
 from keras import layers, ops
@@ -6,7 +6,7 @@ from keras import layers, ops
 
 @keras.saving.register_keras_serializable("zoo")
 class Scaled(layers.Layer):
-    """Times what it learned, plus what it is told."""
+    """A layer that multiplies its input by learned weights, and adds a constant."""
 
     def __init__(self, by=1.0, more=None, **kwargs):
         super().__init__(**kwargs)

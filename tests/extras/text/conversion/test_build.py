@@ -1,4 +1,4 @@
-"""Models of Keras from texts: the golden ones, their names, shapes, weights and training; what Keras refuses has its place."""
+"""Tests of building models of Keras from texts: golden models, names, shapes, weights, training, and errors of Keras."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def made(text):
 
 
 def test_dense_macros_equal_dense_layers_of_keras():
-    """The same numbers from Keras's own layers with the same weights."""
+    """Layers of Keras with the same weights give the same outputs."""
     model = made(DIGITS)
     assert model.count_params() == 4546
     x = np.random.default_rng(0).normal(size=(5, 64)).astype("float32")

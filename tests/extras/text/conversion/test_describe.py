@@ -1,4 +1,7 @@
-"""Models of Keras as text and back: the same config and, with the weights, the same bits; what no text can say is refused by name."""
+"""Tests of describing models of Keras as texts.
+
+A model from its text has the same config and, with the weights, the same bits. Unsupported parts are refused by name.
+"""
 
 import json
 
@@ -29,7 +32,7 @@ def as_a_file_has_it(model):
 
 
 def built(model):
-    """The model of a text, in which what is known without Keras is what Keras gives."""
+    """Return the model of a text, and check that Keras has the same shapes and counts as the text."""
     building = building_of(model, model.form, model.graph, {})
     again = building.model()
     for node, made in zip(model.graph.nodes, building.made, strict=False):

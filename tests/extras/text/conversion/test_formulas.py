@@ -1,4 +1,4 @@
-"""Operators against NumPy, and their gradients against central differences, in float64."""
+"""Tests that compare operators with NumPy, and their gradients with central differences, in float64."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from ddlf.extras.text.language.operators import OPERATORS
 from tests.extras.text.conversion.cases import CASES, hold_forward, hold_gradients
 
 STATE = {"dropout", "batchNorm", "batchNormalization"}
-"""Those whose layer has a state; tests of models that are built have them."""
+"""Operators with a layer that has a state. Tests of whole models cover them."""
 NAMES = [f"{number} {case.name}" for number, case in enumerate(CASES)]
 
 

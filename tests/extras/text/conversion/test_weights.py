@@ -1,4 +1,4 @@
-"""Weights in one file with the text: bit for bit back, and what is wrong with a file in a sentence each."""
+"""Tests of files with weights and a text: they restore the same bits, and each error of a file is one sentence."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Models of Keras of all kinds, each made anew by its function. ``APPLICATIONS`` are those of ``keras.applications``, with random weights."""
+"""Models of Keras of all kinds; a function creates each one.
+
+``APPLICATIONS`` are the models of ``keras.applications``, with random weights.
+"""
 
 import contextlib
 import importlib
@@ -25,7 +28,7 @@ APPLICATIONS = {
     "ConvNeXtTiny": (32, 32, 3),
 }
 SHORT = ("MobileNetV2", "MobileNetV3Small", "ResNet50V2", "EfficientNetB0", "Xception", "ConvNeXtTiny", "DenseNet121")
-"""Those with all kinds of layers but one; the others, which take longer, are tried by ``python -m tests.trials.applications``."""
+"""A few fast applications with almost all kinds of layers. ``python -m tests.trials.applications`` tests all applications."""
 APPS = {
     "digits_cnn": "apps.digits_cnn.DigitsCNN",
     "mnist_cnn": "apps.mnist_cnn.MNISTCNN",
@@ -50,7 +53,7 @@ def app(name):
 
 
 def shared():
-    """One embedding and one tower for two inputs, a layer that reads its own output."""
+    """Return a model with one embedding and one tower for two inputs, and a layer that reads its own output."""
     left, right = keras.Input((6,), dtype="int32", name="left"), keras.Input((6,), dtype="int32", name="right")
     embed, dense = layers.Embedding(20, 4), layers.Dense(5, activation="relu")
     a, b = (dense(layers.GlobalAveragePooling1D()(embed(each))) for each in (left, right))
@@ -60,7 +63,7 @@ def shared():
 
 
 def nested():
-    """A Sequential and a functional model as layers, one within the other, called twice."""
+    """Return a model with a Sequential and a functional model as nested layers, called twice."""
     tower = keras.Sequential(
         [keras.Input((8,)), layers.Dense(4, name="inner"), layers.BatchNormalization()], name="Tower"
     )
@@ -73,7 +76,7 @@ def nested():
 
 
 def several():
-    """Inputs of several types and shapes, outputs in a list, one tensor twice, attention with arguments by name."""
+    """Return a model with inputs of several types, a list of outputs, one tensor used twice, and attention with named arguments."""
     text = keras.Input((None,), dtype="int64", name="text")
     image = keras.Input((8, 8, 3), name="image", batch_size=2)
     mask = keras.Input((None,), dtype="bool", name="the mask")
@@ -88,7 +91,7 @@ def several():
 
 
 def recurrent():
-    """Encoder and decoder by states, a wrapper with a layer, masks."""
+    """Return an encoder and decoder connected by states, with a wrapper layer and masks."""
     source, target = keras.Input((None,), name="source"), keras.Input((None, 5), name="target")
     words = layers.Embedding(30, 6, mask_zero=True)(source)
     both = layers.Bidirectional(layers.GRU(4, return_sequences=True))(words)
@@ -99,7 +102,7 @@ def recurrent():
 
 
 def operations():
-    """What is written with signs and ``keras.ops``."""
+    """Return a model with arithmetic operators and ``keras.ops``."""
     x = keras.Input((6, 4))
     y = x[:, 1:5:2, ...] * 2.0 + x[:, :2]
     y = ops.concatenate([y, ops.relu(x[:, 3:])], axis=1)
@@ -108,7 +111,7 @@ def operations():
 
 
 def own():
-    """A registered layer and function, objects as arguments, and what is told to single layers."""
+    """Return a model with a registered layer and function, objects as arguments, and settings of single layers."""
     from tests.extras.text.conversion.registered import Scaled, swish
 
     x = keras.Input((8,))
@@ -127,7 +130,7 @@ def own():
 
 
 def images():
-    """A stack with augmentation, paddings and windows of two sizes."""
+    """Return a stack with augmentation, paddings and windows of two sizes."""
     return keras.Sequential(
         [
             keras.Input((16, 16, 3), dtype="uint8"),
@@ -148,7 +151,7 @@ def images():
 
 
 def unet():
-    """Ways that go around others."""
+    """Return a model with skip connections around its inner layers."""
     x = first = keras.Input((16, 16, 2))
     ways = []
     for size in (4, 8):
@@ -165,14 +168,14 @@ OTHERS = {each.__name__: each for each in (shared, nested, several, recurrent, o
 
 
 def made(name):
-    """The model of a name."""
+    """Return the model with this name."""
     if name in APPLICATIONS:
         return application(name)
     return app(name) if name in APPS else OTHERS[name]()
 
 
 def inputs(model, seed=0):
-    """Random values for a model, as it takes them."""
+    """Return random inputs for a model, in the structure that it accepts."""
     random = np.random.default_rng(seed)
 
     def values(tensor):

@@ -1,4 +1,4 @@
-"""Texts in their one form: the same model, the same form twice, comments kept; and whatever is written, no other error than ours."""
+"""Tests of formatting texts: the model and the comments stay the same, and any input gives a text or a ``NotationError``."""
 
 import time
 
@@ -45,7 +45,7 @@ TEXTS = st.lists(STATEMENTS, max_size=4).map("".join)
 
 @st.composite
 def models(draw):
-    """Models that are right: layers that keep the shape, macros, skips, casts and copies."""
+    """Draw valid models with layers that keep the shape, macros, skips, casts and copies."""
     plain = st.sampled_from(
         [
             "relu()",
@@ -139,8 +139,8 @@ def test_made_up_texts_keep_their_promises(texts, check, examples):
     ],
 )
 def test_read_takes_linear_time(text):
-    """Processor time of ten thousand characters, far above what a quiet machine needs: what grows with the square would take seconds."""
-    read(DIGITS)  # makes the parser
+    """The limit of processor time is far above the time of a quiet machine, but quadratic growth would take seconds."""
+    read(DIGITS)  # creates the parser
     began = time.process_time()
     with pytest.raises(NotationError):
         read(("a:layers " if text[0] in "x1[r" else "") + text * (10_000 // len(text)))

@@ -1,4 +1,4 @@
-"""Model files of WebNN: the published one, JSON, and everything that is refused."""
+"""Tests of model files of WebNN: the published file, JSON, and refusals."""
 
 import json
 

@@ -1,4 +1,7 @@
-"""Wrong texts: ``~`` stands before the character that an error must name; then what is meant, or a word of the sentence."""
+"""Tests of wrong texts.
+
+In each row, ``~`` marks the character that the error must name. The second value is the expected word of the error.
+"""
 
 import pytest
 
@@ -8,7 +11,7 @@ from tests.extras.text.language.texts import DENSE, one
 
 IN = "a:input shape=[8]; a:output shape=[8];\n"
 WRONG = [
-    # words that are nearly right
+    # misspelt words
     (IN + "a:layers ~rellu();", "'relu'"),
     (IN + "a:layers ~Relu();", "'ReLU'"),
     (IN + "a:layers ~sigmoidd();", "'sigmoid'"),
@@ -50,7 +53,7 @@ WRONG = [
     (IN + "a:layers attend(q, k, v, mask=~casual);", "'causal'"),
     (IN + "a:layers relu(), add(skip), residual(to=~skip), tanh(name=skip);", "nothing above"),
     (IN + "a:layers relu(name=skip), add(~skip);", "'to=skip'"),
-    # signs
+    # punctuation
     ("a~ input shape=[8];", "':' is missing"),
     ("a:input shape=[8]~\na:output shape=[8];", "';' is missing"),
     ("a:input shape=[8]; a:output shape=[8]~", "';' is missing at the end"),
@@ -93,7 +96,7 @@ WRONG = [
     ("a:input shape=[1000000000]; a:output shape=[1000]; a:layers ~matmul(w);", "10,000,000,000 parameters"),
     (IN + "a:layers resample2d(scales=~2);", "scales must be"),
     ("a:input shape=[3, 8, 8]; a:output shape=[3, 6, 6]; a:layers ~conv2d(f, kernel=[3]);", "2 numbers, got 1"),
-    # what does not fit
+    # parts that do not fit together
     ("a:input shape=[8]; ~a:output shape=[9]; a:layers relu();", "shape [9]"),
     (IN + "a:layers ~matmul(w), matmul(w);", "write shape="),
     (IN + "a:layers matmul(w, shape=[9]), ~residual(), matmul(w);", "do not fit"),
@@ -117,7 +120,7 @@ WRONG = [
     (IN + "a:layers ~quantizeLinear(1, 0, float16);", "whole numbers"),
     (IN + "a:layers matmul(w, shape=[~none_, 8]);", "a size must be"),
     (IN + "a:layers ~dense(shape=[8]);\n" + DENSE, "activation=relu"),
-    # what is there twice, in a circle, missing, or not allowed
+    # duplicate, cyclic, missing and forbidden parts
     (IN + "a:layers relu(); ~a:layers tanh();", "first at line 2"),
     (IN + "a:layers dense(shape=[8], ~shape=[8], activation=relu);\n" + DENSE, "given twice"),
     (IN + "a:layers relu(name=x), tanh(~name=x);", "given twice"),

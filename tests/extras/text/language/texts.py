@@ -1,4 +1,4 @@
-"""Texts of models, and what they must give."""
+"""Texts of models, with their expected results."""
 
 DENSE = "dense:layers matmul(w), add(b), activation();\n"
 DIGITS = (
@@ -26,5 +26,5 @@ tower:model Sequential(name=Tower, trainable=false); tower:input shape=[none, 4]
 
 
 def one(layers, before="[8]", after="[8]", more=DENSE):
-    """A model with one input and one output."""
+    """Return the text of a model with one input and one output."""
     return f"a:input shape={before}; a:output shape={after};\na:layers {layers};\n{more}"

@@ -1,4 +1,4 @@
-"""The block ``train``: what it may say, and what is wrong with it, at its line and column."""
+"""Tests of the block ``train`` of a text: its settings, and errors with line and column."""
 
 import inspect
 
@@ -138,4 +138,4 @@ def test_known_arguments_equal_those_of_keras(name):
     assert named <= set(known)
     assert set(known) == named or len(named) < len(
         there
-    )  # Rlion and another one have the rest as Keras's optimizers have
+    )  # Rlion and one other optimizer have the remaining arguments of Keras's optimizers

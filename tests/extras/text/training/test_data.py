@@ -1,4 +1,4 @@
-"""Arrays of a file brought to what a text wants; what does not fit is a sentence with the array, the text's line and what it wants."""
+"""Tests of fitting arrays of a file to a text. An error names the array, the line of the text, and the expected form."""
 
 import numpy as np
 import pytest
@@ -158,7 +158,7 @@ def test_validation_is_refused_beside_validation_data():
         fitted(held_out=0.1, x_train=X, y_train=Y, x_val=X, y_val=Y)
 
 
-# -- where it comes from ------------------------------------------------------------------------------------------------
+# -- sources of data ----------------------------------------------------------------------------------------------------
 
 
 def test_built_in_data_sets_have_class_numbers():
@@ -174,7 +174,7 @@ def test_built_in_data_sets_have_class_numbers():
     }
 
 
-@pytest.mark.slow  # the import
+@pytest.mark.slow  # because of the import of scikit-learn
 def test_iris_equals_scikit_learn():
     from sklearn.datasets import load_iris
 

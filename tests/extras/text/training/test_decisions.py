@@ -1,4 +1,4 @@
-"""Rules that decide what a text leaves open: each by facts that it is for, and by facts next to them."""
+"""Tests of the rules that decide open settings of a text: each applies to some facts, but not to similar ones."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ QUANTITY = OutputStatistics("a", "linear", (1,), "float32", LabelStatistics((), 
 FAR = replace(QUANTITY, labels=LabelStatistics((), False, -3.0, 90.0, sigma=1.0, far=0.01))
 QUANTITIES = replace(QUANTITY, block="b", loss="MSE", labels=replace(QUANTITY.labels, square=22.0))
 LARGE = replace(QUANTITIES, labels=replace(QUANTITY.labels, square=24.0))
-"""Ten classes are 2.3 at first, a tenth of which is 23."""
+"""An output with a larger loss than 23, ten times the first loss of ten classes."""
 
 
 @pytest.mark.parametrize(

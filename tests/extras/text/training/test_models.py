@@ -1,4 +1,4 @@
-"""The texts of ``apps/models``: each can be read, is in its one form, says how it is trained, and has the parameters that a hand counts."""
+"""Tests of the texts of ``apps/models``: each is valid and formatted, has training settings and the expected parameters."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ COUNTS = {
     "digits": 4_546,
     "digits_cnn": 10 * 32 + 289 * 64 + 650,
     "iris": 5 * 16 + 17 * 3,
-    "lenet5": 61_706,  # as everywhere
+    "lenet5": 61_706,  # the usual count
     "lm": 99_968,
     "lstm": 81_674,
     "mixer": 49 * 64 + 2 * (128 + 65 * 32 + 33 * 64 + 128 + 65 * 128 + 129 * 64) + 128 + 650,
@@ -24,7 +24,7 @@ COUNTS = {
     "mnist_cnn": 515_146,  # Phan and Do (2023)
     "mobilenet": 27 * 16 + 64 + 9 * 16 + 64 + 16 * 32 + 128 + 9 * 32 + 128 + 32 * 64 + 256 + 9 * 64 + 256 + 64 * 64 + 256 + 650,
     "private_digits": 2_410,
-    "resnet20": 272_474 + 2 * (7 * 16 + 7 * 32 + 7 * 64),  # as everywhere with projections, and what batches are normalized by
+    "resnet20": 272_474 + 2 * (7 * 16 + 7 * 32 + 7 * 64),  # the usual count with projections, plus the parameters of batch normalization
     "unet": 80 + 584 + 1168 + 2320 + 4640 + 9248 + 2064 + 4624 + 2320 + 520 + 1160 + 584 + 9,
     "vgg": 28 * 32 + 289 * 32 + 289 * 64 + 577 * 64 + 577 * 128 + 1153 * 128 + 2049 * 128 + 129 * 10,
     "xor": 3 * 4 + 5,
@@ -43,7 +43,7 @@ def test_example_text_is_formatted_and_has_no_warning(name):
     assert load(path).graph.parameters in (None, COUNTS[name])
 
 
-@pytest.mark.slow  # seventeen models
+@pytest.mark.slow  # it builds seventeen models
 @pytest.mark.parametrize("name", sorted(COUNTS))
 def test_example_model_has_the_published_parameter_count(name):
     assert load_notation(MODELS / f"{name}.nnm").keras.count_params() == COUNTS[name]

@@ -1,4 +1,4 @@
-"""A loaded text as an object: what it decides, what it writes down, how it runs by itself with named inputs and outputs."""
+"""Tests of a loaded text as an object: its decisions, the written text, and training with named inputs and outputs."""
 
 import pickle
 
@@ -29,7 +29,7 @@ def settled(text, x=X, y=Y, validation=False):
 
 
 def test_text_with_its_decisions_decides_nothing_again():
-    """Whoever runs the text of a run again decides nothing, and has the same model."""
+    """The text of a run contains all decisions, so running it again gives the same model."""
     first = settled(OPEN + "# why\ntrain:penalty none; train:epochs 3;")
     assert {each.key: each.value for each in first.decisions} == {
         **dict(loss="SCE", optimizer="adam", initial="by_activation", scaling="none", clipping="none"),
@@ -95,7 +95,7 @@ def test_outlier_sample_turns_clip_on_except_in_bytes():
 
 @pytest.mark.slow
 def test_train_method_uses_written_and_decided_settings():
-    """The last step of all has the rate of the end, also when training goes on; rare classes count more."""
+    """The last step has the final rate, even if training continues. Rare classes have a larger weight."""
     from ddlf.training.slot.optimizers import chain, innermost
 
     text = DIGITS + 'train:schedule "warmup:0.5,linear"; train:clip rolling; train:batch 16;'
@@ -118,7 +118,7 @@ TASKS = (
 
 
 def test_uneven_losses_count_by_uncertainty(tmp_path):
-    """Decided, trained, written down, saved with the weights of the model alone, and read again."""
+    """The text is decided, trained, written, saved with the weights of the model only, and read again."""
     from ddlf.extras.stabilisers import Uncertain
     from ddlf.training.slot.optimizers import chain, unwrapped
 
@@ -168,7 +168,7 @@ def test_scaling_adds_a_layer_with_the_training_statistics():
 @pytest.mark.parametrize(("features", "value"), [(500, "Normalization("), (501, "none"), (784, "none")])
 def test_scaling_of_many_features_fits_in_a_statement(features, value):
     x = np.random.default_rng(0).uniform(size=(20, features))
-    x[:, 0] *= 1e-3  # a pixel that is hardly used
+    x[:, 0] *= 1e-3  # a rarely used pixel
     text = f"a:input shape=[{features}]; a:output shape=[1]; a:layers Dense(units=1);"
     assert f"train:scaling {value}" in settled(text, x, x[:, 1]).text
 
@@ -200,7 +200,7 @@ def test_written_initializer_draws_the_first_weights():
     found = settled(OPEN + "train:initial he_normal;")
     assert found.own("initial") == Word("he_normal", 0)
     first, bias, *_ = found.keras.get_weights()
-    assert np.abs(first).max() > np.sqrt(6 / 64)  # which uniform values do not pass
+    assert np.abs(first).max() > np.sqrt(6 / 64)  # uniform values cannot exceed this limit
     assert not bias.any()
 
 

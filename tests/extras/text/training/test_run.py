@@ -1,4 +1,7 @@
-"""Texts on workers: the bits are those of the same model in Python, whoever is lost; the text travels, and a changed one is named."""
+"""Tests of training texts on workers.
+
+The weights have the bits of the same model in Python, even after a loss. Workers get the text, and a changed text is named.
+"""
 
 import os
 import signal
@@ -21,7 +24,7 @@ TEXT = DIGITS + "train:data digits; train:optimizer SGD(learning_rate=0.1); trai
 
 
 class InPython(ddlf.IApp):
-    """The same model and data by hand."""
+    """An app with the same model and data in Python."""
 
     verbose = False
     master_epochs = 2
@@ -46,14 +49,14 @@ class InPython(ddlf.IApp):
 
 
 class OnlyData(InPython):
-    """Its model is a text."""
+    """An app with a text as its model."""
 
     notation = "digits.nnm"
     create_model = ddlf.IApp.create_model
 
 
 class Loading(InPython):
-    """It loads a text as a line of Python."""
+    """An app that loads a text in ``create_model``."""
 
     def create_model(self):
         self.model = ddlf.load_notation("digits.nnm")
@@ -110,7 +113,7 @@ async def test_resume_refuses_a_changed_text(two_workers, text):
     other.checkpoint, other.resume, other.master_epochs = first.checkpoint, "auto", 3
     with pytest.raises(CheckpointMismatch, match=r"text: '[0-9a-f]{16}' in the checkpoint, '[0-9a-f]{16}' now"):
         await other.train_model()
-    text.write_text("# nothing but a comment is new\n" + TEXT)
+    text.write_text("# only this comment is new\n" + TEXT)
     same = quiet(app_of(text)(two_workers))
     same.checkpoint, same.resume, same.master_epochs = first.checkpoint, "auto", 3
     assert len(await same.train_model()) == 1
@@ -165,7 +168,7 @@ async def test_app_uses_a_text_instead_of_create_model(text):
     text.write_text(TEXT.replace("epochs 2", "epochs 7") + "train:seed 5;")
     other = OnlyData()
     await other.run_context.check_written()
-    assert (other.master_epochs, other.seed) == (2, 5)  # the class has epochs of its own
+    assert (other.master_epochs, other.seed) == (2, 5)  # the class sets its own epochs
     wrong = type("Wrong", (OnlyData,), {"notation": 3})()
     with pytest.raises(AppError, match="notation must be the file of a text"):
         await wrong.run_context.check_written()
@@ -175,7 +178,7 @@ RARE = "a:input shape=[4]; a:output shape=[3]; a:layers Dense(units=3, activatio
 
 
 async def test_open_settings_of_a_run_are_decided(tmp_path):
-    """In the text, the class, a flag or by what a callback needs: what is said stays, also that there is to be none."""
+    """Values from the text, the class, an option or a callback are kept, including the value "none"."""
     (tmp_path / "rare.nnm").write_text(RARE)
     x, y = np.ones((100, 4), "float32"), np.zeros(100, int)
     x[7], y[:3] = 1e6, 1
@@ -201,7 +204,7 @@ async def test_app_takes_settings_from_its_text(text):
     assert (app_of(text).master_epochs, app_of(text).batch_size, app_of(text).__name__) == (2, 16, "digits")
 
 
-# -- the way to workers -----------------------------------------------------------------------------------------------
+# -- sending texts to workers -----------------------------------------------------------------------------------------
 
 
 async def test_master_gives_only_texts_below_its_folders(text, monkeypatch):
