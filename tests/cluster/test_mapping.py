@@ -312,8 +312,8 @@ async def test_cancelling_a_map_ends_running_items(cluster):
 
 
 async def test_a_map_reports_its_progress(cluster):
-    told = []
-    take_off = cluster.subscribe(told.append)
+    emitted = []
+    take_off = cluster.subscribe(emitted.append)
     part = cluster.options(on_error="return")
     await part.map(even_only, range(5))
     await part.map(time.sleep, iter([0.15] * 6))
@@ -323,7 +323,7 @@ async def test_a_map_reports_its_progress(cluster):
         assert await anext(results) == 2
     take_off()
     maps = {}
-    for event in told:
+    for event in emitted:
         if isinstance(event, events.MapEvent):
             maps.setdefault(event.map, []).append(event)
     first, second, third, fourth = maps.values()

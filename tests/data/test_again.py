@@ -140,7 +140,7 @@ def rows():
     parts = [where.load(file, found.columns) for file in found.files]
     return [np.concatenate([part[name] for part in parts]).tobytes() for name in found.columns]
 
-before, told = rows(), []
+before, ends = rows(), []
 for moment in range(50):
     there = where.manifest()
     files = {3: 5, 5: 7, 7: 3}[len(there.files)]
@@ -153,8 +153,8 @@ for moment in range(50):
     now = where.manifest()
     assert now == there or (now.version, len(now.files)) == (there.version + 1, files)
     assert rows() == before
-    told.append([ended, now.version - there.version])
-print(json.dumps(told))
+    ends.append([ended, now.version - there.version])
+print(json.dumps(ends))
 """
 
 
@@ -166,10 +166,10 @@ def test_killed_repartition_leaves_old_or_new_version(tmp_path):
         [sys.executable, "-c", KILLED, str(tmp_path / "place")], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
-    assert {ended for ended, _ in told} <= {0, -9}
-    assert sum(ended == -9 for ended, _ in told) > 20
-    assert {version for ended, version in told if ended == -9} == {
+    ends = json.loads(ran.stdout)
+    assert {ended for ended, _ in ends} <= {0, -9}
+    assert sum(ended == -9 for ended, _ in ends) > 20
+    assert {version for ended, version in ends if ended == -9} == {
         0,
         1,
     }  # some processes were killed before the rename, some after it

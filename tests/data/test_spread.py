@@ -72,8 +72,8 @@ def test_shares_cover_slots_and_have_wanted_copies(sizes, hosts, copies):
 
 
 async def test_send_copies_each_file_once(place, tmp_path):
-    found, told = machines(tmp_path), []
-    assert await spread.send(place, found, 2, lambda *what: told.append(what)) == [6, 6, 6, 6]
+    found, progress = machines(tmp_path), []
+    assert await spread.send(place, found, 2, lambda *what: progress.append(what)) == [6, 6, 6, 6]
     whole = DataSet(place.path)
     assert whole.manifest.hosts == 4
     assert whole.manifest.version == 2
@@ -86,7 +86,7 @@ async def test_send_copies_each_file_once(place, tmp_path):
         assert all(np.array_equal(mine.load(number)["x"], whole.load(number)["x"]) for number in share)
         missing = [str(error) for error in damage(Folder(machine.folder), mine.manifest)]
         assert len(missing) == 6
-    assert told[-1][1] == told[-1][2] == 2 * whole.manifest.nbytes
+    assert progress[-1][1] == progress[-1][2] == 2 * whole.manifest.nbytes
     assert await spread.send(place, found, 2) == [0] * 4
     assert place.manifest().version == 2
 

@@ -113,8 +113,8 @@ def answers_come_before_the_next_round(monkeypatch):
 
 async def trained(cluster, first, **settings):
     app = (Compiled if settings.get("exchange") == "gradient" else App)(cluster)
-    app.told = []
-    app.subscribe(app.told.append)
+    app.emitted = []
+    app.subscribe(app.emitted.append)
     vars(app).update(first=first, **settings)
     await app.train_model()
     return app
@@ -135,7 +135,7 @@ async def test_single_peer_has_the_bits_of_a_run_without_peers(way, cluster, tmp
     async with Serving(tmp_path) as serving:
         alone = await trained(cluster, serving.first, **way)
         peer = await trained(cluster, serving.first, peer=await serving.link(), **way)
-        assert serving.server.ledger.counts["posts"] == len([e for e in peer.told if isinstance(e, SetPosted)]) > 2
+        assert serving.server.ledger.counts["posts"] == len([e for e in peer.emitted if isinstance(e, SetPosted)]) > 2
         if way["mode"] == "sync":
             assert digest(peer.model.get_weights()) == digest(alone.model.get_weights())
         assert len(peer.history) == len(alone.history)
@@ -170,20 +170,20 @@ async def test_set_of_another_peer_is_merged_by_the_formula(way, codec, cluster,
                 after["weights"] = app.model.get_weights()
 
         app = App(cluster)
-        app.told = []
-        app.subscribe(app.told.append)
+        app.emitted = []
+        app.subscribe(app.emitted.append)
         vars(app).update(first=serving.first, peer=await serving.link(), on_round=keep, **way)
         await app.train_model()
-        taken = next(event for event in app.told if isinstance(event, SetTaken))
+        taken = next(event for event in app.emitted if isinstance(event, SetTaken))
         assert taken.how == "merge"
         version, mine, merged = seen[0]
         assert taken.version == version
         # the set of this peer had 1 training, the set of the other peer 4
-        for w, p, found, told in zip(mine, known, merged, after["weights"], strict=True):
+        for w, p, found, stored in zip(mine, known, merged, after["weights"], strict=True):
             np.testing.assert_allclose(found, share * p + (1 - share) * w, rtol=0, atol=1e-6)
-            np.testing.assert_array_equal(found, told)
-        posts, takes = (sum(isinstance(event, kind) for event in app.told) for kind in (SetPosted, SetTaken))
-        [left] = [event.why for event in app.told if isinstance(event, PeersTold) and event.what == "left"]
+            np.testing.assert_array_equal(found, stored)
+        posts, takes = (sum(isinstance(event, kind) for event in app.emitted) for kind in (SetPosted, SetTaken))
+        [left] = [event.why for event in app.emitted if isinstance(event, PeersTold) and event.what == "left"]
         assert f"after {posts} posts: {takes} set{'s' * (takes != 1)} of others merged" in left
         counts = serving.server.ledger.counts
         assert counts["contained"] >= 1
@@ -200,7 +200,7 @@ async def test_end_of_the_training_ends_the_run_with_the_last_set(cluster, tmp_p
         app = await trained(cluster, serving.first, peer=await serving.link(), on_round=stop, master_epochs=40)
         assert app.run_context.progress.converged
         assert "stopped by ddlf peers stop" in app.run_context.progress.reason
-        [over] = [event for event in app.told if isinstance(event, PeersTold) and event.what == "over"]
+        [over] = [event for event in app.emitted if isinstance(event, PeersTold) and event.what == "over"]
         assert "stopped by ddlf peers stop" in over.why
         last = serving.layout.decode(serving.server.sets[serving.server.ledger.base])
         assert digest(app.model.get_weights()) == digest([np.asarray(one) for one in last])
@@ -211,7 +211,7 @@ async def test_end_of_the_training_ends_the_run_with_the_last_set(cluster, tmp_p
 async def test_run_with_fewer_commits_than_a_post_needs_says_so(mode, cluster, tmp_path):
     async with Serving(tmp_path, updates=1000) as serving:
         app = await trained(cluster, serving.first, peer=await serving.link(), mode=mode, master_epochs=1)
-        [rarely] = [event for event in app.told if isinstance(event, PeersTold) and event.what == "rarely"]
+        [rarely] = [event for event in app.emitted if isinstance(event, PeersTold) and event.what == "rarely"]
         assert f"posts after 1,000 commits, and this run has {len(app.history)}:" in rarely.why
 
 
@@ -220,7 +220,7 @@ async def test_rounds_of_peers_continue_from_the_base_of_the_server(cluster, tmp
         alone = await trained(cluster, serving.first)
         app = await trained(cluster, serving.first, peer=await serving.link())
         assert serving.server.ledger.round > 3
-        assert {event.how for event in app.told if isinstance(event, SetTaken)} == {"replace"}
+        assert {event.how for event in app.emitted if isinstance(event, SetTaken)} == {"replace"}
         for one, other in zip(app.model.get_weights(), alone.model.get_weights(), strict=True):
             np.testing.assert_allclose(
                 one, other, rtol=0, atol=1e-5
@@ -289,7 +289,7 @@ async def test_run_from_an_older_checkpoint_than_its_last_post_merges_the_set_of
         for newer in sorted((tmp_path / "kept").glob("round-*"))[1:]:  # like after kill -9
             shutil.rmtree(newer)
         again = await trained(cluster, None, resume="auto", **how)
-        [replaced] = [event for event in again.told if isinstance(event, PeersTold) and event.what == "replaced"]
+        [replaced] = [event for event in again.emitted if isinstance(event, PeersTold) and event.what == "replaced"]
         assert replaced.why.startswith("the run continues from set")
         assert list(serving.server.ledger.members) == [1]
 

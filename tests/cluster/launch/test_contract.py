@@ -171,16 +171,16 @@ def write_in_all_ways(self):
 
 
 async def test_all_output_of_a_worker_reaches_the_master_and_once_its_terminal(keys, descendants, capfd):
-    told, came = [], asyncio.Event()
+    events, came = [], asyncio.Event()
     native = {"native output", "native error", "of a program"}
 
     def hear(event):
-        told.append(event)
+        events.append(event)
         if isinstance(event, WorkerLogged) and native <= set(lines_of(WorkerLogged)):
             came.set()
 
     def lines_of(kind):
-        return [line for event in told if isinstance(event, kind) for line in event.lines]
+        return [line for event in events if isinstance(event, kind) for line in event.lines]
 
     launcher = launcher_of(keys, workers=1)
     cluster = Cluster(launcher)
@@ -188,7 +188,7 @@ async def test_all_output_of_a_worker_reaches_the_master_and_once_its_terminal(k
     async with asyncio.timeout(PATIENCE_S), cluster:
         await cluster.run_method(write_in_all_ways)
         await came.wait()  # lines arrive also while the worker is idle
-        (connected,) = [event for event in told if isinstance(event, WorkerConnected)]
+        (connected,) = [event for event in events if isinstance(event, WorkerConnected)]
         assert connected.incarnation == 1
         os.kill(worker_at(launcher.gate, 0).pid, signal.SIGKILL)
         while cluster.workers[0].connected:  # noqa: ASYNC110 - there is no event
@@ -200,9 +200,9 @@ async def test_all_output_of_a_worker_reaches_the_master_and_once_its_terminal(k
         await cluster.workers[0].reconnect()
     assert lines_of(WorkerWrote) == ["of Python"]
     assert not any(launcher.tokens.primary.decode() in line for line in lines_of(WorkerLogged))
-    incarnations = [event.incarnation for event in told if isinstance(event, WorkerConnected)]
+    incarnations = [event.incarnation for event in events if isinstance(event, WorkerConnected)]
     assert (incarnations[0], incarnations[-1]) == (1, 2)
-    (left, _) = [event for event in told if isinstance(event, WorkerDisconnected)]
+    (left, _) = [event for event in events if isinstance(event, WorkerDisconnected)]
     assert left.cause == "crash"
     shown = "".join(capfd.readouterr())
     assert shown.count("of Python") == 1

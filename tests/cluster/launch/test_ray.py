@@ -158,13 +158,13 @@ async def test_place_of_an_ended_worker_waits_with_the_reason_of_the_end(with_ra
 
 def test_worker_outlives_its_actor_only_while_the_head_node_is_gone(monkeypatch):
     monkeypatch.setattr(ray, "LOOK_FOR_HEAD_S", 0.0)
-    over, told = threading.Event(), []
+    over, calls = threading.Event(), []
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
 
     class Seen:
         def stay(self, stays):
-            told.append(stays)
+            calls.append(stays)
             if stays:
                 self.back = socket.create_server(("127.0.0.1", int(address.rpartition(":")[2])))
             else:
@@ -173,7 +173,7 @@ def test_worker_outlives_its_actor_only_while_the_head_node_is_gone(monkeypatch)
 
     listener.close()
     ray.stay_without_head(Seen(), address, over)
-    assert told == [True, False]
+    assert calls == [True, False]
 
 
 def test_missing_address_is_not_a_head_node():

@@ -39,9 +39,9 @@ def test_a_finding_has_its_line_and_its_fix(tmp_path, monkeypatch):
     found = answer(TEXT, NAN, tmp_path)
     (one,) = found.advice
     assert (one.rule.id, one.position.line) == ("D01", 26)
-    (told,) = as_json(found)["findings"]
-    assert (told["file"], told["line"], told["severity"], told["samples"]) == ("app.py", 26, "error", [7])
-    assert "+        finite = (abs(self.x_train) <" in told["diff"]
+    (finding,) = as_json(found)["findings"]
+    assert (finding["file"], finding["line"], finding["severity"], finding["samples"]) == ("app.py", 26, "error", [7])
+    assert "+        finite = (abs(self.x_train) <" in finding["diff"]
     text = "\n".join(lines(found, 60))
     assert text.startswith(
         "error     D01  app.py:26  3 of 20,000 values of x_train are NaN or infinite, in samples such as 7\n     why  One NaN"
@@ -89,11 +89,11 @@ def test_a_comment_without_a_rule_is_refused(tmp_path):
         answer(TEXT.replace("[D03, D04]", "[]"), NAN, tmp_path)
 
 
-@pytest.mark.parametrize(("workers", "told"), [(1, []), (2, ["C06"])])
-async def test_a_run_on_several_slots_reports_a_schedule_for_a_single_process(workers, told, monkeypatch):
+@pytest.mark.parametrize(("workers", "rules"), [(1, []), (2, ["C06"])])
+async def test_a_run_on_several_slots_reports_a_schedule_for_a_single_process(workers, rules, monkeypatch):
     monkeypatch.setattr("ddlf.extras.advice.advise.facts_of", lambda app: replace(CASES["C06"][0], workers=workers))
     monkeypatch.setattr("ddlf.extras.advice.advise.sources_of", lambda app: UserSources([], "App"))
-    assert [one.rule for one in (await check_before_run(SimpleNamespace(advice="quick")))[0]] == told
+    assert [one.rule for one in (await check_before_run(SimpleNamespace(advice="quick")))[0]] == rules
 
 
 async def test_a_rule_that_raises_is_reported_and_does_not_end_a_run(monkeypatch, caplog):

@@ -114,8 +114,8 @@ async def test_a_rule_finds_its_defect_in_a_program_and_its_change_repairs_it(ru
         again = await found_in(text, tmp_path, rule.level, "mended")
         assert rule not in [one.rule for one in again.advice]
     looks_at = frozenset(name for name, rules in ALONE.items() if rule.id in rules)
-    told = await found_near(near, rule.level, labels, looks_at, folder=tmp_path)
-    assert rule.id not in [one.partition(" ")[0] for one in told], told
+    near_findings = await found_near(near, rule.level, labels, looks_at, folder=tmp_path)
+    assert rule.id not in [one.partition(" ")[0] for one in near_findings], near_findings
 
 
 async def said_in_a_run(text, folder, name, workers):

@@ -32,8 +32,8 @@ def broken():
 
 async def answer_to(text, level):
     """Return the first line of each finding, and the last line of the answer."""
-    *told, end = lines(await advise(written(text), level), 0)
-    return [line for line in told if re.match(r"(error|warning|note) ", line)] + [end.partition(", by")[0]]
+    *findings, end = lines(await advise(written(text), level), 0)
+    return [line for line in findings if re.match(r"(error|warning|note) ", line)] + [end.partition(", by")[0]]
 
 
 def written(text):

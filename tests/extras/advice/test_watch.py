@@ -16,13 +16,13 @@ class Watched:
     """A stand-in for an app, with the attributes that ``watched`` uses."""
 
     def __init__(self, advice="quick"):
-        self.advice, self.events_seen, events = advice, [], Events()
+        self.advice, self.emitted, events = advice, [], Events()
         self.subscribe = events.subscribe
-        self.subscribe(self.events_seen.append)
+        self.subscribe(self.emitted.append)
         self.run_context = SimpleNamespace(emit=events.emit)
 
     def advised(self):
-        return [event.rule for event in self.events_seen if isinstance(event, Advised)]
+        return [event.rule for event in self.emitted if isinstance(event, Advised)]
 
 
 def test_each_finding_is_reported_once():

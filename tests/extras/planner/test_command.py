@@ -122,15 +122,15 @@ def test_a_plan_is_a_table_a_verdict_and_a_command():
 )
 def test_a_verdict_says_what_to_do(factor, said):
     best = choice(6, factor, 1.9, BEST.setting.way)
-    told = lines(dataclasses.replace(PLAN, best=best), RUN, "ddlf plan app.py --again")
-    assert re.fullmatch(said, "\n".join(told[-2:]))
+    printed = lines(dataclasses.replace(PLAN, best=best), RUN, "ddlf plan app.py --again")
+    assert re.fullmatch(said, "\n".join(printed[-2:]))
 
 
 def test_a_plan_beyond_its_limits_does_not_ask_for_longer_measurements():
     best = choice(6, 1.1, 1.9, BEST.setting.way)
-    told = lines(dataclasses.replace(PLAN, best=best, wish=Wish(deadline_s=0.1)), RUN, "ddlf plan app.py --again")
-    assert told[-2] == "unclear: 6 slots may be 1.10 times as fast as fit on one machine (0.99 to 1.21)."
-    assert told[-1].startswith("help      ")
+    printed = lines(dataclasses.replace(PLAN, best=best, wish=Wish(deadline_s=0.1)), RUN, "ddlf plan app.py --again")
+    assert printed[-2] == "unclear: 6 slots may be 1.10 times as fast as fit on one machine (0.99 to 1.21)."
+    assert printed[-1].startswith("help      ")
 
 
 def test_the_command_that_measures_longer_has_all_options_of_the_call():

@@ -63,10 +63,10 @@ def keep(wander=1.0, files=None, **exchanges):
 
 
 async def chosen(app):
-    told = []
-    app.subscribe(told.append)
+    events = []
+    app.subscribe(events.append)
     await choose_settings(app)
-    return told
+    return events
 
 
 @pytest.mark.parametrize(

@@ -90,15 +90,15 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     monkeypatch.setattr(
         "ddlf.extras.planner.planned._is_taken", lambda plan: True
     )  # the result of few rounds may be unclear
-    told: list[Event] = []
+    events: list[Event] = []
     run = app(
-        two_workers, Loud, planned=True, master_epochs=4, callbacks=(), on_round=told.append, on_event=told.append
+        two_workers, Loud, planned=True, master_epochs=4, callbacks=(), on_round=events.append, on_event=events.append
     )
     run.is_convergent = lambda record: False
-    run.subscribe(told.append)
+    run.subscribe(events.append)
     await run.train_model()
-    (predicted,) = [event for event in told if isinstance(event, RoundsPredicted)]
-    (compared,) = [event for event in told if isinstance(event, RoundsMeasured)]
+    (predicted,) = [event for event in events if isinstance(event, RoundsPredicted)]
+    (compared,) = [event for event in events if isinstance(event, RoundsMeasured)]
     assert (run.slots, run.mode, run.codec) == (found.best.setting.slots, "sync", "float32")
     assert predicted.seconds == pytest.approx(found.model.predict(found.best.setting).seconds)
     assert compared.predicted == predicted.seconds

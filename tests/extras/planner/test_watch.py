@@ -47,9 +47,9 @@ class Made:
     """A run with given end times of its rounds."""
 
     def __init__(self, monkeypatch, began=BEGAN, **facts):
-        self.now, self.told, events = 0.0, [], Events()
+        self.now, self.emitted, events = 0.0, [], Events()
         self.subscribe, self.run_context = events.subscribe, SimpleNamespace(emit=events.emit)
-        self.subscribe(self.told.append)
+        self.subscribe(self.emitted.append)
         self.began = dataclasses.replace(
             began, facts={name: json.dumps(value) for name, value in {**FACTS, **facts}.items()}
         )
@@ -66,7 +66,7 @@ class Made:
                 self.run_context.emit(Committed(record=record(number, samples, epochs, **costs)))
             for event in others:
                 self.run_context.emit(event)
-        return [event for event in self.told if isinstance(event, RoundsPredicted | RoundsMeasured)]
+        return [event for event in self.emitted if isinstance(event, RoundsPredicted | RoundsMeasured)]
 
 
 def record(number, samples, epochs, **costs):

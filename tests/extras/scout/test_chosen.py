@@ -56,12 +56,12 @@ def an_app(**settings):
     ],
 )
 async def test_a_run_uses_the_found_rate_and_reports_it(own, rate, why):
-    app, told = an_app(learning_rate=own), []
-    app.subscribe(told.append)
+    app, events = an_app(learning_rate=own), []
+    app.subscribe(events.append)
     await chosen.choose_settings(app)
     await chosen.choose_settings(app)  # the rate is already set
     assert app.learning_rate == rate
-    (decided,) = (event for event in told if isinstance(event, Decided))
+    (decided,) = (event for event in events if isinstance(event, Decided))
     assert (decided.key, decided.value, decided.rule) == ("learning_rate", f"{rate:g}", "scout")
     assert decided.why == why
     with await chosen.watch_run(app):
@@ -69,12 +69,12 @@ async def test_a_run_uses_the_found_rate_and_reports_it(own, rate, why):
 
 
 async def test_an_unclear_answer_does_not_change_the_rate_and_trials_have_a_label():
-    app, told, said = an_app(doubt="only 1 sample compares the rates"), [], []
-    app.subscribe(told.append)
+    app, events, said = an_app(doubt="only 1 sample compares the rates"), [], []
+    app.subscribe(events.append)
     app.say = said.append
     await chosen.choose_settings(app)
     assert app.learning_rate == 0.05
-    (decided,) = (event for event in told if isinstance(event, Decided))
+    (decided,) = (event for event in events if isinstance(event, Decided))
     assert decided.value == "0.05"
     assert decided.why == "unclear, the rate of the app stays: only 1 sample compares the rates"
     assert said[0] == "trials    2 rates"

@@ -168,8 +168,8 @@ def in_portions(*, at: float = 0.0, workers: int = 3, rounds: int = 4) -> Iterat
             e.PortionCounts(worker=worker, done=done, backup=backup, dropped=dropped)
             for worker, (done, backup, dropped) in enumerate(counts, 1)
         )
-        told = dict(round=number, number=2, step=0.5, loss=2.0 / number, seconds=0.9, portions=portions)
-        yield begin + 0.9, e.PassEnded(**told)
+        facts = dict(round=number, number=2, step=0.5, loss=2.0 / number, seconds=0.9, portions=portions)
+        yield begin + 0.9, e.PassEnded(**facts)
         made = record(number, rounds, workers, [(0.8, 0.1)] * workers, 2.0 / number, 1.0, test=False)
         shown = {"loss": 2.0 / number, "gradient": 0.1 / number, "step": 0.5, "passes": 2, "left_out": 0}
         yield begin + 1, e.Committed(record=replace(made, metrics=shown))

@@ -121,7 +121,7 @@ def logged(at, *lines, left_out=0):
 
 
 def test_all_output_of_a_worker_is_in_its_log_with_its_incarnations(tmp_path, capsys):
-    told = [
+    events = [
         connected(0, 1),
         logged(1, "I tensorflow"),
         wrote(2, 1, "mine"),
@@ -129,7 +129,7 @@ def test_all_output_of_a_worker_is_in_its_log_with_its_incarnations(tmp_path, ca
         logged(4, "more"),
         connected(5, 2),
     ]
-    path = run(tmp_path, "app", [*told, logged(6, "crash", left_out=1234), connected(7, 3)])
+    path = run(tmp_path, "app", [*events, logged(6, "crash", left_out=1234), connected(7, 3)])
     everything = ddlf(capsys, "logs", "--out", str(tmp_path), "--all")[1]
     assert [line[20:] for line in everything.splitlines()] == [
         "incarnation 1 of worker 1 on n1 (job 12_3)",

@@ -39,8 +39,8 @@ async def test_every_report_opens_without_an_error_and_without_requests(tmp_path
         "peers": ([*with_peers(12, 60, at=BEGAN)], 7),
     }
     async with chromium() as browser:
-        for name, (told, charts) in made.items():
-            path = run(tmp_path, name, told, "failed" if name == "failed" else "finished", "no" * (name == "failed"))
+        for name, (events, charts) in made.items():
+            path = run(tmp_path, name, events, "failed" if name == "failed" else "finished", "no" * (name == "failed"))
             for width, scheme in ((390, "light"), (1920, "dark")):
                 async with opened(browser, "about:blank", width=width, color_scheme=scheme) as page:
                     took = await seconds_of(page, (path / folder.REPORT).as_uri())

@@ -24,10 +24,10 @@ def test_computing_transferring_and_waiting_add_up_to_the_whole_time(tmp_path):
 
 
 def test_the_time_while_a_worker_was_lost_is_not_waiting_time(tmp_path):
-    told = events_of(5)
-    told.insert(8, (BEGAN + 4.5, e.WorkerLost(round=3, worker=2, slot=2, why="worker 2: cut")))
-    told.insert(10, (BEGAN + 7.0, e.WorkerReturned(round=4, worker=2, name="worker 2 (pc2)")))
-    found = read(run(tmp_path, "a", sorted(told, key=lambda one: one[0])))
+    events = events_of(5)
+    events.insert(8, (BEGAN + 4.5, e.WorkerLost(round=3, worker=2, slot=2, why="worker 2: cut")))
+    events.insert(10, (BEGAN + 7.0, e.WorkerReturned(round=4, worker=2, name="worker 2 (pc2)")))
+    found = read(run(tmp_path, "a", sorted(events, key=lambda one: one[0])))
     share = found.shares[2]
     assert (share.lost, share.away_s) == (1, 2.5)
     assert share.compute_s + share.transfer_s + share.away_s + share.wait_s == pytest.approx(10.0)
@@ -36,15 +36,15 @@ def test_the_time_while_a_worker_was_lost_is_not_waiting_time(tmp_path):
 
 
 def test_the_first_loss_that_is_not_finite_is_an_incident(tmp_path):
-    told = events_of(3)
-    told += [(BEGAN + 8, e.Committed(record=record(n, metrics={"loss": math.nan}))) for n in (4, 5)]
-    (fault,) = read(run(tmp_path, "a", told)).faults
+    events = events_of(3)
+    events += [(BEGAN + 8, e.Committed(record=record(n, metrics={"loss": math.nan}))) for n in (4, 5)]
+    (fault,) = read(run(tmp_path, "a", events)).faults
     assert (fault.kind, fault.round) == ("not finite", 4)
 
 
 def test_the_reason_of_a_failed_run_is_the_last_incident(tmp_path):
-    told = [*events_of(1), (BEGAN + 3, e.Warned(about="data", why="3 of x_train are NaN"))]
-    found = read(run(tmp_path, "a", told, "failed", "AppError: no"))
+    events = [*events_of(1), (BEGAN + 3, e.Warned(about="data", why="3 of x_train are NaN"))]
+    found = read(run(tmp_path, "a", events, "failed", "AppError: no"))
     assert [(fault.kind, fault.text) for fault in found.faults] == [
         ("warning", "3 of x_train are NaN"),
         ("failed", "AppError: no"),
@@ -76,12 +76,12 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 def test_places_of_workers_and_reasons_of_their_end_are_read(tmp_path):
     facts = dict(worker=1, name="worker 1")
     here = dict(address="place 0", host="n1", python="3.11", cores=2, threads=2)
-    told = [
+    events = [
         (BEGAN + 1, e.WorkerConnected(**facts, **here, engine="job 12_0", incarnation=1)),
         (BEGAN + 2, e.WorkerDisconnected(**facts, why="node n1 is down\nmore", cause="node lost")),
         (BEGAN + 4, e.WorkerConnected(**facts, **{**here, "host": "n2"}, engine="job 13_0", incarnation=2)),
     ]
-    path = run(tmp_path, "a", [*events_of(3), *told])
+    path = run(tmp_path, "a", [*events_of(3), *events])
     first, second = read(path).stays
     assert (first.host, first.engine, first.incarnation, first.came) == ("n1", "job 12_0", 1, BEGAN + 1)
     assert (first.left, first.cause, first.why) == (BEGAN + 2, "node lost", "node n1 is down\nmore")

@@ -49,15 +49,15 @@ def fake(out, **settings):
 
 
 async def test_a_folder_has_all_events_of_its_run(tmp_path):
-    app, told = fake(tmp_path, run_name="first", slots=2), []
-    app.subscribe(told.append)
+    app, emitted = fake(tmp_path, run_name="first", slots=2), []
+    app.subscribe(emitted.append)
     with recorded(app) as path:
         await app.train_model()
         app.run_context.emit(
             SlotMoved(round=1, slot=1, worker=1, done=1, total=2, epoch=1)
         )  # a momentary event, which is not recorded
     lines = [json.loads(line) for line in (path / folder.EVENTS).read_text().splitlines()]
-    assert [from_json(line) for line in lines] == told[:-1]
+    assert [from_json(line) for line in lines] == emitted[:-1]
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
     assert folder.read_state(path).state == "finished"
     assert path.name.endswith("-first")

@@ -38,9 +38,9 @@ def test_curves_equal_the_records(tmp_path):
 @pytest.mark.parametrize("rounds", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_report_of_many_rounds_is_small(tmp_path, rounds):
     spike = {"loss": 99.0, "accuracy": 0.5}
-    told = [*events_of(rounds), (BEGAN + 2 * rounds + 1, e.Committed(record=record(rounds + 1, metrics=spike)))]
-    told += [(BEGAN + 2 * rounds + 2, e.UpdateRejected(round=n, slot=1, worker=1, why="w")) for n in range(2000)]
-    path = run(tmp_path, "a", told)
+    events = [*events_of(rounds), (BEGAN + 2 * rounds + 1, e.Committed(record=record(rounds + 1, metrics=spike)))]
+    events += [(BEGAN + 2 * rounds + 2, e.UpdateRejected(round=n, slot=1, worker=1, why="w")) for n in range(2000)]
+    path = run(tmp_path, "a", events)
     assert (path / folder.REPORT).stat().st_size < 600_000
     state = state_in(path)
     x, loss = state["series"]["x"], state["series"]["columns"]["loss"]
@@ -62,8 +62,11 @@ def test_report_of_short_run_has_its_error(tmp_path, rounds):
 
 
 def test_values_that_are_not_finite_are_gaps(tmp_path):
-    told = [*events_of(2), (BEGAN + 9, e.Committed(record=record(3, metrics={"loss": math.nan, "accuracy": math.inf})))]
-    state = state_in(run(tmp_path, "a", told))
+    events = [
+        *events_of(2),
+        (BEGAN + 9, e.Committed(record=record(3, metrics={"loss": math.nan, "accuracy": math.inf}))),
+    ]
+    state = state_in(run(tmp_path, "a", events))
     assert state["series"]["columns"]["loss"] == [1.0, 0.5, None]
     assert (state["run"]["metrics"]["loss"], state["run"]["metrics"]["accuracy"]) == (None, None)
     assert state["record"]["marks"] == [[3, "not finite"]]

@@ -9,8 +9,8 @@ from tests.monitor.runs.made import BEGAN, events_of, run
 
 
 def test_a_run_is_a_column_of_its_results(tmp_path):
-    told = [*events_of(4), (BEGAN + 9, e.Evaluated(metrics={"loss": 0.5, "accuracy": 0.875}))]
-    rows = table.of_runs([read(run(tmp_path, "a", told))])
+    events = [*events_of(4), (BEGAN + 9, e.Evaluated(metrics={"loss": 0.5, "accuracy": 0.875}))]
+    rows = table.of_runs([read(run(tmp_path, "a", events))])
     found = dict(rows[1:])
     assert found["rounds"] == "4"
     assert found["seconds per round"] == "2"

@@ -93,15 +93,15 @@ async def test_two_browsers_with_half_of_the_classes_each_and_a_python_peer_trai
             with Command(halves.folder, "join", links[3], "--data", "all.npz") as python:
                 await asyncio.to_thread(python.until_post, 3)
                 for one in (low, high, gone):
-                    await one.until("progress", lambda told: told["posts"] >= 5 and told["merges"] >= 1)
-                told = await high.told("progress")
-                before = told[-1]
-                kept = [one for one in told if one["posts"] < before["posts"]][-1]  # before its stored post
+                    await one.until("progress", lambda message: message["posts"] >= 5 and message["merges"] >= 1)
+                progress = await high.told("progress")
+                before = progress[-1]
+                kept = [one for one in progress if one["posts"] < before["posts"]][-1]  # before its stored post
                 await high.page.reload()
                 again = await high.join(*halves.train["high"], name="high")
                 assert again["peer"] == 2
                 assert any("has kept" in line["text"] for line in await high.told("line"))
-                later = await high.until("progress", lambda told, posts=before["posts"]: told["posts"] > posts)
+                later = await high.until("progress", lambda message, posts=before["posts"]: message["posts"] > posts)
                 for total in ("batches", "samples", "bytesUp"):
                     assert later[total] > kept[total], total
 
@@ -119,16 +119,16 @@ async def test_two_browsers_with_half_of_the_classes_each_and_a_python_peer_trai
                 server.process.send_signal(signal.SIGKILL)
                 server.end()
                 for one in (low, high):
-                    await one.until("state", lambda told: told["state"] == "lost")
+                    await one.until("state", lambda message: message["state"] == "lost")
                 await doomed.close()
                 with Command(halves.folder, "serve", "--resume", "last", "--data", "digits", "--port", port) as resumed:
                     await asyncio.to_thread(resumed.until, r"left      peer 3 \(low\)")
                     for one in (low, high):
                         count = (await one.told("progress"))[-1]["posts"]
-                        await one.until("progress", lambda told, count=count: told["posts"] > count + 40)
+                        await one.until("progress", lambda message, count=count: message["posts"] > count + 40)
                     await asyncio.to_thread(peers_command, "stop", "--port", port)
                     for one in (low, high):
-                        await one.until("state", lambda told: told["state"] == "over")
+                        await one.until("state", lambda message: message["state"] == "over")
                     assert await asyncio.to_thread(python.end) == 0
                     assert await asyncio.to_thread(resumed.end) == 0
             models = []
@@ -172,19 +172,19 @@ async def test_bad_pages_and_bad_numbers_harm_only_themselves(halves):
             assert "cannot do dance" in (await bad.ask("dance"))["error"]
             assert "above 0" in (await good.join(x, y, share=0))["error"]
             assert "error" not in await good.join(x, y, share=0.5)
-            await good.until("progress", lambda told: told["posts"] >= 2)
+            await good.until("progress", lambda message: message["posts"] >= 2)
 
             assert (await bad.session(links[1]))[0] == 200
             assert "error" not in await bad.join(np.full_like(x, np.nan), y)
-            broken = await bad.until("line", lambda told: told["text"].startswith("broken"))
+            broken = await bad.until("line", lambda message: message["text"].startswith("broken"))
             assert "not finite" in broken["text"]
             await asyncio.to_thread(server.until, "again     peer 2")
             await bad.ask("stop")
-            await bad.until("state", lambda told: told["state"] == "ended")
+            await bad.until("state", lambda message: message["state"] == "ended")
             await asyncio.to_thread(server.until, "left      peer 2")
 
             await good.ask("pause")
-            await good.until("state", lambda told: told["state"] == "paused")
+            await good.until("state", lambda message: message["state"] == "paused")
             assert np.isfinite(await good.predict(x[:5])).all()
             at_rest = (await good.told("progress"))[-1]["batches"]  # the answer came after the last message
             held = safetensors.numpy.load(await good.set())
@@ -192,16 +192,16 @@ async def test_bad_pages_and_bad_numbers_harm_only_themselves(halves):
             assert all(np.isfinite(one).all() for one in held.values())
             assert (await good.told("progress"))[-1]["batches"] == at_rest
             await good.ask("resume")
-            await good.until("progress", lambda told: told["batches"] > at_rest)
+            await good.until("progress", lambda message: message["batches"] > at_rest)
 
             second = await page.context.new_page()
             await second.goto(url)
             tab = BrowserPeer(second)
             assert (await tab.join(x, y))["peer"] == 1
-            failed = await good.until("failed", lambda told: True)
+            failed = await good.until("failed", lambda message: True)
             assert "connected again" in failed["why"]
             assert "close other windows" in failed["hint"]
-            await tab.until("progress", lambda told: told["batches"] > at_rest)
+            await tab.until("progress", lambda message: message["batches"] > at_rest)
             assert "error" not in await tab.ask("stop")
             await asyncio.to_thread(server.until, "left      peer 1")
             assert unexpected(page) == []
@@ -316,7 +316,7 @@ async def test_a_page_whose_connection_breaks_at_the_end_comes_back_for_the_last
             await one.join(*halves.train["low"])
             await running.until(lambda: running.server.ledger.counts.get("posts", 0) > 0)
             await running.server._command("stop", "")
-            over = await one.until("state", lambda told: told["state"] == "over")
+            over = await one.until("state", lambda message: message["state"] == "over")
             assert over["why"] == "stopped by ddlf peers stop"
             await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_S)
             assert await one.set() == await running.server.last_set()

@@ -264,9 +264,9 @@ async def test_eight_peers_two_of_them_in_chromium_train_under_masks(tmp_path, m
             for each, link in ((one, links[0]), (gone, links[1])):
                 await each.session(link)
                 await each.join(x, y)
-            both = (await one.until("line", lambda told: "the other 7 peers" in told["text"]))["text"]
-            await gone.until("line", lambda told: told["text"] == both)
-            found = await one.until("progress", lambda told: told["code"] and told["code"] in both)
+            both = (await one.until("line", lambda message: "the other 7 peers" in message["text"]))["text"]
+            await gone.until("line", lambda message: message["text"] == both)
+            found = await one.until("progress", lambda message: message["code"] and message["code"] in both)
             async with asyncio.timeout(PATIENCE_S):
                 while lines.count(both) < 6:  # noqa: ASYNC110  threads write these lines
                     await asyncio.sleep(0.05)
@@ -274,9 +274,9 @@ async def test_eight_peers_two_of_them_in_chromium_train_under_masks(tmp_path, m
             server.process.send_signal(signal.SIGKILL)
             server.end()
             with Command(tmp_path, "serve", "--resume", "last", "--port", port) as resumed:
-                await one.until("progress", lambda told: told["posts"] > found["posts"] + 3)
+                await one.until("progress", lambda message: message["posts"] > found["posts"] + 3)
                 await asyncio.to_thread(peers_command, "stop", "--port", port)
-                await one.until("state", lambda told: told["state"] == "over")
+                await one.until("state", lambda message: message["state"] == "over")
                 assert await asyncio.to_thread(resumed.end) == 0
             for thread in threads:
                 await asyncio.to_thread(thread.join, PATIENCE_S)

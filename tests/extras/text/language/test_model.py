@@ -80,9 +80,9 @@ def test_cast_is_inserted_before_an_output_of_a_higher_type():
 
 def test_cast_to_a_lower_type_warns_unless_written():
     text = "a:input shape=[2]; a:output int32 shape=[2]; a:layers {};"
-    told = read(text.format("relu()")).warnings
-    assert [(each.line, each.column) for each in told] == [(1, 20)]
-    assert "float32 becomes int32" in told[0].sentence
+    warnings = read(text.format("relu()")).warnings
+    assert [(each.line, each.column) for each in warnings] == [(1, 20)]
+    assert "float32 becomes int32" in warnings[0].sentence
     assert read(text.format("cast(int32)")).warnings == ()
 
 
@@ -129,8 +129,8 @@ def test_options_apply_inside_and_inner_ones_override():
 
 def test_option_without_effect_warns():
     more = DENSE + "two:layers dense(shape=[8], activation=tanh);"
-    (told,) = read(one("two(activation=relu)", more=more)).warnings
-    assert "has no effect" in told.sentence
+    (warning,) = read(one("two(activation=relu)", more=more)).warnings
+    assert "has no effect" in warning.sentence
 
 
 def test_residual_adds_the_input_of_its_macro():
@@ -149,8 +149,8 @@ def test_macro_names_are_visible_only_inside():
 def test_layers_without_a_path_to_an_output_are_removed():
     text = DIGITS + "spare:from digits; spare:layers matmul(w, shape=[99]);"
     assert read(text).graph == read(DIGITS).graph
-    told = read(DIGITS + "other:input shape=[3];").warnings
-    assert "leads to no output" in told[0].sentence
+    warnings = read(DIGITS + "other:input shape=[3];").warnings
+    assert "leads to no output" in warnings[0].sentence
 
 
 def test_concat_joins_several_inputs():

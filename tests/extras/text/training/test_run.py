@@ -88,13 +88,13 @@ async def test_text_trains_to_the_bits_of_python_after_losing_a_worker(two_worke
 
     expected = await bits(InPython(two_workers))
     app = quiet(app_of(text)(two_workers))
-    told = []
-    app.subscribe(told.append)
+    events = []
+    app.subscribe(events.append)
     assert await bits(app) == expected
-    assert "SCE" not in [each.value for each in told if type(each).__name__ == "Decided"]
+    assert "SCE" not in [each.value for each in events if type(each).__name__ == "Decided"]
     assert await bits(OnlyData(two_workers)) == expected
     loading = Loading(two_workers)
-    loading.subscribe(told.append)
+    loading.subscribe(events.append)
     assert await bits(loading) == expected
     lost = quiet(app_of(text)(two_workers))
     lost.on_round = kill
