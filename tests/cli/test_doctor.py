@@ -34,7 +34,7 @@ SSH = b"SSH-2.0-OpenSSH_9.2 and some more words\r\n"
 
 
 @pytest.fixture(autouse=True)
-def well(tmp_path, monkeypatch):
+def healthy_machine(tmp_path, monkeypatch):
     """Set up a healthy machine, with a token and without a cluster file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DDLF_CONFIG", raising=False)
@@ -168,7 +168,7 @@ async def test_doctor_names_unsupported_cards(monkeypatch, capsys, free_port):
     assert "cards     AMD's (ROCm)\n" in capsys.readouterr().out
 
 
-async def test_doctor_json_has_all_facts(daemons, capsys, free_port):
+async def test_doctor_json_contains_all_facts(daemons, capsys, free_port):
     assert await doctor(options(daemons[0].port, free_port, more=["--json"])) == 3
     found = json.loads(capsys.readouterr().out)
     assert found["machine"] == machine()

@@ -9,7 +9,7 @@ from tests.cli.facts import card, machine, with_cards
 GB = 10**9
 
 
-def whats(findings):
+def texts_of(findings):
     return [finding.what for finding in findings]
 
 
@@ -136,12 +136,12 @@ def test_each_version_mismatch_is_named_with_its_remedy(facts, level, what, do):
 
 
 def test_clock_finding_names_direction():
-    assert ["37 s ahead of" in text for text in whats(of_clock(37.2, "w"))] == [True]
-    assert ["3600 s behind" in text for text in whats(of_clock(-3600, "w"))] == [True]
+    assert ["37 s ahead of" in text for text in texts_of(of_clock(37.2, "w"))] == [True]
+    assert ["3600 s behind" in text for text in texts_of(of_clock(-3600, "w"))] == [True]
 
 
 def test_connection_is_slow_absolutely_or_relatively():
-    assert whats(of_speeds({"a": (11.8, 11.6), "b": (200.0, 300.0)})) == ["11.8 MB/s to it, 11.6 MB/s from it"]
+    assert texts_of(of_speeds({"a": (11.8, 11.6), "b": (200.0, 300.0)})) == ["11.8 MB/s to it, 11.6 MB/s from it"]
     slow = list(of_speeds({"a": (110.0, 111.0), "b": (112.0, 30.0), "c": (108.0, 112.0)}))
     assert [(finding.where, finding.what) for finding in slow] == [
         (("b",), "112.0 MB/s to it, 30.0 MB/s from it: 27% of the usual speed")

@@ -19,7 +19,7 @@ IMAGE = ("--workers", "4", "--image", "image")
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_app.py").write_text(APP)
 

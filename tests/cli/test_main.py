@@ -66,7 +66,7 @@ def standing(standing_workers):
 
 
 @pytest.fixture
-def half(standing, free_port):
+def partly_reachable(standing, free_port):
     """Return one of the workers, with options that also name a port without a listener."""
     (first, _), _ = standing
     return first, ["--hosts", f"127.0.0.1:{first.port},127.0.0.1:{free_port}", "--token-file", str(first.token_file)]
@@ -265,7 +265,7 @@ def test_mistakes_in_a_cluster_file_have_line_and_column(here, tmp_path):
 # -- status and stop ----------------------------------------------------------------------------------------------------
 
 
-def test_status_prints_each_worker_and_fails_when_one_is_unreachable(standing, half):
+def test_status_prints_each_worker_and_fails_when_one_is_unreachable(standing, partly_reachable):
     (first, second), options = standing
     ended = ddlf("status", *options)
     assert ended.returncode == 0
@@ -273,7 +273,7 @@ def test_status_prints_each_worker_and_fails_when_one_is_unreachable(standing, h
         ["1", f"127.0.0.1:{first.port}", "idle;"],
         ["2", f"127.0.0.1:{second.port}", "idle;"],
     ]
-    _, options = half
+    _, options = partly_reachable
     ended = ddlf("status", *options)
     assert ended.returncode == 3
     assert "idle" in ended.stdout.splitlines()[0]
@@ -301,8 +301,8 @@ def test_status_prints_the_part_of_a_model_that_a_worker_has():
     assert part_of_model(None) == []
 
 
-def test_status_as_json_has_a_row_for_each_worker(half):
-    _, options = half
+def test_status_as_json_has_a_row_for_each_worker(partly_reachable):
+    _, options = partly_reachable
     answers = json.loads(ddlf("status", "--json", *options).stdout)
     assert [answer["address"] for answer in answers] == options[1].split(",")
     assert answers[0]["executor"] == "ready"
@@ -425,8 +425,8 @@ def test_run_with_wait_starts_when_the_other_run_ends(standing, tmp_path):
 # -- bench --------------------------------------------------------------------------------------------------------------
 
 
-def test_bench_prints_latency_and_both_speeds_per_worker(half):
-    first, options = half
+def test_bench_prints_latency_and_both_speeds_per_worker(partly_reachable):
+    first, options = partly_reachable
     ended = ddlf("bench", "--megabytes", "1", *options)
     assert ended.returncode == 3
     line, lost = ended.stdout.splitlines()
@@ -436,8 +436,8 @@ def test_bench_prints_latency_and_both_speeds_per_worker(half):
     assert "connection refused" in lost
 
 
-def test_bench_as_json_has_positive_figures(half):
-    first, options = half
+def test_bench_as_json_has_positive_figures(partly_reachable):
+    first, options = partly_reachable
     found = json.loads(ddlf("bench", "--megabytes", "1", "--json", *options).stdout)
     assert found[0].pop("address") == f"127.0.0.1:{first.port}"
     assert set(found[0]) == {"latency_s", "latency_p99_s", "there_mbs", "back_mbs"}

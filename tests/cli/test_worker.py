@@ -192,7 +192,7 @@ def test_worker_ends_cleanly_on_a_signal(start_worker, own_folders, number, code
     assert "Traceback" not in worker.output
 
 
-async def test_worker_that_gets_a_signal_says_so_to_its_master(start_worker, token_file):
+async def test_worker_reports_a_signal_to_its_master(start_worker, token_file):
     worker = start_worker(DDLF_GRACE="0.1")
     async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
         begun = asyncio.Event()

@@ -78,7 +78,7 @@ async def test_pair_without_a_connection_is_named_with_both_reasons(tmp_path, fr
     async with joined(tmp_path, LISTENS, LISTENS_NOWHERE) as (cluster, _):
         cluster.workers[0].advertise = f"127.0.0.1:{free_port}"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(InProcessDaemon, "addresses", elsewhere)
+            patch.setattr(InProcessDaemon, "addresses", facts_on_another_machine)
             pairs = await introduced(cluster.workers, RUN)
         assert [(caller.id, called.id) for caller, called, _ in pairs] == [(1, 2), (2, 1)]
         why = pairs[0][2]
@@ -88,7 +88,7 @@ async def test_pair_without_a_connection_is_named_with_both_reasons(tmp_path, fr
         )
 
 
-def elsewhere(self):
+def facts_on_another_machine(self):
     """Return the facts of a daemon on another machine."""
     return {"machine": str(id(self)), "port": self.port, "advertised": None, "addresses": [], "cpus": ""}
 

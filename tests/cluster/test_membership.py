@@ -58,7 +58,7 @@ def token(tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def three(token, *, away=()):
+async def three_workers(token, *, away=()):
     machines = Machines(3)
     for number in away:
         await machines.end(number)
@@ -71,7 +71,7 @@ async def three(token, *, away=()):
             await machines.end(number)
 
 
-async def gone(cluster, number):
+async def until_lost(cluster, number):
     worker = next(worker for worker in cluster.workers if worker.id == number)
     async with asyncio.timeout(PATIENCE_S):
         while worker.connected:
@@ -80,10 +80,10 @@ async def gone(cluster, number):
 
 
 async def test_a_worker_keeps_its_number_and_value_when_another_one_is_missing(token):
-    async with three(token) as (machines, cluster):
+    async with three_workers(token) as (machines, cluster):
         await cluster.set_variable("mine", each=["A", "B", "C"])
         await machines.end(1)
-        await gone(cluster, 1)
+        await until_lost(cluster, 1)
         await cluster.connect()
         assert [worker.id for worker in cluster.workers] == [2, 3]
         assert await cluster.run_method(who) == [(2, 3, "B"), (3, 3, "C")]
@@ -94,11 +94,11 @@ async def test_a_worker_keeps_its_number_and_value_when_another_one_is_missing(t
 
 
 async def test_connect_tries_missing_workers_again_and_restores_their_numbers_and_values(token):
-    async with three(token) as (machines, cluster):
+    async with three_workers(token) as (machines, cluster):
         await cluster.set_variable("mine", each=["A", "B", "C"])
         await cluster.add_method(who)
         await machines.end(1)
-        await gone(cluster, 1)
+        await until_lost(cluster, 1)
         await cluster.connect()
         assert [worker.id for worker in cluster.missing] == [1]
         machines.start(1)
@@ -108,9 +108,9 @@ async def test_connect_tries_missing_workers_again_and_restores_their_numbers_an
 
 
 async def test_close_and_connect_tries_missing_workers_again(token):
-    async with three(token) as (machines, cluster):
+    async with three_workers(token) as (machines, cluster):
         await machines.end(2)
-        await gone(cluster, 2)
+        await until_lost(cluster, 2)
         await cluster.connect()
         await cluster.close()
         machines.start(2)
@@ -119,7 +119,7 @@ async def test_close_and_connect_tries_missing_workers_again(token):
 
 
 async def test_workers_that_were_missing_at_the_start_get_the_last_numbers(token):
-    async with three(token, away=[1]) as (machines, cluster):
+    async with three_workers(token, away=[1]) as (machines, cluster):
         everybody = cluster.options()
         assert await cluster.run_method(who) == [(1, 2, None), (2, 2, None)]
         machines.start(1)
@@ -130,7 +130,7 @@ async def test_workers_that_were_missing_at_the_start_get_the_last_numbers(token
 
 
 async def test_values_of_some_workers_are_not_given_to_the_rest(token):
-    async with three(token) as (machines, cluster):
+    async with three_workers(token) as (machines, cluster):
         await cluster.set_variable("mine", "all")
         await cluster.options(workers=[2]).set_variable("mine", "two")
         await cluster.options(workers=[3]).delete_variable("mine")

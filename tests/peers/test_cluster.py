@@ -208,7 +208,7 @@ async def test_end_of_the_training_ends_the_run_with_the_last_set(cluster, tmp_p
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-async def test_run_with_fewer_commits_than_a_post_needs_says_so(mode, cluster, tmp_path):
+async def test_run_with_fewer_commits_than_a_post_needs_emits_an_event(mode, cluster, tmp_path):
     async with Serving(tmp_path, updates=1000) as serving:
         app = await trained(cluster, serving.first, peer=await serving.link(), mode=mode, master_epochs=1)
         [rarely] = [event for event in app.emitted if isinstance(event, PeersTold) and event.what == "rarely"]

@@ -30,7 +30,7 @@ async def ended(running):
     await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_S)
 
 
-def left(folder):
+def leaving_reasons(folder):
     return {entry.peer: entry.why for entry in history(folder) if isinstance(entry, Left)}
 
 
@@ -47,7 +47,7 @@ async def test_the_server_waits_for_a_peer_that_reads_slowly(tmp_path):
         slow.socket.transport.resume_reading()
         assert value((await slow.answer())["set"]) == 1.0
         await ended(running)
-    assert left(tmp_path) == dict.fromkeys((1, 2), "it has received the last set")
+    assert leaving_reasons(tmp_path) == dict.fromkeys((1, 2), "it has received the last set")
     assert not any(line.startswith("missing") for line in running.lines)
 
 
@@ -94,7 +94,7 @@ async def test_ctrl_c_ends_the_wait_and_a_later_server_waits_again(tmp_path):
         again.peers = [peer]
         assert (await peer.connect(keeps=True))["end"]["over"]
         await ended(again)
-    assert left(tmp_path)[1] == "it has received the last set"
+    assert leaving_reasons(tmp_path)[1] == "it has received the last set"
 
 
 async def test_a_server_that_was_killed_between_the_end_and_its_last_set_waits_for_its_peers(tmp_path):
@@ -149,7 +149,7 @@ async def test_a_peer_whose_connection_breaks_at_the_end_comes_back_for_the_last
     assert peer.why_over == "stopped by ddlf peers stop"
     assert float(peer.trained.live[0][0, 0]) == last
     assert lines[-1] == "over      stopped by ddlf peers stop"
-    assert left(tmp_path) == {1: "it has received the last set"}
+    assert leaving_reasons(tmp_path) == {1: "it has received the last set"}
 
 
 async def test_a_program_that_connects_again_after_the_end_receives_the_end(tmp_path):

@@ -143,7 +143,7 @@ async def test_programs_that_share_a_link_become_its_number_of_peers(running):
         one.close()
 
 
-async def test_a_link_with_https_for_a_server_without_it_says_so(running):
+async def test_a_link_with_https_for_a_server_without_it_is_explained(running):
     code, link = await link_of(running)
     with pytest.raises(
         ConnectError, match=r"it does not answer to https; copy the whole link, which may begin with http:"
@@ -182,7 +182,7 @@ async def test_a_peer_says_that_the_disk_of_the_server_is_full(running, monkeypa
     assert "connection to the server: the server's disk refuses to store anything now; training continues" in lost
 
 
-async def test_a_round_that_waits_for_its_quorum_says_so_once(tmp_path, monkeypatch):
+async def test_a_round_that_waits_for_its_quorum_is_reported_once(tmp_path, monkeypatch):
     monkeypatch.setattr(peer, "ROUND_S", 0.0)
     events, lines = [], []
     async with Running(tmp_path, way="rounds", merge="mean", quorum=2, tell=events.append) as running:

@@ -127,7 +127,7 @@ def test_round_of_eight_peers_gives_fedavg_and_the_next_one_has_new_keys():
     assert table.rounds.attempt != first
 
 
-def test_two_peers_lost_before_their_keys_are_no_members():
+def test_two_peers_lost_before_their_keys_are_not_members():
     table = Table(8)
     table.leave(2)
     table.leave(7)
@@ -429,7 +429,7 @@ def test_summed_post_counts_once():
         ({"update_limit": 1e30}, r"update_limit = 1e\+30 would round usual updates to 0; use 1000 or less"),
     ],
 )
-def test_plan_refuses_what_contradicts_secure_aggregation(change, why):
+def test_plan_refuses_settings_that_contradict_secure_aggregation(change, why):
     settings = {"way": "rounds", "merge": "mean", "quorum": 3, "secure_aggregation": True}
     Plan(**settings)
     with pytest.raises(ConfigError, match=why):

@@ -371,7 +371,7 @@ async def test_an_end_between_messages_has_no_reason(raw):
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 20, 30, 100, 20_000])
-async def test_an_end_in_the_middle_of_a_message_says_so(raw, length):
+async def test_an_end_in_the_middle_of_a_message_has_this_reason(raw, length):
     end, other = raw
     data = message(b"tree", b"x" * 30_000)
     other.send(data[:length])

@@ -144,7 +144,7 @@ def test_the_token_is_in_no_message():
     assert auth_key(TOKEN) not in said
 
 
-def test_every_refused_client_gets_the_same_byte_and_a_busy_worker_says_so():
+def test_every_refused_client_gets_the_same_error_except_from_a_busy_worker():
     with pytest.raises(AuthError, match="the worker refused this side's token"):
         ClientHandshake.read_verdict(bytes([Verdict.REFUSED]))
     with pytest.raises(AuthError):

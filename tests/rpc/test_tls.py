@@ -83,7 +83,7 @@ async def call(port, token=TOKEN, **security):
 
 
 @pytest.fixture
-def apart():
+def different_machines():
     with far_apart():
         yield
 
@@ -91,7 +91,7 @@ def apart():
 # --- Which connections are encrypted ----------------------------------------------------------------------------------
 
 
-async def test_another_machine_is_reached_with_tls_1_3_and_nothing_older(apart):
+async def test_another_machine_is_reached_with_tls_1_3_and_nothing_older(different_machines):
     async with Worker(own_certificate()) as worker:
         sock, said = await call(worker.port)
     assert said == b"hello"
@@ -108,7 +108,7 @@ async def test_this_machine_is_reached_without_tls():
     assert not isinstance(sock, ssl.SSLSocket)
 
 
-async def test_a_client_never_goes_back_to_plaintext(apart):
+async def test_a_client_never_goes_back_to_plaintext(different_machines):
     async with Worker(insecure_plaintext=True) as worker:
         with pytest.raises(ConnectError, match="the worker does not encrypt connections from this address"):
             await call(worker.port)
@@ -117,7 +117,7 @@ async def test_a_client_never_goes_back_to_plaintext(apart):
     assert said == b"hello"
 
 
-async def test_a_worker_takes_no_plaintext_from_another_machine(apart):
+async def test_a_worker_takes_no_plaintext_from_another_machine(different_machines):
     async with Worker(own_certificate()) as worker:
         with pytest.raises(ConnectError, match="the worker demands encryption, which is switched off on this side"):
             await call(worker.port, insecure_plaintext=True)
@@ -167,17 +167,17 @@ async def refusal_by_a_program_that_says(data):
     return str(caught.value)
 
 
-async def test_a_worker_of_another_version_is_named_after_tls_has_begun(apart):
+async def test_a_worker_of_another_version_is_named_after_tls_has_begun(different_machines):
     refusal = await refusal_by_a_program_that_says(b"DDLF\x07\x01\x01\x00")
     assert "the other side speaks protocol 7.1, this side 1.1; install the same version of ddlf on both" in refusal
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(64)])
-async def test_another_program_is_named_after_tls_has_begun(apart, said):
+async def test_another_program_is_named_after_tls_has_begun(different_machines, said):
     assert "another program listens there, not a DDLF worker" in await refusal_by_a_program_that_says(said)
 
 
-async def test_another_program_that_speaks_tls_is_named(apart):
+async def test_another_program_that_speaks_tls_is_named(different_machines):
     listener = listening_socket("127.0.0.1", 0)
 
     async def serve():
@@ -198,7 +198,7 @@ async def test_another_program_that_speaks_tls_is_named(apart):
 # --- An attacker on the network ----------------------------------------------------------------------------------------
 
 
-async def test_another_token_is_refused_under_tls_too(apart):
+async def test_another_token_is_refused_under_tls_too(different_machines):
     async with Worker(own_certificate()) as worker:
         with pytest.raises(AuthError, match="the worker has another token than this side"):
             await call(worker.port, OTHER)
@@ -210,7 +210,7 @@ def relays_certificate(tmp_path):
     return worker_tls(tmp_path / "his.pem", TOKEN_ONLY)
 
 
-async def test_a_relay_with_its_own_certificate_is_refused(apart, relays_certificate):
+async def test_a_relay_with_its_own_certificate_is_refused(different_machines, relays_certificate):
     async with Worker(own_certificate()) as worker, Relay(worker.port, relays_certificate) as relay:
         with pytest.raises(
             AuthError, match="the handshake was altered on the network, although both sides use the same"
@@ -219,7 +219,9 @@ async def test_a_relay_with_its_own_certificate_is_refused(apart, relays_certifi
     assert b"hello" not in relay.heard
 
 
-async def test_a_relay_would_succeed_without_the_certificate_in_the_proofs(apart, relays_certificate, monkeypatch):
+async def test_a_relay_would_succeed_without_the_certificate_in_the_proofs(
+    different_machines, relays_certificate, monkeypatch
+):
     # This is the control of the test above: without the binding, the same relay reads everything.
     monkeypatch.setattr(dial_module.tls, "certificate_seen", lambda sock: NO_CERTIFICATE)
     unbound = tls.WorkerTLS(own_certificate().context, NO_CERTIFICATE)
@@ -229,7 +231,7 @@ async def test_a_relay_would_succeed_without_the_certificate_in_the_proofs(apart
     assert b"hello" in relay.heard
 
 
-async def test_a_relay_cannot_remove_the_flag_for_tls(apart, monkeypatch):
+async def test_a_relay_cannot_remove_the_flag_for_tls(different_machines, monkeypatch):
     monkeypatch.setattr("ddlf.rpc.dial.HANDSHAKE_TIMEOUT_S", 1.0)
 
     def strip(data):
@@ -241,7 +243,7 @@ async def test_a_relay_cannot_remove_the_flag_for_tls(apart, monkeypatch):
 
 
 @pytest.mark.parametrize("position", [4, 5, 6, 7])
-async def test_an_altered_preamble_is_refused_although_tls_does_not_cover_it(apart, position):
+async def test_an_altered_preamble_is_refused_although_tls_does_not_cover_it(different_machines, position):
     def alter(data):
         if not data.startswith(b"DDLF"):
             return data
@@ -254,7 +256,7 @@ async def test_an_altered_preamble_is_refused_although_tls_does_not_cover_it(apa
             await call(relay.port)
 
 
-async def test_who_only_listens_learns_neither_the_token_nor_what_is_said(apart):
+async def test_who_only_listens_learns_neither_the_token_nor_what_is_said(different_machines):
     async with Worker(own_certificate()) as worker, Relay(worker.port) as relay:
         _, said = await call(relay.port)
     assert said == b"hello"
@@ -316,7 +318,7 @@ async def meet(worker: Security, tmp_path, client: Security, host="127.0.0.1"):
             meet.errors = listener.errors
 
 
-async def test_certificates_of_an_organisation_are_checked_on_top_of_the_token(apart, authority, tmp_path):
+async def test_certificates_of_an_organisation_are_checked_on_top_of_the_token(different_machines, authority, tmp_path):
     worker = Security(authority.file, *authority.issue("worker"))
     client = Security(authority.file, *authority.issue("master"))
     assert await meet(worker, tmp_path, client) == b"hello"
@@ -331,7 +333,7 @@ async def test_certificates_of_an_organisation_are_checked_on_top_of_the_token(a
     ],
 )
 async def test_an_invalid_certificate_of_a_worker_is_named_with_its_reason(
-    apart, authority, tmp_path, signed, sentence
+    different_machines, authority, tmp_path, signed, sentence
 ):
     (tmp_path / "other").mkdir()
     worker = Security(None, *signed(authority, Authority(tmp_path / "other")))
@@ -339,28 +341,32 @@ async def test_an_invalid_certificate_of_a_worker_is_named_with_its_reason(
         await meet(worker, tmp_path, Security(authority.file))
 
 
-async def test_a_certificate_that_expires_while_the_worker_runs_is_named(apart, authority, tmp_path, monkeypatch):
+async def test_a_certificate_that_expires_while_the_worker_runs_is_named(
+    different_machines, authority, tmp_path, monkeypatch
+):
     worker = Security(None, *authority.issue("w", ends_in=datetime.timedelta(days=-1)))
     monkeypatch.setattr(tls, "_check_lifetime", lambda certificate: None)
     with pytest.raises(AuthError, match="the other side's certificate has expired; renew it"):
         await meet(worker, tmp_path, Security(authority.file))
 
 
-async def test_a_master_without_a_certificate_is_refused_by_a_worker_that_demands_one(apart, authority, tmp_path):
+async def test_a_master_without_a_certificate_is_refused_by_a_worker_that_demands_one(
+    different_machines, authority, tmp_path
+):
     worker = Security(authority.file, *authority.issue("worker"))
     with pytest.raises(AuthError, match="the other side does not accept this side's certificate"):
         await meet(worker, tmp_path, Security(authority.file))
     assert "the client shows no certificate" in str(meet.errors[0])
 
 
-async def test_a_master_with_another_organisations_certificate_is_refused(apart, authority, tmp_path):
+async def test_a_master_with_another_organisations_certificate_is_refused(different_machines, authority, tmp_path):
     (tmp_path / "other").mkdir()
     worker = Security(authority.file, *authority.issue("worker"))
     with pytest.raises(AuthError, match="the other side does not accept this side's certificate"):
         await meet(worker, tmp_path, Security(authority.file, *Authority(tmp_path / "other", "other").issue("m")))
 
 
-def wrong(tmp_path):
+def bad_files(tmp_path):
     """Return unusable files, each with the reason."""
     ca = Authority(tmp_path)
     certificate, key = ca.issue("right")
@@ -392,7 +398,7 @@ def wrong(tmp_path):
 
 @pytest.mark.parametrize("case", range(9))
 def test_a_file_that_cannot_be_used_is_named_before_anything_is_sent(tmp_path, case):
-    files, sentence = wrong(tmp_path)[case]
+    files, sentence = bad_files(tmp_path)[case]
     make_certificate(tmp_path / "own.pem")
     for load in (client_context, lambda security: worker_tls(tmp_path / "own.pem", security)):
         with pytest.raises(ConfigError) as caught:

@@ -87,7 +87,7 @@ async def test_all_local_workers_have_a_module_from_one_import():
         assert parent not in {pid for pid, *_ in rows}
 
 
-async def test_calls_in_a_fork_copy_nothing_of_the_modules_that_it_shares():
+async def test_calls_in_a_fork_do_not_copy_shared_modules():
     def private_mb():
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")) / 1024

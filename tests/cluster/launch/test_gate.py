@@ -445,7 +445,7 @@ async def test_workers_of_one_machine_share_its_cores(fleet, token):
         assert [worker._link.session["share"] for worker in cluster.workers] == [2, 2]
 
 
-async def test_gate_on_a_taken_port_says_so(token):
+async def test_gate_on_a_taken_port_is_an_error(token):
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ListenError, match="is in use"):
         await Joined(1, "127.0.0.1", taken.getsockname()[1], token_file=token).start()
 

@@ -297,7 +297,7 @@ async def test_start_that_is_ended_or_refused_at_any_step_leaves_nothing(step):
     assert len(launcher._kubectl.all("patch")) == (2 if step == "patch" else 0)
 
 
-async def test_job_that_cannot_be_deleted_is_named_with_what_happens_to_its_pods(caplog):
+async def test_job_that_cannot_be_deleted_is_named_with_the_effect_on_its_pods(caplog):
     launcher = scripted(("ADDED", pod("Failed", terminated(3), index=0)))
     for refused, words in (
         ("Secret", "if it exists, it is suspended and has no pods"),

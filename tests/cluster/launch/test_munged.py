@@ -119,7 +119,7 @@ def test_other_program_at_the_port_is_named():
     assert task.why().endswith("what answers there cannot be trusted (unmunge: Error: Invalid credential format)")
 
 
-def test_node_without_munge_says_so(munge, monkeypatch):
+def test_node_without_munge_is_an_error(munge, monkeypatch):
     monkeypatch.setenv("PATH", str(munge.parent))
     with opened(JOB) as point:
         assert point._listener is None
@@ -127,7 +127,7 @@ def test_node_without_munge_says_so(munge, monkeypatch):
     assert point.why().endswith("this node has no munge")
 
 
-def test_master_without_a_free_port_says_so(caplog):
+def test_master_without_a_free_port_logs_a_warning(caplog):
     with contextlib.ExitStack() as stack:
         for port in ports_of(JOB):
             stack.enter_context(socket.create_server(("", port)))

@@ -543,7 +543,7 @@ async def test_check_names_a_wrong_partition_and_the_refusal_of_slurm(slurm):
     assert [problem.fact for problem in problems] == ["Slurm refuses the job: invalid account"]
 
 
-async def test_check_in_a_job_says_what_each_worker_gets(slurm, monkeypatch):
+async def test_check_in_a_job_prints_the_resources_of_each_worker(slurm, monkeypatch):
     for name, value in ALLOCATION.items():
         monkeypatch.setenv(name, value)
     facts = [check.fact async for check in choose({}).check()]

@@ -240,7 +240,7 @@ LOST = "ExecutorLostFailure (executor 7 exited) Reason: Command exited with code
     ],
     ids=["no room", "runs", "runs again", "failed"],
 )
-async def test_error_says_what_spark_knows_about_a_place(spark, attempts, words):
+async def test_error_has_the_information_of_spark_about_a_place(spark, attempts, words):
     spark(Context(attempts=attempts))
     assert (await error_of(sparked())).endswith(f"within 0.2 s: {words}")
 
@@ -263,7 +263,7 @@ async def test_job_that_fails_again_and_again_fails_the_start(spark, words, left
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_task_runs_the_worker_of_its_place_with_what_spark_gives(monkeypatch, code):
+def test_task_runs_the_worker_of_its_place_with_the_resources_of_spark(monkeypatch, code):
     gpus = {"gpu": SimpleNamespace(addresses=["2", "5"])}
     task = SimpleNamespace(resources=lambda: gpus, cpus=lambda: 4)
     monkeypatch.setitem(sys.modules, "pyspark", SimpleNamespace(TaskContext=SimpleNamespace(get=lambda: task)))

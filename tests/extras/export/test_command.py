@@ -26,7 +26,7 @@ class Mine(keras.layers.Layer):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, capsys):
+def run_command(tmp_path, monkeypatch, capsys):
     """Return a function that runs a command in a folder with texts, and returns output, errors and exit code."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits.nnm").write_text(DIGITS)
@@ -72,14 +72,14 @@ def here(tmp_path, monkeypatch, capsys):
         ),
     ],
 )
-def test_export_refuses_impossible_options_first(here, monkeypatch, arguments, sentence):
+def test_export_refuses_impossible_options_first(run_command, monkeypatch, arguments, sentence):
     monkeypatch.setattr(subprocess, "run", None)
-    _, err, code = here(*arguments.split())
+    _, err, code = run_command(*arguments.split())
     assert code == 2
     assert sentence in err
 
 
-def test_export_checks_inputs_before_it_writes(here, tmp_path, monkeypatch):
+def test_export_checks_inputs_before_it_writes(run_command, tmp_path, monkeypatch):
     def wrong(self, backend):
         raise ConfigError("a.npz has no array 'digits'")
 
@@ -87,14 +87,14 @@ def test_export_checks_inputs_before_it_writes(here, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "loadable", lambda source, *of: contextlib.nullcontext(source.path))
     monkeypatch.setattr(export.BackendComparison, "keras", wrong)
     monkeypatch.setattr(export, "write", None)
-    _, err, code = here("export", "digits.nnm", "--to", "litert", "--verify", "--inputs", "a.npz")
+    _, err, code = run_command("export", "digits.nnm", "--to", "litert", "--verify", "--inputs", "a.npz")
     assert code == 2
     assert "a.npz has no array 'digits'" in err
 
 
-def test_export_keeps_existing_files(here, tmp_path):
+def test_export_keeps_existing_files(run_command, tmp_path):
     (tmp_path / "digits.tflite").write_text("mine")
-    _, err, code = here("export", "digits.nnm", "--to", "litert")
+    _, err, code = run_command("export", "digits.nnm", "--to", "litert")
     assert code == 2
     assert "digits.tflite exists; write over it with --overwrite" in err
     assert (tmp_path / "digits.tflite").read_text() == "mine"
@@ -134,10 +134,10 @@ def test_export_prints_written_and_refused_formats(tmp_path):
 
 
 @pytest.mark.slow
-def test_small_model_exports_and_agrees_with_keras(here, tmp_path):
+def test_small_model_exports_and_agrees_with_keras(run_command, tmp_path):
     """Export two named outputs with the installed packages. ``tests/trials/test_export.py`` runs the exports of JAX."""
     (tmp_path / "heads.nnm").write_text(HEADS)
-    out, _, code = here("export", "heads.nnm", "--to", "saved_model", "--verify", "--json")
+    out, _, code = run_command("export", "heads.nnm", "--to", "saved_model", "--verify", "--json")
     rows = json.loads(out)["rows"]
     assert code == 0
     assert {(row["what"], row["by"].split()[0]) for row in rows} >= {
@@ -150,15 +150,15 @@ def test_small_model_exports_and_agrees_with_keras(here, tmp_path):
 
 
 @pytest.mark.slow
-def test_compare_finds_the_first_different_layer_of_backends(here, tmp_path):
+def test_compare_finds_the_first_different_layer_of_backends(run_command, tmp_path):
     """The model has a custom layer with another result on JAX."""
     (tmp_path / "mine.py").write_text(MINE)
     layers = "[keras.Input((3,)), keras.layers.Dense(4), mine.Mine(name='odd'), keras.layers.Dense(2)]"
     made = f"import mine, keras; keras.Sequential({layers}).save('m.keras')"
     on_jax = {**os.environ, "KERAS_BACKEND": "jax"}  # JAX is imported faster
     subprocess.run([sys.executable, "-c", made], cwd=tmp_path, env=on_jax, check=True, timeout=PATIENCE_S)
-    _, err, code = here("model", "compare", "m.keras")
+    _, err, code = run_command("model", "compare", "m.keras")
     assert (code, "has custom layers: Mine; name" in err) == (2, True)
-    out, _, code = here("model", "compare", "m.keras", "--layers", "mine.py", "--backends", "tensorflow,jax")
+    out, _, code = run_command("model", "compare", "m.keras", "--layers", "mine.py", "--backends", "tensorflow,jax")
     assert code == 1
     assert "TensorFlow and JAX first differ in 'odd', by " in out

@@ -256,7 +256,7 @@ def test_wrong_options_are_named(capsys, words, said):
         (latency, "200us", 0.0002),
     ],
 )
-def test_units_are_those_of_networks(read, text, value):
+def test_units_of_networks_are_read(read, text, value):
     assert read(text) == pytest.approx(value)
 
 

@@ -101,7 +101,7 @@ def test_an_app_without_a_source_file_or_with_a_missing_worker_is_not_kept():
         ([STAR, INT8], [64], 60.0, False),
     ],
 )
-def test_measurements_answer_what_they_measured(ways, batches, budget_s, answers):
+def test_measurements_are_reused_for_the_same_request(ways, batches, budget_s, answers):
     assert KEPT.answers(ways, batches, budget_s) == answers
 
 

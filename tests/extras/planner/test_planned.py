@@ -136,7 +136,7 @@ async def test_a_changed_file_is_named(tmp_path):
         ({"star": 0.1}, {"private": True}, ""),
     ],
 )
-async def test_a_dry_run_says_what_the_plan_would_do(exchanges, settings, said):
+async def test_a_dry_run_prints_the_effect_of_the_plan(exchanges, settings, said):
     if exchanges:
         keep(**exchanges)
     app = an_app(**settings)

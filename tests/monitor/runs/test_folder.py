@@ -13,7 +13,7 @@ from ddlf.monitor.runs import folder
 
 
 @pytest.fixture
-def three(tmp_path):
+def three_runs(tmp_path):
     """Make the folders of three ended runs, the oldest first."""
     paths = [tmp_path / name for name in ("20260101-120000-one", "20260101-120000-one-2", "20260102-080000-two")]
     for began, path in enumerate(paths):
@@ -89,18 +89,18 @@ def test_a_folder_with_a_damaged_state_is_a_stopped_run(tmp_path, text):
     assert folder.read_state(tmp_path).state == "stopped"
 
 
-def test_only_runs_are_listed_newest_first(tmp_path, three):
+def test_only_runs_are_listed_newest_first(tmp_path, three_runs):
     (tmp_path / "notes").mkdir()
     (tmp_path / "20260101-120000-file").write_text("")
-    assert folder.runs_in(tmp_path) == three[::-1]
+    assert folder.runs_in(tmp_path) == three_runs[::-1]
     assert folder.runs_in(tmp_path / "none") == []
 
 
-def test_a_run_is_found_by_the_beginning_of_its_name_or_as_last(tmp_path, three):
-    assert folder.find(tmp_path) == folder.find(tmp_path, "last") == three[2]
-    assert folder.find(tmp_path, "20260102") == folder.find(tmp_path, "tw") == three[2]
-    assert folder.find(tmp_path, "20260101-120000-one") == three[0]
-    assert folder.find(tmp_path, str(three[1])) == three[1]
+def test_a_run_is_found_by_the_beginning_of_its_name_or_as_last(tmp_path, three_runs):
+    assert folder.find(tmp_path) == folder.find(tmp_path, "last") == three_runs[2]
+    assert folder.find(tmp_path, "20260102") == folder.find(tmp_path, "tw") == three_runs[2]
+    assert folder.find(tmp_path, "20260101-120000-one") == three_runs[0]
+    assert folder.find(tmp_path, str(three_runs[1])) == three_runs[1]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_run_is_found_by_the_beginning_of_its_name_or_as_last(tmp_path, three)
         ("./x", "'./x' is not the folder of a run"),
     ],
 )
-def test_an_unknown_or_ambiguous_name_is_refused(tmp_path, three, name, sentence):
+def test_an_unknown_or_ambiguous_name_is_refused(tmp_path, three_runs, name, sentence):
     with pytest.raises(ConfigError, match=sentence):
         folder.find(tmp_path, name)
 
@@ -121,26 +121,30 @@ def test_a_folder_without_runs_is_an_error(tmp_path):
         folder.find(tmp_path)
 
 
-def test_the_oldest_runs_are_removed_except_a_running_one(tmp_path, three):
-    folder.write_json(three[0] / folder.STATE, folder.begun("App"))
-    assert folder.prune(tmp_path, 1) == ([three[1]], {three[0]: "it is still running"}, {})
-    assert [path.exists() for path in three] == [True, False, True]
+def test_the_oldest_runs_are_removed_except_a_running_one(tmp_path, three_runs):
+    folder.write_json(three_runs[0] / folder.STATE, folder.begun("App"))
+    assert folder.prune(tmp_path, 1) == ([three_runs[1]], {three_runs[0]: "it is still running"}, {})
+    assert [path.exists() for path in three_runs] == [True, False, True]
 
 
-def test_a_run_that_cannot_be_removed_is_reported_unless_another_process_removed_it(tmp_path, three, monkeypatch):
+def test_a_run_that_cannot_be_removed_is_reported_unless_another_process_removed_it(tmp_path, three_runs, monkeypatch):
     def rmtree(path):
-        if path == three[0]:
+        if path == three_runs[0]:
             raise OSError(30, "Read-only file system", "run.csv")
         raise FileNotFoundError(path)
 
     monkeypatch.setattr("shutil.rmtree", rmtree)
-    assert folder.prune(tmp_path, 1) == ([], {}, {three[0]: "Read-only file system"})
+    assert folder.prune(tmp_path, 1) == ([], {}, {three_runs[0]: "Read-only file system"})
 
 
 @pytest.mark.parametrize("facts", ["checkpoints", "goes_on_from"])
-def test_a_run_with_checkpoints_of_a_kept_run_is_not_removed(tmp_path, three, monkeypatch, facts):
+def test_a_run_with_checkpoints_of_a_kept_run_is_not_removed(tmp_path, three_runs, monkeypatch, facts):
     monkeypatch.chdir(tmp_path)
-    place = f"{three[0].name}/checkpoints"
+    place = f"{three_runs[0].name}/checkpoints"
     found = {"checkpoints": place} if facts == "checkpoints" else {"goes_on_from": {"version": 1, "checkpoints": place}}
-    folder.write_json(three[2] / folder.SUMMARY, found)
-    assert folder.prune(tmp_path, 1) == ([three[1]], {three[0]: f"it has the checkpoints of {three[2].name}"}, {})
+    folder.write_json(three_runs[2] / folder.SUMMARY, found)
+    assert folder.prune(tmp_path, 1) == (
+        [three_runs[1]],
+        {three_runs[0]: f"it has the checkpoints of {three_runs[2].name}"},
+        {},
+    )

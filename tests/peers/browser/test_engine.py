@@ -77,7 +77,7 @@ async def test_every_listed_part_has_a_case(cases):
     assert set(listed.RATES) <= {graph["optimizer"]["rate"]["kind"] for graph in graphs}
 
 
-async def test_engine_computes_what_keras_computes(page, cases):
+async def test_engine_has_the_results_of_keras(page, cases):
     assert await wrong(page, cases) == []
 
 

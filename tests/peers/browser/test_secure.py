@@ -95,7 +95,7 @@ def test_engine_rounds_to_the_same_numbers(node):
     assert error == "1 of 2 values of the update are beyond the limit of 8, or not finite"
 
 
-def test_page_without_web_crypto_says_so_in_one_sentence(node):
+def test_page_without_web_crypto_has_an_error_of_one_sentence(node):
     answer = node.ask("crypto", scope={"crypto": {}})
     assert "needs WebCrypto, and browsers have it on https and localhost only" in answer["error"]
     assert answer["hint"] == "ask for a link that begins with https"

@@ -69,7 +69,7 @@ def conv_transposed(x, w, padding=(0, 0, 0, 0), strides=(1, 1), extra=(0, 0)):
     return made[:, :, padding[0] : made.shape[2] - padding[1], padding[2] : made.shape[3] - padding[3]]
 
 
-def apart(x, size, dilations, strides):
+def window_values(x, size, dilations, strides):
     """Return the values of all windows. The first axis counts the places in a window, which dilations set apart."""
     wide = [(each - 1) * gap + 1 for each, gap in zip(size, dilations, strict=True)]
     rows, columns = ((x.shape[2 + axis] - wide[axis]) // strides[axis] + 1 for axis in (0, 1))
@@ -368,21 +368,22 @@ CASES = [
     ),
     one(
         "maxPool2d",
-        lambda x: apart(x, (2, 2), (2, 1), (2, 1)).max(0),
+        lambda x: window_values(x, (2, 2), (2, 1), (2, 1)).max(0),
         {"windowDimensions": [2, 2], "dilations": [2, 1], "strides": [2, 1]},
         shape=IMAGE,
     ),
     one(
         "averagePool2d",
         lambda x: np.nanmean(
-            apart(np.pad(x, [(0, 0), (0, 0), (1, 1), (0, 0)], constant_values=np.nan), (2, 2), (1, 3), (1, 1)), 0
+            window_values(np.pad(x, [(0, 0), (0, 0), (1, 1), (0, 0)], constant_values=np.nan), (2, 2), (1, 3), (1, 1)),
+            0,
         ),
         {"windowDimensions": [2, 2], "dilations": [1, 3], "padding": [1, 1, 0, 0]},
         shape=IMAGE,
     ),
     one(
         "l2Pool2d",
-        lambda x: np.sqrt((apart(x, (2, 2), (2, 2), (1, 1)) ** 2).sum(0)),
+        lambda x: np.sqrt((window_values(x, (2, 2), (2, 2), (1, 1)) ** 2).sum(0)),
         {"windowDimensions": [2, 2], "dilations": [2, 2]},
         shape=IMAGE,
     ),
