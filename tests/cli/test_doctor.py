@@ -504,9 +504,8 @@ async def test_doctor_reports_a_slow_cable_between_two_machines(monkeypatch):
             hosts = ["--hosts", f"{link.address_b}:{port}", "--token-file", str(workers.token_file)]
             report = await examine(parse(["doctor", *hosts])[1])
             assert report.answers[0].error is None
-            return [
-                finding for finding in report.findings if "memory" not in finding.what
-            ]  # the memory of the machine that runs the tests does not matter
+            # the memory of the machine that runs the tests does not matter
+            return [finding for finding in report.findings if "memory" not in finding.what]
 
         assert await found() == []
         limit(link, "40mbit")
@@ -527,9 +526,8 @@ def test_doctor_has_findings_only_for_unhealthy_real_workers(start_worker, tmp_p
     def found(*workers):
         hosts = ",".join(f"127.0.0.1:{worker.port}" for worker in workers)
         ended = command("ddlf.cli.main", "doctor", "--hosts", hosts, "--token-file", well.token_file, "--json")
-        findings = json.loads(ended.stdout)[
-            "findings"
-        ]  # findings about the memory of the machine that runs the tests do not count
+        # findings about the memory of the machine that runs the tests do not count
+        findings = json.loads(ended.stdout)["findings"]
         return ended.returncode, [finding["what"] for finding in findings if "memory" not in finding["what"]]
 
     assert found(well, killed) == (0, [])

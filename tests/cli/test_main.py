@@ -202,9 +202,8 @@ def test_every_help_fits_on_a_screen_and_in_80_columns(words, one, monkeypatch):
 def test_run_help_lists_twelve_options_and_help_all_lists_every_option(here):
     short, whole = here("run", "--help").stdout, here("run", "--help-all").stdout
     parser = all_commands()["run"].load().parser("ddlf run")
-    assert (
-        len([option for option in parser.options if option.is_common and option.names]) == 1 + 12
-    )  # one more is --help
+    # one more is --help
+    assert len([option for option in parser.options if option.is_common and option.names]) == 1 + 12
     for option in parser.options:
         for name in option.names[:2]:
             assert name in whole

@@ -29,9 +29,8 @@ async def test_a_cluster_emits_events_about_connected_and_disconnected_workers()
     take_off = cluster.subscribe(events.append)
     cluster.options(workers=[2]).subscribe(of_second.append)
     async with cluster:
-        connected = sorted(
-            of(WorkerConnected, events), key=lambda event: event.worker
-        )  # all workers are dialled at the same time
+        # all workers are dialled at the same time
+        connected = sorted(of(WorkerConnected, events), key=lambda event: event.worker)
         assert [(event.worker, event.name, event.again) for event in connected] == [
             (1, "worker 1", False),
             (2, "worker 2", False),

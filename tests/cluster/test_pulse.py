@@ -45,9 +45,8 @@ def claim_elsewhere(worker):
 @pytest.mark.slow
 async def test_a_master_with_a_blocked_event_loop_keeps_its_worker_and_running_method(start_worker, token_file):
     async with Cluster(["127.0.0.1"], start_worker().port, token_file=token_file, dead_after_s=10_000) as patient:
-        await (
-            patient.ping()
-        )  # the thread sleeps for long heartbeats now, and must notice the shorter ones of the next cluster
+        # the thread sleeps for long heartbeats now, and must notice the shorter ones of the next cluster
+        await patient.ping()
     process = start_worker()
     async with Cluster(["127.0.0.1"], process.port, token_file=token_file, dead_after_s=DEAD_S) as cluster:
         worker = cluster.workers[0]

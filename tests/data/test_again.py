@@ -169,7 +169,5 @@ def test_killed_repartition_leaves_old_or_new_version(tmp_path):
     ends = json.loads(ran.stdout)
     assert {ended for ended, _ in ends} <= {0, -9}
     assert sum(ended == -9 for ended, _ in ends) > 20
-    assert {version for ended, version in ends if ended == -9} == {
-        0,
-        1,
-    }  # some processes were killed before the rename, some after it
+    # some processes were killed before the rename, some after it
+    assert {version for ended, version in ends if ended == -9} == {0, 1}

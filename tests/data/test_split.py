@@ -90,9 +90,8 @@ def test_stratified_files_have_equal_shares_of_labels(tmp_path):
     assert np.array_equal(labels[data["x"]], data["y"])
     for part in np.split(data["y"], 5):
         shares = [int((part == label).sum()) for label in (7, -2, 0)]
-        assert (
-            np.abs(np.subtract(shares, [100, 18, 2])).max() <= 2
-        )  # the files are cut to their sizes after the samples are dealt
+        # the files are cut to their sizes after the samples are dealt
+        assert np.abs(np.subtract(shares, [100, 18, 2])).max() <= 2
     for column in ("z", "x2"):
         with pytest.raises(
             ConfigError, match=f"--stratify {column} is not a column of labels; whole numbers are: x, y"
@@ -107,9 +106,8 @@ def test_split_with_little_memory_uses_several_heaps():
 
 def test_split_stays_within_memory(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 256, (20_000, 500), np.uint8))
-    made(
-        tmp_path / "x.npy", tmp_path / "before", files=40, memory=2_000_000
-    )  # the first call imports modules, which must not count as memory of the split
+    # the first call imports modules, which must not count as memory of the split
+    made(tmp_path / "x.npy", tmp_path / "before", files=40, memory=2_000_000)
     peaks = []
     for name in ("place", "again"):  # Python's table of names may have to grow in one of the calls
         tracemalloc.start()

@@ -154,9 +154,8 @@ def test_failing_store_is_reported_in_one_sentence(served, impatient, monkeypatc
         "cut": "",
     }.items():
         served.fail(**{kind: 1.0})
-        monkeypatch.setattr(
-            store, "STALL_S", 0.2 if kind == "stall" else PATIENCE_S
-        )  # only this case may time out, because a busy machine may stall, too
+        # only this case may time out, because a busy machine may stall, too
+        monkeypatch.setattr(store, "STALL_S", 0.2 if kind == "stall" else PATIENCE_S)
         with pytest.raises(DatasetError, match=rf"cannot read {served.url}/v0001/00002.safetensors: .*{said}"):
             place.load(found.files[2], found.columns)
     monkeypatch.setattr(store, "STALL_S", PATIENCE_S)

@@ -251,9 +251,8 @@ def test_a_step_towards_an_unvalidated_set_is_limited():
     checked.check.keep(99, at(111.0))
     assert checked.check.step(1, 99, HELD, validated=True) == 1.0
     assert checked.check.step(1, 99, HELD, validated=False) == pytest.approx(6 / 50)  # half of the distance is 50
-    assert checked.judge(1, at(18.0), contains=99).length == pytest.approx(
-        1.0
-    )  # the peer moved to 17, and its training has the length 1
+    # the peer moved to 17, and its training has the length 1
+    assert checked.judge(1, at(18.0), contains=99).length == pytest.approx(1.0)
     assert checked.check.step(1, 99, replace(HELD, share=0.1), validated=False) == pytest.approx(0.5 / 50)
 
 

@@ -222,9 +222,8 @@ async def test_rounds_of_peers_continue_from_the_base_of_the_server(cluster, tmp
         assert serving.server.ledger.round > 3
         assert {event.how for event in app.emitted if isinstance(event, SetTaken)} == {"replace"}
         for one, other in zip(app.model.get_weights(), alone.model.get_weights(), strict=True):
-            np.testing.assert_allclose(
-                one, other, rtol=0, atol=1e-5
-            )  # base - (base - set) equals the set, except for rounding
+            # base - (base - set) equals the set, except for rounding
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
 async def test_resumed_run_is_the_same_peer_and_has_the_same_bits(cluster, tmp_path):

@@ -101,9 +101,8 @@ async def test_peers_that_trust_nobody_clip_and_add_noise_before_they_post(tmp_p
 
 async def test_shares_of_eight_peers_give_the_whole_noise_although_two_are_lost(tmp_path, monkeypatch):
     """Peers and server are real. The sum at the server has the noise z C, and a single post has its share."""
-    monkeypatch.setattr(
-        release, "gaussian", partial(gaussian, random=random.Random(7).randbytes)
-    )  # a test must not depend on chance
+    # a test must not depend on chance
+    monkeypatch.setattr(release, "gaussian", partial(gaussian, random=random.Random(7).randbytes))
     size = 100_000
     layout = layout_of({"w": np.zeros(size, np.float32)})
     model = Model(text="a model", layout=layout, first=layout.encode([np.zeros(size, np.float32)]), trainable=(True,))

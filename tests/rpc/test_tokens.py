@@ -254,9 +254,8 @@ def test_a_file_that_may_not_be_read_is_an_error_with_its_reason(home, monkeypat
         raise PermissionError(13, "Permission denied")
 
     path = file_with(A, home / "t")
-    monkeypatch.setattr(
-        os, "open", refuse
-    )  # root may read every file, so the mode alone has no effect in a test as root
+    # root may read every file, so the mode alone has no effect in a test as root
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(AuthError, match=rf"token file {path} cannot be read: Permission denied.*ls -l {path}"):
         find_tokens(path)
 

@@ -132,9 +132,8 @@ async def test_a_failed_process_start_is_tried_again(tmp_path, monkeypatch):
 
 
 async def test_a_late_report_of_a_crash_is_not_taken_for_a_crash_of_the_next_executor(running, monkeypatch):
-    monkeypatch.setattr(
-        "ddlf.cluster.link.NEWS_S", PATIENCE_S
-    )  # otherwise a busy machine may deliver the event too late
+    # otherwise a busy machine may deliver the event too late
+    monkeypatch.setattr("ddlf.cluster.link.NEWS_S", PATIENCE_S)
     async with FaultProxy("127.0.0.1", running.port) as network, connected(network.port) as worker:
         await worker.run_method(add, a=1, b=2)
         network.partition("to_master", kind="control")

@@ -396,12 +396,8 @@ async def test_a_link_that_is_cut_is_noticed_and_named_while_the_master_sees_bot
             await waiting
         assert lost.value.worker == second.name
         assert [worker.state for worker in cluster.workers] == ["alive", "alive"]
-        assert (await role(second).call(1, "push", np.ones(4))).tolist() == [
-            1,
-            1,
-            1,
-            1,
-        ]  # the opposite direction has its own connection
+        # the opposite direction has its own connection
+        assert (await role(second).call(1, "push", np.ones(4))).tolist() == [1, 1, 1, 1]
         way.heal()
         assert (await role(first).call(2, "push", np.ones(4))).tolist() == [1, 1, 1, 1]
 

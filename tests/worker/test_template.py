@@ -169,10 +169,8 @@ async def test_more_modules_can_be_preloaded_later():
 async def test_a_worker_that_was_started_alone_has_its_own_template(running):
     async with connected(running.port) as worker:
         _, parent, imported_in = await worker.run_method(where, MODULE)
-        assert (parent, imported_in) == (
-            os.getpid(),
-            None,
-        )  # no master asked for modules, so there is no fork of a template
+        # no master asked for modules, so there is no fork of a template
+        assert (parent, imported_in) == (os.getpid(), None)
         await worker.restart()
         await worker.ask("ping")
     async with connected(running.port) as worker:

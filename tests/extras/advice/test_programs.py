@@ -134,9 +134,8 @@ async def said_in_a_run(text, folder, name, workers):
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize(
     "rule",
-    [
-        rule for rule in RUN_RULES if rule.id != "R06"
-    ],  # R06 needs a much slower worker, which cannot be arranged on a busy machine
+    # R06 needs a much slower worker, which cannot be arranged on a busy machine
+    [rule for rule in RUN_RULES if rule.id != "R06"],
     ids=lambda rule: rule.id,
 )
 async def test_a_run_of_a_program_reports_its_defect(rule, tmp_path, monkeypatch, two_workers):

@@ -87,9 +87,8 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     with pytest.raises(TypeError):  # it measures again because of more samples, and the removed method fails
         await plan(app(two_workers, Loud, _more=1), 1.0, say=said.append)
     assert said == ["the data has changed since the measurements, so they are made again"]
-    monkeypatch.setattr(
-        "ddlf.extras.planner.planned._is_taken", lambda plan: True
-    )  # the result of few rounds may be unclear
+    # the result of few rounds may be unclear
+    monkeypatch.setattr("ddlf.extras.planner.planned._is_taken", lambda plan: True)
     events: list[Event] = []
     run = app(
         two_workers, Loud, planned=True, master_epochs=4, callbacks=(), on_round=events.append, on_event=events.append

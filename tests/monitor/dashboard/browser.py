@@ -21,9 +21,8 @@ FLAGS = (
 @contextlib.asynccontextmanager
 async def chromium(*flags: str) -> AsyncIterator[Browser]:
     """Start a new browser, with additional flags."""
-    from playwright.async_api import (
-        async_playwright,
-    )  # imported here, because the import would slow down every process that collects the tests
+    # imported here, because the import would slow down every process that collects the tests
+    from playwright.async_api import async_playwright
 
     path = shutil.which("chromium")
     assert path, "install it: apt-get install chromium"

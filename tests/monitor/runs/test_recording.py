@@ -53,9 +53,8 @@ async def test_a_folder_has_all_events_of_its_run(tmp_path):
     app.subscribe(emitted.append)
     with recorded(app) as path:
         await app.train_model()
-        app.run_context.emit(
-            SlotMoved(round=1, slot=1, worker=1, done=1, total=2, epoch=1)
-        )  # a momentary event, which is not recorded
+        # a momentary event, which is not recorded
+        app.run_context.emit(SlotMoved(round=1, slot=1, worker=1, done=1, total=2, epoch=1))
     lines = [json.loads(line) for line in (path / folder.EVENTS).read_text().splitlines()]
     assert [from_json(line) for line in lines] == emitted[:-1]
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)

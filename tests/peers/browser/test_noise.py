@@ -60,9 +60,8 @@ def test_a_peer_in_a_browser_that_trusts_nobody_posts_only_hidden_updates():
     )
     found = json.loads(done.stdout)
     assert found["sent"] == ["hello", "post", "post", "bye"]  # no score, because a metric has no noise
-    step = 2.0 / np.sqrt(
-        20_000
-    )  # training subtracts 1 from each weight, and clipping reduces this update to the norm 2
+    # training subtracts 1 from each weight, and clipping reduces this update to the norm 2
+    step = 2.0 / np.sqrt(20_000)
     for post, base, kept in zip(found["posts"], (0.0, 0.5), (0.0, 7.0), strict=True):
         assert post["std"] == pytest.approx(3.0 * 2.0 / 2, rel=0.03)  # the share of the noise for a quorum of 4
         assert abs(post["mean"] - (base - step)) < 6 * 3.0 / np.sqrt(20_000)

@@ -310,9 +310,8 @@ async def chosen(choosers):
 async def test_a_person_with_a_keyboard_and_a_screen_reader_trains_a_model_from_a_link():
     async with joined(Alone(digits_model())) as page:
         choosers = asyncio.Queue()
-        page.on(
-            "filechooser", choosers.put_nowait
-        )  # set once, because Playwright does not wait until a new listener is active
+        # set once, because Playwright does not wait until a new listener is active
+        page.on("filechooser", choosers.put_nowait)
         await page.locator("#choose").wait_for()
         assert {("heading", "Train digits together"), ("status", "ready"), ("button", ".npz file"), ("main", "")} <= {
             (role, "ready" if role == "status" else name) for role, name in await heard(page)

@@ -293,9 +293,8 @@ async def test_a_killed_browser_is_noticed_and_neither_its_sets_nor_its_shard_ar
     assert left.at <= killed_at + lease_s + 5
     assert last.at > left.at
     assert ledger.members[1].number >= 1
-    assert {fates[one] + (one in ledger.sets) for one in acknowledged} == {
-        1
-    }  # each set is in the ledger, or has one fate
+    # each set is in the ledger, or has one fate
+    assert {fates[one] + (one in ledger.sets) for one in acknowledged} == {1}
 
 
 async def test_a_page_whose_connection_breaks_at_the_end_comes_back_for_the_last_set(halves):

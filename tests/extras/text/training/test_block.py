@@ -136,6 +136,5 @@ def test_known_arguments_equal_those_of_keras(name):
     named = {one.name for one in there if one.kind is not one.VAR_KEYWORD}
     known = {**OPTIMIZERS, **SCHEDULES, **PENALTIES}[name]
     assert named <= set(known)
-    assert set(known) == named or len(named) < len(
-        there
-    )  # Rlion and one other optimizer have the remaining arguments of Keras's optimizers
+    # Rlion and one other optimizer have the remaining arguments of Keras's optimizers
+    assert set(known) == named or len(named) < len(there)
