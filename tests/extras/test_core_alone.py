@@ -12,11 +12,8 @@ from ddlf.extras import BUILT_IN
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-CORE_TESTS = (
-    "tests/contracts",
-    "-k",
-    "test_run_has_the_same_bits",
-)  # these tests train with each loop, merge rule and codec
+# these tests train with each loop, merge rule and codec
+CORE_TESTS = ("tests/contracts", "-k", "test_run_has_the_same_bits")
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 import ddlf

@@ -124,9 +124,8 @@ async def test_shares_of_eight_peers_give_the_whole_noise_although_two_are_lost(
         peers = [Peer(link, lambda welcome: Still(), say=[].append) for link in links]
         for peer in lost:
             await peer.abort()
-        with ThreadPoolExecutor(
-            6
-        ) as threads:  # the server writes on the default threads, so the peers need separate ones
+        # the server writes on the default threads, so the peers need separate ones
+        with ThreadPoolExecutor(6) as threads:
             runs = [threads.submit(peer.run, most_updates=1) for peer in peers]
             await asyncio.gather(*map(asyncio.wrap_future, runs))
         await running.until(lambda: running.server.ledger.round == 2)
