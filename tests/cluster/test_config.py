@@ -167,7 +167,7 @@ def test_a_home_folder_in_token_file_is_expanded(monkeypatch):
     assert load_config().security.token_file == home / "token"
 
 
-# --- Which file is read ----------------------------------------------------------------------------------------------
+# --- The choice of the file ------------------------------------------------------------------------------------------
 
 
 def test_a_named_file_wins_over_the_environment_which_wins_over_the_folder(monkeypatch):

@@ -363,7 +363,7 @@ async def test_every_item_has_a_result_or_says_that_it_may_have_run(cluster):
             os.kill(cluster.workers[0].facts["pid"], signal.SIGKILL)
     failed = [result for result in results if isinstance(result, ExecutorCrashed)]
     assert [result if isinstance(result, int) else result.item_index for result in results] == list(range(100))
-    assert len(failed) <= 1  # items that waited behind it go to another worker
+    assert len(failed) <= 1  # waiting items go to another worker
     for error in failed:
         assert error.may_have_run
         assert "options(idempotent=True)" in error.hint

@@ -260,7 +260,7 @@ def test_a_step_towards_an_unvalidated_set_is_limited():
 
 
 class Struck:
-    """A ledger with peers whose posts are rejected or accepted."""
+    """A ledger with peers. A test rejects or accepts their posts."""
 
     def __init__(self, ledger, **plan):
         self.ledger = ledger(Plan(validate_s=0.0, **plan))

@@ -108,7 +108,7 @@ async def test_commands_reach_a_server_on_one_address_also_with_a_given_certific
     context, pin = protection("127.0.0.2", given, given, "")
     assert bool(pin) == with_tls
     server = Running(tmp_path).server
-    ready, sock = asyncio.Event(), socket.create_server(("127.0.0.2", 0))  # nobody listens on 127.0.0.1
+    ready, sock = asyncio.Event(), socket.create_server(("127.0.0.2", 0))  # no server listens on 127.0.0.1
     facts = place_of(sock, given) | {"control": "secret"}
     task = asyncio.ensure_future(server.serve(sock, ready.set, context))
     await asyncio.wait_for(ready.wait(), PATIENCE_S)

@@ -77,7 +77,7 @@ class Running:
 
     async def until(self, holds):
         async with asyncio.timeout(PATIENCE_S):
-            while not holds():  # noqa: ASYNC110  what holds is the state of several tasks
+            while not holds():  # noqa: ASYNC110  the condition depends on several tasks
                 await asyncio.sleep(0.01)
 
 
@@ -647,7 +647,7 @@ async def test_a_server_ends_with_a_full_disk_and_a_later_one_ends_the_training(
         assert running.lines.count("error     no space: need 1 kB, free 0 B in the folder") == 1
         running.task = asyncio.ensure_future(asyncio.sleep(0))  # the test has already checked its error
     async with Running(tmp_path, end=1.0 if how == "seconds" else 0.0) as again:
-        if how == "seconds":  # the end waits for the peer, which has not come back yet
+        if how == "seconds":  # the end waits for the peer, which has not reconnected yet
             due, looks = again.server.ledger.due, []
             again.server.ledger.due = lambda now, seen: looks.append(now) or due(now, seen)
             await again.until(lambda: len(looks) == 2)

@@ -150,7 +150,6 @@ TestConnections.settings = settings(
     max_examples=60,
     stateful_step_count=25,
     suppress_health_check=list(HealthCheck),
-    phases=[
-        phase for phase in Phase if phase is not Phase.shrink
-    ],  # it takes longer than a test may; 25 steps are readable
+    # shrinking takes too long for a test, and 25 steps are readable
+    phases=[phase for phase in Phase if phase is not Phase.shrink],
 )

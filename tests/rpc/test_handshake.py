@@ -1,4 +1,4 @@
-"""Tests of the handshake: it accepts only clients with the token, and code behind it is not reachable before."""
+"""Tests of the handshake: it accepts only clients with the token, and no parser is reachable before its end."""
 
 import ast
 import subprocess
@@ -93,7 +93,7 @@ def test_a_reflected_proof_opens_nothing():
     client, worker = ClientHandshake(Role.DATA, TOKEN, LIMIT), WorkerHandshake((TOKEN,), LIMIT)
     _, answer = worker.answer(client.hello)
     assert not worker.accepts(answer[HELLO.size :]), "the worker's own proof"
-    with pytest.raises(AuthError):  # nor the client's own hello, as if a worker had sent it
+    with pytest.raises(AuthError):  # a reflected hello of the client is refused, too
         client.read_hello(client.hello + proof(auth_key(OTHER), "S", client.hello, client.hello))
 
 

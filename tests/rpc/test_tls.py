@@ -88,7 +88,7 @@ def different_machines():
         yield
 
 
-# --- Which connections are encrypted ----------------------------------------------------------------------------------
+# --- Encrypted connections --------------------------------------------------------------------------------------------
 
 
 async def test_another_machine_is_reached_with_tls_1_3_and_nothing_older(different_machines):

@@ -150,7 +150,7 @@ def test_a_link_to_a_token_file_is_followed(home):
     assert find_tokens(home / "link").primary == A.encode()
 
 
-# --- What is refused -------------------------------------------------------------------------------------------------
+# --- Refusals --------------------------------------------------------------------------------------------------------
 
 
 def make_missing(path):

@@ -1,4 +1,4 @@
-"""Tests of the matrix product that ``ddlf doctor`` runs on each card. NumPy stands in for a framework."""
+"""Tests of the matrix product that ``ddlf doctor`` runs on each card. NumPy replaces the framework."""
 
 import json
 

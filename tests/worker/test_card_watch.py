@@ -24,7 +24,7 @@ def watch(cards, monkeypatch):
     made = CardWatch(find_cards().cards[:1])
     yield made
     made.stop()
-    if "hangs" not in str(made.loss()):  # otherwise the thread reads the stand-in while ``cards`` takes it away
+    if "hangs" not in str(made.loss()):  # otherwise the thread reads the stand-in while ``cards`` removes it
         for thread in threading.enumerate():
             if thread.name == "ddlf cards" and thread not in before:
                 thread.join(PATIENCE_S)

@@ -479,7 +479,7 @@ async def test_a_caller_that_gives_up_leaves_no_process(alone, tmp_path):
     process = psutil.Process(alone._process.pid)
     forked, channel = await fork(alone, tmp_path)
     async with asyncio.timeout(PATIENCE_S):
-        while [child.pid for child in process.children()] != [forked.pid]:  # noqa: ASYNC110 - the kernel tells nobody
+        while [child.pid for child in process.children()] != [forked.pid]:  # noqa: ASYNC110 - the kernel has no event
             await asyncio.sleep(0)
     forked.release()
     channel.close()

@@ -45,7 +45,7 @@ def terminated(code, **more):
     return {"terminated": {"exitCode": code, "reason": "Error", **more}}
 
 
-# -- why a pod waits, and how it ended ----------------------------------------------------------------------------------
+# -- reasons of waiting and ended pods ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_deleted_pod_is_not_a_crash():
     assert how_it_ended(pod("Succeeded", terminated(0)), False) is None
 
 
-# -- which launcher -----------------------------------------------------------------------------------------------------
+# -- the choice of launcher ---------------------------------------------------------------------------------------------
 
 
 def test_process_outside_gets_the_launcher_of_a_job():

@@ -62,7 +62,7 @@ def number(self):
 
 
 async def wait_until(found):
-    while not (value := found()):  # noqa: ASYNC110 - Slurm tells nobody
+    while not (value := found()):  # noqa: ASYNC110 - Slurm has no event
         await asyncio.sleep(0.01)
     return value
 
@@ -94,7 +94,7 @@ def workers_of(place, folder):
                 yield process
 
 
-# -- which launcher ---------------------------------------------------------------------------------------------------
+# -- the choice of launcher -------------------------------------------------------------------------------------------
 
 
 def test_task_of_slurm_is_read_from_its_step():
@@ -174,7 +174,7 @@ def test_array_needs_the_number_of_workers(slurm):
         installed("slurm")
 
 
-# -- what a place gets ------------------------------------------------------------------------------------------------
+# -- resources of a place ---------------------------------------------------------------------------------------------
 
 
 def test_short_lists_of_slurm():

@@ -142,7 +142,8 @@ async def test_run_begins_without_a_machine_that_it_does_not_need(descendants, c
 
 @pytest.mark.slow
 async def test_cluster_connects_again_when_machines_wait_for_their_login(monkeypatch, descendants):
-    monkeypatch.setattr("ddlf.cluster.launch.ssh.CONNECTING", 1)  # so that one waits, which binds a lock to its loop
+    # so that one login waits, which binds a lock to its event loop
+    monkeypatch.setattr("ddlf.cluster.launch.ssh.CONNECTING", 1)
     cluster = Cluster(launcher("pc01", "pc02"))
     for _ in range(2):
         async with asyncio.timeout(PATIENCE_S), cluster:
@@ -185,7 +186,7 @@ async def test_killed_process_is_started_again(killed, words, descendants):
         if killed == "ddlf.cli.worker":
             [client] = [p for p in client.children(recursive=True) if killed in p.cmdline()]
         client.kill()
-        while (left := await ssh.left(1)) is None:  # noqa: ASYNC110 - no event tells it
+        while (left := await ssh.left(1)) is None:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         assert (left.words, left.cause) == (f"pc02: {words}", Cause.CRASH)
         while True:

@@ -40,7 +40,7 @@ def few(monkeypatch):
 
 
 class Loud(Quick):
-    """An app whose hooks and callbacks must not run."""
+    """An app with hooks and callbacks that must not run."""
 
     samples = 4_000
     callbacks = ("not a callback",)

@@ -1,4 +1,4 @@
-"""Compare the results of the browser's engine with those results that Keras computes for the same model."""
+"""Compare the results of the browser's engine with the results of Keras for the same model."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def graph_cases() -> Iterator[Case]:
 
 
 def dropout_model(rate: float) -> Case:
-    """Return a case whose kernel after one step shows what dropout has dropped: 2 for each entry, scaled, or 0."""
+    """Return a case for dropout: after one step, the kernel is 0 for dropped entries, and a scaled 2 for kept ones."""
     given = keras.Input((4000,))
     model = keras.Model(given, layers.Dense(1, use_bias=False, name="dense")(layers.Dropout(rate)(given)))
     model.compile(keras.optimizers.SGD(1.0), "mse", run_eagerly=True)

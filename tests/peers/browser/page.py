@@ -75,7 +75,7 @@ def served() -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def engine_page(device: str = "wasm", flags: tuple[str, ...] = ()) -> AsyncIterator[Any]:
-    """Yield a page whose ``engine`` has the modules of the engine."""
+    """Yield a page with the modules of the engine in its global variable ``engine``."""
     with served() as url:
         async with chromium(*flags) as browser, opened(browser, url) as page:
             await page.add_init_script(COUNT)

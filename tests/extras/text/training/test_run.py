@@ -133,7 +133,7 @@ async def test_run_command_trains_a_text_without_python_code(text, standing_temp
     assert kept.parent.name.endswith("digits")
 
 
-# -- what is refused before anything starts ---------------------------------------------------------------------------
+# -- refusals before the start ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
