@@ -126,7 +126,7 @@ async def test_two_programs_at_once_do_not_share_an_account(running):
         await asyncio.to_thread(first.join)
         with pytest.raises(ConfigError, match="another program here trains with this link"):
             await asyncio.to_thread(peer_of(link).run, most_updates=4)
-        first.close()
+        await asyncio.to_thread(first.close)
         await asyncio.to_thread(peer_of(link).run, most_updates=4)
 
 
