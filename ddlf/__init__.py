@@ -1,6 +1,6 @@
 """Train unchanged Keras 3 models on the machines you already have, and run any Python code on them.
 
-Importing this imports nothing of weight: what is used is loaded when it is first named.
+Importing this package is cheap: it loads each name, and the modules behind it, at the first use of the name.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ MAX_TABLE_COLUMNS = 160  # rows of tables cannot be wrapped
 MAX_PARAGRAPH_LINES = 5
 
 SAYS = r"(?:say|show|see|explain|decide|list|know|describe|tell|find|ask|check|choose|about|exactly|of|on)(?:s|ed|n)?"
+NO_NOUN = r"(?:and|are|as|at|but|by|for|from|if|in|inside|instead|is|of|on|or|so|than|that|to|when|where|which|with)"
 START = r"(?:^|(?<=[.!?:;] ))"
 
 
@@ -58,7 +59,8 @@ RULES = (
         "who without a noun", r"\b(?:by|to|of|from|for|with|and|or|asks) who(?:ever)?\b", "name the person or process"
     ),
     _rule("whoever", r"\b[Ww]hoever\b", "'the worker that ..', 'whichever worker'"),
-    _rule("those that", r"\b[Tt]hose (?:that|who|which|of|in|with|on|whose)\b", "repeat the noun"),
+    _rule("those that", r"\b[Tt]hose (?:that|who|which|with|on|whose)\b|\bThose (?:of|in)\b", "repeat the noun"),
+    _rule("those that", r"[,;:] those (?:of|in)\b", "repeat the noun"),
     _rule(
         "fragment with of",
         START + r"Of (?!course\b)\w+",
@@ -82,12 +84,12 @@ RULES = (
         r"\b(?:that|which|what|as|than|who) there (?:is|are|was|were|may be)\b",
         "drop it, or 'existing'",
     ),
-    _rule("nothing of", r"\b[Nn]othing (?:of|but|that|else that|is|has|was)\b", "'No X ..'"),
+    _rule("nothing of", r"\b[Nn]othing (?:of|but|that|else that|has)\b", "'No X ..'"),
     _rule("comes of", r"\b(?:come|comes|came|coming) (?:of|to the same)\b", "'results from', 'equals'"),
-    _rule("of which", r"\b(?:of|by|from|to|with|for|after|behind|at|on) (?:which|whom)\b", "start a new sentence"),
+    _rule("of which", r"\b(?:of|from|to|with|for|after|behind) (?:which|whom)\b", "start a new sentence"),
     _rule("is said", r"\b(?:is|are|was|be) said\b", "'the X says', 'is given as'"),
     _rule("but for", r"\bbut for\b", "'except for'"),
-    _rule("own of its", r"\bof (?:its|their|your|his) own\b", "'its own X'"),
+    _rule("own of its", rf"\bof (?:its|their|your|his) own\b(?! (?!{NO_NOUN}\b)\w)", "'its own X'"),
     _rule("one behind the other", r"\bone behind the other\b", "'one after another'"),
     _rule("no use for", r"\bno use for\b|\bof (?:no )?use to\b", "'does not use', 'helps'"),
     _rule("leads to", r"\bwhat \w+(?: \w+)* leads to\b", "'what to do with ..'"),
@@ -184,7 +186,7 @@ def _paragraphs(text: str) -> Iterator[tuple[int, str]]:
     number, collected, began = 0, list[str](), 0
     for number, line in enumerate([*text.splitlines(), ""]):
         stripped = line.strip()
-        begins = not stripped or re.match(r"[-*|#>]|\d+\. |\w+: |\.\. ", stripped)
+        begins = not stripped or re.match(r"[-*|#>]|\d+\. |\w+: |\.\. |python |ddlf |.*\S {3,}\S", stripped)
         if begins and collected:
             yield began, _plain(" ".join(collected))
             collected = []

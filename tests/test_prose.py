@@ -24,6 +24,28 @@ def test_linter_finds_the_left_column_of_the_style_page_only(before, after):
     assert rules_broken(after) == []
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "The results differ from those of another run.",
+        "The names of its own options.",
+        "The address at which workers listen.",
+        "The app is not trained, and nothing is lost.",
+        "ddlf demo        train on two workers\n" + 20 * "ddlf up app.py   start workers\n",
+    ],
+)
+def test_linter_accepts_usual_english(sentence):
+    assert [rule for _, text in PROSE["_paragraphs"](sentence) for rule in rules_broken(text)] == []
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    ["It counts workers, those of this machine first.", "The worker has a folder of its own.", "It has nothing of use."],
+)
+def test_linter_finds_dialect_that_resembles_usual_english(sentence):
+    assert rules_broken(sentence)
+
+
 def test_linter_reads_docstrings_comments_messages_and_pages(tmp_path, monkeypatch):
     monkeypatch.setitem(PROSE["prose"].__globals__, "ROOT", tmp_path)
     (tmp_path / "a.py").write_text(

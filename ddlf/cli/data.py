@@ -205,7 +205,7 @@ def _folder(options: argparse.Namespace) -> Folder:
     """Return the folder of the data set to send. It will have the same path on each machine."""
     place = open_place(options.place)
     if not isinstance(place, Folder):
-        raise ConfigError(f"{place} is a store, which all machines reach: nothing has to be sent")
+        raise ConfigError(f"{place} is a store, which all machines reach: you need not send it")
     if not place.path.is_absolute():
         raise ConfigError(
             f"{place} is named from the folder where this runs, which other machines do not have",

@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 HERE = "this machine"
 ROUND_TRIPS = 8
-"""Small questions by which clocks are compared: the quickest says most."""
+"""Number of small questions that compare the clocks. The fastest round trip gives the most exact difference."""
 PIECE_BYTES = 64 * 1024
 MOST_PIECES = 256
 LONG_S = 3.0
-"""After which it is said for whom this waits."""
+"""After this time, the command prints which workers it waits for."""
 START_S = 120.0
 """Longest time to wait for the workers of a launcher."""
 REPAIR_CARD = (
@@ -572,7 +572,7 @@ def size(machine: dict[str, Any]) -> str:
 
 
 DOCTOR = Command(
-    description="Check this machine and the workers of a cluster, and say how to fix what is wrong. No run is disturbed. "
+    description="Check this machine and the workers of a cluster, and say how to fix problems. No run is disturbed. "
     "If a launcher starts the workers of each run, this asks its engine, and starts and ends workers once. "
     "The exit code is 0 if no problem is found.",
     examples=(

@@ -17,13 +17,13 @@ LITTLE_DISK = 10**9
 LITTLE_CARD_MEMORY = 10**9
 """CUDA and the kernels of a framework take about as much."""
 CLOCK_S = 2.0
-"""What clocks may differ before times in logs and records mislead."""
+"""Largest difference of two clocks that does not make times in logs and records misleading."""
 SLOW_MBS = 15.0
-"""What a cable or a switch port of 100 Mbit/s does not reach."""
+"""A link that is slower than this may have a cable or a switch port of 100 Mbit/s."""
 SLOW_SHARE = 0.6
-"""A way with less than this share of the usual speed is one to look at."""
+"""A link with less than this share of the usual speed is reported."""
 FAST_MBS = 100.0
-"""What is faster than that is not slow, however fast the others are."""
+"""A link that is faster than this does not count as slow, however fast the other links are."""
 COMPARED = {"keras": 2, "tensorflow": 2, "jax": 2, "torch": 2, "numpy": 1}
 """How many numbers of a version have to be equal."""
 
@@ -84,8 +84,8 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Problem]:
     if len(installed) > 1:
         extra = "tensorflow-gpu" if facts.get("gpus", {}).get("cards") else "tensorflow"
         yield warning(
-            f"{' and '.join(f'{name} {packages[name]}' for name in installed)} are both installed; they are the same files, of which each "
-            "has overwritten some",
+            f"{' and '.join(f'{name} {packages[name]}' for name in installed)} are both installed; they have the same files, and each has "
+            "overwritten some",
             f"python -m pip uninstall -y {' '.join(installed)} && python -m pip install 'ddlf[{extra}]'",
         )
     yield from of_cards(facts.get("gpus", {}), where)

@@ -32,7 +32,7 @@ CORE = (
     ("cluster", "status", "ddlf.cli.workers:STATUS", "show what the workers are doing"),
     ("cluster", "top", "ddlf.cli.top:TOP", "watch a run, or the workers, in the terminal"),
     ("cluster", "dashboard", "ddlf.cli.dashboard:DASHBOARD", "open the page of a run in the browser"),
-    ("cluster", "stop", "ddlf.cli.workers:STOP", "stop workers, or what they are running"),
+    ("cluster", "stop", "ddlf.cli.workers:STOP", "stop workers, or the work that they run"),
     ("cluster", "clean", "ddlf.cli.workers:CLEAN", "free what earlier runs left on the workers"),
     ("cluster", "k8s", "ddlf.cli.k8s:K8S", "train in the pods of a Kubernetes cluster"),
     ("cluster", "slurm", "ddlf.cli.slurm:SLURM", "print the script of a job of Slurm"),
@@ -49,7 +49,7 @@ CORE = (
 )
 """Group, name, home and line in the help of each command of the core. Optional parts add theirs."""
 NOT_COMMANDS = {
-    "worker": "did you mean 'ddlf-worker'? It is a command of its own",
+    "worker": "did you mean 'ddlf-worker'? It is a separate command",
     "start": "'ddlf up' starts the workers of a cluster file, 'ddlf-worker' one here, 'ddlf run' a training",
     "train": "did you mean 'ddlf run'?",
     "resume": "did you mean 'ddlf run APP --resume auto --checkpoint DIR'?",
@@ -58,11 +58,11 @@ NOT_COMMANDS = {
     "kill": "did you mean 'ddlf stop'?",
     "init": "did you mean 'ddlf new'?",
 }
-"""What people type for other commands."""
+"""Names that people type by mistake, and the hint for each."""
 FIRST_STEPS = """\
 first steps:
   ddlf demo                          train on two workers on this machine
-  ddlf new lab && cd lab             start a project of your own
+  ddlf new lab && cd lab             start your own project
   ddlf run app.py --local 2
   ddlf-worker --port 9000            start a worker, on each machine
   ddlf run app.py -c cluster.yaml    train on these workers

@@ -40,7 +40,7 @@ class ProjectTemplate:
 TEMPLATES = {
     "digits": ProjectTemplate("a small CNN on digits that come with DDLF", {"app.py": "digits_cnn.py"}),
     "mnist": ProjectTemplate("the published CNN on MNIST, which is downloaded once", {"app.py": "mnist_cnn.py"}),
-    "custom-loop": ProjectTemplate("a training loop of your own instead of fit", {"app.py": "custom_loop.py"}),
+    "custom-loop": ProjectTemplate("your own training loop instead of fit", {"app.py": "custom_loop.py"}),
     "convert": ProjectTemplate(
         "a program in plain Keras, and the same on workers: compare them",
         {"app.py": "converted.py", "train_keras.py": "converted_keras.py"},

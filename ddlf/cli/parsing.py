@@ -2,7 +2,7 @@
 
 argparse stays, and only splits arguments. It imports in 13 ms (click 60 ms, typer 81 ms, cyclopts 121 ms), needs no
 dependency, and authors of scripts hand their own ``argparse.ArgumentParser`` to ``ddlf.main``. It has no public list of
-its options, so ``Parser.options`` keeps one, from which come help, near misses and completion.
+its options, so ``Parser.options`` keeps one. Help, near misses and completion read it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Option:
         names: The names as they are typed, such as ``-c`` and ``--config``; none for a positional argument.
         dest: The name in the parsed options.
         value: Placeholder of the value in the help; "" for a switch.
-        help: What it does.
+        help: Its effect, for the help.
         offers: Returns the names of the values that help and completion offer. Some options look for them in packages.
         takes_path: Whether the value is a file or a folder.
         groups: The groups of the help that list it. A help with several groups lists it in the first one.
@@ -89,7 +89,7 @@ class Parser(argparse.ArgumentParser):
         "--machines": "--hosts",
         "--nodes": "--hosts",
     }
-    """What other programs call an option."""
+    """Names of options in other programs, and the option of DDLF."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Parser(argparse.ArgumentParser):
 
         Args:
             prog: The command as it is typed.
-            description: What it does.
+            description: Its effect, for its own help.
             examples: Whole commands, with a comment where that helps.
             epilog: Text at the end of the help.
             parents: Parsers with options of a script's author.
@@ -139,7 +139,7 @@ class Parser(argparse.ArgumentParser):
 
         Args:
             names: The names, like in ``add_argument``.
-            help: What it does.
+            help: Its effect, for the help.
             group: The group of the help that lists it, or several groups.
             common: Whether the short help shows it.
             alone: The value of the option when it is given without a value; None if it always needs one.
@@ -323,7 +323,7 @@ class Command:
     """A command of ``ddlf``, or an action of one, such as ``split`` of ``ddlf data split``.
 
     Args:
-        description: What it does, for its own help.
+        description: Its effect, for its own help.
         examples: Whole commands.
         options: A function that adds the command's options to a parser.
         run: A function, maybe async, that takes the parsed options and returns the exit code; or its location as a text

@@ -468,7 +468,7 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
 
 
 def _batches(spec: RunSpec, slots: int | None, workers: int, per: str) -> str:
-    """Return the size of a batch and who trains on one, for people; only the slots if there are no batches."""
+    """Return the size of a batch and the number of slots or workers, for people; only the slots if there are no batches."""
     if "batch_size" in spec.train.unused:
         count = slots or workers
         return f"{count} slot{'s' * (count != 1)} on {_workers(workers)}"

@@ -184,7 +184,7 @@ RUNS = Command(
         ),
         "prune": action(
             "remove old runs",
-            "Remove the folders of all runs except the newest ones and those that are still running.",
+            "Remove the folders of all runs except the newest ones and the running ones.",
             _prune_options,
             prune,
             "ddlf runs prune --keep 20",

@@ -88,7 +88,7 @@ def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
             else f"await {target.__name__}(cluster)"
         )
         raise RuntimeError(
-            f"ddlf.main runs an event loop of its own, and this code runs inside one; here write: {inside}"
+            f"ddlf.main runs its own event loop, and this code runs inside one; here write: {inside}"
         )
     with reader_may_leave():
         sys.exit(execute(lambda: target, as_parameters(parser.parse_args(), parser)))

@@ -16,7 +16,7 @@ def new(options: argparse.Namespace) -> int:
     """Run ``ddlf token new``: write a new token, and print how to copy it to other machines."""
     path = tokens.write_token(options.token_file)
     folder, target = tokens.shell_path(path.parent), tokens.shell_path(path)
-    print(f"A new token is in {path}. Whoever has it can run code on your workers.")
+    print(f"A new token is in {path}. Anyone with this token can run code on your workers.")
     print("Copy it to each of the other machines. This command does it, with HOST replaced:")
     print(f"  ssh HOST 'umask 077; mkdir -p {folder}; cat > {target}' < {target}")
     print(

@@ -31,7 +31,7 @@ BARS = "▁▂▃▄▅▆▇█"
 TITLES = ("does", "rate", "updates", "memory", "cores", "sent", "received", "card")
 OF_A_RUN = ("rate", "updates")
 LINES = 6
-"""Of the log, if the workers leave so many rows."""
+"""Rows of the log, if the workers leave so many."""
 SPARK_COLUMNS = 40
 SHORTEST_NAME = 8
 

@@ -193,7 +193,7 @@ def _run(options: argparse.Namespace) -> int:
                 say(f"card      {', '.join(daemon.assignment.described())}")
             if os.geteuid() == 0 and not (by_parent or options.quiet):
                 print(
-                    "ddlf-worker: WARNING: running as root, so anybody who holds the token is root here; use an account of its own",
+                    "ddlf-worker: WARNING: running as root, so anybody who holds the token is root here; use a separate account",
                     file=sys.stderr,
                     flush=True,
                 )

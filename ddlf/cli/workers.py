@@ -185,7 +185,7 @@ STATUS = Command(
 
 def _stop_options(parser: Parser) -> None:
     add_cluster_options(parser)
-    parser.add("--restart", action="store_true", help="keep the workers and stop only what they are running")
+    parser.add("--restart", action="store_true", help="keep the workers and stop only their work")
     parser.add("--force", action="store_true", help="also while a run uses the workers; that run then fails")
 
 
@@ -228,7 +228,7 @@ STOP = Command(
     description="Stop the workers of a cluster. It refuses while a run uses them.",
     examples=(
         "ddlf stop -c cluster.yaml",
-        "ddlf stop --restart           # keep the workers, stop what they are running",
+        "ddlf stop --restart           # keep the workers, stop their work",
         "ddlf stop --restart --force   # even if it is somebody else's run",
     ),
     options=_stop_options,

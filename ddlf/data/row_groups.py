@@ -475,8 +475,8 @@ class RowGroups(DataSet):
             return arrays
         if room is not None and unit.nbytes > room:
             raise ConfigError(
-                f"{self._said(number)} has {size(unit.nbytes)}, for which there is no room in the cache of this machine "
-                f"({self._cache.folder}), and none in half of data_memory beside what is there: {size(max(room, 0))}",
+                f"{self._said(number)} has {size(unit.nbytes)}. The cache of this machine ({self._cache.folder}) has no room for it, "
+                f"and half of data_memory has {size(max(room, 0))} left",
                 hint="increase data_memory or the cache (DDLF_CACHE_SIZE), use a smaller window (shuffle='window:1'), "
                 "or write the files with smaller row groups (row_group_size of pyarrow.parquet.write_table)",
             )

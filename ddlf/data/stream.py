@@ -115,7 +115,7 @@ class SampleStream:
         if not data.on_disk and (need := data.manifest.nbytes if self._whole else window) > self._room:
             what = "all of it" if self._whole else "its largest part" if files == 1 else f"{files} of its parts"
             raise ConfigError(
-                f"{data} is read with shuffle={str(rule)!r}, for which {what} has to be in half of data_memory: "
+                f"{data} is read with shuffle={str(rule)!r}. Then {what} has to fit into half of data_memory: "
                 f"{size(need)} in {size(self._room)}",
                 hint="increase data_memory, make smaller parts, use shuffle='none', or make partition files: ddlf data split",
             )

@@ -357,7 +357,7 @@ class Evaluation(Group):
 
 @dataclass(frozen=True)
 class Checkpoint(Group):
-    """Where a run stores its state, and the state from which it continues."""
+    """The place where a run stores its state, and the state that it starts from."""
 
     folder: Setting[str | Path | None, str | Path | None] = Setting(
         None, FOLDER, "folder for checkpoints, written after every round", "DIR", flat="checkpoint"

@@ -137,5 +137,5 @@ def test_generator_object_is_refused_with_hint():
 )
 def test_too_large_parts_are_refused(shuffle, said):
     (portion,) = portions(SIZES, [120], shuffle, seed=0, epoch=0)
-    with pytest.raises(ConfigError, match=rf"{said} has to be in half of data_memory: \d.* in 650 B"):
+    with pytest.raises(ConfigError, match=rf"Then {said} has to fit into half of data_memory: \d.* in 650 B"):
         read(ddlf.data.generated(numbers, SIZES), portion, 1300)

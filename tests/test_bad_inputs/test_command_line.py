@@ -13,7 +13,7 @@ from tests.processes import command
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["wroker"], "unknown command 'wroker', did you mean 'ddlf-worker'? It is a command " + "of its own"),
+        (["wroker"], "unknown command 'wroker', did you mean 'ddlf-worker'? It is a separate command"),
         (["worker"], "unknown command 'worker', did you mean 'ddlf-worker'?"),
         (["run", "a.py", "--local"], "argument --local: expected one argument"),
         (["run", "a.py", "--local", "1000000000"], "argument --local: must be 1-1024, got 1000000000"),
@@ -43,8 +43,7 @@ def test_worker_warns_root_in_one_line_and_nobody_else(tmp_path, user, lines):
         _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert [line for line in errors.splitlines() if "root" in line] == lines * [
-        "ddlf-worker: WARNING: running as root, so anybody who holds the token is root here; use an account "
-        + "of its own"
+        "ddlf-worker: WARNING: running as root, so anybody who holds the token is root here; use a separate account"
     ]
 
 

@@ -110,7 +110,7 @@ def seconds_of_a_step(app: App, batch_size: int) -> float | None:
         for _ in range(2):  # the first round compiles the step
             begin = time.perf_counter()
             app.model.fit(x, y, batch_size, sample_weight=weight, verbose=0)
-    except Exception as error:  # a failed trial is no finding
+    except Exception as error:  # a failed trial is not a finding
         log.info("no step was timed: %s", error)
         return None
     count = len(next(array for _, array in leaves(x)))
@@ -498,15 +498,15 @@ def trained_by_own(app: App) -> str:
         implied = [a - b for a, b in zip(start, update, strict=True)]
         moved = _distance(after, other)  # 0 if train does not use the model
         if 0 < moved < MOVED * _distance(start, other) and moved < _distance(after, start):
-            return "train goes on from the weights that the model has, not from those that it is given"
+            return "train continues from the weights of the model instead of the weights that it receives"
         if _distance(implied, other) < MOVED * _distance(start, other) and _distance(implied, other) < _distance(
             implied, start
         ):
-            return "train goes on from the weights that the model has, not from those that it is given"
+            return "train continues from the weights of the model instead of the weights that it receives"
         less = _distance(implied, after)
         more = _distance([a + b for a, b in zip(start, update, strict=True)], after)
         if more < 1e-3 * less:
-            return "the update of train is weights after minus weights before: subtracted, as it is, it leads away from what was learnt"
+            return "the update of train is weights after minus weights before: subtracted, as it is, it undoes the training"
         if _reads_others(app, start, size):
             return "train uses samples that are not in self.indices: every slot trains on these samples, so they count several times"
     except Exception as error:  # train may need a worker

@@ -142,7 +142,7 @@ class SampleFacts:
 
     @property
     def repeats_by_nature(self) -> bool:
-        """Return whether most samples repeat, like in tables of a few categories. Equal samples are no mistake then."""
+        """Return whether most samples repeat, like in tables of a few categories. Equal samples are not a mistake then."""
         return self.distinct < 0.5 * self.looked
 
 

@@ -254,7 +254,7 @@ def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
         for number, leaf in enumerate(leaves):
             try:
                 result[name if len(leaves) == 1 else f"{name}, output {number}"] = keras.ops.convert_to_numpy(leaf)
-            except Exception:  # the output is a tracer, for which each backend raises another error
+            except Exception:  # the output is a tracer, and each backend raises another error for it
                 continue
         return outputs
 

@@ -80,9 +80,9 @@ def of_a_gradient(app, weights):
     [
         (right, ""),
         (of_mine, ""),
-        (never_given, "from the weights that the model has"),
+        (never_given, "from the weights of the model"),
         (of_all, "samples that are not in self.indices"),
-        (continues_training, "on from the weights that the model has"),
+        (continues_training, "continues from the weights of the model"),
         (turned, "after minus weights before"),
         (of_a_worker, ""),
     ],

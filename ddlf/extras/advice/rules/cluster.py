@@ -98,7 +98,7 @@ def _small_batches(facts: AppFacts) -> Iterator[Finding]:
 @rule("C10", "W", "worker callbacks that stop or slow training", level="cluster")
 def _callbacks(facts: AppFacts) -> Iterator[Finding]:
     """A worker sees only its own samples, so its callbacks stop training, save or change the learning rate at other
-    times than those on other workers.
+    times than the callbacks of other workers.
 
     Fix: Move them to callbacks, which run on the master with the merged metrics.
     Source: docs/howto/train.md, Keras's callbacks

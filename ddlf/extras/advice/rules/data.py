@@ -48,7 +48,7 @@ OVERLAPPING, LEAST_OVERLAPPING = 0.1, 10
 """Largest share of a part's windows that overlap training, and their number. A few overlap where the series is cut."""
 RELATED, SURELY, LESS = 4.0, 15.0, 4.5
 """Thresholds in standard deviations from permuted labels: below the first, samples say nothing about labels; above the
-second, they say much; a test lower than training by the third is no chance.
+second, they say much; a test lower than training by the third is not chance.
 """
 OFTENER = 3.0
 """Integer samples are shared by more than chance if they are this many times as frequent as duplicates in training."""
@@ -172,7 +172,7 @@ def _other_scale(facts: AppFacts) -> Iterator[Finding]:
             times = other.loudest / array.loudest
             if not 1 / OTHER < times < OTHER:
                 yield Finding(
-                    f"values of {other.name} reach from {other.low:g} to {other.high:g}, those of {array.name} from {array.low:g} to {array.high:g}",
+                    f"values of {other.name} reach from {other.low:g} to {other.high:g}, and values of {array.name} from {array.low:g} to {array.high:g}",
                     ("data", other.name),
                 )
 

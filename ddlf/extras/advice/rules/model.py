@@ -52,7 +52,7 @@ KEEPS_LINES = frozenset(
         "Bias",
     }
 )
-"""Layers after which a linear function is still linear."""
+"""Layers that keep a linear function linear."""
 POOLING = frozenset(
     {f"{pool}Pooling{n}D" for pool in ("Max", "Average", "GlobalMax", "GlobalAverage") for n in (1, 2, 3)}
     | {f"UpSampling{n}D" for n in (1, 2, 3)}

@@ -46,7 +46,7 @@ def save(model: Any, text: str, path: Path) -> None:
 
     Args:
         model: The model.
-        text: The model text from which ``build`` makes the same model.
+        text: The model text. ``build`` makes the same model from it.
         path: The file; an existing one is replaced.
 
     Raises:

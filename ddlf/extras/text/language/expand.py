@@ -167,9 +167,9 @@ class _Expansion:
             if word.name not in self.blocks.broken:
                 known = [item.name for item in self.blocks.values() if not item.is_macro and item is not block]
                 why = (
-                    "is a macro, which has no end of its own"
+                    "is a macro, which does not have its own end"
                     if other and other.is_macro
-                    else "has no layers of its own"
+                    else "does not have its own layers"
                 )
                 sentence = f"{word.name!r} {why}" if other else f"there is no block {word.name!r}"
                 self.problems.add(word.at, sentence + self.problems.near(word.name, known))

@@ -99,7 +99,7 @@ class Forms(dict[str, Form]):
             if property_ in self.blocks[form.block].statements:
                 return [form.block]
             self.problems.add(
-                form.at, f"{form.block!r} has no {property_} of its own; write {key}= with names of blocks"
+                form.at, f"{form.block!r} does not have its own {property_}; write {key}= with names of blocks"
             )
             return []
         names = []

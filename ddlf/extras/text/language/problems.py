@@ -65,7 +65,7 @@ class Problems:
 
         Args:
             at: Index of the character.
-            sentence: The mistake, and what was probably meant.
+            sentence: The mistake, and the probable intention.
             derived: Whether it may only follow from another mistake. Then it is added only if it is the first one.
         """
         if not (derived and self._found):

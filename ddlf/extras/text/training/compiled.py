@@ -18,7 +18,7 @@ from ddlf.extras.text.language.values import Call, Items, Number, Value, Word
 from ddlf.extras.text.training.block import UNCERTAINTY, ignored_of
 
 BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
-"""Metric names for which Keras chooses the variant that fits the loss."""
+"""Names of metrics. Keras chooses the variant of each that fits the loss."""
 LOSSES: dict[str, Callable[[dict[str, float], str], Any]] = {
     "MSE": lambda factors, last: keras.losses.MeanSquaredError(),
     "MAE": lambda factors, last: keras.losses.MeanAbsoluteError(),

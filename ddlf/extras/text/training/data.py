@@ -289,7 +289,7 @@ class _DataFitter:
         if len(names) > 1 and len(self.outputs) > 1 and self.both:
             return self._error(
                 f"cannot say which array is meant: {self.both[0]!r} is the name of an input and of an output",
-                f"give the output a name of its own, such as {self.both[0]}:name score;",
+                f"give the output its own name, such as {self.both[0]}:name score;",
             )
         what = "x or x_train" if len(names) == 1 else f"arrays {', '.join(f'{name}_train' for name in names)}"
         hint = "save x and y, or x_train, y_train, x_test and y_test"
