@@ -30,17 +30,17 @@ from benchmarks.measure import ROOT
 
 
 def arguments() -> argparse.ArgumentParser:
-    """What can be asked for."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the quick level alone, and no training")
-    parser.add_argument("--only", default="", help="kinds, programs and rules that match this")
+    parser.add_argument("--only", default="", help="only kinds, programs and rules that match this expression")
     parser.add_argument("--what", choices=("defects", "healthy", "all"), default="all")
     parser.add_argument("--out", type=Path, help="file of records, a line each")
-    parser.add_argument("--part", type=_part, help="which of several parts this process does, as 1/2")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after that")
-    parser.add_argument("--untrained", action="store_true", help="ask, apply the diffs, and train nothing")
-    parser.add_argument("--again", action="store_true", help="ask all again; what FILE has of training is taken")
-    parser.add_argument("--report", action="store_true", help="only print what FILE has")
+    parser.add_argument("--part", type=_part, help="the part of the work that this process does, such as 1/2")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no measurement after this time")
+    parser.add_argument("--untrained", action="store_true", help="advise, apply the diffs, and train nothing")
+    parser.add_argument("--again", action="store_true", help="advise all again; take results of training from FILE")
+    parser.add_argument("--report", action="store_true", help="only print the report of FILE")
     return parser
 
 
@@ -50,7 +50,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def main(given: Sequence[str] | None = None) -> list[Record]:
-    """Do what is asked for, print the report, and return the records."""
+    """Run the benchmark, print the report, and return the records."""
     options = arguments().parse_args(given)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ def main(given: Sequence[str] | None = None) -> list[Record]:
 
 
 def known(path: Path) -> list[Record]:
-    """Records that are there, of each thing the last."""
+    """Return the records of a file; for each defect and program the last one."""
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return list({_key(one): one for one in found}.values())
 
@@ -93,7 +93,7 @@ def _in_two_processes(options: argparse.Namespace) -> None:
 
 
 def _quickly(options: argparse.Namespace, folder: Path) -> Iterator[Record]:
-    """What the quick level finds in each defect; whether that hurts is taken from nothing, so that all count."""
+    """Run the quick level on each defect. Nothing is trained, so every defect counts as harmful."""
     from benchmarks.advice.trial import quickly
 
     number, parts = options.part or (0, 1)
@@ -106,7 +106,7 @@ def _is_meant(options: argparse.Namespace, *names: str) -> bool:
 
 
 def _all(options: argparse.Namespace, folder: Path) -> Iterator[Record]:
-    """What is to be done of a part, and is not there yet."""
+    """Measure the defects and programs of one part that have no record yet."""
     from benchmarks.advice.trial import of_base, of_defect
     from benchmarks.advice.wholes import of_whole, programs
 
@@ -116,7 +116,7 @@ def _all(options: argparse.Namespace, folder: Path) -> Iterator[Record]:
     bases: dict[str, Any] = {one["programs"]: one for one in there if "programs" in one}
     done = {_key(one): one for one in there}
     chosen = [one for one in DEFECTS if _is_meant(options, one.kind, one.base, *one.rules)]
-    anew: set[str] = set()
+    repeated: set[str] = set()
     chosen.sort(key=lambda one: one.base)
     for defect in chosen[len(chosen) * number // parts : len(chosen) * (number + 1) // parts]:
         before = done.get(("", "", defect.kind, defect.base, defect.mark))
@@ -129,9 +129,9 @@ def _all(options: argparse.Namespace, folder: Path) -> Iterator[Record]:
         if defect.base not in bases or not (options.untrained or bases[defect.base]["scores"]):
             bases[defect.base] = of_base(defect.base, folder, None, not options.untrained)
             yield bases[defect.base]
-        elif options.again and defect.base not in anew:
+        elif options.again and defect.base not in repeated:
             bases[defect.base] = of_base(defect.base, folder, bases[defect.base])
-        anew.add(defect.base)
+        repeated.add(defect.base)
         yield of_defect(defect, bases[defect.base], folder, before, not options.untrained)
     healthy = [one for one in programs(folder) if _is_meant(options, *one[:2])] if options.what != "defects" else []
     for whole in healthy[number::parts]:

@@ -10,4 +10,4 @@ from benchmarks.advice.of_outputs import LOSSES, OUTPUTS
 from benchmarks.advice.of_training import TRAINING
 
 DEFECTS = (*OUTPUTS, *LOSSES, *LABELS, *DATA, *MODELS, *TRAINING, *CLUSTERS)
-"""Those of one kind differ in the program, or in the amount."""
+"""Defects of one kind differ in the program, or in the amount."""

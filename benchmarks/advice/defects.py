@@ -23,12 +23,12 @@ class Defect:
     """One mutation of one program.
 
     Args:
-        kind: What was done wrong, in some words: defects of one kind differ in the program, or in the amount.
+        kind: The mistake, in a few words. Defects of one kind differ in the program, or in the amount.
         base: The healthy program.
-        changes: Each text with what is written instead.
-        rules: Those that name the defect; any of them is right.
-        nature: Why training does not show that it hurts, where it does not; else it is trained.
-        level: How deep advice has to look.
+        changes: Pairs of a text of the program and its replacement.
+        rules: Ids of the rules that name the defect. A finding of any of them is right.
+        nature: Why training does not show the harm; "" for a defect that is trained.
+        level: The level of ``advise`` that finds the defect.
     """
 
     kind: str
@@ -40,14 +40,14 @@ class Defect:
 
     @property
     def mark(self) -> str:
-        """Eight hex digits of what is written."""
+        """Return eight hex digits that identify the changes."""
         return f"{zlib.crc32(repr(self.changes).encode()):08x}"
 
     def text(self) -> str:
-        """The program with the defect.
+        """Return the program with the defect.
 
         Raises:
-            ValueError: What is to be changed is not in it, or more than once.
+            ValueError: A text to replace is missing in the program, or occurs more than once.
         """
         text = healthy(self.base)
         for old, new in self.changes:
@@ -58,12 +58,12 @@ class Defect:
 
 
 def healthy(base: str) -> str:
-    """The text of a program."""
+    """Return the text of a program."""
     return (FOLDER / "programs" / f"{base}.py").read_text(encoding="utf-8")
 
 
 def of(kind: str, base: str, rules: str, *texts: str, nature: str = "", level: str = "") -> Defect:
-    """A defect: texts are pairs, what is there and what is written instead."""
+    """Return a defect. The texts alternate: a text of the program, then its replacement."""
     pairs = tuple(zip(texts[::2], texts[1::2], strict=True))
     level = level or ("cluster" if nature == CLUSTER else "batch")
     return Defect(kind, base, pairs, frozenset(rules.split()), nature, level)

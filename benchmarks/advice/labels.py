@@ -26,7 +26,7 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.extras.advice.advise import advise
 
 SHARE = 0.02
-PROGRAMS = {  # each with what is put in before a line, once labels are there
+PROGRAMS = {  # for each program: a line, the name of the labels, and the code that goes before this line
     "digits_mlp": ("        self.x_train, self.y_train = x[train]", "y", "y[flipped] = (y[flipped] + by) % 10"),
     "digits_cnn": (
         "        self.x_train, self.y_train = images",

@@ -100,7 +100,7 @@ CLUSTERS = (
         nature=CLUSTER,
     ),
     of(
-        "an optimizer that begins anew",
+        "an optimizer that restarts",
         "scheduled",
         "C07",
         "    slots = 2\n",

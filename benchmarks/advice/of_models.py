@@ -12,7 +12,7 @@ BENIGN, HIDDEN = (
 
 
 def deep(count: int, activation: str) -> str:
-    """So many dense layers, in the place of one."""
+    """Return the code of several dense layers, which replace one layer."""
     return f'*[layers.Dense(32, activation="{activation}") for _ in range({count})]'
 
 

@@ -83,8 +83,8 @@ LOSSES = (
     of("number loss for one-hot rows", "digits_cnn", "L06", ONE_HOT, 'loss="sparse_categorical_crossentropy"'),
     of("binary loss for class numbers", "digits_mlp", "L03 L04 L10", SPARSE, '"binary_crossentropy"'),
     of("hinge for 0 and 1", "digits_cnn", "L11 L03 L10", ONE_HOT, 'loss="hinge"'),
-    of("divergence of what are no shares", "friedman", "L08", 'loss="mse"', 'loss="kl_divergence"'),
-    of("Poisson for what may be negative", "friedman", "L03", 'loss="mse"', 'loss="poisson"'),
+    of("divergence of targets that are not shares", "friedman", "L08", 'loss="mse"', 'loss="kl_divergence"'),
+    of("Poisson for targets that may be negative", "friedman", "L03", 'loss="mse"', 'loss="poisson"'),
     of(
         "logits said where there are none",
         "tumours",

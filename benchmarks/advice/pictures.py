@@ -28,9 +28,9 @@ def sheet(x: Any, other: Any, pairs: Sequence[tuple[int, int]], path: Path) -> N
 
     Args:
         x: Training pictures, of shape (n, 32, 32, 3), from -0.5 to 0.5.
-        other: Those of the test.
-        pairs: Numbers of both.
-        path: Where to.
+        other: Test pictures, of the same shape.
+        pairs: Pairs of indices, of a training picture and a test picture.
+        path: The file to write.
     """
     from PIL import Image
 

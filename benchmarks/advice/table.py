@@ -13,22 +13,22 @@ Record = dict[str, Any]
 
 
 def is_found(one: Record) -> bool:
-    """Whether a defect is found: by an error or a warning that the healthy program has not, or by the right rule in any way."""
+    """Return whether a defect is found: by a new error or warning, or by the right rule with any severity."""
     return any(severity in SAID for _, severity, *_ in one["found"]) or is_right(one)
 
 
 def is_right(one: Record) -> bool:
-    """Whether the rule that names it has found it."""
+    """Return whether a rule that names the defect has found it."""
     return any(rule in one["rules"] and severity in (*SAID, "I") for rule, severity, *_ in one["found"])
 
 
 def is_quick(one: Record) -> bool:
-    """Whether rules that look at settings and arrays alone have found it."""
+    """Return whether the quick level, which reads only settings and arrays, has found the defect."""
     return any(level == "quick" and (s in SAID or rule in one["rules"]) for rule, s, level, *_ in one["found"])
 
 
 def report(records: list[Record]) -> Iterator[str]:
-    """The lines of the report."""
+    """Yield the lines of the report."""
     planted = [one for one in records if "kind" in one]
     hurting = [one for one in planted if one["hurts"]]
     if hurting:
@@ -82,7 +82,7 @@ def _wholes(wholes: list[Record]) -> Iterator[str]:
     quick = [
         one for one in wholes if one["what"] == "app" and any(level == "quick" for _, _, level, *_ in one["found"])
     ]
-    yield f"  apps of which the quick level says something: {', '.join(one['whole'] for one in quick) or 'none'}"
+    yield f"  apps with findings of the quick level: {', '.join(one['whole'] for one in quick) or 'none'}"
     for one in wholes:
         for rule, severity, _, what in one["found"]:
             yield f"    {severity} {rule} {one['whole']}: {what}"

@@ -25,18 +25,18 @@ from ddlf.extras.advice.report import AdviserReport
 SEEDS = (1, 2, 3)
 POINT = 0.01
 OBVIOUS = 0.2
-"""Of a score: what has lost so much with one seed is not tried with others."""
+"""Loss of a score. A program that loses more than this with one seed is not trained with other seeds."""
 NOISE = 0.005
-"""Of a score, which no mutation need be blamed for."""
+"""Change of a score that is noise, not the effect of a defect."""
 TWO = ("tumours", "reviews", "twins")
 NUMBERS = ("friedman", "tides")
 
 
 def app_of(path: Path) -> Any:
-    """A new object of the one app in a file, whose text decides about its module's name.
+    """Return a new object of the app in a file. The text of the file decides the name of its module.
 
     Raises:
-        LookupError: There is none.
+        LookupError: The file has no app.
     """
     import ddlf
 
@@ -55,7 +55,7 @@ def app_of(path: Path) -> Any:
 
 
 def written(folder: Path, name: str, text: str) -> Path:
-    """A program in a folder of its own: others that lie beside it would be taken for parts of it."""
+    """Write a program into its own folder, and return its path. In a shared folder, other programs would count as parts of it."""
     (folder / name).mkdir(exist_ok=True)
     path = folder / name / f"{name}.py"
     path.write_text(text, encoding="utf-8")
@@ -64,7 +64,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 @contextlib.contextmanager
 def inside(folder: Path) -> Iterator[None]:
-    """In a folder meanwhile."""
+    """Work in a folder, and return to the previous one at the end."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -74,11 +74,11 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def asked(app: Any, level: Any, labels: bool = False) -> AdviserReport:
-    """What advice says, of two workers.
+    """Return the report of the adviser for two workers.
 
     Args:
         app: An app.
-        level: How deep it looks.
+        level: The level of ``advise``.
         labels: Whether two local workers look for wrong labels.
     """
     from ddlf.cluster.cluster import Cluster
@@ -88,23 +88,23 @@ def asked(app: Any, level: Any, labels: bool = False) -> AdviserReport:
 
 
 def found_in(answer: AdviserReport) -> list[list[str]]:
-    """Findings as lists of rule, severity, level and sentence."""
+    """Return findings as lists of rule, severity, level and sentence."""
     return [[one.rule.id, one.severity, one.rule.level, one.finding.message] for one in answer.advice] + [
         [one.rule.id, "failed", one.rule.level, one.why] for one in answer.failed
     ]
 
 
 def scores(path: Path, base: str, truth: Any, enough: float = 0.0) -> list[float]:
-    """What training comes to with each seed, by plain Keras in one process; 0 where it ends in NaN.
+    """Return the score for each seed after training with plain Keras in one process; 0 if training ends in NaN.
 
     Args:
-        path: Of the program.
-        base: The healthy program that it was.
-        truth: Labels of that one's test.
-        enough: A score so low that one seed shows it.
+        path: The file of the program.
+        base: The healthy program that it was made from.
+        truth: Test labels of the healthy program.
+        enough: After a score below this, no other seed is trained.
 
     Raises:
-        Exception: It cannot run.
+        Exception: The program cannot run.
     """
     import keras
 
@@ -123,7 +123,7 @@ def scores(path: Path, base: str, truth: Any, enough: float = 0.0) -> list[float
             model = app.model
             model.optimizer.build(model.trainable_variables)
             begin = [np.asarray(one) for one in model.optimizer.variables]
-        else:  # another one would have to be traced
+        else:  # another model would have to be traced
             model.set_weights(app.model.get_weights())
             for variable, value in zip(model.optimizer.variables, begin, strict=True):
                 variable.assign(value)
@@ -144,7 +144,7 @@ def _main(tree: Any) -> Any:
 
 
 def score(base: str, out: Any, truth: Any) -> float:
-    """How well outputs fit labels, from 0 to 1: accuracy, overlap of what is 1, or the share of the variance that is explained."""
+    """Return how well outputs fit labels, from 0 to 1: accuracy, overlap of the ones, or share of explained variance."""
     out = np.asarray(out, np.float64)
     if not np.isfinite(out).all():
         return 0.0
@@ -162,7 +162,7 @@ def score(base: str, out: Any, truth: Any) -> float:
 
 
 def of_base(base: str, folder: Path, known: dict[str, Any] | None, train: bool = True) -> dict[str, Any]:
-    """What advice finds in a healthy program, and what its training comes to, unless that is known."""
+    """Return the findings in a healthy program, and its scores after training unless they are known."""
     path = written(folder, "base", healthy(base))
     with inside(path.parent):
         begin = time.monotonic()
@@ -177,7 +177,7 @@ def of_base(base: str, folder: Path, known: dict[str, Any] | None, train: bool =
 
 
 def quickly(defect: Defect, folder: Path) -> dict[str, Any]:
-    """What the quick level finds in a program with a defect; every one is taken to hurt."""
+    """Return the findings of the quick level in a program with a defect. Every defect counts as harmful."""
     path = written(folder, "program", defect.text())
     with inside(path.parent):
         try:
@@ -190,14 +190,14 @@ def quickly(defect: Defect, folder: Path) -> dict[str, Any]:
 def of_defect(
     defect: Defect, base: dict[str, Any], folder: Path, known: dict[str, Any] | None, train: bool = True
 ) -> dict[str, Any]:
-    """What advice finds in a program with a defect, whether that hurts, and whether the diff mends it.
+    """Return the findings in a program with a defect, whether the defect hurts, and whether the diff repairs it.
 
     Args:
         defect: The defect.
-        base: Of ``of_base``, of its program.
-        folder: Where files are written.
-        known: An earlier record of it, of which what training has shown is taken.
-        train: Whether it is trained; else it is taken to hurt.
+        base: The result of ``of_base`` for its healthy program.
+        folder: The folder for files.
+        known: An earlier record of the defect. Results of training are taken from it.
+        train: Whether to train the program; without training, the defect counts as harmful.
     """
     whole = written(folder, "whole", healthy(defect.base))
     path = written(folder, "program", defect.text())
@@ -251,7 +251,7 @@ def _mended(
     mutant: dict[str, Any],
     known: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """What becomes of the program with all that ``--diff`` prints."""
+    """Apply all changes of ``--diff``, and measure the resulting program."""
     edits = [edit for one in answer.advice for edit in one.edits]
     ids = {one.rule.id for one in answer.advice if one.edits}
     wanted = next(iter(changed(edits).values()))

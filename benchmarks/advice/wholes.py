@@ -14,11 +14,11 @@ from benchmarks.advice.trial import app_of, asked, found_in, inside, written
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NOT_HERE = ("big_images", "cifar10_cnn", "converted_keras", "digits_keras", "cancer_keras", "arithmetic_keras")
-"""Apps whose data is not here, and plain Keras."""
+"""Apps whose data is not available here, and programs in plain Keras."""
 TEXTS = {"digits": "digits", "digits_cnn": "digits", "iris": "iris", "mnist_cnn": "mnist", "xor": "xor"} | {
     name: f"{name}.npz" for name in ("autoencoder", "unet", "lm")
 }
-"""Texts of models, with their data."""
+"""Model texts and their data."""
 APPLICATIONS = {
     "MobileNet": 32,
     "MobileNetV2": 32,
@@ -36,7 +36,7 @@ APPLICATIONS = {
     "VGG19": 32,
     "ConvNeXtTiny": 32,
 }
-"""With the side of their pictures."""
+"""Models, and the side of their pictures in pixels."""
 APPLICATION = '''\
 """A model of keras.applications on digits."""
 
@@ -67,10 +67,10 @@ class App(ddlf.IApp):
 
 
 def programs(folder: Path) -> Iterator[tuple[str, str, Path]]:
-    """Kind, name and file of each.
+    """Yield kind, name and file of each program.
 
     Args:
-        folder: Where some of them are written.
+        folder: The folder for generated programs.
     """
     for place in ("programs", "healthy"):
         yield from (("own", path.stem, path) for path in sorted((HERE / place).glob("*.py")))
@@ -84,7 +84,7 @@ def programs(folder: Path) -> Iterator[tuple[str, str, Path]]:
 
 
 def of_whole(kind: str, name: str, path: Path, folder: Path) -> dict[str, Any]:
-    """What advice says of a healthy program, at the default level."""
+    """Return the findings of the default level in a healthy program."""
     import keras
 
     keras.backend.clear_session()
@@ -106,7 +106,7 @@ def _text_app(path: Path, folder: Path) -> Any:
 
 
 def _arrays(name: str) -> dict[str, Any]:
-    """Data that a text can learn."""
+    """Return data that a model text can learn."""
     from sklearn.datasets import load_digits
 
     from benchmarks.advice.programs.letters import text

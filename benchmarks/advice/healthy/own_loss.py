@@ -1,4 +1,4 @@
-"""A healthy program: a custom loss, with which the model predicts the 90 % quantile."""
+"""A healthy program: with its custom loss, the model predicts the 90 % quantile."""
 
 import keras
 import numpy as np

@@ -10,7 +10,7 @@ import ddlf
 
 @keras.saving.register_keras_serializable()
 class Denoiser(keras.Model):
-    """Counts what it has seen in a metric of its own, beside Keras's step."""
+    """A model that runs Keras's training step and adds its own metric."""
 
     def __init__(self, **more):
         super().__init__(**more)
