@@ -51,7 +51,7 @@ class Trainer:
     """One model and its data.
 
     Args:
-        options: What was said on the command line.
+        options: The parsed options of the command line.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -185,7 +185,7 @@ def main(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What can be said on the command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--data", choices=DATA, default="mnist")
     made.add_argument("--rules", type=some_of(RULES), default=list(RULES), help=f"of {', '.join(RULES)}")

@@ -80,7 +80,7 @@ def write(folder: Path, nbytes: int, file_bytes: int) -> None:
 
 
 class Highest(threading.Thread):
-    """Looks how much memory this process has of its own, a hundred times a second."""
+    """A thread that reads the private memory of this process a hundred times a second, and keeps the maximum."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

@@ -66,7 +66,7 @@ def peak() -> int:
 
 
 async def measure(size: int) -> dict[str, float]:
-    """Memory beyond what was there before, divided by the array's size, of both sides and both directions."""
+    """Return the additional memory of both sides in both directions, as a multiple of the array's size."""
     async with Cluster.local(1) as cluster:
         (before,) = await cluster.run_method(prepare)
         array = np.ones(size, np.uint8)
@@ -101,7 +101,9 @@ def give_back(data: Any) -> Any:
 
 
 async def broadcast(size: int, workers: int) -> dict[str, float]:
-    """Memory of the master beyond what was there before, divided by the array's size, while all workers get it and while all send it back."""
+    """Return the additional memory of the master, as a multiple of the array's size, while it sends to all workers and while
+    all workers send back.
+    """
     async with Cluster.local(workers) as cluster:
         array = np.ones(size, np.uint8)
         await cluster.run_method(give_back, data=0)

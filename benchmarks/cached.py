@@ -43,7 +43,7 @@ SERVE = "import sys; from ddlf.testing import FaultyStore; print(FaultyStore(sys
 
 
 class Counted(Store):
-    """A store that counts what is asked of it."""
+    """A store that counts its requests."""
 
     asked = 0
 
@@ -59,7 +59,7 @@ class Counted(Store):
 
 
 class Oldest(Cache):
-    """A cache of which what was used longest ago goes."""
+    """A cache that drops the least recently used file."""
 
     def path(self, *args: Any, **more: Any) -> Path | None:
         """See ``Cache``."""

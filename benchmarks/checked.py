@@ -53,10 +53,10 @@ class Paced(IApp):
 
     verbose, batch_size = False, 50
     _slower = 1.0
-    """How many times as long one worker needs. With this underscore it is no parameter, which would need its own plan."""
+    """How many times as long one worker needs. The underscore keeps this from being a parameter, which would need its own plan."""
 
     async def load_dataset(self) -> None:
-        """Make samples up."""
+        """Make random samples."""
         chance = np.random.default_rng(1)
         self.x_train = chance.normal(size=(SAMPLES, WIDTH)).astype("float32")
         self.y_train = chance.integers(0, 10, SAMPLES)

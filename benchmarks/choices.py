@@ -4,7 +4,7 @@
 
 A situation is a model, a batch size, the local steps of a round, a link, and two machines. The situations are drawn before
 the first measurement, and all are printed. Each machine is a network namespace with its own limited link
-(``benchmarks.network``), and each worker has one core of its own. A slow worker is stopped for two thirds of the time. With
+(``benchmarks.network``), and each worker has its own core. A slow worker is stopped for two thirds of the time. With
 "one core", both workers and the master share a core.
 
 In each situation, the app is planned once. Then all choices train for some rounds, in turns, beside ``fit`` on one machine
@@ -72,7 +72,7 @@ WRONG_BELOW, WRONG_ABOVE, MOST_UNCLEAR = 0.85, 1.15, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What is planned, and on which machines.
+    """A training to plan, and its machines.
 
     Args:
         model: A name in ``MODELS``.
@@ -156,7 +156,7 @@ def grid(app: Any, length: Length, *, is_slow: bool) -> list[Setting]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a plan says, and what was measured.
+    """The prediction of a plan, and the measurement.
 
     Args:
         situation: The situation.
@@ -268,7 +268,7 @@ async def master(facts: dict[str, Any]) -> None:
             room = iter((True,) * SHORT)
             Budget.has_room = lambda budget, needed: next(room, False)  # type: ignore[method-assign]
             probing.MEASURE_S = 0.01
-        found, planning.LEAST_S = None, math.inf  # so memory takes nothing of the budget
+        found, planning.LEAST_S = None, math.inf  # so memory takes no time of the budget
         try:
             found = await plan(app, facts["budget"], say=say, again=True)
         except ConfigError as error:
@@ -394,7 +394,7 @@ def fit(situation: Situation) -> None:
 
 
 class Pinned(Network):
-    """Machines with a core of their own, except the master's, which has all; or with one core together.
+    """Machines that have one core each, or share one core. The master's machine has all cores.
 
     Args:
         rate: The rate of each link.

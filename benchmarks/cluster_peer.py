@@ -60,7 +60,7 @@ class Measured(ddlf.IApp):
 
 
 class Server:
-    """``ddlf peers serve`` in a process of its own.
+    """``ddlf peers serve`` in a separate process.
 
     Args:
         folder: The folder with the model text.

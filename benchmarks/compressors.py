@@ -33,7 +33,7 @@ Compressor = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
 
 
 def compressors() -> dict[str, Compressor]:
-    """Compress and decompress by name, each with its library's default level; those that are not installed are left out."""
+    """Return the compressors by name, with the default level of their library. It leaves out missing libraries."""
     found: dict[str, Compressor] = {
         "none": (lambda data: data, lambda data: data),
         "bz2": (bz2.compress, bz2.decompress),
@@ -76,7 +76,7 @@ def train(workload: Workload) -> tuple[Weights, Weights]:
 
 
 def int8_codes(update: Weights) -> bytes:
-    """What travels of an update with DDLF's int8 codec."""
+    """Return the bytes that DDLF's int8 codec sends for an update."""
     from ddlf.algorithms.codec import CODEC
     from ddlf.algorithms.encoding import encode_update
 

@@ -21,10 +21,10 @@ class Contender:
     """One way to train.
 
     Args:
-        module: With a function ``run(workload, **settings) -> Outcome``, and maybe ``missing(**settings)``, which says why it cannot run.
-        about: What it is, in the table.
-        settings: For ``run``. Those of ``benchmarks.ours`` are attributes of the app.
-        leaves_orphans: Whether it ends without waiting for all its processes; then nobody knows what it computed and what others did.
+        module: With a function ``run(workload, **settings) -> Outcome``, and maybe ``missing(**settings)``, which returns why it cannot run.
+        about: The description in the table.
+        settings: Arguments of ``run``. The settings of ``benchmarks.ours`` are attributes of the app.
+        leaves_orphans: Whether it ends without waiting for all its processes. Then its processor time is not known.
     """
 
     module: str
@@ -80,7 +80,7 @@ def accuracy(model: Any, weights: Weights, x: Any, y: Any) -> float:
 
 
 def summary(outcome: Outcome, workload: Workload, begin: float) -> dict[str, Any]:
-    """What is printed of an outcome; evaluates its weights."""
+    """Return the facts to print about an outcome. Evaluates its weights."""
     curve: list[tuple[float, float]] = []
     final = None
     if outcome.weights is not None:

@@ -9,7 +9,7 @@ Linux, root). Workers are real daemons and executors, and the master runs a real
 that must pass a link, divided by its rate. For the sharded exchange these are ``2 (K - 1) / K`` models. For the master
 of the star they are ``2 K`` models, because its weights go out before updates come back.
 
-Two rounds of each training do not count: the first one, and the one after which the master gets the model. Bytes are
+Two rounds of each training do not count: the first one, and the last one, which ends with the model on the master. Bytes are
 counted by the kernel at the cables. The links are idle between rounds while the counters are read.
 """
 
@@ -49,17 +49,17 @@ GLOO = Path(__file__).parent / "baselines" / "gloo.py"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was measured of one way.
+    """The measurement of one way.
 
     Args:
         way: One of ``WAYS``.
-        parameters: Of the model.
+        parameters: Number of parameters of the model.
         workers: K.
-        tls: Whether it was encrypted.
-        rate: Bytes a second of a link in each direction.
-        seconds: Of each round.
+        tls: Whether the connections were encrypted.
+        rate: Speed of a link in each direction, in bytes per second.
+        seconds: Duration of each round.
         busiest: The most bytes that a worker's link carried in one direction, in each round.
-        uneven: The most that two workers' bytes sent differ by, as a share of the least, in each round.
+        uneven: Largest difference of the sent bytes of two workers, as a share of the smallest count, in each round.
         master: Bytes through the master's link, both directions together, for each worker, in each round.
         cores: Busy on this machine meanwhile, whatever used them.
         computed: Seconds of a processor that all machines' processes but the master's used, in each round.
@@ -85,7 +85,7 @@ class Row:
 
     @property
     def exchanged(self) -> float:
-        """Bytes through the master's link in a round, for each worker, without those that come with time."""
+        """Bytes through the master's link in a round, for each worker, without the bytes of idle links."""
         of = [all - self.idle * s for all, s in zip(self.master, self.intervals, strict=True)]
         return Spread.of(of).median
 
@@ -106,7 +106,7 @@ def rate_of(text: str) -> float:
     for unit, bits in UNITS.items():
         if text.endswith(unit):
             return float(text.removesuffix(unit)) * bits / 8
-    raise argparse.ArgumentTypeError(f"{text!r} is no rate like 200mbit")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a rate such as 200mbit")
 
 
 # -- processes on machines ------------------------------------------------------------------------------------------------
@@ -162,12 +162,12 @@ def measured(rounds: int, child: subprocess.Popen[str], processes: Sequence[int]
     """Rounds of something that prints the seconds of each, and then waits for a line.
 
     Args:
-        rounds: How many it has.
-        child: What prints.
-        processes: Number of a process on each machine, the master's first.
+        rounds: Number of rounds.
+        child: The process that prints the rounds.
+        processes: The id of a process on each machine, the master's first.
 
     Yields:
-        Of each round the seconds, what each machine sent and received, and what else ``row`` wants.
+        For each round its seconds, the sent and received bytes of each machine, and the other arguments of ``row``.
     """
     before: dict[str, Any] = {}
     idle = 0.0
@@ -191,7 +191,7 @@ def measured(rounds: int, child: subprocess.Popen[str], processes: Sequence[int]
 
 
 def seen(processes: Sequence[int]) -> dict[str, Any]:
-    """What machines have come to, by the number of a process on each: the master's first."""
+    """Return time, memory and bytes of all machines; the argument has the id of a process on each, the master's first."""
     held = [resident(process) for process in processes]
     return {
         "at": time.monotonic(),
@@ -204,7 +204,7 @@ def seen(processes: Sequence[int]) -> dict[str, Any]:
 
 
 def row(way: str, parameters: int, rate: float, found: Sequence[dict[str, Any]], *, tls: bool) -> Row:
-    """What the rounds of one way come to; the first machine is the master's."""
+    """Return the row of one way from its rounds. The first machine is the master's."""
     workers = [one["moved"][1:] for one in found]
     sent = [[out for out, _ in machines] for machines in workers]
     return Row(
@@ -239,7 +239,7 @@ def exchanged(
 
 
 def reduced(way: str, network: Network, options: argparse.Namespace, parameters: int) -> Row:
-    """Rounds of torch with gloo, by as many ranks as there are workers."""
+    """Measure rounds of torch with gloo, with one rank per worker."""
     world, first = len(network.addresses) - 1, network.addresses[1]
 
     def command(rank: int) -> list[str]:

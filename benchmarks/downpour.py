@@ -52,9 +52,9 @@ RATES = {
     "xor": {"sgd": 0.5, "adagrad": 0.2, "momentum": 0.05, "adam": 0.01},
     "mnist": {"sgd": 0.2, "adagrad": 0.05, "momentum": 0.02, "adam": 0.002},
 }
-"""Of each rule the published rate for XOR, where there is one, and for MNIST the best one of one replica."""
+"""The learning rate of each rule: for XOR the published one if it exists, for MNIST the best one of one replica."""
 CHUNK = 10
-"""Seeds of XOR that are computed together, and have one order of replicas."""
+"""Number of seeds of XOR that are computed together, with the same order of replicas."""
 
 
 def order_of(kind: str, replicas: int, pushes: int, warm: int, chance: np.random.Generator) -> list[int]:
@@ -76,11 +76,11 @@ def train(
 
     Args:
         weights: All values.
-        gradient: Gives the gradient of a replica's next batch, at the weights that it has.
-        rule: What the shard does with a push.
-        factor: What the staleness of a push leaves of the step.
-        order: Whose each push is.
-        warm: At which push the replicas that are not the first one fetch and begin.
+        gradient: Returns the gradient of a replica's next batch, at the replica's weights.
+        rule: The rule of the server for a push.
+        factor: Returns the factor of a step for the staleness of its push.
+        order: The replica of each push.
+        warm: The number of the push at which all replicas except the first one fetch and begin.
     """
     state = rule.start(weights.size)
     began = weights
@@ -97,10 +97,10 @@ class Xor:
     """Networks 2-hidden-1 of sigmoids with squared error, one of each seed; their weights are one row.
 
     Args:
-        seeds: Of first weights and examples.
+        seeds: Seeds of the first weights and the examples.
         hidden: Units of the hidden layer.
-        replicas: Among whom the examples are cut, in order.
-        examples: Of each seed.
+        replicas: Number of replicas that share the examples, in order.
+        examples: Number of examples for each seed.
     """
 
     INPUTS = np.array([[1, 0, 0], [1, 0, 1], [1, 1, 0], [1, 1, 1]], np.float32)  # the first is the bias
@@ -115,7 +115,7 @@ class Xor:
         self.at = [0] * replicas
 
     def layers(self, row: Row) -> tuple[Row, Row]:
-        """Of each seed weights (hidden, 3) and (1 + hidden,); column and place 0 are biases."""
+        """Return the weights for each seed, of shapes (hidden, 3) and (1 + hidden,); column and place 0 are biases."""
         both = row.reshape(-1, self.count)
         cut = 3 * self.hidden
         return both[:, :cut].reshape(-1, self.hidden, 3), both[:, cut:]
@@ -139,7 +139,7 @@ class Xor:
         return np.concatenate([first, delta[:, None], delta[:, None] * units], 1).reshape(-1)
 
     def learned(self) -> npt.NDArray[np.bool_]:
-        """Of each seed whether all four outputs are within 0.1 of their targets."""
+        """Return for each seed whether all four outputs are within 0.1 of their targets."""
         outputs = [
             self.forward(self.weights, np.broadcast_to(x, (len(self.weights) // self.count, 3)))[1] for x in self.INPUTS
         ]
@@ -152,9 +152,9 @@ class Mnist:
 
     Args:
         data: Images (n, 784) from -0.5 to 0.5 and labels, for training and for testing.
-        seed: Of first weights (Glorot's) and of whose each sample is.
+        seed: Seed of the first weights (Glorot's), and of the distribution of samples to replicas.
         hidden: Units of the hidden layer.
-        replicas: Among whom the samples are cut.
+        replicas: Number of replicas that share the samples.
     """
 
     BATCH = 32
@@ -223,7 +223,7 @@ def way(options: argparse.Namespace, name: str) -> tuple[Pushed, Staleness, int]
 
 
 def xor(options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
-    """Of each rule and order the seeds that learned, as ones and zeros."""
+    """Return for each rule and order which seeds learned, as ones and zeros."""
     found: dict[tuple[str, str], list[float]] = {}
     for name in options.rules:
         rule, factor, warm = way(options, name)
@@ -243,7 +243,7 @@ def xor(options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
 
 
 def mnist(options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
-    """Of each rule and order the test accuracy of each seed, in percent."""
+    """Return for each rule and order the test accuracy of each seed, in percent."""
     data, found = mnist_data(options.samples), dict[tuple[str, str], list[float]]()
     for name in options.rules:
         rule, factor, warm = way(options, name)
@@ -262,7 +262,7 @@ def mnist(options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
 
 
 def main(options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
-    """Run a study and print a table; returns what each seed came to, by rule and order."""
+    """Run a study and print a table. Return the result of each seed, by rule and order."""
     found = (xor if options.study == "xor" else mnist)(options)
     count = (
         f"{options.seeds} seeds, {options.replicas} replicas, {options.samples} samples, {options.hidden} hidden units"

@@ -27,7 +27,7 @@ def reduction(values: int) -> Callable[[], object]:
 
 
 class Sum(nn.Module):
-    """The sum of all weights, of which one tensor has 90 %."""
+    """The sum of all weights. One tensor has 90 % of them."""
 
     def __init__(self, values: int) -> None:
         super().__init__()

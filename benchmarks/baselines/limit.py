@@ -1,6 +1,6 @@
 """The limit of the comparison: bare ``fit`` on the same samples, in concurrent single-threaded processes without exchange.
 
-Every process has its part of the data in memory before the measurement, and has traced its training step. As in DDLF,
+Every process has its part of the data in memory before the measurement, and has traced its training step. Like in DDLF,
 one call of the step trains several batches. So the benchmark only measures ``fit``, from a common start to the end of
 the slowest process. A program that exchanges weights between rounds cannot be faster with the same ``fit``. Unlike the
 times of the other contenders, this time does not contain the first trace. The note ``trace_s`` has the time of the

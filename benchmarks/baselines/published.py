@@ -157,7 +157,7 @@ class Master:
             self.snapshot()
 
     async def train_async(self, samples: int) -> None:
-        """Algorithm 3. The event loop runs one merge at a time, which is what their lock does."""
+        """Algorithm 3. The event loop runs one merge at a time, like their lock."""
 
         async def run(worker: Channel) -> None:
             for _ in range(self.workload.rounds):

@@ -24,10 +24,10 @@ START_S = 240.0
 
 @ray.remote(num_cpus=1)
 class Server:
-    """What the workers push to and fetch from.
+    """The server of the model. Workers push to it and fetch from it.
 
     Args:
-        values: Of the model, in one array.
+        values: Number of values of the model, in one array.
     """
 
     def __init__(self, values: int) -> None:
@@ -52,17 +52,17 @@ class Server:
 
 @ray.remote(num_cpus=1)
 class Worker:
-    """What pushes.
+    """A worker that pushes constant gradients.
 
     Args:
-        values: Of the model.
+        values: Number of values of the model.
     """
 
     def __init__(self, values: int) -> None:
         self.gradients = np.full(values, 1e-3, np.float32)
 
     def compute_gradients(self, weights: np.ndarray) -> np.ndarray:
-        """Gradients, of which none are computed."""
+        """Return constant gradients, so that no time goes into computing them."""
         return self.gradients
 
 

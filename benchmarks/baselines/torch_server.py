@@ -28,10 +28,10 @@ TIMEOUT_S = 1800
 
 
 class Server:
-    """What the ranks push to and fetch from.
+    """The server of the model. Ranks push to it and fetch from it.
 
     Args:
-        values: Of the model, in one tensor.
+        values: Number of values of the model, in one tensor.
     """
 
     def __init__(self, values: int) -> None:
