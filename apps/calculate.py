@@ -8,7 +8,7 @@ import ddlf
 
 
 async def calculate(self, a, b, c):
-    """Run on a worker; `self` is the worker, and what is set on it stays there."""
+    """Run on a worker; `self` is the worker, and keeps its attributes between calls."""
     self.data["calls"] = self.data.get("calls", 0) + 1
     return a + b - c
 

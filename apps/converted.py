@@ -33,7 +33,7 @@ def build():
 
 
 class Converted(ddlf.IApp):
-    """What was given to ``fit`` is said here. ``batch_size`` is of each worker: two workers step on 64 samples."""
+    """The arguments of ``fit`` are attributes here. ``batch_size`` counts for each worker: a step of two workers has 64 samples."""
 
     master_epochs, batch_size = EPOCHS, BATCH_SIZE
 

@@ -1,4 +1,4 @@
-"""Train with a loop of your own instead of ``fit``, on all workers.
+"""Train with your own loop instead of ``fit``, on all workers.
 
 python apps/custom_loop.py --local 2
 """
@@ -7,7 +7,7 @@ import ddlf
 
 
 class CustomLoop(ddlf.IApp):
-    """What ``train`` returns is merged over the workers; all around it is as with ``fit``."""
+    """The master merges the results of ``train`` of all workers. Everything else works like with ``fit``."""
 
     master_epochs = 6
     worker_epochs = 2

@@ -5,11 +5,12 @@
     python apps/mnist_distbelief.py --local 2 -p ways=sync,default -p replicas=2
     ddlf run apps/mnist_distbelief.py --local 2 --mode downpour             # one way alone, with all options
 
-``sync`` merges local training after each epoch. Three are Downpour SGD: ``downpour`` with plain SGD on the shards, ``adagrad``, and
-``default``, which has Adagrad, a warm start, and stale pushes that count less. Of many replicas ``downpour`` does not learn at this rate, and
-``adagrad`` as long as they push in random order (``benchmarks/downpour.py``). ``sandblaster`` is L-BFGS. Its steps follow from all samples, so
-it makes several for each epoch of the others, and its network has no dropout.
-Training stops early when validation does not get better, and the best weights are kept.
+``sync`` merges local training after each epoch. Three ways are Downpour SGD: ``downpour`` with plain SGD on the shards,
+``adagrad``, and ``default``, which has Adagrad, a warm start, and less weight for stale pushes. With many replicas,
+``downpour`` does not learn at this rate, and ``adagrad`` learns only if the replicas push in random order
+(``benchmarks/downpour.py``). ``sandblaster`` is L-BFGS. Each of its steps uses all samples, so it makes several steps for
+each epoch of the other ways, and its network has no dropout. Training stops early when validation does not improve, and
+keeps the best weights.
 """
 
 import argparse
@@ -68,7 +69,7 @@ class Mnist(ddlf.IApp):
         ]
 
     def on_round(self, record):
-        """Note what it came to so far: after a round of ``sync``, or of one slot in Downpour."""
+        """Record the result so far, after a round of ``sync``, or of one slot in Downpour."""
         if self.curve is None:
             super().on_round(record)
             return
@@ -96,7 +97,7 @@ async def main(
     samples: int = 60_000,
     seed: int = 0,
 ) -> None:
-    """Train in each way, from the same first weights, and print what each came to.
+    """Train in each way, from the same first weights, and print the result of each way.
 
     ``sandblaster`` makes ``STEPS`` iterations for each of the epochs.
 
@@ -104,10 +105,10 @@ async def main(
         cluster: The workers.
         model: ``dense`` or ``lstm``.
         ways: Names of ways, with commas between them.
-        epochs: At most so many passes over the samples.
-        replicas: In Downpour, on all workers together.
-        samples: Of MNIST, 1,000 of them for validation.
-        seed: Of first weights and all else by chance.
+        epochs: Maximum number of passes over the samples.
+        replicas: Number of replicas of Downpour, on all workers together.
+        samples: Number of samples of MNIST. 1,000 of them are for validation.
+        seed: Seed of the first weights and of all random choices.
     """
     for name, known in [*((way, WAYS) for way in ways.split(",")), (model, MODELS)]:
         if name not in known:

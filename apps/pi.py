@@ -24,7 +24,7 @@ def count_inside(self, points, seed):
 
 
 async def main(cluster: ddlf.Cluster, points: int = 10_000_000, seed: int = 0) -> None:
-    """Share the points over the workers and add up what they counted."""
+    """Share the points over the workers and add up their counts."""
     share, rest = divmod(points, cluster.N)
     begin = time.perf_counter()
     inside = await cluster.run_method(

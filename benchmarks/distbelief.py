@@ -61,11 +61,11 @@ class Row:
         busiest: The most bytes that a worker's link carried in one direction, in each round.
         uneven: Largest difference of the sent bytes of two workers, as a share of the smallest count, in each round.
         master: Bytes through the master's link, both directions together, for each worker, in each round.
-        cores: Busy on this machine meanwhile, whatever used them.
-        computed: Seconds of a processor that all machines' processes but the master's used, in each round.
-        idle: Bytes a second through the master's link for each worker when nothing is done: heartbeats, and what acknowledges them.
-        intervals: Seconds in which ``master`` came together, of each round.
-        memory: The most that a process of a worker ever had in memory, and that the master's grew by during these rounds.
+        cores: Busy cores of this machine during each round, of all processes.
+        computed: Processor seconds of the processes of all machines except the master's, in each round.
+        idle: Bytes per second and worker through the master's idle link: heartbeats and acknowledgements.
+        intervals: Seconds over which ``master`` was counted, in each round.
+        memory: Peak memory of a worker's process, and growth of the master's memory during these rounds.
     """
 
     way: str

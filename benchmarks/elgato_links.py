@@ -75,9 +75,9 @@ class Slow(StandIn):
     """In the place of a worker's replica: its update is made up, and each step takes some time.
 
     Args:
-        worker: Worker that it is on.
+        worker: Its worker.
         run: Name of the run.
-        sizes: Of the model's tensors.
+        sizes: Sizes of the model's tensors.
         seconds: Seconds of a step.
     """
 

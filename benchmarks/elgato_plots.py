@@ -13,7 +13,7 @@ from matplotlib import pyplot
 from benchmarks.elgato import WAYS, Predictions, Runs, speed_ups
 
 STYLES = ("-", "--", ":", "-.")
-"""Of the batch sizes; a colour is a way."""
+"""Line styles of the batch sizes. Each way has a colour."""
 Value = Callable[[int, str], float | None]
 
 

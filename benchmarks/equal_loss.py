@@ -42,7 +42,7 @@ AFTER = 0.5
 
 
 def noise_scale(small: float, large: float, b: int, B: int) -> float:
-    """Return B_noise; infinite if the gradient cannot be told from its noise.
+    """Return B_noise; infinite if the noise hides the gradient.
 
     Args:
         small: Mean of the squared norm of the gradient of a batch of b.
@@ -75,8 +75,8 @@ class Trainer:
 
     Args:
         name: A name in ``MODELS``.
-        samples: Of the training set.
-        tested: Of the test set.
+        samples: Number of training samples; None for all.
+        tested: Number of test samples.
     """
 
     def __init__(self, name: str, samples: int | None = None, tested: int = 5_000) -> None:
@@ -214,8 +214,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--target", type=float, default=0.95)
-    parser.add_argument("--samples", type=int, help="of the training set; default all")
-    parser.add_argument("--most", type=float, default=60.0, help="epochs after which a rate is given up")
+    parser.add_argument("--samples", type=int, help="number of training samples; default all")
+    parser.add_argument("--most", type=float, default=60.0, help="maximum number of epochs for a rate")
     options = parser.parse_args(argv)
     held = [study(name, options) for name in options.models]
     print("the bar is met" if all(held) else "the bar is missed")

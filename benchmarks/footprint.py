@@ -39,7 +39,7 @@ class Wide(IApp):
 
     Args:
         cluster: Workers.
-        width: Of the large layer, on both sides.
+        width: Inputs and outputs of the large layer.
     """
 
     def __init__(self, cluster: Any, width: int, **settings: Any) -> None:
@@ -83,9 +83,9 @@ def begin(pid: int | str = "self") -> int:
 
 
 def fitted(width: int) -> dict[str, float]:
-    """Plain ``fit`` of as many samples as a worker has."""
+    """Measure plain ``fit`` on as many samples as a worker has."""
     before = 0
-    for wide in (8, width):  # first what is imported and made once
+    for wide in (8, width):  # the first pass makes all imports and one-time objects
         before = begin()
         chance = np.random.default_rng(1)
         x, y = chance.normal(size=(BATCH, wide)).astype("float32"), chance.integers(0, 10, BATCH)

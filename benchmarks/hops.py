@@ -27,7 +27,7 @@ import ddlf
 GENERATOR = 0x20
 """The flag of a generator's code. The argument of its instruction RESUME is 0 when the generator begins."""
 INSIDE = "stepped"
-"""What Downpour calls at the end of a batch."""
+"""The function that Downpour calls at the end of a batch."""
 SAMPLES = 256
 """Rows of the data. Each of two slots has half of them."""
 
@@ -54,7 +54,7 @@ class Plain(ddlf.IApp):
 
 
 def trace(inside: str = "") -> Any:
-    """Note what is called on this thread and on those that begin later; with ``inside`` only what that function calls on this thread."""
+    """Count the calls on this thread and on later threads; with ``inside`` only the calls by that function on this thread."""
     import sys
     import threading
 
@@ -70,7 +70,7 @@ def trace(inside: str = "") -> Any:
         if at < 0 or event not in ("call", "return") or "site-packages" in name or "/benchmarks/" in name:
             return
         if event == "call" and code.co_flags & GENERATOR and code.co_code[frame.f_lasti + 1]:
-            return  # a generator continues, which is no call
+            return  # a generator continues: this is not a call
         if inside and code.co_name == inside:
             depth[0] += 1 if event == "call" else -1
         if event == "call" and (not inside or depth[0] > 0):
@@ -88,12 +88,12 @@ async def trace_there(self: Any, inside: str = "") -> None:
 
 
 async def collect_there(self: Any) -> list[tuple[str, str, int]]:
-    """Return what was called in the executor since the last time."""
+    """Return the calls in the executor since the last collection."""
     return collect()
 
 
 def collect() -> list[tuple[str, str, int]]:
-    """Return what was called in this process since the last time, with how often."""
+    """Return file, name and count of the calls in this process since the last collection."""
     import sys
 
     found: Counter[tuple[str, str]] = getattr(sys, "_ddlf_calls", Counter())
@@ -103,12 +103,12 @@ def collect() -> list[tuple[str, str, int]]:
 
 
 async def collected(worker: Any) -> Counter[tuple[str, str]]:
-    """Return what was called in a worker's executor since the last time, with how often."""
+    """Return the counts of the calls in a worker's executor since the last collection."""
     return Counter({(file, name): count for file, name, count in await worker.run_method(collect_there)})
 
 
 async def own_calls(worker: Any) -> Counter[tuple[str, str]]:
-    """Return what is called when the trace is collected. The run must be over, because a worker's calls take turns."""
+    """Return the counts of the calls that the collection itself makes. The run must be over, because a worker's calls take turns."""
     await collected(worker)
     return await collected(worker)
 

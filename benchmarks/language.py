@@ -34,7 +34,7 @@ class Language(IApp):
 
     Attributes:
         width: Units of each position.
-        blocks: Of attention and two dense layers.
+        blocks: Number of blocks. Each has attention and two dense layers.
         sequences: Training sequences; fewer if the text has fewer, and a multiple of what all slots read in a step.
         steps_in_all: Steps of each slot, for the schedule.
         rate: Highest learning rate of the schedule.
@@ -90,12 +90,12 @@ class Language(IApp):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a way of training has come to.
+    """The result of a way of training.
 
     Args:
-        loss: On the test sequences, in nats a byte.
-        bytes: Exchanged in all.
-        peak: Of the largest exchange but the first and the last.
+        loss: Loss on the test sequences, in nats per byte.
+        bytes: Total number of exchanged bytes.
+        peak: Bytes of the largest exchange, without the first and the last one.
     """
 
     loss: float

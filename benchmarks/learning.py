@@ -55,7 +55,7 @@ DATA: dict[str, tuple[type[Any], float]] = {
     "cifar10": (CIFAR10CNN, 0.05),
     "text": (Text, 0.005),
 }
-"""Of each data set the app, and the learning rate of plain SGD, of the text that of Adam."""
+"""App and learning rate of each data set. The rate is for plain SGD, or for Adam on the text."""
 RULES: dict[str, dict[str, Any]] = {
     "average": {},
     "average-10": {"worker_steps": 10},
@@ -89,7 +89,7 @@ SAME = ("data", "epochs", "samples", "batch_size", "workers", "test", "looks")
 
 
 async def run(cluster: Cluster, rule: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Train once; returns the accuracies over seconds, samples and bytes, and what it took to the target, None where it was not reached."""
+    """Train once. Return the accuracies over seconds, samples and bytes, and the cost of the target; None if it was missed."""
     base, rate = DATA[options.data]
 
     class App(base):  # type: ignore[misc]
@@ -216,7 +216,7 @@ async def main(options: argparse.Namespace) -> list[dict[str, Any]]:
             for seed, rule in missing:
                 try:
                     one = await run(cluster, rule, seed, options)
-                except DDLFError as error:  # an update that is no longer finite, say: the others go on
+                except DDLFError as error:  # such as an update that is not finite: measure the other rules
                     one = {"rule": rule, "seed": seed, "rounds": 0, "sample_s": [], "curve": [], "failed": str(error)}
                 there[seed, rule] = one
                 print(json.dumps({**one, "sample_s": None, "curve": one["curve"][-1:]}), flush=True)
@@ -233,7 +233,7 @@ async def main(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What can be said on the command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--data", choices=DATA, default="mnist")
     made.add_argument(
@@ -251,8 +251,8 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--looks", type=int, default=20, help="how often the weights of a run are tested")
     made.add_argument("--plot", type=Path, default=None, help="an SVG or PNG; needs matplotlib")
-    made.add_argument("--json", type=Path, default=None, help="all curves, written as they come; goes on from it")
-    made.add_argument("--quiet", type=Path, default=None, help="such a file, whose seconds count")
+    made.add_argument("--json", type=Path, default=None, help="file for all curves; an existing file is continued")
+    made.add_argument("--quiet", type=Path, default=None, help="file of --json from a quiet machine, for the seconds")
     return made
 
 

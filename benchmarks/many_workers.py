@@ -54,7 +54,7 @@ WITHIN, SLOWER = 0.15, 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is trained.
+    """A training to predict and to measure.
 
     Args:
         parameters: Values of the model.
@@ -107,7 +107,7 @@ def drawn(count: int, seed: int, most: int = 16) -> list[Case]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was predicted and measured in a case, by the number of workers.
+    """Predictions and measurements of a case, by the number of workers.
 
     Args:
         case: The case.

@@ -49,9 +49,9 @@ class Spread:
     """Several measurements of one thing.
 
     Args:
-        median: Of all.
-        low: The smallest.
-        high: The largest.
+        median: The median of all values.
+        low: The smallest value.
+        high: The largest value.
     """
 
     median: float
@@ -60,7 +60,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of one value or more."""
+        """Return the spread of one or more values."""
         return cls(statistics.median(values), min(values), max(values))
 
     def text(self, form: str = ".2f") -> str:
@@ -141,7 +141,7 @@ def _own_s() -> float:
 
 
 def machine() -> dict[str, Any]:
-    """Facts about this machine and what is installed, to be kept with the figures."""
+    """Return facts about this machine and its packages, to store with the figures."""
     cpu = platform.processor() or platform.machine()
     try:
         info = Path("/proc/cpuinfo").read_text()

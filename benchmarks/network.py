@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 BURST = "80kb"
-"""What may pass at once: one of the largest pieces that the kernel sends, so that it is not cut up on its way for nothing."""
+"""Bytes that may pass at once. This is the size of the kernel's largest pieces, so links need not divide them."""
 LATENCY = "100ms"
-"""As much waits at either end of a link before packets are dropped: 2.5 MB at 200 Mbit/s, as in a switch."""
+"""Time that packets may wait at either end of a link before it drops some: 2.5 MB at 200 Mbit/s, like in a switch."""
 
 
 def ip(*arguments: str) -> None:
     """Run ``ip``.
 
     Raises:
-        RuntimeError: It failed; the text is what it said.
+        RuntimeError: The command failed. The message is its output.
     """
     run("ip", *arguments)
 
@@ -33,7 +33,7 @@ def run(*command: str) -> None:
     """Run a command.
 
     Raises:
-        RuntimeError: It failed; the text is what it said.
+        RuntimeError: The command failed. The message is its output.
     """
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -53,11 +53,11 @@ class Network:
     """Some machines at a switch. Use as a context manager.
 
     Args:
-        machines: How many.
-        rate: Of each link in each direction, as ``tc`` reads it: ``"200mbit"``.
+        machines: Number of machines.
+        rate: Speed of each link in each direction, in the notation of ``tc``, such as ``"200mbit"``.
 
     Attributes:
-        addresses: One for each machine.
+        addresses: One address for each machine.
     """
 
     def __init__(self, machines: int, rate: str) -> None:

@@ -3,7 +3,7 @@
     python -m benchmarks.never_whole [--quick] [--parameters 1.5e8] [--workers 3]
 
 The benchmark trains a dense Keras model with Adam for three rounds in two ways, each in its own processes: by plain
-``fit``, and in as many parts as there are workers. It limits the data of each worker (``RLIMIT_DATA``) to 60 % of the
+``fit``, and in one part per worker. It limits the data of each worker (``RLIMIT_DATA``) to 60 % of the
 peak memory of ``fit``, and shows that ``fit`` dies with this limit. Then it shows the peak memory of each worker since
 its start, what the master needs in addition before the end of the last round, and whether the saved model predicts the
 same in plain Keras. ``--quick`` trains a small model, in which the memory of the framework outweighs the model.
@@ -89,7 +89,7 @@ def peak(pid: int | str = "self") -> int:
 
 
 def begin() -> int:
-    """Let the kernel count this process from now on. Returns what it has."""
+    """Restart the kernel's count of peak memory for this process, and return the current value."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak()
 

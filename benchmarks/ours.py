@@ -22,8 +22,8 @@ def run(workload: Workload, *, workers: int | None = None, threads: int | None =
 
     Args:
         workload: What to train.
-        workers: Instead of the workload's.
-        threads: Of each worker; by default DDLF's choice.
+        workers: Number of workers; None for the workload's number.
+        threads: Threads of each worker; by default DDLF's choice.
         settings: Attributes of the app.
     """
     return asyncio.run(_run(workload, workers or workload.workers, threads, settings))

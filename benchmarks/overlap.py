@@ -42,13 +42,13 @@ LEFT_OUT = 2
 
 
 class Paced(PushingStandIn):
-    """In the place of a worker's replicas: they push what was made once, after a while.
+    """Replicas without a model: each waits for the time of a step, and pushes the same update again.
 
     Args:
-        worker: Worker that it is on.
+        worker: Its worker.
         run: Name of the run.
-        sizes: Of the model's tensors.
-        seconds: What a step takes on each worker.
+        sizes: Sizes of the model's tensors.
+        seconds: Seconds of a step on each worker.
     """
 
     def __init__(self, worker: Any, run: str, sizes: Sequence[int], seconds: Sequence[float]) -> None:
@@ -56,7 +56,7 @@ class Paced(PushingStandIn):
         self._seconds = seconds[worker.id - 1]
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
-        """See ``Replica``; the loss is what a cycle took, in seconds."""
+        """See ``Replica``. The loss is the duration of a cycle, in seconds."""
         asked = Task.from_message(task)
         steps = shares(batches_of(asked), len(asked.weights["replicas"]))
         (one,) = replicas = await replicas_of(self._servers.owners, asked, steps, Cadence())
@@ -104,7 +104,7 @@ async def cycles(cluster: Cluster, parameters: int, steps: int, seconds: Sequenc
 
 
 async def train(facts: dict[str, Any]) -> None:
-    """Be the master, and print what was measured."""
+    """Run the master, and print the measurements."""
     async with Cluster(facts["hosts"], 9000, insecure_plaintext=True, connect_timeout_s=60) as cluster:
         parameters, steps = facts["parameters"], facts["steps"]
         for _ in range(facts["repeats"]):

@@ -52,7 +52,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.systems = options.systems.split(",")
     uneven = [epochs for epochs in options.epochs if epochs < 1 or epochs % options.worker_epochs]
     if uneven:
-        parser.error(f"{uneven[0]} epochs are no whole number of rounds of {options.worker_epochs}")
+        parser.error(f"{uneven[0]} epochs are not a multiple of a round of {options.worker_epochs}")
     unknown = [name for name in options.systems if name not in CONTENDERS or name.startswith("limit")]
     if unknown:
         parser.error(f"there is no system {', '.join(unknown)}")
@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what the command line says; the table is printed anew after each number of epochs."""
+    """Run the benchmark. It prints the table again after each number of epochs."""
     options = parse(arguments)
     facts = machine()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))

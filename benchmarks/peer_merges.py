@@ -146,16 +146,16 @@ async def main(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What can be said on the command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--rules", type=lambda text: text.split(","), default=list(RULES), help=f"of {', '.join(RULES)}")
-    made.add_argument("--target", type=float, default=0.97, help="test accuracy, mean of the last 5")
-    made.add_argument("--slots", type=int, default=4, help="peers, each with a worker of its own")
-    made.add_argument("--repeats", type=int, default=4, help="each with a seed of its own")
+    made.add_argument("--target", type=float, default=0.97, help="test accuracy to reach, as the mean of the last 5")
+    made.add_argument("--slots", type=int, default=4, help="peers, each with its own worker")
+    made.add_argument("--repeats", type=int, default=4, help="number of runs with different seeds")
     made.add_argument("--steps", type=int, default=5, help="batches between two meetings")
     made.add_argument("--looks", type=int, default=10, help="updates between two validations")
-    made.add_argument("--epochs", type=int, default=3, help="after which it has not been reached")
-    made.add_argument("--samples", type=int, default=None, help="of training; all by default")
+    made.add_argument("--epochs", type=int, default=3, help="maximum number of epochs to reach the target")
+    made.add_argument("--samples", type=int, default=None, help="number of training samples; all by default")
     return made
 
 

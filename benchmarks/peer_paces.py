@@ -7,7 +7,7 @@ machine: a peer trains a batch each ``1 / pace`` seconds, posts after ``--update
 ``--answer-s``. One peer has the digits 0 to 4, the other 5 to 9. A cluster has two workers that train two batches of 16
 each before a commit, and a commit is an update. ``rounds`` stands for ``--way rounds --merge mean``.
 
-What a training counts in ``weighted``:
+The counts of a post in ``weighted``:
 
 | count | a post counts |
 |---|---|

@@ -1,12 +1,13 @@
-"""Measure what a plan costs: its time, the time of a second plan, and what it leaves on the workers. Linux.
+"""Measure the costs of a plan: its time, the time of a second plan, and its remains on the workers. Linux.
 
     python -m benchmarks.plan_cost [--models mlp,cnn] [--budgets 10,30,60]
 
 For each model and budget, two fresh local workers make a plan, a second plan, and then a training. Two other ones only
-train. All files of both are below a new folder: of the user, of the workers, and temporary ones. Bars: no plan takes
-more than its budget and 5 s, a second plan takes at most 2 s, both trainings give the same weights to the bit, the
-memory of the workers after them differs by at most 5 %, and the only new file has the measurements. Files that Python
-packages write in each training do not count.
+train. All files of both are below a new folder: files of the user, of the workers, and temporary ones.
+
+The bars are: no plan takes more than its budget and 5 s. A second plan takes at most 2 s. Both trainings give the same
+weights to the bit. The memory of the workers after them differs by at most 5 %. The only new file has the measurements.
+Files that Python packages write in each training do not count.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class Setting:
         noise: Noise multiplier; None without noise.
         seed: Seed of the samples and of the first weights.
         data: Data set.
-        samples: Training samples of all together.
-        canaries: Those of them that have a wrong label.
+        samples: Training samples of all members together.
+        canaries: Number of these samples with a wrong label.
         members: Number of workers or peers.
         rounds: Rounds.
         epochs: Local epochs in a round.
@@ -85,10 +85,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a run has shown.
+    """The result of a run.
 
     Args:
-        epsilon: The largest of a sample of a worker, or of a peer; None without noise.
+        epsilon: Largest epsilon of a sample of a worker, or of a peer; None without noise.
         accuracy: On the test set.
         members: Share of right guesses about ordinary samples.
         canaries: Share of right guesses about samples with a wrong label.
@@ -161,7 +161,7 @@ def right_guesses(inside: np.ndarray[Any, Any], outside: np.ndarray[Any, Any]) -
 
 
 class Owned(ddlf.IApp):
-    """The model of the study on workers, each of which reads its own file."""
+    """The model of the study on workers. Each worker reads its own file."""
 
     verbose, advice = False, "off"
     private = True
@@ -323,7 +323,7 @@ def read(file: Path | None) -> dict[Setting, Result]:
 
 
 async def run(of: Setting) -> Result:
-    """Make one run in a folder of its own."""
+    """Make one run in its own folder."""
     with in_folder() as folder:
         samples = Samples(of)
         samples.write(folder, of.members)

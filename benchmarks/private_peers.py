@@ -22,7 +22,7 @@ from ddlf.peers.model import Trained, trained_from_text
 from ddlf.peers.peer import Peer
 
 TURN = threading.Lock()
-"""Who has it may use the model."""
+"""The lock of the model: one peer at a time uses it."""
 MODELS: list[Any] = []
 """The model of this process, after the first peer has built it."""
 

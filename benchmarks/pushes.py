@@ -40,10 +40,12 @@ while socket.socket().connect_ex((sys.argv[1], 6379)):
 """
 """Waits for Ray's first node, without which another one ends."""
 AGAIN = 'until "$0" "$@"; do sleep 1; done'
-"""A node of Ray that is not there after 30 s ends: where processors are few, not all begin in that time."""
+"""Ray ends a node that does not start within 30 s. With few processors, not all nodes start in that time."""
 BASELINES = Path(__file__).parent / "baselines"
 ROUNDS, PUSHES_A_ROUND = 3, 4
-"""Of a replica of Downpour, whose first fetch in each round is not beside a push; the first round and the last one are left out."""
+"""Rounds and pushes of a replica of Downpour. The first fetch of a round does not overlap a push, and the first and the last
+round do not count.
+"""
 
 
 def bound(way: str, workers: int, parameters: int, rate: float) -> float:

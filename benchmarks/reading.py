@@ -39,7 +39,7 @@ MEMORY = 2**28
 PASSES = 3
 OURS = ["DDLF, NumPy", "DDLF, as fit gets it", "DDLF, decoding"]
 Found = dict[str, list[tuple[float, float]]]
-"""Of each reader samples a second, on the clock and of the processor."""
+"""Samples per second of each reader, by the clock and by processor time."""
 
 
 def arrays(count: int, path: Path) -> None:
@@ -62,11 +62,11 @@ def pictures(count: int, path: Path) -> None:
 
 
 def write(source: Path, folder: Path, decoding: bool) -> None:
-    """The same as partition files.
+    """Write the same samples as partition files.
 
     Args:
-        source: What ``arrays`` or ``pictures`` wrote.
-        folder: Where to.
+        source: The file or folder that ``arrays`` or ``pictures`` wrote.
+        folder: The folder to write.
         decoding: Whether pictures stay JPEG, and are decoded when they are read; else ``split`` does it.
     """
     from ddlf.data.place import Folder

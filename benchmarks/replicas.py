@@ -47,7 +47,7 @@ class Replicas(Mnist):
     order = "random"
 
     def create_model(self) -> None:
-        """On a worker also say whose turn it is: of all runs there, so each says it anew."""
+        """Build the model. On a worker, also set the order of replicas for all runs there, so each run sets it again."""
         from ddlf.algorithms import push_rules
         from ddlf.training.strategies.downpour import replica
 

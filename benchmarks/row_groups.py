@@ -72,7 +72,7 @@ class Rows(ddlf.IApp):
 
 
 async def measure(facts: dict[str, Any]) -> dict[str, Any]:
-    """Train, or go on; what came of it."""
+    """Train, or continue a training, and return the result."""
     async with Cluster.local(2) as cluster:
         app = Rows(cluster)
         app.place, app.data_memory = facts["place"], facts["memory"]
@@ -87,7 +87,7 @@ async def measure(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _family(pid: int) -> list[int]:
-    """A process and those that it has started."""
+    """Return the ids of a process and its descendants."""
     found = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
     return [pid, *(each for child in found for each in _family(child))]
 

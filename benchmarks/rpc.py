@@ -29,7 +29,7 @@ from benchmarks.transports import ALWAYS, TRANSPORTS, Transport
 
 SMALL = bytes(64)
 FLOATS_2MB = 515_000
-"""2.06 MB: the weights of a small convolutional network, which is what a round of training sends."""
+"""2.06 MB: the weights of a small convolutional network, which a round of training sends."""
 FLOATS_100MB = 25_000_000
 
 

@@ -39,7 +39,7 @@ LAYERS = ((3, 3, 3, 32), (3, 3, 32, 64), (3, 3, 64, 64), (1600, 256), (256, 170)
 
 
 def give_back(weights: list[Any]) -> list[Any]:
-    """What a worker does with them."""
+    """Return the weights from the worker without a change."""
     return weights
 
 

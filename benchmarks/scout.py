@@ -137,7 +137,7 @@ async def swept(name: str, kind: str, split: int) -> tuple[float, float]:
 
 
 CONTENDERS = ("one worker", "two workers", "run")
-"""What ``--speed`` measures in turns: searches, and full runs on two workers."""
+"""Searches, and full runs on two workers, which ``--speed`` measures in turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,9 @@ class Timed:
     """The seconds of the searches and runs of one model, by repeat.
 
     Args:
-        trials: Of the trials of a search, by contender.
-        whole: Of the whole search with its start, or of the whole run, by contender.
-        scores: The different results of all searches, which should be one.
+        trials: Seconds of the trials of a search, by contender.
+        whole: Seconds of the whole search with its start, or of the whole run, by contender.
+        scores: The distinct results of all searches. There should be only one.
     """
 
     trials: dict[str, list[float]]

@@ -132,7 +132,7 @@ class Round:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one round costs.
+    """The costs of one round.
 
     Args:
         cpu_s: Processor seconds of the measured member.

@@ -42,7 +42,7 @@ PLAIN = {"push_rule": "sgd:rate=1", "staleness": "constant"}
 
 
 async def kills(options: argparse.Namespace) -> dict[str, Any]:
-    """Train while workers are killed; returns what came of it."""
+    """Train while workers are killed, and return the result."""
     from benchmarks.stand_in_killed import KilledRun, size_of_push
     from ddlf import Cluster
     from ddlf.training.strategies.downpour.placement import Placement
@@ -94,7 +94,7 @@ async def kills(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def lines_of(log: Path) -> list[list[Any]]:
-    """What workers have written; nothing if none has."""
+    """Return the lines that workers have written."""
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
@@ -191,7 +191,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """The command; returns what was measured."""
+    """Run the benchmark, and return the measurements."""
     options = parser().parse_args(argv)
     if options.master is not None:
         asyncio.run(cycles(options.master))

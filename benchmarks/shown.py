@@ -39,7 +39,7 @@ ROUNDS = {"digits": 60, "mnist": 6}
 
 @contextlib.contextmanager
 def terminal() -> Any:
-    """Standard output is a pseudo-terminal meanwhile, of which everything is read."""
+    """Make standard output a pseudo-terminal, and collect its output."""
     ours, theirs = os.openpty()
 
     def read() -> None:
@@ -80,7 +80,7 @@ async def train(cluster: Cluster, options: argparse.Namespace, seed: int, folder
 
     Args:
         cluster: Two workers.
-        options: Of the command line.
+        options: Options of the command line.
         seed: Seed of the training.
         folder: Folder of runs; None for a training that shows and keeps nothing.
     """

@@ -155,14 +155,14 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "two outputs": _kind(lambda model, ours: _adam(), two=True),
     "uncertainty": _kind(lambda model, ours: _adam(), two=True, uncertain=True),
 }
-"""Each kind of training; those that are nobody's stabiliser are what others stand beside."""
+"""All kinds of training. The kinds without a stabiliser are the baselines of the kinds with one."""
 BESIDE = {"lion": "lion", "rlion": "lion", "two outputs": "two outputs", "uncertainty": "two outputs"}
 
 
 # -- batches of outliers --------------------------------------------------------------------------------------------------
 
 SIZES = (10.0, 100.0, 1e4, 1e20)
-"""What outliers are multiplied with."""
+"""Factors of the outliers."""
 SGD, ADAM = "sgd", "adam"
 
 
@@ -221,7 +221,7 @@ FROZEN = ("first", "second", "third")
 
 
 class Frozen(IApp):
-    """Digits, by four layers of one width, of which three can be frozen."""
+    """Digits, by four layers of one width. Three of them can be frozen."""
 
     verbose, batch_size, slots = False, 64, 2
     freezes = False
@@ -244,7 +244,9 @@ class Frozen(IApp):
 
 
 async def frozen(options: argparse.Namespace) -> Result:
-    """Of each seed the bytes back in a round with frozen tensors over those without, and whether the frozen ones are as they were."""
+    """Return for each seed how many times as many bytes come back in a round with frozen tensors as without, and whether the
+    frozen tensors are unchanged.
+    """
     ways = {
         "star": {},
         "optimizers stay": {"optimizer_state": "stays"},
@@ -285,7 +287,9 @@ async def frozen(options: argparse.Namespace) -> Result:
 
 
 def tasks(options: argparse.Namespace) -> Result:
-    """Of each seed the points of both tasks: of models of their own, with the plain sum, with uncertainty from 0 and from first losses."""
+    """Return for each seed the scores of both tasks: with separate models, with the plain sum of losses, with uncertainty from
+    0, and with uncertainty from the first losses.
+    """
     ways = ("own", "sum", "from 0", "uncertainty")
     points: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for seed in seeds(options):
@@ -371,7 +375,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
 
 
 def main(options: argparse.Namespace) -> dict[str, Result]:
-    """Measure, print a table for each part, and return what was found."""
+    """Measure, print a table for each part, and return the results."""
     if options.quick:
         options.seeds, options.repeats, options.epochs, options.steps, options.width = 1, 2, 2, 4, 32
     found = {}
@@ -382,7 +386,7 @@ def main(options: argparse.Namespace) -> dict[str, Result]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What can be said on the command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--parts", type=some_of(PARTS), default=list(PARTS), help=f"of {', '.join(PARTS)}")
     made.add_argument("--seeds", type=int, default=10)

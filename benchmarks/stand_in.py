@@ -47,9 +47,9 @@ class StandIn(ShardedReplica):
     """In the place of a worker's replica.
 
     Args:
-        worker: Worker that it is on.
+        worker: Its worker.
         run: Name of the run.
-        sizes: Of the model's tensors.
+        sizes: Sizes of the model's tensors.
     """
 
     def __init__(self, worker: Any, run: str, sizes: Sequence[int]) -> None:
@@ -81,12 +81,12 @@ class StandIn(ShardedReplica):
 
 
 class PushingStandIn(DownpourReplica):
-    """In the place of a worker's replicas of Downpour, which fetch and push what was made once, as fast as they can.
+    """Replicas of Downpour without a model: each fetches, and pushes the same update again, as fast as it can.
 
     Args:
-        worker: Worker that it is on.
+        worker: Its worker.
         run: Name of the run.
-        sizes: Of the model's tensors.
+        sizes: Sizes of the model's tensors.
     """
 
     def __init__(self, worker: Any, run: str, sizes: Sequence[int]) -> None:
@@ -149,8 +149,8 @@ class StandInRun(FakeRun):
 
     Args:
         cluster: Real workers, which are connected.
-        parameters: Of the model.
-        settings: As of ``FakeRun``.
+        parameters: Number of parameters of the model.
+        settings: Settings of ``FakeRun``.
     """
 
     samples = 800
@@ -164,7 +164,7 @@ class StandInRun(FakeRun):
 
     @property
     def stand_in(self) -> tuple[Any, ...]:
-        """What is opened on workers, and what that is told behind the run's name."""
+        """Return the class that workers open, and its arguments after the name of the run."""
         return (PushingStandIn if self.mode == "downpour" else StandIn), self.sizes
 
     def on_event(self, event: Any) -> None:

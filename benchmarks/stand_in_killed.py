@@ -101,7 +101,7 @@ def append(path: str, line: str) -> None:
 
 
 def size_of_push(replica: int, round: int, number: int) -> int:
-    """What a push adds to each value: different for different ones, so that one that is missing or doubled is seen in the sum."""
+    """Return the number that a push adds to each value. Pushes add different numbers, so the sum shows a missing or doubled push."""
     return 1 + (replica * 8191 + round * 131 + number * 17) % 61
 
 
@@ -110,10 +110,10 @@ class KilledRun(StandInRun):
 
     Args:
         cluster: Real workers, which are connected.
-        parameters: Of the model.
-        steps: Of each replica in a round.
+        parameters: Number of parameters of the model.
+        steps: Steps of each replica in a round.
         log: See ``KilledStandIn``.
-        settings: As of ``FakeRun``.
+        settings: Settings of ``FakeRun``.
     """
 
     batch_size = 1

@@ -30,14 +30,14 @@ from ddlf.training.roles import PRELOADED
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 600.0
 MAX_BEGIN, MAX_FOUR, MAX_AGAIN_S, MAX_MEMORY = 1.3, 1.2, 1.0, 1 / 3
-"""What is promised for two quiet cores."""
+"""The promised limits on two quiet cores."""
 
 
-# -- in processes of their own -------------------------------------------------------------------------------------------
+# -- in separate processes ---------------------------------------------------------------------------------------------
 
 
 def plain() -> dict[str, float]:
-    """What a plain script does before it trains; the time is that of its end."""
+    """Do the work of a plain script before its training, and return the time of its end."""
     from apps.digits_cnn import DigitsCNN
 
     app = DigitsCNN()
@@ -68,7 +68,7 @@ def again(samples: int) -> dict[str, float]:
 
     class App(MNISTCNN):
         verbose = False
-        master_epochs, worker_epochs = 100, 1  # as many as it takes: the other worker goes on alone
+        master_epochs, worker_epochs = 100, 1  # enough rounds: the other worker continues alone
 
         async def load_dataset(self) -> None:
             await super().load_dataset()
@@ -136,7 +136,7 @@ def timed(*arguments: str) -> float:
 
 
 def megabytes(workers: int, modules: list[str], fork: str) -> float:
-    """What ``memory`` says with ``DDLF_FORK`` set to a value."""
+    """Return the result of ``memory`` with ``DDLF_FORK`` set to a value."""
     before = os.environ.get("DDLF_FORK")
     os.environ["DDLF_FORK"] = fork
     try:

@@ -89,7 +89,7 @@ async def main(options: argparse.Namespace) -> dict[str, list[tuple[float, float
 
 
 def parser() -> argparse.ArgumentParser:
-    """What can be said on the command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--data", choices=DATA, default="mnist")
     made.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS), help=f"of {', '.join(WAYS)}")

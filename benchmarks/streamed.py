@@ -54,8 +54,8 @@ class Streamed(MNISTCNN):
     """The published CNN, of arrays or of a place.
 
     Attributes:
-        place: Where the data set is; empty for arrays.
-        samples: Of the training set, from its beginning.
+        place: The place of the data set; empty for arrays.
+        samples: Number of training samples, from the beginning of the training set.
     """
 
     verbose = False
@@ -89,7 +89,7 @@ async def measure(place: str, samples: int, rounds: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def served_by_moto(folder: Path, url: str) -> Iterator[dict[str, str]]:
-    """A server of moto with a bucket that has a folder's files at this URL; the environment with which it is reached."""
+    """Run a server of moto with a bucket that has a folder's files at this URL. Yields the environment variables of its clients."""
     target = url
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

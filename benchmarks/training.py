@@ -27,7 +27,7 @@ from benchmarks.workload import APPS, Workload
 
 OURS, SINGLE = "sync", "sync-1"
 LIMITS = {OURS: LIMIT, SINGLE: "limit-1"}
-"""The bare ``fit`` with which each is compared when both count their first trace: as many processes, one thread each."""
+"""The bare ``fit`` to compare each contender with: as many processes, one thread each. Both count their first trace."""
 ON_REQUEST = (SINGLE, LIMITS[SINGLE])
 QUICK = [name for name in CONTENDERS if name not in (*ON_REQUEST, "limit-arrays", "plain-dataset", "spark-tuned")]
 FULL = [name for name in CONTENDERS if name not in ON_REQUEST]
@@ -35,11 +35,11 @@ DISTURBED_CORES = 0.1
 """Above it, other programs took part of the machine during a run."""
 
 Run = dict[str, Any]
-"""What ``benchmarks.contender`` prints of one run, with ``name``, ``repeat`` and ``seed``."""
+"""The output of ``benchmarks.contender`` for one run, with ``name``, ``repeat`` and ``seed``."""
 
 
 def available(names: Sequence[str]) -> list[str]:
-    """Those that can run here; for each other one, print why not."""
+    """Return the contenders that can run here. For each other one, print the reason."""
     reasons = {name: CONTENDERS[name].missing() for name in names}
     for name, reason in reasons.items():
         if reason:

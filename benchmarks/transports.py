@@ -42,7 +42,7 @@ class Transport:
 
     @classmethod
     def available(cls) -> bool:
-        """Whether what it needs is installed."""
+        """Return whether the needed package is installed."""
         return importlib.util.find_spec(cls.needs) is not None
 
     async def start(self) -> None:

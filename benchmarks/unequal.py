@@ -91,7 +91,7 @@ async def main(options: argparse.Namespace) -> None:
                     records, accuracy = await train(
                         cluster, options, master_epochs=options.rounds, seed=repeat, **attributes
                     )
-                # Of asynchronous runs the worker that is not slowed. The first rounds of parts by speed measure the speeds.
+                # In asynchronous runs, only the fast worker counts. With parts by speed, the first rounds measure the speeds.
                 settled = [record for record in records if record.slot in (None, 1)][2:]
                 seconds[name].append(statistics.median(record.seconds for record in settled))
                 overheads[name].append(statistics.median(record.seconds - record.compute_s for record in settled))

@@ -282,7 +282,7 @@ def main(options: argparse.Namespace, peer: Sequence[object] = ()) -> list[Run]:
 
     Args:
         options: The options.
-        peer: Command of Python that is a peer, like ``benchmarks.webnn --peer``; empty for that one.
+        peer: Command of Python that is a peer, like ``benchmarks.webnn --peer``; empty for that command.
     """
     import numpy as np
 

@@ -97,7 +97,7 @@ def order_of(case: str, folder: Path, labels: np.ndarray[Any, Any]) -> tuple[flo
     sizes, samples = data.manifest.sizes, len(labels)
     ids = portions(sizes, [samples - samples // SLOTS, samples // SLOTS], shuffle, seed=0, epoch=0)[0].ids(sizes)
     files = np.searchsorted(np.cumsum(sizes), ids, side="right")
-    # Where a sample of the mixed files was in the source is told by its label alone: they are sorted.
+    # The source is sorted by label, so the label of a sample of the mixed files gives its place in the source.
     source = data["y"].argmax(axis=1)[ids]
     batches = range(0, len(ids) - BATCH + 1, BATCH)
     shares = [np.bincount(source[begin : begin + BATCH], minlength=10) / BATCH for begin in batches]

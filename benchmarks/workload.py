@@ -41,12 +41,12 @@ class Workload:
 
     Args:
         data: A name in ``APPS``.
-        samples: Of the training set, from its beginning; None for all.
-        rounds: Exchanges of weights.
-        local_epochs: In each round.
-        batch_size: Of each worker.
-        workers: Processes that train.
-        seed: Of the initial weights and, where the contender allows it, of the order of the samples.
+        samples: Number of training samples, from the beginning of the training set; None for all.
+        rounds: Number of exchanges of weights.
+        local_epochs: Epochs of each worker in a round.
+        batch_size: Batch size of each worker.
+        workers: Number of processes that train.
+        seed: Seed of the initial weights and, if the contender allows it, of the order of the samples.
         curve: Whether to keep the weights of each round, to evaluate them afterwards.
     """
 
@@ -101,7 +101,7 @@ class Workload:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What a contender did. Times are of ``time.monotonic``, in seconds, which all processes of a machine share.
+    """The result of a contender. Times are in seconds of ``time.monotonic``, which all processes of a machine share.
 
     Args:
         ready: See the module.
@@ -125,9 +125,9 @@ class Outcome:
 def batches(x: Any, y: Any, batch_size: int, *, shuffle_seed: int | None = None) -> Any:
     """A ``tf.data`` pipeline without autotuning.
 
-    With arrays Keras makes one with autotuning, and then the end of ``fit`` can wait for the tuning thread's next wake-up, as long again as the
-    training itself took (TensorFlow 2.21): a *stall*. Contenders that are as fast as they can be made use this; those that do what most users do
-    give arrays to ``fit``, and have the stall.
+    For arrays, Keras makes a pipeline with autotuning. Then the end of ``fit`` can wait for the tuning thread's next
+    wake-up, which may double the time of the training (TensorFlow 2.21): a *stall*. Contenders that are tuned for speed use
+    this function. Contenders that work like most users' programs give arrays to ``fit``, and have the stall.
     """
     import tensorflow as tf
 

@@ -15,7 +15,10 @@ LENGTH = 10
 
 
 def load():
-    """Sums such as ``12+7=19`` as numbers of characters; each character is to be told from those before it. Every tenth is for validation."""
+    """Return sums such as ``12+7=19`` as numbers of characters. The model predicts each character from the previous ones.
+
+    Every tenth sum is for validation.
+    """
     random = np.random.default_rng(0)
     texts = [f"{a}+{b}={a + b}".ljust(LENGTH + 1) for a, b in random.integers(0, 100, (1000, 2))]
     words = np.array([[WORDS.index(letter) for letter in text] for text in texts])
@@ -25,7 +28,7 @@ def load():
 
 
 class Embedding(layers.Layer):
-    """Of a character and of its place; blanks at the end are masked."""
+    """The embedding of a character and of its place. It masks blanks at the end."""
 
     def __init__(self, width):
         super().__init__()
