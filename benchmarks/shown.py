@@ -39,7 +39,7 @@ ROUNDS = {"digits": 60, "mnist": 6}
 
 @contextlib.contextmanager
 def terminal() -> Any:
-    """Make standard output a pseudo-terminal, and collect its output."""
+    """Make standard output a pseudo-terminal. A thread reads its output and drops it."""
     ours, theirs = os.openpty()
 
     def read() -> None:
@@ -61,7 +61,7 @@ def terminal() -> Any:
 
 @contextlib.asynccontextmanager
 async def everything(app: Any, folder: Path) -> AsyncIterator[None]:
-    """All that shows or keeps a run is on meanwhile."""
+    """Turn on everything that shows or keeps a run."""
     app.ui, app.verbose, app.out, app.trackers = "rich", True, folder, ["tensorboard"]
     with terminal():
         async with app.cluster.dashboard(app) as page:
