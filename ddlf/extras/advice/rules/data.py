@@ -172,7 +172,8 @@ def _other_scale(facts: AppFacts) -> Iterator[Finding]:
             times = other.loudest / array.loudest
             if not 1 / OTHER < times < OTHER:
                 yield Finding(
-                    f"values of {other.name} reach from {other.low:g} to {other.high:g}, and values of {array.name} from {array.low:g} to {array.high:g}",
+                    f"values of {other.name} reach from {other.low:g} to {other.high:g}, "
+                    f"and values of {array.name} from {array.low:g} to {array.high:g}",
                     ("data", other.name),
                 )
 
