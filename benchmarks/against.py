@@ -29,7 +29,7 @@ TRAINING_SAMPLES = 12_000
 TRAINING_ROUNDS = 5
 REPEATS = 3
 COMPUTED = ", computed"
-"""Behind the name of what was timed: the processor's time, of master and workers together, which says more where others use the machine."""
+"""Suffix for the processor time of master and workers together. It is more reliable than seconds on a busy machine."""
 
 
 def echo(value: Any) -> Any:
@@ -38,7 +38,7 @@ def echo(value: Any) -> Any:
 
 
 async def rpc() -> dict[str, float]:
-    """Seconds a call takes, and seconds that all processes compute for it."""
+    """Return the seconds of a call, and the processor seconds of all processes."""
     import numpy as np
 
     from benchmarks.network import computed_s
@@ -50,7 +50,7 @@ async def rpc() -> dict[str, float]:
         worker = cluster.workers[0]
 
         async def measure(what: str, value: Any, calls: int, in_flight: int = 1) -> None:
-            """Three times: of the time the least, since what disturbs only adds, and of what is computed all."""
+            """Call three times. Return the shortest time, because disturbances only add time, and the total processor time."""
             measured, before = [], computed_s([os.getpid()])
             for _ in range(REPEATS):
                 begin = time.perf_counter()

@@ -75,7 +75,7 @@ class Trainer:
         self.model.compile(optimizer, "categorical_crossentropy", metrics=["accuracy"], steps_per_execution=8)
 
     def begin(self, seed: int) -> Weights:
-        """The first weights of a seed."""
+        """Return the first weights of a seed."""
         import keras
 
         keras.utils.set_random_seed(seed)
@@ -84,7 +84,7 @@ class Trainer:
         return weights
 
     def train(self, weights: Weights, order: Any) -> tuple[Weights, float]:
-        """The update of one local epoch, and its accuracy."""
+        """Return the update of one local epoch, and its accuracy."""
         self.model.set_weights(weights)
         self._feed.set_order(order)
         found = self.model.fit(self._feed.dataset, shuffle=False, verbose=0)
@@ -92,13 +92,13 @@ class Trainer:
         return [before - after for before, after in pairs], found.history["accuracy"][-1]
 
     def test(self, weights: Weights) -> float:
-        """The accuracy on the test samples."""
+        """Return the accuracy on the test samples."""
         self.model.set_weights(weights)
         return float(self.model.evaluate(self._test.dataset, verbose=0)[1])
 
 
 def run(trainer: Trainer, rule: str, seed: int, options: argparse.Namespace) -> Curve:
-    """Train once; returns times and accuracies."""
+    """Train once, and return times and accuracies."""
     arrival, staleness, outer = (
         family.read(text) for family, text in zip((ARRIVAL, STALENESS, OUTER), RULES[rule], strict=True)
     )
@@ -146,7 +146,7 @@ def run(trainer: Trainer, rule: str, seed: int, options: argparse.Namespace) -> 
 
 
 def reached(curve: Curve, target: float) -> float | None:
-    """The time at which an accuracy was reached first, None if it was not."""
+    """Return the first time at which an accuracy was reached; None if it was not reached."""
     for (t, low), (u, high) in itertools.pairwise(curve):
         if high >= target:
             return t if low >= target else t + (u - t) * (target - low) / (high - low)
@@ -154,7 +154,7 @@ def reached(curve: Curve, target: float) -> float | None:
 
 
 def rows(runs: list[dict[str, Any]], target: float) -> Iterator[list[str]]:
-    """A table: mean and deviation over seeds, and the time beside that of the first rule with the same seed."""
+    """Return a table: mean and deviation over seeds, and the ratio to the time of the first rule with the same seed."""
     times = {(one["rule"], one["seed"]): reached(one["curve"], target) for one in runs}
     names = list(dict.fromkeys(one["rule"] for one in runs))
     yield ["rule", f"reached {target:.0%}", "time", f"of {names[0]}'s", "accuracy at the end %"]

@@ -49,7 +49,7 @@ AT_ONCE = 512
 
 
 class Endless:
-    """So many pictures, made when they are written.
+    """A source that makes pictures while they are written.
 
     Args:
         samples: How many.
@@ -62,7 +62,7 @@ class Endless:
         self.columns = {"x": Column("uint8", (PIXELS, PIXELS, 3)), "y": Column("int64", ())}
 
     def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
-        """See ``Source``. A few hundred different ones are enough: nothing here depends on what is in them."""
+        """See ``Source``. A few hundred distinct pictures are enough, because their content does not matter here."""
         few = np.empty(AT_ONCE, row_type(self.columns))
         few["x"], few["y"] = pictures(0, AT_ONCE)
         at_once = min(at_once, AT_ONCE)
@@ -71,7 +71,7 @@ class Endless:
 
 
 def write(folder: Path, nbytes: int, file_bytes: int) -> None:
-    """A data set of so many bytes."""
+    """Write a data set of a given size in bytes."""
     samples = nbytes // PICTURE
     split(Endless(samples), Folder(folder), sizes_of(samples, PICTURE, file_bytes=file_bytes), shuffle=False)
 
@@ -94,7 +94,7 @@ class Highest(threading.Thread):
 
 
 def trained(folder: str, cap_mib: int) -> dict[str, int]:
-    """Train one epoch in this process, and say how much memory it had at most."""
+    """Train one epoch in this process, and return its peak memory."""
     import tensorflow as tf
 
     from ddlf.training.slot.feed import FileFeed
@@ -158,22 +158,22 @@ class Group:
         (self.folder / ("memory.limit_in_bytes" if self.old else "memory.max")).write_text(str(limit))
 
     def start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        """A process that is in it from its first instruction."""
+        """Start a process that belongs to the group from its first instruction."""
         into = ["sh", "-c", f'echo $$ > {self.folder}/cgroup.procs; exec "$@"', "sh", *command]
         return subprocess.Popen(into, env=environment, cwd=ROOT)
 
     def killed(self) -> int:
-        """How many processes the kernel killed for want of memory."""
+        """Return how many processes the kernel killed for lack of memory."""
         lines = (self.folder / ("memory.oom_control" if self.old else "memory.events")).read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
     def own(self) -> int:
-        """Bytes that belong to processes; the rest is the cache of files."""
+        """Return the bytes of processes, without the cache of files."""
         lines = (self.folder / "memory.stat").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(("rss ", "anon ")))
 
     def close(self) -> None:
-        """Remove it, when its processes have ended."""
+        """Remove the group after its processes have ended."""
         for _ in range(100):
             try:
                 self.folder.rmdir()
@@ -183,7 +183,7 @@ class Group:
 
 
 async def group(options: argparse.Namespace) -> None:
-    """Train an epoch, and say how it went."""
+    """Train an epoch, and return the result."""
     need = int(options.gib * 2**30)
     if shutil.disk_usage(options.folder or "/tmp").free < need + 2**30:
         raise SystemExit(f"{options.gib} GiB do not fit onto the disk of {options.folder}")
@@ -233,7 +233,7 @@ async def group(options: argparse.Namespace) -> None:
 
 
 def listening(port: int) -> None:
-    """Wait until somebody listens at a port."""
+    """Wait until a process listens on a port."""
     for _ in range(600):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return
@@ -242,7 +242,7 @@ def listening(port: int) -> None:
 
 
 async def watch(groups: list[Group], most: list[int]) -> None:
-    """Note the most that processes of each group had."""
+    """Record the peak memory of the processes of each group."""
     while True:
         most[:] = [max(before, each.own()) for before, each in zip(most, groups, strict=True)]
         await asyncio.sleep(0.2)

@@ -24,7 +24,7 @@ from ddlf import Cluster
 
 
 def reset_peak() -> int:
-    """Set this process's high-water mark back and return its memory in bytes."""
+    """Reset the peak memory of this process, and return its memory in bytes."""
     from ddlf.rpc.buffers import POOL  # in here, because each process has its own
 
     gc.collect()
@@ -45,12 +45,12 @@ def prepare(self: Any) -> int:
 
 
 def receive(data: Any) -> int:
-    """Runs on the worker, while it holds ``data``: its peak."""
+    """Return the peak memory of the worker while it holds ``data``. Runs on the worker."""
     return memory("VmHWM")
 
 
 def make(self: Any, size: int) -> int:
-    """Runs on the worker: an array to send, in memory that is there before."""
+    """Make an array to send, so that its memory exists before the measurement. Runs on the worker."""
     self.array = np.ones(size, np.uint8)
     return reset_peak()
 
@@ -123,14 +123,14 @@ async def broadcast(size: int, workers: int) -> dict[str, float]:
 
 
 def describe(data: Any) -> Any:
-    """Runs on the worker: what came, without sending it back."""
+    """Check the received array without sending it back. Runs on the worker."""
     if isinstance(data, list):
         return len(data), sum(int(part.sum()) for part in data)
     return data.shape, int(data[-1]) if data.size else None
 
 
 async def odd(large: bool) -> None:
-    """Arrays that are unlike the usual ones."""
+    """Measure unusual arrays."""
     async with Cluster.local(1) as cluster:
         cases: dict[str, Any] = {
             "empty": np.empty((0, 3), np.float32),

@@ -34,7 +34,7 @@ IN_FLIGHT = 50
 
 
 def echo(value: Any) -> Any:
-    """What the worker runs."""
+    """The function that the worker runs."""
     return value
 
 
@@ -50,7 +50,7 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 
 async def processor_us(calls: int, repeats: int, run: Callable[[int], Awaitable[None]]) -> list[float]:
-    """Microseconds of this process's processor for a call, for each repeat."""
+    """Return this process's processor time for a call in microseconds, for each repeat."""
     found = []
     for _ in range(repeats):
         begin = time.process_time()
@@ -60,7 +60,7 @@ async def processor_us(calls: int, repeats: int, run: Callable[[int], Awaitable[
 
 
 async def measure_ddlf(calls: int, repeats: int) -> dict[str, list[float]]:
-    """One at a time, and with some in flight."""
+    """Measure calls one at a time, and with several in flight."""
     left, right = connected()
     with tempfile.TemporaryDirectory() as folder:
         page = Activity.create()
@@ -116,7 +116,7 @@ async def measure_streams(calls: int, repeats: int) -> dict[str, list[float]]:
 
 
 async def measure(calls: int, repeats: int) -> dict[str, list[float]]:
-    """Microseconds of both sides together, by contender."""
+    """Return the microseconds of both sides together, by contender."""
     return await measure_ddlf(calls, repeats) | await measure_streams(calls, repeats)
 
 

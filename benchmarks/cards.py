@@ -379,7 +379,7 @@ def parts_of(round: dict[str, float]) -> dict[str, float]:
 
 
 def weights(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the seconds of moving many weights off the card and on it, and of pinned copies of as many bytes."""
+    """Return the seconds to move many weights off the card and back, and to copy as many pinned bytes."""
     import keras
 
     from ddlf.training.slot.transfer import Transfer, transfer
@@ -461,7 +461,7 @@ def pinned_copies(size: int) -> dict[str, Callable[[], Any]]:
 
 
 async def several(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the samples of a second that some workers on one card train in all."""
+    """Return the samples per second that several workers on one card train in total."""
     cards = usable_cards(os.environ.get(MASK))
     on_card: dict[str, Any] = {"gpus": [cards[0].number], "gpu_memory": facts["limit"] or None} if cards else {}
     async with Cluster.local(facts["workers"], **on_card) as cluster:

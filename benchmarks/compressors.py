@@ -52,7 +52,7 @@ def compressors() -> dict[str, Compressor]:
 
 
 def shuffled(data: bytes, width: int) -> bytes:
-    """The first bytes of all values of ``width`` bytes, then their second ones, and so on."""
+    """Return the first bytes of all values of ``width`` bytes, then all second bytes, and so on."""
     return np.frombuffer(data, np.uint8).reshape(-1, width).T.tobytes()
 
 
@@ -85,7 +85,7 @@ def int8_codes(update: Weights) -> bytes:
 
 
 def measured(subject: str, data: bytes, width: int, repeats: int) -> Iterator[list[str]]:
-    """A row for each compressor, and one more with a byte shuffle when values are wider than a byte."""
+    """Return a row for each compressor, and a row with a byte shuffle if values are wider than a byte."""
     for name, (compress, decompress) in compressors().items():
         for shuffle in (False, True) if width > 1 and name != "none" else (False,):
             into = (lambda d, c=compress: c(shuffled(d, width))) if shuffle else compress
@@ -113,7 +113,7 @@ def best_s(function: Callable[[bytes], bytes], data: bytes, repeats: int) -> flo
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what the command line says."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compressors", description=(__doc__ or "").partition("\n")[0]
     )

@@ -33,7 +33,7 @@ class Contender:
     leaves_orphans: bool = False
 
     def missing(self) -> str | None:
-        """Why it cannot run here, or None."""
+        """Return why the contender cannot run here, or None."""
         check = getattr(importlib.import_module(self.module), "missing", None)
         return check(**self.settings) if check else None
 

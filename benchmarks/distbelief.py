@@ -36,11 +36,11 @@ from ddlf.rpc.tokens import new_token
 
 PORT = 9000
 REST_S = 0.3
-"""Between two rounds: what is still on its way comes."""
+"""Pause between two rounds, until all sent bytes have arrived."""
 IDLE_S = 4.0
-"""Behind the first round: what goes over links that rest."""
+"""Time after the first round in which the bytes of idle links are counted."""
 END_S = 120.0
-"""For a master to bring the model home."""
+"""Longest time for a master to receive the model at the end."""
 UNITS = {"mbit": 1e6, "gbit": 1e9}
 WAYS = ("sharded", "star", "gloo", "ddp")
 TORCH = ("gloo", "ddp")
@@ -91,18 +91,18 @@ class Row:
 
     @property
     def bound_s(self) -> float:
-        """Seconds of its bytes over a link that does nothing else."""
+        """Return the seconds that its bytes need on an idle link."""
         return self.least / self.rate
 
     @property
     def least(self) -> float:
-        """Bytes that have to go over its busiest link."""
+        """Return the bytes that must pass the busiest link."""
         times = 2 * self.workers if self.way == "star" else 2 * (self.workers - 1) / self.workers
         return times * 4 * self.parameters
 
 
 def rate_of(text: str) -> float:
-    """Bytes a second of a rate as ``tc`` reads it."""
+    """Return the bytes per second of a rate in the notation of ``tc``."""
     for unit, bits in UNITS.items():
         if text.endswith(unit):
             return float(text.removesuffix(unit)) * bits / 8
@@ -116,7 +116,7 @@ def rate_of(text: str) -> float:
 def started(
     commands: Sequence[Sequence[str]], *, more: Mapping[str, str] | None = None, stderr: int | None = None
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that end with their standard input; each can be written to and read from."""
+    """Start processes that end when their standard input closes. The caller writes to them and reads from them."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(more or {})}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -139,7 +139,7 @@ def started(
 
 @contextlib.contextmanager
 def workers_of(network: Network, token: str, *, tls: bool, folder: Path) -> Iterator[list[int]]:
-    """A worker on each machine but the first; yields the daemons' process numbers."""
+    """Start a worker on each machine except the first. Yields the process ids of the daemons."""
 
     def command(number: int) -> list[str]:
         where = ("--host", network.addresses[number], "--port", str(PORT), "--state-dir", str(folder / str(number)))
@@ -159,7 +159,7 @@ def workers_of(network: Network, token: str, *, tls: bool, folder: Path) -> Iter
 
 
 def measured(rounds: int, child: subprocess.Popen[str], processes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Rounds of something that prints the seconds of each, and then waits for a line.
+    """Measure the rounds of a process that prints the seconds of each round, and then waits for a line.
 
     Args:
         rounds: Number of rounds.
@@ -228,7 +228,7 @@ def row(way: str, parameters: int, rate: float, found: Sequence[dict[str, Any]],
 def exchanged(
     way: str, network: Network, daemons: Sequence[int], options: argparse.Namespace, parameters: int, *, tls: bool
 ) -> Row:
-    """Rounds of a training."""
+    """Measure the rounds of a training."""
     rounds = 1 + (options.rounds if way == "sharded" else 1)
     facts = {"exchange": way, "hosts": network.addresses[1:], "parameters": parameters, "tls": tls}
     facts |= {"rounds": rounds + (way == "sharded"), "outer": options.outer, "codec": options.codec}
@@ -259,7 +259,7 @@ def reduced(way: str, network: Network, options: argparse.Namespace, parameters:
 
 
 async def train(facts: dict[str, Any]) -> None:
-    """Be the master: print the seconds of each round, and wait for a line after each."""
+    """Run the master: print the seconds of each round, and wait for a line after each."""
     from benchmarks.stand_in import StandInRun
     from ddlf import Cluster
 
@@ -278,12 +278,12 @@ async def train(facts: dict[str, Any]) -> None:
 
 
 def size(count: float) -> str:
-    """Bytes in words."""
+    """Return bytes as text with a unit."""
     return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
 
 
 def report(rows: Sequence[Row]) -> str:
-    """A table of all that was measured."""
+    """Return a table of all measurements."""
     head = ("way", "parameters", "TLS", "round", "bound", "x bound", "busiest link", "x least", "shards differ")
     lines = [[*head, "through the master, per worker", "without heartbeats", "cores busy", "computed", "memory"]]
     for one in rows:

@@ -46,7 +46,7 @@ RULES = {
     "adam-aware": ("adam", "inverse", 0),
     "adam-warm": ("adam", "inverse", 200),
 }
-"""Each way by its name: rule of the shards, staleness, pushes of one replica alone before the others begin."""
+"""Each way by its name: push rule, staleness rule, and number of pushes of the first replica before the other replicas begin."""
 ORDERS = ("random", "turns")
 RATES = {
     "xor": {"sgd": 0.5, "adagrad": 0.2, "momentum": 0.05, "adam": 0.01},
@@ -58,7 +58,7 @@ CHUNK = 10
 
 
 def order_of(kind: str, replicas: int, pushes: int, warm: int, chance: np.random.Generator) -> list[int]:
-    """Whose each push is: the first replica's as long as it is alone, then in turns or drawn."""
+    """Return the replica of each push: the first replica while it is alone, then replicas in turns or at random."""
     rest = pushes - warm
     drawn = np.arange(rest) % replicas if kind == "turns" else chance.integers(0, replicas, rest)
     return [0] * warm + drawn.tolist()
@@ -121,13 +121,13 @@ class Xor:
         return both[:, :cut].reshape(-1, self.hidden, 3), both[:, cut:]
 
     def forward(self, row: Row, x: Row) -> tuple[Row, Row]:
-        """Units of the hidden layer and output of each seed."""
+        """Return the hidden units and the output of each seed."""
         first, second = self.layers(row)
         units = 1 / (1 + np.exp(-(first @ x[..., None])[..., 0]))
         return units, 1 / (1 + np.exp(-(second[:, 0] + (second[:, 1:] * units).sum(-1))))
 
     def gradient(self, row: Row, replica: int) -> Row:
-        """That of a replica's next example, of all seeds; a part that is through begins again."""
+        """Return the gradient of a replica's next example, for all seeds. After its last example, a replica starts again."""
         part, at = self.parts[replica], self.at[replica]
         which = part[at % len(part)]
         self.at[replica] = at + 1
@@ -173,12 +173,12 @@ class Mnist:
         self.at = [0] * replicas
 
     def layers(self, row: Row) -> list[Row]:
-        """Weights and biases, as views."""
+        """Return weights and biases, as views."""
         ends = np.cumsum([np.prod(shape) for shape in self.shapes])[:-1]
         return [part.reshape(shape) for part, shape in zip(np.split(row, ends), self.shapes, strict=True)]
 
     def gradient(self, row: Row, replica: int) -> Row:
-        """That of a replica's next batch; a part that is through begins again."""
+        """Return the gradient of a replica's next batch. After its last batch, a replica starts again."""
         part, at = self.parts[replica], self.at[replica]
         which = np.take(part, range(at, at + self.BATCH), mode="wrap")
         self.at[replica] = at + self.BATCH
@@ -193,21 +193,21 @@ class Mnist:
         return np.concatenate([gradient.ravel() for gradient in gradients])
 
     def accuracy(self) -> float:
-        """On the test samples, in percent."""
+        """Return the accuracy on the test samples, in percent."""
         first, b, second, c = self.layers(self.weights)
         logits = np.maximum(self.x_test @ first + b, 0) @ second + c
         return 100 * float(np.mean(np.argmax(logits, -1) == self.y_test))
 
 
 def softmax(logits: Row) -> Row:
-    """Probabilities of each row."""
+    """Return the probabilities of each row."""
     e = np.exp(logits - logits.max(-1, keepdims=True))
     found: Row = e / e.sum(-1, keepdims=True)
     return found
 
 
 def mnist_data(samples: int) -> list[Any]:
-    """The first samples and all that are for testing, flat, from -0.5 to 0.5."""
+    """Return the first training samples and all test samples, flat, from -0.5 to 0.5."""
     import ddlf
 
     (x, y), (x_test, y_test) = ddlf.load_mnist()
@@ -216,7 +216,7 @@ def mnist_data(samples: int) -> list[Any]:
 
 
 def way(options: argparse.Namespace, name: str) -> tuple[Pushed, Staleness, int]:
-    """Rule of the shards, staleness, and pushes of one replica alone."""
+    """Return the rule of the servers, the staleness rule, and the number of pushes of the first replica alone."""
     text, staleness, warm = RULES[name]
     rate = RATES[options.study][text] if options.rate is None else options.rate
     return PUSHED.read(f"{text}:rate={rate}"), STALENESS.read(staleness), warm
