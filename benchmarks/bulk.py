@@ -123,7 +123,7 @@ async def broadcast(size: int, workers: int) -> dict[str, float]:
 
 
 def describe(data: Any) -> Any:
-    """Check the received array without sending it back. Runs on the worker."""
+    """Return facts about the received array instead of the array. Runs on the worker."""
     if isinstance(data, list):
         return len(data), sum(int(part.sum()) for part in data)
     return data.shape, int(data[-1]) if data.size else None

@@ -12,7 +12,7 @@ LENGTH = struct.Struct("<Q")
 
 
 def listen() -> socket.socket:
-    """A listening socket on loopback, its port printed for the process that started this one."""
+    """Return a listening socket on loopback, and print its port for the parent process."""
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
     return listener
@@ -28,7 +28,7 @@ def receive_into(sock: socket.socket, view: memoryview) -> None:
 
 
 def raw() -> None:
-    """Messages of a length and that many bytes, on a blocking socket, through one reused buffer: the least that Python can do."""
+    """Echo messages of a length and as many bytes, on a blocking socket, with one reused buffer: the minimum in Python."""
     sock, _ = listen().accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     head = bytearray(LENGTH.size)
@@ -43,7 +43,7 @@ def raw() -> None:
 
 
 def send(sock: socket.socket, head: Any, body: Any) -> None:
-    """One system call for a small message, as few as possible for a large one."""
+    """Receive with one system call for a small message, and as few as possible for a large one."""
     if len(body) <= 64 * 1024:
         sock.sendall(b"".join((head, body)))
     else:
@@ -52,7 +52,7 @@ def send(sock: socket.socket, head: Any, body: Any) -> None:
 
 
 def streams() -> None:
-    """The same messages with asyncio's streams, as its documentation shows them."""
+    """Echo the same messages with asyncio's streams, like in the documentation of asyncio."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -77,7 +77,7 @@ def streams() -> None:
 
 
 def grpc() -> None:
-    """A unary method that returns its bytes, without protobuf, which would only cost more."""
+    """Serve a unary method that returns its bytes, without protobuf, which would only add costs."""
     import grpc
 
     async def echo(request: bytes, context: Any) -> bytes:

@@ -122,7 +122,7 @@ def updates(samples: int, workers: int, batch: int) -> int:
 
 @dataclass(slots=True)
 class Epochs:
-    """Hears a run, and notes time and weights at the end of each epoch.
+    """Receives the events of a run, and records time and weights at the end of each epoch.
 
     Args:
         app: The app.
@@ -289,7 +289,7 @@ def bars(found: Runs) -> list[tuple[str, bool]]:
 
 
 async def plans_of(cluster: Cluster, model: str, options: argparse.Namespace) -> Predictions:
-    """Plan one model, and return the predictions for all its batches and ways; none if too little could be measured."""
+    """Plan one model, and return the predictions for all its batches and ways; none if the measurements were too few."""
     app = studied(MODELS[model], options.samples, 0)(cluster)
     app.batch_size = options.batches[0]
     others = options.batches[1:][-1:]  # the planner is to predict those between
@@ -366,7 +366,7 @@ def write(path: Path | None, runs: Sequence[Run], predictions: Predictions) -> N
 
 
 START_S = 6.0
-"""About how long a run takes beside its epochs: Keras compiles, and tests the weights."""
+"""Approximate time of a run without its epochs. In this time, Keras compiles and tests the weights."""
 
 
 def estimate(options: argparse.Namespace, predictions: Predictions, done: set[tuple[str, int, str, int]]) -> float:

@@ -40,7 +40,7 @@ STAR = Way("sync", "star", "float32")
 WAYS = {"towers": 1, "20 steps": 20}
 """Steps between two exchanges."""
 PROBED = 2
-"""The predictions are from at most so many workers."""
+"""Largest number of workers of a prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ MODELS = {"mlp": Model(39_760, 2.1e-3, 5e-6), "lstm": Model(81_674, 26e-3, 275e-
 
 
 class Slow(StandIn):
-    """In the place of a worker's replica: its update is made up, and each step takes some time.
+    """A replica without a model: its update is random, and each step takes a fixed time.
 
     Args:
         worker: Its worker.
@@ -95,7 +95,7 @@ class Slow(StandIn):
 
 
 class SlowRun(StandInRun):
-    """A run of them."""
+    """A run of these replicas."""
 
     seconds = 0.0
 
@@ -121,7 +121,7 @@ async def rounds_of(cluster: Cluster, model: Model, steps: int) -> Measured:
 
 
 async def measure(facts: dict[str, Any]) -> None:
-    """Be the master, and print the seconds of the rounds of each setting."""
+    """Run the master, and print the seconds of the rounds of each setting."""
     async with Cluster(facts["hosts"], 9000, insecure_plaintext=True, connect_timeout_s=60) as cluster:
         for name, way, workers in settings(facts["workers"]):
             some = cluster.options(workers=list(range(1, workers + 1)))

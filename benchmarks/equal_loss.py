@@ -31,12 +31,12 @@ from benchmarks.workload import SINGLE_THREADED
 MODELS: dict[str, type] = {"mlp": MLP, "cnn": MNISTCNN}
 RATES = (0.1, 0.03, 0.3)
 WORSE = 1.5
-"""The likely rates come first: one that takes so many times the samples of the best one so far is not trained to its end."""
+"""A rate that needs this many times the samples of the best rate so far is not trained to its end. Likely rates come first."""
 WITHIN = 1.5
 SMALL, LARGE, BATCHES = 32, 1024, 16
-"""b and B, and the number of large batches of an estimate. The small ones have as many samples together."""
+"""b and B, and the number of large batches of an estimate. The small batches have as many samples in total."""
 LOOK, LOOKS = 2_000, 20
-"""Samples between two tests: at least so many, and about a twentieth of those before."""
+"""Minimum number of samples between two tests. Later tests are a twentieth of the previous samples apart."""
 AFTER = 0.5
 """The second estimate is made after this part of the samples that the smallest batch needs."""
 
@@ -71,7 +71,7 @@ def holds(measured: Sequence[float], predicted: Sequence[float]) -> bool:
 
 
 class Trainer:
-    """Trains one model again and again, with plain gradient descent.
+    """Trains one model several times with plain gradient descent.
 
     Args:
         name: A name in ``MODELS``.

@@ -69,7 +69,7 @@ def model(width: int) -> Any:
 
 
 def own(pid: int | str = "self") -> tuple[int, int]:
-    """Bytes that a process has now, and the most since ``begin``."""
+    """Return the current bytes of a process, and its peak since ``begin``."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     facts = dict(line.split(":", 1) for line in lines)
     now, most = (int(facts[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
@@ -77,7 +77,7 @@ def own(pid: int | str = "self") -> tuple[int, int]:
 
 
 def begin(pid: int | str = "self") -> int:
-    """Let the kernel count from now on; returns what the process has."""
+    """Restart the kernel's count of peak memory, and return the current bytes of the process."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return own(pid)[0]
 
@@ -95,7 +95,7 @@ def fitted(width: int) -> dict[str, float]:
 
 
 async def trained(width: int, workers: int, way: str) -> dict[str, float]:
-    """The same by workers."""
+    """Measure the same training on workers."""
     how = {"master_epochs": ROUNDS, "batch_size": BATCH, "exchange": way, "mode": "sync"}
     async with Cluster.local(workers) as cluster:
         await Wide(cluster, 8, **how).train_model()  # so that all that is imported and made once is there
@@ -116,7 +116,7 @@ async def trained(width: int, workers: int, way: str) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
-    """The command; returns the models of each way."""
+    """Run the benchmark, and return the memory of each way, in models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=float, default=1e8)
     parser.add_argument("--workers", type=int, default=4)

@@ -62,7 +62,9 @@ def rounds(name: str, shares: tuple[float, ...], options: argparse.Namespace) ->
 
 
 def figures(updates: Round) -> Iterator[tuple[float, float, float, float]]:
-    """For each slot: times the longest and the shortest norm allowed per limit, median cosine, agreement of the others."""
+    """Yield for each slot: the ratios of its norm to the bounds for long and for short updates, its median cosine with the
+    other slots, and the median cosine between the other slots.
+    """
     norms = np.array([norm(update) for update, _ in updates.values()])
     samples = np.array([n for _, n in updates.values()])
     cosine = cosines([update for update, _ in updates.values()])

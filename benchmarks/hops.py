@@ -39,7 +39,7 @@ class Plain(ddlf.IApp):
     batch_size = 32
 
     async def load_dataset(self) -> None:
-        """Make up some points."""
+        """Make random points."""
         chance = np.random.default_rng(0)
         self.x_train = chance.normal(size=(SAMPLES, 8)).astype("float32")
         self.y_train = np.eye(2, dtype="float32")[(self.x_train.sum(1) > 0).astype(int)]
@@ -82,7 +82,7 @@ def trace(inside: str = "") -> Any:
 
 
 async def trace_there(self: Any, inside: str = "") -> None:
-    """Trace in an executor: on its event loop, and on its compute thread all, or what ``inside`` calls."""
+    """Trace in an executor: on its event loop, and on its compute thread either all calls or the calls of ``inside``."""
     await self.compute(lambda: trace(inside))
     trace()
 
@@ -114,7 +114,7 @@ async def own_calls(worker: Any) -> Counter[tuple[str, str]]:
 
 
 async def round_of(cluster: Any) -> dict[str, list[tuple[str, str]]]:
-    """The calls of the third of four rounds."""
+    """Return the calls of the third of four rounds."""
     found: dict[str, list[tuple[str, str]]] = {}
     calls: Counter[tuple[str, str]] = Counter()
     app = Plain(cluster)
@@ -171,7 +171,7 @@ def show(what: str, traced: dict[str, list[tuple[str, str]]], *, as_list: bool) 
 
 
 async def main(inside: str, *, as_list: bool) -> None:
-    """Trace both."""
+    """Trace a synchronous round and a push."""
     from ddlf import Cluster
 
     async with Cluster.local(2) as cluster:

@@ -79,7 +79,7 @@ class Language(IApp):
         self.model.compile(self.optimizer(), loss, metrics=["accuracy"])
 
     def optimizer(self) -> Any:
-        """A new one, with a rate that falls."""
+        """Return a new optimizer, with a falling rate."""
         import keras
 
         rate = keras.optimizers.schedules.CosineDecay(

@@ -37,7 +37,7 @@ from ddlf.errors import DDLFError
 
 
 class Text(Language):
-    """With Adam, which transformers need, at a constant rate; SCAFFOLD, whose source has plain SGD, with that."""
+    """The transformer with Adam at a constant rate, which it needs. With SCAFFOLD, it has plain SGD like the source of SCAFFOLD."""
 
     slots = None
 
@@ -83,7 +83,7 @@ RULES: dict[str, dict[str, Any]] = {
     "elastic-10": {"mode": "async", "arrival": "elastic:alpha=0.45", "worker_steps": 10},
     "weighted-10": {"mode": "async", "arrival": "weighted", "worker_steps": 10},
 }
-"""Each way by its name: settings of a run. 10 is the number of batches between two exchanges, an epoch where there is none."""
+"""Each way by its name: settings of a run. A number is the count of batches between two exchanges; the default is an epoch."""
 SAME = ("data", "epochs", "samples", "batch_size", "workers", "test", "looks")
 """Options that are the same for all runs of a file."""
 
@@ -126,7 +126,7 @@ async def run(cluster: Cluster, rule: str, seed: int, options: argparse.Namespac
 
 
 def finish(runs: list[dict[str, Any]], first: str, options: argparse.Namespace) -> None:
-    """Add to each point of the curves its seconds on the link, and to each run its first point that reached the target, None where none did."""
+    """Add to each point of the curves its seconds on the link, and to each run its first point that reached the target, or None."""
     quiet = json.loads(options.quiet.read_text())["runs"] if options.quiet else []
     cost = statistics.median(one for done in quiet or runs if done["rule"] == first for one in done["sample_s"])
     paces: dict[str, list[float]] = {}
@@ -145,7 +145,7 @@ def finish(runs: list[dict[str, Any]], first: str, options: argparse.Namespace) 
 
 
 def rows(runs: list[dict[str, Any]], names: list[str], options: argparse.Namespace) -> list[list[str]]:
-    """A table: mean and deviation over the seeds that reached the target, seconds also as the ratio to the first way of the same seed."""
+    """Return a table: mean and deviation over the seeds that reached the target, and the ratio of seconds to the first way."""
     link = f"seconds at {options.link:g} Mbit/s"
     found = [["way", f"reached {options.target:.0%}", "seconds", "of the first's", link, "samples", "MB", "best %"]]
     first = {one["seed"]: one["reached"] for one in runs if one["rule"] == names[0]}

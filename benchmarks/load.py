@@ -28,7 +28,7 @@ EVERY_S = 0.005
 
 
 def compute(seconds: float) -> None:
-    """Runs on the worker: holds the event loop, and with it the executor, as training without a thread would."""
+    """Block the event loop of the executor, like training without a thread. Runs on the worker."""
     a = np.ones((400, 400), np.float32)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -42,13 +42,13 @@ def echo(value: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def nothing(cluster: Cluster, seconds: float) -> AsyncIterator[None]:
-    """No load."""
+    """Create no load."""
     yield
 
 
 @contextlib.asynccontextmanager
 async def computing(cluster: Cluster, seconds: float) -> AsyncIterator[None]:
-    """Every worker computes."""
+    """Let every worker compute."""
     task = asyncio.ensure_future(cluster.run_method(compute, seconds=seconds + 1))
     await asyncio.sleep(0.3)
     yield
@@ -57,7 +57,7 @@ async def computing(cluster: Cluster, seconds: float) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def streaming(cluster: Cluster, seconds: float) -> AsyncIterator[None]:
-    """100 MB to the first worker and back, again and again."""
+    """Send 100 MB to the first worker and back, repeatedly."""
     array = np.ones(25_000_000, np.float32)
     going = True
 
@@ -74,7 +74,7 @@ async def streaming(cluster: Cluster, seconds: float) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def training(cluster: Cluster, seconds: float, *, workload: Workload) -> AsyncIterator[None]:
-    """An app that ships with DDLF trains, one round after the other."""
+    """Train an app of DDLF, one round after another."""
 
     class UntilMeasured(workload.app_class()):  # type: ignore[misc]
         def is_convergent(self, record: Any) -> bool:
@@ -94,7 +94,7 @@ async def training(cluster: Cluster, seconds: float, *, workload: Workload) -> A
 
 
 async def measure(seconds: float, workload: Workload) -> dict[str, dict[str, float]]:
-    """Milliseconds: median, 99th percentile and longest, for each load and request."""
+    """Return the median, the 99th percentile and the maximum in milliseconds, for each load and request."""
     found = {}
     async with Cluster.local(os.cpu_count() or 1) as cluster:
         worker = cluster.workers[0]

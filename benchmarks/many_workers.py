@@ -46,7 +46,7 @@ PARAMETERS = (40_000, 80_000, 160_000, 640_000)
 RATES = ("20mbit", "100mbit", "1gbit")
 SECONDS = (0.3, 1.0, 3.0)
 LONGEST_S = 1.3
-"""Limit of the seconds of the bytes of a round with the most workers, so that a case does not take long."""
+"""Maximum seconds that the bytes of a round need with the most workers. This keeps a case short."""
 LEAST_ROUNDS, MEASURE_S = 3, 0.6
 """Rounds of a measurement, and their seconds."""
 WITHIN, SLOWER = 0.15, 1.05
@@ -121,7 +121,7 @@ class Outcome:
 
     @property
     def errors(self) -> dict[int, float]:
-        """The relative errors of predictions with more workers than were probed."""
+        """Return the relative errors of predictions for more workers than the probe had."""
         return {n: self.predicted[n] / seconds - 1.0 for n, seconds in self.measured.items() if n > max(PROBED)}
 
     @property
@@ -136,7 +136,7 @@ class Outcome:
 
     @property
     def slower(self) -> float:
-        """How many times as long as with the best number a round takes with the chosen one."""
+        """Return the ratio of the times of a round: with the chosen number of workers over the best number."""
         return self.measured[self.chosen] / self.measured[self.best]
 
     def cells(self) -> list[str]:

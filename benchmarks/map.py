@@ -40,7 +40,7 @@ def compute(seconds: float) -> float:
 
 
 class Mapper:
-    """Workers that map.
+    """The interface of a contender: workers that map.
 
     Args:
         workers: How many processes.
@@ -63,7 +63,7 @@ class Mapper:
         """End them."""
 
     def map(self, function: Callable[[float], float], items: Sequence[float]) -> list[float]:
-        """The results, in the order of the items."""
+        """Return the results, in the order of the items."""
         raise NotImplementedError
 
 
@@ -108,7 +108,7 @@ class OurPool(Mapper):
 
 
 class Processes(Mapper):
-    """The standard library: processes of one machine, which know the function already."""
+    """The standard library: processes of one machine, which already have the function."""
 
     name = "ProcessPoolExecutor"
     needs = "concurrent.futures"
@@ -182,7 +182,7 @@ def measure(
     workers: int,
     repeats: int,
 ) -> dict[str, dict[str, list[float]]]:
-    """Seconds of each repeat, by case and contender.
+    """Return the seconds of each repeat, by case and contender.
 
     Raises:
         AssertionError: Somebody returned something else than asked for.
@@ -208,7 +208,7 @@ def measure(
 
 
 def report(seconds: dict[str, list[float]], ideal_s: float) -> str:
-    """The table of a case."""
+    """Return the table of a case."""
     first = next(iter(seconds.values()))
     rows = [("contender", "seconds", "% of the ideal", "DDLF / it")]
     for name, values in seconds.items():

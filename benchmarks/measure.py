@@ -33,7 +33,7 @@ def turns(names: Sequence[str], repeats: int) -> Iterator[tuple[int, str]]:
 
 
 def some_of(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """A type for argparse: some of these names, with commas between them."""
+    """Return a type for argparse: a list of these names, with commas between them."""
     known = list(names)
 
     def read(text: str) -> list[str]:
@@ -64,21 +64,21 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values))
 
     def text(self, form: str = ".2f") -> str:
-        """As ``median (low-high)``, or only the median when there is no spread."""
+        """Return ``median (low-high)``, or only the median if all values are equal."""
         if f"{self.low:{form}}" == f"{self.high:{form}}":
             return f"{self.median:{form}}"
         return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}})"
 
 
 def mean_and_deviation(values: Sequence[float], form: str = ".2f") -> str:
-    """As ``mean ± sample standard deviation``; of one value, only the value."""
+    """Return ``mean ± sample standard deviation``; for one value, only the value."""
     if len(values) == 1:
         return f"{values[0]:{form}}"
     return f"{statistics.mean(values):{form}} ± {statistics.stdev(values):{form}}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Lines of a Markdown table, padded so that it can be read as text too.
+    """Return the lines of a Markdown table, padded for reading as text.
 
     Args:
         rows: The first one is the header. All columns but the first are right-aligned.
@@ -125,7 +125,7 @@ def run_child(module: str, *arguments: str, timeout_s: float) -> dict[str, Any]:
 
 
 def busy_s() -> float | None:
-    """Seconds that all cores together were busy since the machine started, None if it does not say."""
+    """Return the total busy seconds of all cores since the machine started; None if the system does not report them."""
     try:
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(
             int, Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]
@@ -136,7 +136,7 @@ def busy_s() -> float | None:
 
 
 def _own_s() -> float:
-    """Seconds of computation of this process and of all its children that have ended, and theirs."""
+    """Return the processor seconds of this process and of all its ended descendants."""
     return sum(os.times()[:4])
 
 

@@ -41,7 +41,7 @@ def run(*command: str) -> None:
 
 
 def available() -> bool:
-    """Whether this user may make namespaces here, with bridges and limited links."""
+    """Return whether this user may make namespaces here, with bridges and limited links."""
     try:
         with Network(1, "1gbit"):
             return True
@@ -103,12 +103,12 @@ class Network:
             run("tc", "-n", there, "qdisc", "change", "dev", device, *shape)
 
     def on(self, machine: int, *command: str) -> list[str]:
-        """The words that run a command on a machine, counted from 0."""
+        """Return the command line that runs a command on a machine, counted from 0."""
         return ["ip", "netns", "exec", self._names[machine], *command]
 
 
 def counted(processes: Sequence[int]) -> list[tuple[int, int]]:
-    """Bytes that the cables of machines have sent and received so far.
+    """Return the bytes that each machine has sent and received so far.
 
     Args:
         processes: Number of a process that runs on each.
@@ -122,7 +122,7 @@ def counted(processes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def computed_s(processes: Sequence[int]) -> float:
-    """Seconds of a processor that some processes and all below them have used so far.
+    """Return the processor seconds of processes and their descendants so far.
 
     Args:
         processes: Their numbers.
@@ -135,7 +135,7 @@ def computed_s(processes: Sequence[int]) -> float:
 
 
 def resident(process: int) -> tuple[int, int]:
-    """Bytes that a process, or the largest below it, has in memory now, and the most that it ever had."""
+    """Return the current bytes in memory of a process, or of its largest descendant, and the peak."""
     found = []
     for one in with_children([process]):
         with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def resident(process: int) -> tuple[int, int]:
 
 
 def with_children(processes: Sequence[int]) -> list[int]:
-    """Some processes and all below them."""
+    """Return the ids of processes and their descendants."""
     found, waiting = [], list(processes)
     while waiting:
         found.append(one := waiting.pop())

@@ -83,7 +83,7 @@ class Wide(IApp):
 
 
 def peak(pid: int | str = "self") -> int:
-    """The most bytes that a process has had since its start, or since ``begin``."""
+    """Return the peak memory in bytes of this process since its start, or since ``begin``."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(dict(line.split(":", 1) for line in lines)["VmHWM"].split()[0]) * 1024
 
@@ -135,7 +135,7 @@ async def in_parts(width: int, workers: int, most: int, out: str) -> dict[str, A
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """The command. Returns the shares of the peak of ``fit``, and what else is shown."""
+    """Run the benchmark. Return the shares of the peak of ``fit``, and the other results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=float, default=1.5e8)
     parser.add_argument("--workers", type=int, default=3)

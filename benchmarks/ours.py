@@ -10,7 +10,7 @@ from benchmarks.workload import Outcome, Weights, Workload
 
 
 def missing(**settings: Any) -> str | None:
-    """Which of the settings this version of DDLF does not have, or None."""
+    """Return an error about settings that this version of DDLF lacks, or None."""
     from ddlf.training.registry import SETTINGS
 
     unknown = [name for name in settings if name not in ("workers", "threads") and name not in SETTINGS]
@@ -18,7 +18,7 @@ def missing(**settings: Any) -> str | None:
 
 
 def run(workload: Workload, *, workers: int | None = None, threads: int | None = None, **settings: Any) -> Outcome:
-    """Measure it.
+    """Train a workload with DDLF.
 
     Args:
         workload: What to train.

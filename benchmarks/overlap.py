@@ -38,7 +38,7 @@ from ddlf.training.strategies.downpour.replica import batches_of, shares
 
 SLOWER = 3
 LEFT_OUT = 2
-"""Cycles at either end, where not all replicas push."""
+"""Cycles at the beginning and at the end that do not count, because not all replicas push then."""
 
 
 class Paced(PushingStandIn):
@@ -74,7 +74,7 @@ class Paced(PushingStandIn):
 
 
 class PacedRun(StandInRun):
-    """A run of them."""
+    """A run of these replicas."""
 
     seconds: Sequence[float]
 
@@ -87,7 +87,7 @@ class PacedRun(StandInRun):
 
 
 async def cycles(cluster: Cluster, parameters: int, steps: int, seconds: Sequence[float]) -> list[float]:
-    """Seconds of each replica's cycle, in the order of the workers."""
+    """Return the seconds of each replica's cycle, in the order of the workers."""
     run = PacedRun(
         cluster,
         parameters,
@@ -116,7 +116,7 @@ async def train(facts: dict[str, Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> list[list[float]]:
-    """The command; returns the seconds of a cycle in each training, of each repeat."""
+    """Run the benchmark. Return the seconds of a cycle in each training of each repeat."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=lambda text: int(float(text)), default=1_000_000, help="of the model")
     parser.add_argument("--workers", type=int, default=4)

@@ -57,7 +57,7 @@ WAYS = {"gloo": reduction, "ddp": step}
 
 
 def main(way: str, rank: int, world: int, address: str, values: int, repeats: int) -> None:
-    """Take part."""
+    """Run one rank."""
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",

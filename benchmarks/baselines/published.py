@@ -39,7 +39,7 @@ TOKEN = "DDLF_BENCHMARK_TOKEN"
 
 
 class Channel:
-    """One connection, counting what passes."""
+    """A connection that counts its bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -101,7 +101,7 @@ class Worker:
 
 
 async def serve(worker: Worker) -> None:
-    """Listen on a free port of loopback, print it, and answer one master until it goes."""
+    """Listen on a free port of loopback, print it, and answer one master until it disconnects."""
     token = os.environ[TOKEN].encode()
     done = asyncio.Event()
 

@@ -19,7 +19,7 @@ import ray
 
 LEFT_OUT = 2
 START_S = 240.0
-"""For all nodes to be there."""
+"""Longest time for all nodes to start."""
 
 
 @ray.remote(num_cpus=1)
@@ -35,18 +35,18 @@ class Server:
         self.times: list[float] = []
 
     def apply_gradients(self, *gradients: np.ndarray) -> np.ndarray:
-        """Step by gradients, and return the weights."""
+        """Apply gradients, and return the weights."""
         for gradient in gradients:
             self.weights -= np.float32(0.001) * gradient
         self.times.append(time.perf_counter())
         return self.weights
 
     def get_weights(self) -> np.ndarray:
-        """The weights as they are now."""
+        """Return the current weights."""
         return self.weights
 
     def found(self) -> list[float]:
-        """When each push was applied."""
+        """Return the time of each push."""
         return self.times
 
 
@@ -67,7 +67,7 @@ class Worker:
 
 
 def main(address: str, host: str, workers: int, values: int, pushes: int) -> None:
-    """Be the driver."""
+    """Run the driver."""
     until, there = time.monotonic() + START_S, list[str]()
     while len(there) <= workers and time.monotonic() < until:
         try:

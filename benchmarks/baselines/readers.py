@@ -20,7 +20,7 @@ import numpy as np
 
 FILE_BYTES = 64_000_000
 BUFFER = 10_000
-"""Samples that are mixed with each other, where a reader has such a buffer."""
+"""Size of the shuffle buffer, for readers with such a buffer."""
 
 
 def samples(source: str) -> Iterator[tuple[Any, int]]:
@@ -36,7 +36,7 @@ def samples(source: str) -> Iterator[tuple[Any, int]]:
 
 
 class TFRecords:
-    """``tf.data``: records are batched before they are parsed, which is how it is fastest."""
+    """``tf.data``. It is fastest if records are batched before they are parsed."""
 
     def write(self, source: str, folder: Path) -> None:
         import tensorflow as tf
@@ -137,7 +137,7 @@ READERS: dict[str, Any] = {"tf.data, TFRecord": TFRecords, "WebDataset": WebData
 
 
 def main(name: str, verb: str, *more: str) -> None:
-    """Do it."""
+    """Run the command."""
     reader = READERS[name]()
     if verb == "write":
         Path(more[1]).mkdir(parents=True)

@@ -29,11 +29,11 @@ import numpy as np
 from benchmarks.workload import SINGLE_THREADED, STEPS_PER_EXECUTION, Outcome, Weights, Workload, batches
 
 _models: dict[str, Any] = {}
-"""In a Python worker of Spark: its model by workload, kept between tasks."""
+"""The models of a Python worker of Spark, by workload. They stay between tasks."""
 
 
 def missing(**settings: Any) -> str | None:
-    """Why this cannot run here, or None."""
+    """Return why this cannot run here, or None."""
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed"
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:

@@ -41,11 +41,11 @@ class Server:
         self.times: list[float] = []
 
     def get_model(self) -> nn.Module:
-        """The model as it is now."""
+        """Return the current model."""
         return self.model
 
     def update_and_fetch(self, gradients: list[torch.Tensor]) -> nn.Module:
-        """Step by gradients."""
+        """Apply gradients."""
         with self.lock:
             for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
                 parameter.grad = gradient
@@ -54,12 +54,12 @@ class Server:
         return self.model
 
     def found(self) -> list[float]:
-        """When each push was applied."""
+        """Return the time of each push."""
         return self.times
 
 
 def push(server: rpc.RRef[Server], values: int, pushes: int) -> None:
-    """Be one rank that computes nothing."""
+    """Run one rank, which pushes constant gradients."""
     gradients = [torch.full((values,), 1e-3)]
     server.rpc_sync().get_model()
     for _ in range(pushes):
@@ -67,7 +67,7 @@ def push(server: rpc.RRef[Server], values: int, pushes: int) -> None:
 
 
 def main(rank: int, world: int, address: str, values: int, pushes: int) -> None:
-    """Take part."""
+    """Run one process."""
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, "29501"
     torch.set_num_threads(1)
     # Ranks on one computer would find its shared memory, and not use the links.
