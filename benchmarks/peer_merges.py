@@ -46,7 +46,7 @@ class Meets(ddlf.IApp):
     samples = None
 
     async def load_dataset(self) -> None:
-        """Load MNIST and keep the first samples, and of the test data every fourth."""
+        """Load MNIST, and keep the first training samples and every fourth test sample."""
         (self.x_train, self.y_train), (self.x_test, self.y_test) = ddlf.load_mnist()
         self.x_train, self.y_train = self.x_train[: self.samples], self.y_train[: self.samples]
         self.x_test, self.y_test = self.x_test[::4], self.y_test[::4]
@@ -101,7 +101,7 @@ async def run(cluster: Cluster, name: str, seed: int, options: argparse.Namespac
 
 
 def rows(runs: list[dict[str, Any]], names: list[str], options: argparse.Namespace) -> list[list[str]]:
-    """A table: means and deviations over the repeats that reached the target, seconds also as the ratio to the one peer of the same repeat."""
+    """Return a table: mean and deviation over the repeats that reached the target, and the ratio of seconds to one peer."""
     found = [
         [
             "rule",

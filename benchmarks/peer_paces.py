@@ -1,4 +1,4 @@
-"""Merges of two peers of unequal speed: what becomes of the half of the digits that only the slow peer has.
+"""Merges of two peers of unequal speed: the accuracy on the half of the digits that only the slow peer has.
 
     python -m benchmarks.peer_paces [--seconds 60] [--seeds 5] [--rules average,weighted,rounds] [--count posts,batches,samples]
 
@@ -144,7 +144,7 @@ def right(weights: Weights, x: Array, y: Array) -> float:
 
 
 class Learner:
-    """A peer with weights and data, as ``ddlf.peers.peer`` has them.
+    """A peer with weights and data, like in ``ddlf.peers.peer``.
 
     Attributes:
         weights: The live weights.

@@ -36,7 +36,7 @@ WORKERS, SAMPLES, EPOCHS = 2, 12_000, 3
 OVER_S, SECOND_S, MORE_MEMORY = 5.0, 2.0, 0.05
 OWN_FILE = "state/ddlf/plans/*.json"
 OF_FRAMEWORKS = ("__autograph_generated_file*.py*", "fontlist-*.json")
-"""Files of TensorFlow and matplotlib, which each process writes that trains, whether there is a plan or not."""
+"""Files of TensorFlow and matplotlib that each training process writes, with or without a plan."""
 
 
 def seeded(base: type) -> type:
@@ -74,7 +74,7 @@ class Cost:
 
 @contextlib.contextmanager
 def own_folders() -> Iterator[Path]:
-    """Let this process and its children have all their files below a new folder."""
+    """Put all files of this process and its children below a new folder."""
     with tempfile.TemporaryDirectory(prefix="ddlf-plan-") as text, contextlib.ExitStack() as stack:
         folder = Path(text)
         names = {"XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config", "TMPDIR": "tmp"}

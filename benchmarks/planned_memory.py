@@ -33,7 +33,7 @@ from ddlf.extras.planner.trial import limit_memory, memory_peak
 
 ROUNDS, STEPS, SAMPLES, WIDTH = 3, 8, 24_000, 3000
 SECONDS = 120.0
-"""The most for measuring the memory of a model: peaks do not depend on time, so other programs may run."""
+"""Longest time to measure the memory of a model. Peaks do not depend on time, so other programs may run."""
 BATCHES = (32, 64, 100, 200, 500, 1000, 2000)
 FACTORS = (0.5, 0.6, 0.7, 0.79, 1.21, 1.3, 1.5, 2.0)
 
@@ -63,7 +63,7 @@ class Large(Wide):
         super().__init__(cluster, WIDTH)
 
     async def load_dataset(self) -> None:
-        """Make samples up."""
+        """Make random samples."""
         import numpy as np
 
         chance = np.random.default_rng(1)

@@ -37,7 +37,7 @@ def write(runs: Sequence[dict[str, Any]], folder: Path, ours: str, single: str, 
 
 
 def time_to_accuracy(runs: Sequence[dict[str, Any]], path: Path) -> Path:
-    """One line for each run, from the time at which its processes were ready; a colour for each contender."""
+    """Draw a line for each run, from the time at which its processes were ready. Each contender has a colour."""
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     names = list(dict.fromkeys(run["name"] for run in runs if run["curve"]))
     for number, name in enumerate(names):
@@ -53,7 +53,7 @@ def time_to_accuracy(runs: Sequence[dict[str, Any]], path: Path) -> Path:
 
 
 def speed_up(runs: Sequence[dict[str, Any]], path: Path, ours: str, single: str, workers: int) -> Path:
-    """Median time of one worker of one thread divided by that of several, beside the ideal."""
+    """Draw the median time of one worker with one thread, divided by the time of several workers, and the ideal speed-up."""
     one, many = (statistics.median(run["seconds"] for run in runs if run["name"] == name) for name in (single, ours))
     figure, axes = pyplot.subplots(figsize=(5, 4), layout="constrained")
     axes.plot([1, workers], [1, workers], "--", color="grey", label="ideal")

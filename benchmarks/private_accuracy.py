@@ -105,7 +105,7 @@ Rows = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
 class Samples:
-    """The samples of a run: what is trained on, what is like it and is not, and the test set."""
+    """The samples of a run: the training samples, similar samples that nobody trains on, and the test set."""
 
     def __init__(self, of: Setting) -> None:
         (x, y), (x_test, y_test) = datasets.with_classes(of.data)
@@ -360,7 +360,7 @@ def rows(found: dict[Setting, Result]) -> list[list[str]]:
 
 
 def plot(found: dict[Setting, Result], path: Path) -> None:
-    """Write the picture: accuracy and right guesses over epsilon; the mean of the seeds, and their range."""
+    """Draw accuracy and right guesses over epsilon: the mean and the range of the seeds."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -399,7 +399,7 @@ def plot(found: dict[Setting, Result], path: Path) -> None:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Make the runs that the file does not have, and print the table."""
+    """Make the runs that the file lacks, and print the table."""
     known = read(options.file)
     found: dict[Setting, Result] = {}
     for of in (of for who in options.who for of in settings(who, options)):

@@ -38,7 +38,7 @@ import socket, sys, time
 while socket.socket().connect_ex((sys.argv[1], 6379)):
     time.sleep(0.2)
 """
-"""Waits for Ray's first node, without which another one ends."""
+"""Code that waits for Ray's first node. Other nodes end without it."""
 AGAIN = 'until "$0" "$@"; do sleep 1; done'
 """Ray ends a node that does not start within 30 s. With few processors, not all nodes start in that time."""
 BASELINES = Path(__file__).parent / "baselines"
@@ -49,13 +49,13 @@ round do not count.
 
 
 def bound(way: str, workers: int, parameters: int, rate: float) -> float:
-    """Pushes a second at most."""
+    """Return the maximum number of pushes per second."""
     model_s = 4 * parameters / rate
     return workers / (2 * (workers - 1) / workers * model_s) if way == "downpour" else 1 / model_s
 
 
 def downpour(network: Network, options: argparse.Namespace, folder: Path) -> float:
-    """Pushes a second, as long as all replicas push."""
+    """Return the pushes per second while all replicas push."""
     token, workers = new_token(), len(network.addresses) - 1
     facts = {
         "hosts": network.addresses[1:],
@@ -73,7 +73,7 @@ def downpour(network: Network, options: argparse.Namespace, folder: Path) -> flo
 
 
 async def train(facts: dict[str, Any]) -> None:
-    """Be the master: print when each slot's round was over."""
+    """Run the master, and print the end of each slot's round."""
     from benchmarks.stand_in import StandInRun
     from ddlf import Cluster
 
@@ -94,7 +94,7 @@ async def train(facts: dict[str, Any]) -> None:
 
 
 def torch(network: Network, options: argparse.Namespace, folder: Path) -> float:
-    """Pushes a second of PyTorch's RPC."""
+    """Return the pushes per second of PyTorch's RPC."""
     world, first = len(network.addresses), network.addresses[0]
 
     def command(rank: int) -> list[str]:
@@ -107,7 +107,7 @@ def torch(network: Network, options: argparse.Namespace, folder: Path) -> float:
 
 
 def ray(network: Network, options: argparse.Namespace, folder: Path) -> float:
-    """Pushes a second of Ray."""
+    """Return the pushes per second of Ray."""
     first, *others = network.addresses
     program = str(Path(options.ray).parent / "ray")
     how = "--num-cpus 1 --object-store-memory 600000000 --disable-usage-stats --block"
@@ -141,7 +141,7 @@ def ray(network: Network, options: argparse.Namespace, folder: Path) -> float:
 
 @contextlib.contextmanager
 def running(commands: Sequence[Sequence[str]], said: Path, more: Mapping[str, str]) -> Iterator[None]:
-    """Processes with more in their environment that write to a file; they are ended with all below them."""
+    """Start processes with additional environment variables that write to a file. At the end, kill them and their descendants."""
     environment = {**os.environ, **more}
     with said.open("a") as file:
         processes = [

@@ -35,7 +35,7 @@ from benchmarks.measure import ROOT, Spread, table, turns
 from ddlf.algorithms.reading_order import portions
 
 MEMORY = 2**28
-"""Bytes that a worker of DDLF may hold here."""
+"""Memory limit of a worker of DDLF for data, in bytes."""
 PASSES = 3
 OURS = ["DDLF, NumPy", "DDLF, as fit gets it", "DDLF, decoding"]
 Found = dict[str, list[tuple[float, float]]]
@@ -43,7 +43,7 @@ Found = dict[str, list[tuple[float, float]]]
 
 
 def arrays(count: int, path: Path) -> None:
-    """Write arrays as handwritten digits have them."""
+    """Write arrays with the shape of handwritten digits."""
     chance = np.random.default_rng(0)
     np.savez(path, x=chance.integers(0, 256, (count, 28, 28), np.uint8), y=np.arange(count) % 10)
 
@@ -86,7 +86,7 @@ def write(source: Path, folder: Path, decoding: bool) -> None:
 
 
 def read(name: str, folder: Path, batch: int, passes: int) -> None:
-    """Go through partition files, and print as ``benchmarks.baselines.readers`` does."""
+    """Read partition files, and print the same line as ``benchmarks.baselines.readers``."""
     import ddlf.data
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _tensors(data: Any, batch: int) -> Callable[[int], Iterator[Any]]:
 
 
 def child(python: str, script: list[str], *arguments: str) -> list[Any]:
-    """The lines of a process on one core."""
+    """Run a process on one core, and return the lines of its output."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     core = min(os.sched_getaffinity(0))
     done = subprocess.run(
@@ -155,7 +155,7 @@ def child(python: str, script: list[str], *arguments: str) -> list[Any]:
 
 
 def python_of(name: str, others: str) -> tuple[str, list[str]]:
-    """The interpreter and the script of a reader."""
+    """Return the command line of a reader."""
     if name in OURS:
         return sys.executable, ["-m", "benchmarks.reading", "--child"]
     script = str(ROOT / "benchmarks" / "baselines" / "readers.py")
@@ -163,7 +163,7 @@ def python_of(name: str, others: str) -> tuple[str, list[str]]:
 
 
 def compare(source: Path, folder: Path, names: list[str], options: argparse.Namespace) -> Found:
-    """Write the data as each reader's, then read in turns."""
+    """Write the data in the format of each reader, then read in turns."""
     found: Found = {name: [] for name in names}
     for name in OURS[::2]:
         if name in names:

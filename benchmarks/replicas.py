@@ -26,7 +26,7 @@ DOWNPOUR = [way for way, settings in WAYS.items() if settings["mode"] == "downpo
 
 
 def one_after_the_other(steps: Sequence[int], length: int, chance: Any, *, alone: int = 0) -> list[int]:
-    """As ``ddlf.algorithms.push_rules.turns``, without chance."""
+    """Like ``ddlf.algorithms.push_rules.turns``, but in a fixed order."""
     left, drawn = list(steps), [0] * min(alone, steps[0])
     left[0] -= len(drawn)
     while any(left):
@@ -39,7 +39,7 @@ def one_after_the_other(steps: Sequence[int], length: int, chance: Any, *, alone
 
 
 class Replicas(Mnist):
-    """The demo's network for one pass, without what ends it early."""
+    """The demo's network for one pass, without early stopping."""
 
     verbose = False
     master_epochs = 1
@@ -57,7 +57,7 @@ class Replicas(Mnist):
 
 
 async def accuracy(cluster: Cluster, way: str, order: str, seed: int, options: argparse.Namespace) -> tuple[float, int]:
-    """Test accuracy in percent, and the largest staleness of a push."""
+    """Return the test accuracy in percent, and the largest staleness of a push."""
     app = Replicas(cluster)
     settings = {"replicas": options.replicas, "samples": options.samples, "seed": seed, "order": order, **WAYS[way]}
     for name, value in settings.items():

@@ -42,7 +42,7 @@ from ddlf.algorithms.weights import digest
 CASES = ["parquet", "partition", "killed"]
 WIDTH, FILE_ROWS, GROUP_ROWS = 768, 20_000, 2_500
 ROUNDS = 8
-"""In an epoch, with a checkpoint after each."""
+"""Rounds of an epoch. Each ends with a checkpoint."""
 BUCKET = "ddlf-benchmark"
 
 
@@ -59,7 +59,7 @@ class Rows(ddlf.IApp):
     place = ""
 
     async def load_dataset(self) -> None:
-        """Open them."""
+        """Open the data set."""
         columns = dict(x="x", y="y") if self.place.endswith(".parquet") else {}
         self.train_data = ddlf.data.open(self.place, **columns)
 
@@ -93,7 +93,7 @@ def _family(pid: int) -> list[int]:
 
 
 def _peak(pid: int) -> int:
-    """The most memory that a process has had, in bytes."""
+    """Return the peak memory of a process, in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
@@ -122,7 +122,7 @@ def make(folder: Path, gigabytes: float) -> int:
 
 
 def killed(facts: dict[str, Any]) -> dict[str, Any]:
-    """Kill the master when some rounds of the first epoch are over, and resume it."""
+    """Kill the master after some rounds of the first epoch, and resume it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     command = [sys.executable, "-m", "benchmarks.row_groups", "--child", json.dumps(facts)]
     master = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

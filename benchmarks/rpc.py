@@ -35,12 +35,12 @@ FLOATS_100MB = 25_000_000
 
 @dataclass(frozen=True)
 class Case:
-    """Something to measure.
+    """A measurement: one kind of call.
 
     Args:
-        name: In the table.
+        name: The name in the table.
         measure: Takes a transport and returns seconds per call.
-        shown: Writes such seconds for people.
+        shown: Returns these seconds as text.
         pipelined: Whether it needs several calls on one connection at a time.
     """
 
@@ -51,7 +51,7 @@ class Case:
 
 
 def one_at_a_time(value: Any, calls: int) -> Callable[[Transport], Awaitable[float]]:
-    """Seconds of a round trip, the mean of ``calls``."""
+    """Return the seconds of a round trip, as the mean of ``calls``."""
 
     async def measure(transport: Transport) -> float:
         result = await transport.call(value)
@@ -66,7 +66,7 @@ def one_at_a_time(value: Any, calls: int) -> Callable[[Transport], Awaitable[flo
 
 
 def in_flight(value: Any, calls: int, at_once: int) -> Callable[[Transport], Awaitable[float]]:
-    """Seconds per call while ``at_once`` are open."""
+    """Return the seconds per call while ``at_once`` calls are open."""
 
     async def measure(transport: Transport) -> float:
         async def caller() -> None:
@@ -81,7 +81,7 @@ def in_flight(value: Any, calls: int, at_once: int) -> Callable[[Transport], Awa
 
 
 def cases(quick: bool) -> list[Case]:
-    """What is measured."""
+    """Return the measurements to make."""
     scale = 0.1 if quick else 1.0
     array = np.zeros(FLOATS_2MB, np.float32) + 1  # touched, so that its pages exist
     large = np.zeros(FLOATS_100MB // (10 if quick else 1), np.float32) + 1
@@ -133,7 +133,7 @@ async def measure(
 
 
 def pin_processes(servers: int) -> None:
-    """This process on core 0, all that it started, thread by thread, on core ``servers``."""
+    """Pin this process to core 0, and all threads of its children to core ``servers``."""
     import psutil
 
     for process in psutil.Process().children(recursive=True):
@@ -143,13 +143,13 @@ def pin_processes(servers: int) -> None:
 
 
 def spread(values: list[float]) -> tuple[float, float]:
-    """The quartiles: half of the repeats lie between them."""
+    """Return the quartiles: half of the repeats lie between them."""
     low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0], values[0], values[0])
     return low, high
 
 
 def table(found: dict[str, dict[str, list[float]]], quick: bool) -> str:
-    """The figures for people."""
+    """Return the figures as text."""
     lines = []
     for case in cases(quick):
         rows = found[case.name]
@@ -165,7 +165,7 @@ def table(found: dict[str, dict[str, list[float]]], quick: bool) -> str:
 
 
 def facts() -> dict[str, Any]:
-    """The machine and the versions, without which figures mean nothing."""
+    """Return the facts that a reader of the figures needs: the machine and the versions."""
     versions = {}
     for name in ("ddlf", "numpy", "msgpack", "grpcio", "ray", "distributed", "uvloop"):
         try:

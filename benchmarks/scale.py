@@ -44,7 +44,7 @@ def give_back(weights: list[Any]) -> list[Any]:
 
 
 async def round_of(cluster: Cluster, weights: list[Any]) -> tuple[float, float, float]:
-    """One round; each update is merged as it comes, so that the master holds few of them.
+    """Run one round. The master merges each update on arrival, so that it holds few of them.
 
     Returns:
         Seconds until everything is merged, seconds of that in the merge, and seconds of the master's processor.
@@ -68,7 +68,7 @@ async def round_of(cluster: Cluster, weights: list[Any]) -> tuple[float, float, 
 
 
 async def raw_seconds(raw: Raw, weights: list[Any], workers: int) -> float:
-    """Moving the same bytes there and back through one blocking socket pair."""
+    """Move the same bytes there and back through one blocking socket pair."""
     flat = np.concatenate([weight.ravel() for weight in weights])
     begin = time.perf_counter()
     for _ in range(workers):
@@ -77,7 +77,7 @@ async def raw_seconds(raw: Raw, weights: list[Any], workers: int) -> float:
 
 
 async def measure(cluster: Cluster, raw: Raw, connect_s: float, rounds: int) -> dict[str, float]:
-    """The figures of one number of workers, medians of ``rounds``."""
+    """Return the figures for one number of workers, as medians of ``rounds``."""
     weights = [np.ones(shape, np.float32) for shape in LAYERS]
     await round_of(cluster, weights)
     outcomes, moved, pings = [], [], []
@@ -104,7 +104,7 @@ async def measure(cluster: Cluster, raw: Raw, connect_s: float, rounds: int) -> 
 
 
 async def real(numbers: list[int], rounds: int) -> list[dict[str, float]]:
-    """Clusters of real workers, each one started for its number."""
+    """Measure clusters of real workers. Each cluster is new."""
     rows = []
     raw = Raw()
     await raw.start()
@@ -120,7 +120,7 @@ async def real(numbers: list[int], rounds: int) -> list[dict[str, float]]:
 
 
 async def simulated(numbers: list[int], rounds: int) -> list[dict[str, float]]:
-    """Clusters of peers that only speak the protocol."""
+    """Measure clusters of peers that only speak the protocol."""
     rows = []
     raw = Raw()
     await raw.start()
@@ -146,7 +146,7 @@ async def simulated(numbers: list[int], rounds: int) -> list[dict[str, float]]:
 
 
 async def serve() -> None:
-    """Be many workers: the handshake, then every request is answered with its own arguments."""
+    """Act as many workers: do the handshake, then answer every request with its own arguments."""
     listener = socket.create_server(("0.0.0.0", 0), backlog=4096)
     listener.setblocking(False)
     print(listener.getsockname()[1], flush=True)
@@ -194,7 +194,7 @@ async def serve() -> None:
 
 
 def fit(rows: list[dict[str, float]], name: str) -> tuple[float, float, float]:
-    """Least squares: seconds (or MB) of a worker more, of none, and the share of the variance that the line explains."""
+    """Fit a line. Return the seconds (or MB) per worker, the seconds without workers, and the share of explained variance."""
     x = np.array([row["workers"] for row in rows])
     y = np.array([row[name] for row in rows])
     if len(rows) < 2:
@@ -208,7 +208,7 @@ HEAD = "workers  connect    round   merge  transfer  raw pair  ratio  master CPU
 
 
 def row(figures: dict[str, float]) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     f = figures
     return (
         f"{f['workers']:>7}  {f['connect_s']:>5.1f} s  {f['round_s'] * 1e3:>4.0f} ms  {f['merge_s'] * 1e3:>3.0f} ms  "

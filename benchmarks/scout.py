@@ -44,12 +44,12 @@ SAMPLES = 12_000
 """Training samples of MNIST."""
 WITHIN, NEVER_BELOW = 0.01, 0.03
 FAR_BELOW = 0.05
-"""A rate whose accuracy with the first seed is so much below the best one is not the best with both seeds."""
+"""A rate is not tried with the second seed if its accuracy with the first one is this much below the best."""
 OPTIMIZERS = ("sgd", "momentum", "adam")
 SWEEP, SWEEP_STEPS, SMOOTH = (1e-6, 10.0), 100, 0.9
 """The range test: its rates, its steps, and the share of the earlier loss in the smoothed one."""
 SKIPPED = (10, 5)
-"""Steps at both ends of a range test that have no slope, as in fastai."""
+"""Steps at both ends of a range test without a slope, like in fastai."""
 
 
 def optimizer(kind: str, rate: float) -> Any:

@@ -45,7 +45,7 @@ WAYS = ("peers", *RULES)
 
 
 class Measured:
-    """Counts what the first member needs and sends.
+    """Counts the processor time and the sent bytes of the first member.
 
     Args:
         size: Returns the bytes of an answer.
@@ -106,7 +106,7 @@ class Round:
             self.peers[number].begin(1, self.base, self.set)
 
     def follow(self, made: Any) -> None:
-        """Pass messages on until nothing is left to do."""
+        """Deliver messages until no message is left."""
         for one in made:
             if isinstance(one, Tell):
                 answer = self.measured.step(one.peer, lambda one=one: self.peers[one.peer].received(one.message))

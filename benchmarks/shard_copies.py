@@ -99,7 +99,7 @@ def lines_of(log: Path) -> list[list[Any]]:
 
 
 async def kill(run: Any, chance: random.Random, options: argparse.Namespace, done: list[int]) -> None:
-    """Kill one executor after the other, when all workers are there, and each shard has a copy."""
+    """Kill one executor after another, each time when all workers are present and each server has a backup."""
     while len(done) < options.kills:
         await asyncio.sleep(0.1)
         if not run.run_context.name:
@@ -125,7 +125,7 @@ async def kill(run: Any, chance: random.Random, options: argparse.Namespace, don
 
 
 async def cycles(facts: dict[str, Any]) -> None:
-    """Be the master of a measured training: print the seconds of a cycle."""
+    """Run the master of a measured training, and print the seconds of a cycle."""
     from benchmarks.stand_in_killed import KilledRun
     from ddlf import Cluster
 
@@ -144,7 +144,7 @@ async def cycles(facts: dict[str, Any]) -> None:
 
 
 def cost(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of a cycle of each way, interleaved."""
+    """Return the seconds of a cycle of each way, interleaved."""
     found: dict[str, list[float]] = {}
     token = new_token()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without taking the machines away

@@ -76,7 +76,7 @@ async def everything(app: Any, folder: Path) -> AsyncIterator[None]:
 
 
 async def train(cluster: Cluster, options: argparse.Namespace, seed: int, folder: Path | None) -> float:
-    """One training; returns seconds from its first task to its last merge.
+    """Train once, and return the seconds from the first task to the last merge.
 
     Args:
         cluster: Two workers.

@@ -42,7 +42,7 @@ def seeds(options: argparse.Namespace) -> range:
 
 
 def steps(options: argparse.Namespace) -> Result:
-    """Milliseconds of a step by name, and how often a step was traced behind the first repeat."""
+    """Return the milliseconds of a step by name, and how often a step was traced after the first repeat."""
     random = np.random.default_rng(0)
     size = options.steps * options.batch_size
     x, y = random.normal(size=(size, 784)).astype("float32"), random.integers(0, 10, size)
@@ -83,7 +83,7 @@ def _model(
     uncertain: bool = False,
     masked: bool = False,
 ) -> tuple[Any, str, list[int]]:
-    """A model, which labels it takes, and a list that is longer each time that its step is traced."""
+    """Return a model, the kind of its labels, and a list that grows each time that its step is traced."""
     import keras
 
     from ddlf.extras.stabilisers import Masked, Uncertain
@@ -118,7 +118,7 @@ def _adam(rate: Any = 1e-3) -> Any:
 
 
 def _kind(optimizer: Callable[[Any, Any], Any], **how: Any) -> Callable[[int], Any]:
-    """A model of a width, with the optimizer that is made of a model and ``ddlf.extras.stabilisers``."""
+    """Return a function that makes a model of a width. ``optimizer`` receives the model and ``ddlf.extras.stabilisers``."""
 
     def make(width: int) -> Any:
         from ddlf.extras import stabilisers
@@ -167,7 +167,9 @@ SGD, ADAM = "sgd", "adam"
 
 
 def outliers(options: argparse.Namespace) -> Result:
-    """For each size of outliers and optimizer, of each seed the loss on a test without outliers, with the clip and without; NaN where weights are."""
+    """Return for each size of outliers, optimizer and seed the loss on a test set without outliers, with and without the clip;
+    NaN if a weight is NaN.
+    """
     found: dict[str, list[tuple[float, float]]] = {}
     lines = [["outliers", "optimizer", "finite with", "finite without", "test loss with", "without"]]
     for size in options.sizes:
@@ -191,7 +193,7 @@ def _median(losses: Any) -> str:
 
 
 def _regression(seed: int, size: float, kind: str, clips: bool, options: argparse.Namespace) -> float:
-    """The test loss; NaN or infinite where a weight is."""
+    """Return the test loss; NaN or infinite if a weight is."""
     import keras
 
     from ddlf.extras.stabilisers import RollingClip
@@ -309,7 +311,7 @@ def tasks(options: argparse.Namespace) -> Result:
 
 
 FIRST = {"digit": math.log(10), "ink": 100 * math.log(10)}
-"""About what the losses are before training: of classes that are guessed, and 100 times that."""
+"""Approximate losses before training: for guessed classes, and 100 times this value."""
 
 
 def _points(seed: int, way: str, options: argparse.Namespace) -> tuple[float, float]:
@@ -353,7 +355,7 @@ def _trained(seed: int, heads: tuple[str, ...], way: str, options: argparse.Name
 
 
 def _ink(x: Array, known: Array) -> Array:
-    """How much more ink is in the upper half of each image, as a number whose mean square is 100 times the loss of ten classes that are guessed."""
+    """Return how much more ink the upper half of each image has. The mean square is 100 times the loss of ten guessed classes."""
 
     def raw(images: Array) -> Array:
         rows = np.square(images + 0.5).reshape(len(images), 8, 8)

@@ -31,20 +31,20 @@ from ddlf.training.strategies.downpour.replica import DownpourReplica, batches_o
 
 
 def tensors(parameters: int) -> list[int]:
-    """Sizes of the tensors of a model: one has 90 % of all values, as a table of words often has."""
+    """Return the sizes of the tensors of a model. One has 90 % of all values, like a table of words often has."""
     rest = parameters // 10
     return [parameters - rest, *([rest // 4] * 3), rest - rest // 4 * 3]
 
 
 class Nothing:
-    """In the place of the app that a replica has."""
+    """Stands for the app of a replica."""
 
     def train(self) -> None:
         """Not called."""
 
 
 class StandIn(ShardedReplica):
-    """In the place of a worker's replica.
+    """A replica without a model.
 
     Args:
         worker: Its worker.
@@ -118,17 +118,17 @@ class PushingStandIn(DownpourReplica):
 
 
 def like(sizes: Sequence[int]) -> list[Any]:
-    """Arrays with these sizes that need no memory."""
+    """Return arrays with these sizes that need no memory."""
     return [np.broadcast_to(np.zeros((), np.float32), (size,)) for size in sizes]
 
 
 def made_up(seed: int, size: int) -> Any:
-    """Some values, again and again."""
+    """Return an array that repeats some values."""
     return np.resize(np.random.default_rng(seed).normal(scale=1e-3, size=1 << 16).astype(np.float32), size)
 
 
 def nothing(task: Task, **more: Any) -> Reply:
-    """The reply of a replica that has computed nothing."""
+    """Return the reply of a replica without computing."""
     how: dict[str, Any] = {"update": None, "codec_error": 0.0, "metrics": {"loss": 0.0}, **more}
     return Reply(
         task=task,
@@ -145,7 +145,7 @@ def nothing(task: Task, **more: Any) -> Reply:
 
 
 class StandInRun(FakeRun):
-    """A run of them.
+    """A run of these replicas.
 
     Args:
         cluster: Real workers, which are connected.
@@ -168,7 +168,7 @@ class StandInRun(FakeRun):
         return (PushingStandIn if self.mode == "downpour" else StandIn), self.sizes
 
     def on_event(self, event: Any) -> None:
-        """Nobody looks."""
+        """Ignore the event."""
 
     async def _train(self, mode: str, *given: int | None, fresh: bool) -> Any:
         return await start.train(self, mode, *given, fresh=fresh, crew_of=_crew_of)
@@ -176,7 +176,7 @@ class StandInRun(FakeRun):
 
 @asynccontextmanager
 async def _crew_of(app: StandInRun, seed: int, *, run: str, **how: Any) -> AsyncIterator[tuple[Crew, int]]:
-    """As ``ddlf.training.crew.opening.crew_of``; a slot is never given to a second worker."""
+    """Like ``ddlf.training.crew.opening.crew_of``, but no slot ever moves to a second worker."""
 
     async def open_worker(worker: Any) -> None:
         kind, *told = app.stand_in

@@ -27,7 +27,7 @@ from ddlf.worker.peers import Unreached
 
 
 class KilledStandIn(PushingStandIn):
-    """In the place of a worker's replica in Downpour: one fetch and one push in each step.
+    """A replica of Downpour without a model: one fetch and one push in each step.
 
     Args:
         worker: Worker that it is on.
@@ -57,7 +57,7 @@ class KilledStandIn(PushingStandIn):
 
     @concurrent
     async def copied(self) -> tuple[int, list[int], bool]:
-        """How often the master has said who owns what, the shards that are here, and whether all of these have their copies."""
+        """Return the number of placements that the master has sent, the servers here, and whether all of them have a backup."""
         shards = {number: shard for number, shard in self._servers.shards.items() if not shard.closed}
         safe = all(shard.holders and shard._with.issuperset(shard.holders) for shard in shards.values())
         return self._servers.owners.arranged, [*shards], safe
@@ -95,7 +95,7 @@ class KilledStandIn(PushingStandIn):
 
 
 def append(path: str, line: str) -> None:
-    """Write a line behind the others."""
+    """Append a line to the log."""
     with Path(path).open("a") as file:
         print(line, file=file)
 

@@ -47,7 +47,7 @@ def plain() -> dict[str, float]:
 
 
 def begins(workers: int) -> dict[str, float]:
-    """When the first task of ``ddlf run`` is sent."""
+    """Return the time at which ``ddlf run`` sends its first task."""
     command = [sys.executable, "-m", "ddlf.cli.main", "run", "benchmarks/start_app.py", "--local", str(workers)]
     done = subprocess.run(
         [*command, "--master-epochs", "2", "--quiet"],
@@ -61,7 +61,7 @@ def begins(workers: int) -> dict[str, float]:
 
 
 def again(samples: int) -> dict[str, float]:
-    """Seconds from the end of an executor in training until its worker has a task again."""
+    """Return the seconds from the end of an executor in training to the next task of its worker."""
     from apps.mnist_cnn import MNISTCNN
     from ddlf.events import Event, SlotStarted
     from ddlf.testing import local_cluster
@@ -99,7 +99,7 @@ def again(samples: int) -> dict[str, float]:
 
 
 def memory(workers: int, *modules: str) -> dict[str, float]:
-    """MB of all processes of local workers that have imported these."""
+    """Return the MB of all processes of local workers after these imports."""
     import psutil
 
     from ddlf import Cluster
@@ -130,7 +130,7 @@ def memory(workers: int, *modules: str) -> dict[str, float]:
 
 
 def timed(*arguments: str) -> float:
-    """Seconds from the start of a child until the moment that it says."""
+    """Return the seconds from the start of a child to the time that it prints."""
     begin = time.time()
     return float(run_child("benchmarks.start", *arguments, timeout_s=LIMIT_S)["began"]) - begin
 
@@ -149,7 +149,7 @@ def megabytes(workers: int, modules: list[str], fork: str) -> float:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All of it."""
+    """Measure everything."""
     counts = [int(count) for count in options.workers.split(",")]
     begin: dict[str, list[float]] = {"plain": [], **{str(count): [] for count in counts}}
     seconds_again = []
@@ -171,7 +171,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def report(found: dict[str, Any]) -> str:
-    """The table."""
+    """Return the table."""
     medians = {name: statistics.median(values) for name, values in found["begins_s"].items()}
     first, *others = [name for name in medians if name != "plain"]
     rows = [["what", "measured", "ratio", "promised"]]

@@ -11,7 +11,7 @@ from ddlf.events import Event, SlotStarted
 
 
 class Start(DigitsCNN):
-    """A subclass of ``ddlf.IApp`` that says when training begins."""
+    """A subclass of ``ddlf.IApp`` that prints when training begins."""
 
     def __init__(self, cluster: Any = None) -> None:
         super().__init__(cluster)

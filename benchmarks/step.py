@@ -32,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 async def step(cluster: Cluster, way: str, options: argparse.Namespace) -> tuple[float, float]:
-    """Milliseconds and bytes of a step."""
+    """Return the milliseconds and bytes of a step."""
     base, rate = DATA[options.data]
 
     class App(base):  # type: ignore[misc]

@@ -51,7 +51,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS
 
 
 class Streamed(MNISTCNN):
-    """The published CNN, of arrays or of a place.
+    """The published CNN, with arrays or with a data set.
 
     Attributes:
         place: The place of the data set; empty for arrays.
@@ -62,7 +62,7 @@ class Streamed(MNISTCNN):
     place, samples = "", 60_000
 
     async def load_dataset(self) -> None:
-        """The digits."""
+        """Load the digits."""
         if self.place:
             self.train_data = ddlf.data.open(self.place)
         else:
@@ -119,7 +119,7 @@ def served_by_moto(folder: Path, url: str) -> Iterator[dict[str, str]]:
 
 
 def make(folder: Path, samples: int) -> int:
-    """Write the digits as partition files; returns their bytes."""
+    """Write the digits as partition files, and return their size in bytes."""
     from ddlf.data.place import Folder
     from ddlf.data.sources import open_source
     from ddlf.data.split import split

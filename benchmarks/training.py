@@ -32,7 +32,7 @@ ON_REQUEST = (SINGLE, LIMITS[SINGLE])
 QUICK = [name for name in CONTENDERS if name not in (*ON_REQUEST, "limit-arrays", "plain-dataset", "spark-tuned")]
 FULL = [name for name in CONTENDERS if name not in ON_REQUEST]
 DISTURBED_CORES = 0.1
-"""Above it, other programs took part of the machine during a run."""
+"""A value above this shows that other programs used the machine during a run."""
 
 Run = dict[str, Any]
 """The output of ``benchmarks.contender`` for one run, with ``name``, ``repeat`` and ``seed``."""
@@ -77,7 +77,7 @@ def run_all(names: Sequence[str], workload: Workload, repeats: int) -> list[Run]
 
 
 def ratios(runs: Sequence[Run], name: str, base: str) -> list[float]:
-    """Time of ``name`` divided by the time of ``base``, for each repeat in which both ran."""
+    """Return the time of ``name`` divided by the time of ``base``, for each repeat in which both ran."""
     seconds = {(run["name"], run["repeat"]): run["seconds"] for run in runs}
     repeats = sorted({run["repeat"] for run in runs})
     return [
@@ -88,7 +88,7 @@ def ratios(runs: Sequence[Run], name: str, base: str) -> list[float]:
 
 
 def results_table(runs: Sequence[Run]) -> str:
-    """The table of all contenders: medians with the range over the repeats, accuracy as mean and standard deviation."""
+    """Return the table of all contenders: medians with the range over repeats, accuracy as mean and standard deviation."""
     rows = [["contender", "time s", "of the limit", f"time / {OURS}", "accuracy %", "MB out", "MB back", "start-up s"]]
     for name in dict.fromkeys(run["name"] for run in sorted(runs, key=lambda run: list(CONTENDERS).index(run["name"]))):
         mine = [run for run in runs if run["name"] == name]
@@ -116,7 +116,7 @@ def _megabytes(runs: Sequence[Run], key: str) -> str:
 
 
 def trace_notes(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what share of bare ``fit`` DDLF reaches when its first trace is counted too, as it is for everybody else."""
+    """Yield the share of the speed of bare ``fit`` that DDLF reaches. Both count their first trace, like all contenders."""
     for name, limit in LIMITS.items():
         bare = {run["repeat"]: run["seconds"] + run["notes"]["trace_s"] for run in runs if run["name"] == limit}
         shares = [

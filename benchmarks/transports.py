@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def echo(value: Any) -> Any:
-    """What the workers run."""
+    """The function that the workers run."""
     return value
 
 
@@ -54,7 +54,7 @@ class Transport:
         raise NotImplementedError
 
     async def call(self, value: Any) -> Any:
-        """A round trip of bytes or of an array."""
+        """Send bytes or an array, and return the answer."""
         raise NotImplementedError
 
 
@@ -230,7 +230,7 @@ class Dask(Transport):
 
 
 class DaskEcho:
-    """Dask wants the actor's class where its worker can import it."""
+    """Dask. Its worker must be able to import the class of the actor."""
 
     def echo(self, value: Any) -> Any:
         """Return what came."""

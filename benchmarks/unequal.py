@@ -44,7 +44,7 @@ async def slowed(pid: int, slowdown: float) -> AsyncIterator[None]:
 
 
 class App(MNISTCNN):
-    """The published CNN on as many samples as wanted."""
+    """The published CNN on a number of samples."""
 
     verbose = False
     samples = 60_000
@@ -57,7 +57,7 @@ class App(MNISTCNN):
 
 
 async def train(cluster: Cluster, options: argparse.Namespace, **attributes: Any) -> tuple[list[Any], float]:
-    """One run; returns its records and the test accuracy."""
+    """Train once, and return the records and the test accuracy."""
     app = App(cluster)
     app.samples = options.samples
     for name, value in attributes.items():
@@ -129,7 +129,7 @@ def show_async(
 
 
 def show(values: list[float], unit: str, digits: int = 2) -> str:
-    """Median and range."""
+    """Return median and range as text."""
     return f"{statistics.median(values):.{digits}f}{unit} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 

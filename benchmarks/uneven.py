@@ -61,7 +61,7 @@ class Uneven(ddlf.IApp):
 
 
 async def accuracy(cluster: Cluster, options: argparse.Namespace, seed: int, rule: dict[str, Any]) -> float:
-    """The test accuracy after all rounds."""
+    """Return the test accuracy after all rounds."""
     app = Uneven(cluster)
     app.samples, app.partition, app.slots = options.samples, options.partition, options.slots
     for name, value in rule.items():

@@ -62,7 +62,7 @@ class Sorted(MNISTCNN):
     case, folder = WHOLE, ""
 
     async def load_dataset(self) -> None:
-        """The arrays, or the data set of the case."""
+        """Load the arrays, or open the data set of the case."""
         found = np.load(Path(self.folder, "sorted.npz"))
         self.x_test, self.y_test = ddlf.load_mnist()[1]
         if self.case == WHOLE:
@@ -71,7 +71,7 @@ class Sorted(MNISTCNN):
             self.train_data = ddlf.data.open(Path(self.folder, self.case.rpartition(" ")[0]))
 
     async def create_model(self) -> None:
-        """The same first weights for a seed."""
+        """Make a model with the first weights of a seed."""
         import keras
 
         keras.utils.set_random_seed(self.seed)
@@ -79,7 +79,7 @@ class Sorted(MNISTCNN):
 
 
 def make(folder: Path, samples: int, files: int) -> np.ndarray[Any, Any]:
-    """Write the sorted digits as arrays and as both data sets; returns their labels in the order of the source."""
+    """Write the sorted digits as arrays and as both data sets. Return their labels in the order of the source."""
     (x, y), _ = ddlf.load_mnist()
     labels = y[:samples].argmax(axis=1)
     order = np.argsort(labels, kind="stable")
@@ -91,7 +91,9 @@ def make(folder: Path, samples: int, files: int) -> np.ndarray[Any, Any]:
 
 
 def order_of(case: str, folder: Path, labels: np.ndarray[Any, Any]) -> tuple[float, float, float]:
-    """Files in a batch, entropy of its labels in bits, and rank correlation with the source: of the first slot in the first epoch."""
+    """Return facts about the first slot in the first epoch: mean number of files in a batch, mean entropy of its labels in
+    bits, and rank correlation with the source.
+    """
     name, _, shuffle = ("split", "", "global") if case == WHOLE else case.rpartition(" ")
     data = ddlf.data.open(folder / name)
     sizes, samples = data.manifest.sizes, len(labels)
@@ -107,14 +109,14 @@ def order_of(case: str, folder: Path, labels: np.ndarray[Any, Any]) -> tuple[flo
 
 
 def correlation(values: np.ndarray[Any, Any]) -> float:
-    """Spearman's rank correlation of values with their places; equal values share their mean rank."""
+    """Return Spearman's rank correlation of values with their indices. Equal values share their mean rank."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]
     return float(np.corrcoef(ranks, np.arange(len(values)))[0, 1])
 
 
 async def accuracy(cluster: Cluster, case: str, folder: Path, epochs: int, seed: int) -> float:
-    """The test accuracy after all epochs."""
+    """Return the test accuracy after all epochs."""
     app = Sorted(cluster)
     app.case, app.folder, app.seed = case, str(folder), seed
     if case != WHOLE:

@@ -27,10 +27,10 @@ APPS = {
     "digits": ("apps.digits_cnn", "DigitsCNN"),
 }
 SINGLE_THREADED = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Environment of a process that is to compute on one thread; must be set before TensorFlow is imported."""
+"""Environment of a process that computes on one thread. Set it before the import of TensorFlow."""
 
 STEPS_PER_EXECUTION = 16
-"""Batches in one call of the compiled step, for those contenders that are as fast as ``fit`` can be made. The weights stay the same bits."""
+"""Batches in one call of the compiled step, for contenders that are tuned for speed. The weights keep the same bits."""
 
 Weights = list[np.ndarray[Any, Any]]
 
@@ -61,11 +61,11 @@ class Workload:
 
     @property
     def epochs(self) -> int:
-        """Passes over the data in the whole run."""
+        """Return the number of epochs of the whole run."""
         return self.rounds * self.local_epochs
 
     def app_class(self) -> type[Any]:
-        """The app of this data set, loading only as many training samples as wanted, with initial weights by the seed."""
+        """Return the app class of this data set. It loads only the wanted samples, and the seed sets its initial weights."""
         module, name = APPS[self.data]
         base: type[Any] = getattr(importlib.import_module(module), name)
         samples, seed = self.samples, self.seed
@@ -83,14 +83,14 @@ class Workload:
         return type(f"Measured{name}", (base,), {"load_dataset": load_dataset, "create_model": create_model})
 
     def load(self) -> Any:
-        """An app object without a cluster, with ``x_train``, ``y_train``, ``x_test``, ``y_test`` and ``model``."""
+        """Return an app without a cluster, with ``x_train``, ``y_train``, ``x_test``, ``y_test`` and ``model``."""
         app = self.app_class()()
         asyncio.run(app.load_dataset())
         asyncio.run(app.create_model())
         return app
 
     def dump(self) -> str:
-        """As JSON, for another process."""
+        """Return the workload as JSON, for another process."""
         return json.dumps(asdict(self))
 
     @classmethod
