@@ -87,9 +87,7 @@ def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
             if isinstance(target, type)
             else f"await {target.__name__}(cluster)"
         )
-        raise RuntimeError(
-            f"ddlf.main runs its own event loop, and this code runs inside one; here write: {inside}"
-        )
+        raise RuntimeError(f"ddlf.main runs its own event loop, and this code runs inside one; here write: {inside}")
     with reader_may_leave():
         sys.exit(execute(lambda: target, as_parameters(parser.parse_args(), parser)))
 

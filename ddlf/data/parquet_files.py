@@ -122,7 +122,8 @@ class ParquetFiles:
             self._root = folder.expanduser()
             if options:
                 raise ConfigError(
-                    f"{self} is a folder, and storage_options have no effect on folders", hint="leave storage_options out"
+                    f"{self} is a folder, and storage_options have no effect on folders",
+                    hint="leave storage_options out",
                 )
         self._infos: dict[str, dict[str, Any]] = {}
         for name, is_pattern in names:

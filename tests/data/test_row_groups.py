@@ -372,7 +372,8 @@ def test_row_groups_without_room_in_memory_and_cache_are_refused_with_a_remedy(f
     monkeypatch.setenv("DDLF_CACHE_SIZE", "0")
     data = ddlf.data.open(folder, x="vector", y="id")
     with pytest.raises(
-        ConfigError, match=r"row group \d of .* cache of this machine .* has no room for it.*half of data_memory.*row_group_size"
+        ConfigError,
+        match=r"row group \d of .* cache of this machine .* has no room for it.*half of data_memory.*row_group_size",
     ):
         read(data, memory=1_600)
     assert np.array_equal(np.sort(read(data, memory=4_000)["y"]), np.arange(ROWS))
