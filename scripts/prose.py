@@ -1,4 +1,4 @@
-"""Check the English of documentation, docstrings, comments, help texts and error messages.
+"""Check the English of documentation, docstrings, comments, help texts and messages, in the package and around it.
 
 ``python scripts/prose.py`` prints the place, the pattern and a suggestion for each sentence that breaks a rule of
 ``docs/contributing/style.md``. ``scripts/prose-baseline.txt`` allows some areas a number of such sentences. Areas that
@@ -21,7 +21,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 BASELINE = ROOT / "scripts/prose-baseline.txt"
 GENERATED = {f"docs/reference/{name}.md" for name in ("advice", "errors", "events", "rules", "settings")}
-QUOTES_BAD_ENGLISH = {"docs/contributing/style.md", "scripts/prose.py"}
+QUOTES_BAD_ENGLISH = {"docs/contributing/style.md", "scripts/prose.py", "tests/test_prose.py"}
+CODE = ("ddlf", "apps", "benchmarks", "docs", "scripts", "tests")
 LAB_BOOK = {"docs/LAB.md"}  # dated notes stay as they were written
 MAX_WORDS = 40
 MAX_COLUMNS = 120
@@ -132,10 +133,11 @@ class Finding(NamedTuple):
 
 
 def files() -> Iterator[Path]:
-    """Yield the files whose prose people read: the package, its documentation, and the pages at the top."""
+    """Yield the files with prose: the pages at the top, the documentation, and all Python files."""
     skipped = GENERATED | QUOTES_BAD_ENGLISH | LAB_BOOK
     top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
-    for path in [*top, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "ddlf").rglob("*.py"))]:
+    code = (path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py")))
+    for path in [*top, *sorted((ROOT / "docs").rglob("*.md")), *code]:
         if path.relative_to(ROOT).as_posix() not in skipped and "_build" not in path.parts:
             yield path
 

@@ -40,7 +40,11 @@ def test_linter_accepts_usual_english(sentence):
 
 @pytest.mark.parametrize(
     "sentence",
-    ["It counts workers, those of this machine first.", "The worker has a folder of its own.", "It has nothing of use."],
+    [
+        "It counts workers, those of this machine first.",
+        "The worker has a folder of its own.",
+        "It has nothing of use.",
+    ],
 )
 def test_linter_finds_dialect_that_resembles_usual_english(sentence):
     assert rules_broken(sentence)
@@ -56,6 +60,13 @@ def test_linter_reads_docstrings_comments_messages_and_pages(tmp_path, monkeypat
     found = [(one.line, one.rule) for name in ("a.py", "b.md") for one in PROSE["findings"](tmp_path / name)]
     assert sorted(found[:3]) == [(1, PHRASE), (3, PHRASE), (4, PHRASE)]
     assert found[3:] == [(7, PHRASE), (15, "long paragraph")]
+
+
+def test_linter_reads_the_pages_and_all_python_files():
+    read = {path.relative_to(ROOT).as_posix() for path in PROSE["files"]()}
+    assert {"README.md", "docs/architecture.md", "ddlf/app.py", "apps/xor.py", "benchmarks/ours.py"} < read
+    assert {"docs/reference/__main__.py", "tests/conftest.py"} < read
+    assert not read & PROSE["QUOTES_BAD_ENGLISH"]
 
 
 def test_update_lowers_a_number_and_raises_none(tmp_path, monkeypatch):
