@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddlf.cli.parsing import Parser, cards, memory, number, reader_may_leave
 from ddlf.errors import AuthError, ConfigError, DDLFError
@@ -127,7 +127,10 @@ def _main(argv: list[str] | None) -> NoReturn:
     try:
         sys.exit(_run(options))
     except DDLFError as error:
-        print(f"ddlf-worker: {error}", file=sys.stderr)
+        if options.exit_with_parent and isinstance(error, ConfigError):  # the parent's terminal may not show these lines
+            _report(options, {"refused": error.message, "hint": error.hint})
+        else:
+            print(f"ddlf-worker: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -197,11 +200,9 @@ def _run(options: argparse.Namespace) -> int:
                     file=sys.stderr,
                     flush=True,
                 )
-        if options.ready_fd is not None:
-            facts = {"host": daemon.host, "port": daemon.port, "pid": os.getpid(), "failure": daemon.failure}
-            is_own = options.ready_fd > 2  # standard output stays open for the executor
-            with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "w", closefd=is_own) as pipe:
-                print(json.dumps(facts), file=pipe)
+        _report(
+            options, {"host": daemon.host, "port": daemon.port, "pid": os.getpid(), "failure": daemon.failure}
+        )
 
     _no_core_dumps()
     # Block signals while the event loop is created, because an incomplete loop cannot end cleanly.
@@ -218,6 +219,15 @@ def _run(options: argparse.Namespace) -> int:
             "token as it says, start again"
         )
     return asyncio.run(_serve(settings, ready, say, options.exit_with_parent))
+
+
+def _report(options: argparse.Namespace, facts: dict[str, Any]) -> None:
+    """Write facts about this worker to the process that waits for them, if there is one."""
+    if options.ready_fd is None:
+        return
+    is_own = options.ready_fd > 2  # standard output stays open for the executor
+    with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "w", closefd=is_own) as pipe:
+        print(json.dumps(facts), file=pipe)
 
 
 async def _serve(

@@ -122,6 +122,8 @@ class Local(Launcher):
                 f"a local worker ended with exit code {await process.wait()} before it was ready",
                 hint="see its output above",
             )
+        if "refused" in facts:
+            raise ConfigError(facts["refused"], hint=facts["hint"])
         if facts["failure"]:
             raise ConnectError(f"a local worker cannot start its executor, the last one {facts['failure']}")
         return process, int(facts["port"])

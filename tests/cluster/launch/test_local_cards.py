@@ -112,6 +112,12 @@ async def test_workers_share_a_card_on_request(cards):
             Cluster.local()
 
 
+async def test_local_worker_says_that_another_worker_has_its_card(cards):
+    async with Cluster.local(1, gpus=[0]):
+        with pytest.raises(ConfigError, match=r"the card 0 \(Test Card\) has another worker of DDLF; name another card"):
+            await Cluster.local(1, gpus=[0]).connect()
+
+
 async def test_worker_of_a_cluster_file_must_have_the_cards_that_it_names(cards, start_worker, tmp_path):
     worker = start_worker("--gpus", "1", "--gpu-memory", "4GiB")
     assert "card      1 (Test Card), at most 4.3 GB" in worker.output
