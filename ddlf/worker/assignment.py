@@ -359,7 +359,7 @@ def spread(workers: int, wanted: Wanted) -> list[Wanted]:
         with one_at_a_time():
             cards = free_cards(seen, memory)
     else:
-        cards = named_cards(_cards_for(names), names, mask)
+        cards = named_cards(_cards_for(names), names, mask, together=False)
         if len(cards) > workers:
             raise ConfigError(
                 f"gpus names {len(cards)} cards for {workers} worker{'s' * (workers != 1)}, which compute on one card each",

@@ -258,8 +258,16 @@ def seen_cards(cards: Sequence[Card], mask: str | None) -> tuple[Card, ...]:
     return tuple(seen)
 
 
-def named_cards(cards: Sequence[Card], names: Sequence[str], mask: str | None) -> tuple[Card, ...]:
+def named_cards(
+    cards: Sequence[Card], names: Sequence[str], mask: str | None, *, together: bool = True
+) -> tuple[Card, ...]:
     """Return the cards with these names.
+
+    Args:
+        cards: All cards of this machine.
+        names: Names of cards.
+        mask: The value of ``CUDA_VISIBLE_DEVICES``; None without one.
+        together: Whether one process uses all of them.
 
     Raises:
         ConfigError: A card does not exist, is hidden by the mask, or is named twice; or the cards cannot be used together.
@@ -280,7 +288,7 @@ def named_cards(cards: Sequence[Card], names: Sequence[str], mask: str | None) -
         if card.lost:
             raise ConfigError(f"the card {card} cannot be used, because it {card.lost}", hint=REPAIR)
         chosen.append(card)
-    if len(chosen) > 1 and any(":" in card.number for card in chosen):
+    if together and len(chosen) > 1 and any(":" in card.number for card in chosen):
         raise ConfigError("a process can use only one instance of divided cards (MIG)", hint="name one")
     return tuple(chosen)
 

@@ -289,3 +289,10 @@ def test_executor_without_an_assignment_touches_no_framework(monkeypatch):
     monkeypatch.delenv("DDLF_CARDS", raising=False)
     monkeypatch.setattr(module.importlib, "import_module", lambda name: pytest.fail(name))
     prepare_framework()
+
+
+def test_each_worker_of_a_machine_gets_one_instance_of_a_divided_card(cards):
+    cards.has(card(0, instances=[card(7, uuid="MIG-7"), card(8, uuid="MIG-8")]))
+    assert spread(2, Wanted(("0:0", "0:1"))) == [Wanted(("MIG-7",)), Wanted(("MIG-8",))]
+    with pytest.raises(ConfigError, match="a process can use only one instance"):
+        Assignment.take(Wanted(("0:0", "0:1")))
