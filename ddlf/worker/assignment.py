@@ -31,6 +31,7 @@ from ddlf.worker.cards import (
     build_of,
     find_cards,
     listed,
+    named,
     named_cards,
     read_names,
     seen_cards,
@@ -184,10 +185,10 @@ def _cards_for(names: Sequence[str]) -> tuple[Card, ...]:
     """Return the cards of this machine for a user who names some.
 
     Raises:
-        ConfigError: There are none, or Keras cannot compute on them.
+        ConfigError: There are none, one is missing for a known reason, or Keras cannot compute on them.
     """
     found, backend = find_cards(), keras_backend()
-    if not found.cards:
+    if not found.cards or (found.problem and any(named(found.cards, name) is None for name in names)):
         raise ConfigError(
             f"no card is found for gpus={','.join(names)}" + (f": {found.problem}" if found.problem else ""),
             hint=found.do or "ddlf doctor lists the cards of this machine",

@@ -247,7 +247,7 @@ def seen_cards(cards: Sequence[Card], mask: str | None) -> tuple[Card, ...]:
     for part in mask.split(","):
         if part.strip().casefold() in HIDDEN:  # CUDA ignores all that follows
             break
-        card = _named(cards, part.strip())
+        card = named(cards, part.strip())
         if card is None:
             raise ConfigError(
                 f"{MASK}={mask} names the card {part.strip()}, which this machine does not have",
@@ -278,7 +278,7 @@ def named_cards(
         instances = [card.number for card in cards if card.number.startswith(f"{name}:")]
         if instances:
             raise ConfigError(f"the card {name} is divided (MIG)", hint=f"name an instance: {', '.join(instances)}")
-        card = _named(cards, name)
+        card = named(cards, name)
         if card is None:
             raise ConfigError(f"this machine has no card {name}", hint=f"it has: {listed(cards) or 'none'}")
         if card not in seen:
@@ -293,7 +293,7 @@ def named_cards(
     return tuple(chosen)
 
 
-def _named(cards: Sequence[Card], name: str) -> Card | None:
+def named(cards: Sequence[Card], name: str) -> Card | None:
     """Return the card with a number or the beginning of a unique name. A divided card stands for its first instance."""
     for card in cards:
         if card.number == name or card.uuid == name:

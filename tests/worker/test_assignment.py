@@ -296,3 +296,11 @@ def test_each_worker_of_a_machine_gets_one_instance_of_a_divided_card(cards):
     assert spread(2, Wanted(("0:0", "0:1"))) == [Wanted(("MIG-7",)), Wanted(("MIG-8",))]
     with pytest.raises(ConfigError, match="a process can use only one instance"):
         Assignment.take(Wanted(("0:0", "0:1")))
+
+
+def test_named_card_that_has_fallen_off_the_bus_is_refused_with_this_reason(cards):
+    cards.has(card(0, error=15), card(1))
+    for take in (Assignment.take, lambda wanted: spread(1, wanted)):
+        with pytest.raises(ConfigError, match=r"for gpus=0: the card 0 has fallen off the bus; reset it"):
+            take(Wanted(("0",)))
+    assert numbers(Assignment.take(Wanted(("1",)))) == ["1"]
