@@ -48,6 +48,7 @@ from ddlf.monitor.terminal.lines import line
 from ddlf.monitor.ui import LongMaps, attached, choice, chosen, heard, opened
 from ddlf.training.registry import spec_of
 from ddlf.training.roles import PRELOADED, begin_import
+from ddlf.worker.assignment import unused_cards
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -247,7 +248,7 @@ async def _run_app(
             await _connect(cluster, options.wait, display, app.run_context.emit, PRELOADED)
             try:
                 await check_needs(cluster, target, display.say, here=new_workers(options))
-                if described := cards_of(cluster):
+                for described in cards_of(cluster, app.deterministic, options):
                     display.say(f"cards     {described}")
                 await choose_settings(app)
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
@@ -270,13 +271,14 @@ async def _run_app(
                 await cluster.close()
 
 
-def cards_of(cluster: Cluster) -> str:
-    """Return the cards of the workers for people; empty without cards."""
+def cards_of(cluster: Cluster, deterministic: bool, options: argparse.Namespace) -> Iterator[str]:
+    """Yield the cards of the workers for people, and why new workers leave cards of this machine unused."""
     cards = Counter(", ".join(worker.facts.get("gpus", ())) or "none" for worker in cluster.workers)
-    if set(cards) <= {"none"}:
-        return ""
-    rows = [f"{card} for {_workers(count)}" for card, count in cards.items()]
-    return f"{'; '.join(rows)}. Two runs on cards may differ in bits"
+    if not set(cards) <= {"none"}:
+        rows = "; ".join(f"{card} for {_workers(count)}" for card, count in cards.items())
+        yield rows if deterministic else f"{rows}. Two runs on cards may differ in bits: --deterministic prevents it"
+    if new_workers(options) and options.gpus is None:
+        yield from (f"unused: {reason}" for reason in unused_cards())
 
 
 def requeue_of(app: IApp, cluster: Cluster) -> Requeue:

@@ -127,7 +127,8 @@ def _main(argv: list[str] | None) -> NoReturn:
     try:
         sys.exit(_run(options))
     except DDLFError as error:
-        if options.exit_with_parent and isinstance(error, ConfigError):  # the parent's terminal may not show these lines
+        if options.exit_with_parent and isinstance(error, ConfigError):
+            # The parent's terminal may not show standard error.
             _report(options, {"refused": error.message, "hint": error.hint})
         else:
             print(f"ddlf-worker: {error}", file=sys.stderr)
@@ -139,7 +140,7 @@ def _main(argv: list[str] | None) -> NoReturn:
 def _run(options: argparse.Namespace) -> int:
     from ddlf.rpc.tls import Security
     from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
-    from ddlf.worker.assignment import Wanted
+    from ddlf.worker.assignment import Wanted, unused_cards
     from ddlf.worker.options import Options
 
     def say(line: str) -> None:
@@ -194,15 +195,16 @@ def _run(options: argparse.Namespace) -> int:
                 say(f"joining   {join} (pid {os.getpid()})")
             if daemon.assignment.cards:
                 say(f"card      {', '.join(daemon.assignment.described())}")
+            elif options.gpus is None:
+                for reason in unused_cards():
+                    say(f"card      none is used: {reason}")
             if os.geteuid() == 0 and not (by_parent or options.quiet):
                 print(
                     "ddlf-worker: WARNING: running as root, so anybody who holds the token is root here; use a separate account",
                     file=sys.stderr,
                     flush=True,
                 )
-        _report(
-            options, {"host": daemon.host, "port": daemon.port, "pid": os.getpid(), "failure": daemon.failure}
-        )
+        _report(options, {"host": daemon.host, "port": daemon.port, "pid": os.getpid(), "failure": daemon.failure})
 
     _no_core_dumps()
     # Block signals while the event loop is created, because an incomplete loop cannot end cleanly.

@@ -24,6 +24,7 @@ from typing import Any, Self
 from ddlf.errors import ConfigError
 from ddlf.settings.checks import count_of_bytes
 from ddlf.worker.cards import (
+    HIDDEN,
     MASK,
     NONE,
     REPAIR,
@@ -168,11 +169,30 @@ class Assignment:
 
     def avoided(self) -> list[str]:
         """Return a sentence about each card of this machine that was lost, so that no worker takes it."""
-        return [f"the card {card} is left alone, because it {card.lost}" for card in find_cards().cards if card.lost]
+        return _avoided(find_cards().cards)
 
     def described(self) -> list[str]:
         """Return the number and name of each card, and the limit, for people."""
         return [f"{card}{_limit(self._memory)}" for card in self.cards]
+
+
+def _avoided(cards: Sequence[Card]) -> list[str]:
+    return [f"the card {card} is left alone, because it {card.lost}" for card in cards if card.lost]
+
+
+def unused_cards() -> list[str]:
+    """Return a sentence about each reason why Keras uses no card of this machine, or not all. Cards that the mask of this
+    process hides, or that other workers have, do not count.
+    """
+    mask = os.environ.get(MASK)
+    if mask is not None and mask.partition(",")[0].strip().casefold() in HIDDEN:
+        return []
+    found, build = find_cards(), build_of(keras_backend())
+    reasons = [f"{found.problem}; {found.do}"] if found.problem else []
+    if found.cards and build.package and not build.cuda:
+        install = f"python -m pip install 'ddlf[{build.extra}]'" if build.extra else "choose another with KERAS_BACKEND"
+        reasons.append(f"{build.package}, which Keras would use, computes on CPUs only; {install}")
+    return reasons + _avoided(found.cards)
 
 
 def usable_cards(mask: str | None) -> tuple[Card, ...]:

@@ -15,6 +15,7 @@ from ddlf.worker.assignment import (
     count_of_workers,
     prepare_framework,
     spread,
+    unused_cards,
     wish,
 )
 from tests.cards import GIB, card
@@ -54,6 +55,20 @@ def test_second_worker_gets_a_card_only_if_both_have_a_limit(cards):
     with pytest.raises(ConfigError, match="has another worker"):
         Assignment.take(Wanted(("0",)))
     assert numbers(Assignment.take(NO_WISH)) == ["1"]
+
+
+def test_each_reason_why_cards_stay_unused_has_a_sentence(cards, monkeypatch):
+    assert unused_cards() == []
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    assert "computes on CPUs only; python -m pip install 'ddlf[tensorflow-gpu]'" in unused_cards()[0]
+    cards.has(error=18)
+    assert unused_cards() == ["the driver of NVIDIA was updated, and the old one still runs; restart the machine"]
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    cards.has(card(0, error=15), card(1))
+    assert unused_cards()[0].startswith("the card 0 has fallen off the bus; reset it")
+    for mask in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+        assert unused_cards() == []
 
 
 def test_failed_assignment_keeps_no_card(cards):

@@ -7,9 +7,11 @@ import asyncio
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from ddlf.cli.run import cards_of
 from ddlf.cli.workers import describe
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError, DDLFError
@@ -114,7 +116,9 @@ async def test_workers_share_a_card_on_request(cards):
 
 async def test_local_worker_says_that_another_worker_has_its_card(cards):
     async with Cluster.local(1, gpus=[0]):
-        with pytest.raises(ConfigError, match=r"the card 0 \(Test Card\) has another worker of DDLF; name another card"):
+        with pytest.raises(
+            ConfigError, match=r"the card 0 \(Test Card\) has another worker of DDLF; name another card"
+        ):
             await Cluster.local(1, gpus=[0]).connect()
 
 
@@ -131,6 +135,22 @@ async def test_worker_of_a_cluster_file_must_have_the_cards_that_it_names(cards,
     )
     with pytest.raises(ConfigError, match=sentence):
         await Cluster.from_config(tmp_path / "cluster.yaml", token_file=worker.token_file).connect()
+
+
+def test_worker_says_why_it_uses_no_card(cards, monkeypatch, start_worker):
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    assert "card      none is used: tensorflow" in start_worker().output
+
+
+def test_run_says_which_cards_it_uses_and_why_not_all(cards):
+    cluster = SimpleNamespace(workers=[SimpleNamespace(facts={"gpus": ["1 (Test Card)"]})])
+    options = SimpleNamespace(local=1, hosts=None, listen=None, launcher=None, config=None, gpus=None)
+    cards.has(card(0, error=15), card(1))
+    used, unused = cards_of(cluster, False, options)
+    assert used == "1 (Test Card) for 1 worker. Two runs on cards may differ in bits: --deterministic prevents it"
+    assert unused.startswith("unused: the card 0 has fallen off the bus; reset it")
+    options.gpus = ("1",)
+    assert [*cards_of(cluster, True, options)] == ["1 (Test Card) for 1 worker"]
 
 
 def test_second_worker_on_a_card_is_refused(cards, start_worker):
