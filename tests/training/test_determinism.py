@@ -11,7 +11,7 @@ from ddlf.testing import in_process_cluster
 from ddlf.testing.fake_run import FakeRun
 from ddlf.training.crew.opening import Opening
 from ddlf.training.slot import arithmetic
-from ddlf.training.slot.arithmetic import Arithmetic, mixed, mixed_backends, prepare_master, said_of
+from ddlf.training.slot.arithmetic import Arithmetic, mixed, mixed_backends, prepare_master, said_of, set_arithmetic
 from ddlf.worker import determinism
 from tests.training.models import Quick, app, equal
 
@@ -101,6 +101,16 @@ def test_run_warns_of_determinism_without_effect():
         ("deterministic", f"deterministic=True changes nothing in this run: {why}")
     ]
     assert not list(said_of(trained, workers, Arithmetic("H100")))
+
+
+def test_card_that_the_framework_does_not_see_is_said(monkeypatch):
+    monkeypatch.setenv("DDLF_CARDS", '["0 (Test Card)"]')
+    workers = {"worker 1": set_arithmetic(app(None)), "worker 2": Arithmetic()}
+    ((about, why),) = said_of(app(None), workers, Arithmetic())
+    assert about == "cards"
+    assert why.startswith(
+        "worker 1 has the card 0 (Test Card), but its framework does not see it and computes on the CPU"
+    )
 
 
 def test_mixed_cards_are_named_with_their_workers():

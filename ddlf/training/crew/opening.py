@@ -33,7 +33,15 @@ from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.run import hooked
 from ddlf.training.samples.files import check_all_there, files_of, held
 from ddlf.training.samples.policy import CommonData, data_of
-from ddlf.training.slot.arithmetic import Arithmetic, mixed, mixed_backends, prepare_master, said_of, set_arithmetic
+from ddlf.training.slot.arithmetic import (
+    Arithmetic,
+    mixed,
+    mixed_backends,
+    prepare_master,
+    said_of,
+    set_arithmetic,
+    unused,
+)
 from ddlf.training.slot.build import NumberFormat, describe_weights, number_format, ready_model
 from ddlf.training.slot.replica import Replica, no_exit
 
@@ -155,6 +163,8 @@ class Opening:
         if arithmetic.kind not in self._kinds:
             self._tell(Warned(about="cards", why=mixed({worker.name: arithmetic}, sorted(self._kinds))))
             self._kinds.add(arithmetic.kind)
+        if arithmetic.unused:
+            self._tell(Warned(about="cards", why=unused(worker.name, arithmetic)))
 
     async def _use_threads(self, worker: ProxyWorker) -> None:
         if self.threads is None:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
+from ddlf.worker.assignment import cards_of_executor
 from ddlf.worker.determinism import DETERMINISTIC_OPS, set_environment
 from ddlf.worker.frameworks import framework, lacks_flags
 
@@ -23,11 +24,13 @@ class Arithmetic:
         card: The kind of its card, such as ``"NVIDIA H200"``; empty on the CPU.
         tf32: Which float32 products its card rounds to TF32; empty for none.
         in_any_case: Why ``deterministic`` has no effect there; empty if it has, or if it is off.
+        unused: Cards that it was given and that its framework does not use, for people; empty if it uses them.
     """
 
     card: str = ""
     tf32: str = ""
     in_any_case: str = ""
+    unused: str = ""
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
@@ -59,7 +62,8 @@ def set_arithmetic(app: App) -> Arithmetic:
     here = framework()
     here.set_tf32(app.tf32)
     in_any_case = here.determine(app.deterministic)
-    return Arithmetic(here.card(), here.tf32(), in_any_case)
+    card = here.card()
+    return Arithmetic(card, here.tf32(), in_any_case, "" if card else ", ".join(cards_of_executor()))
 
 
 def said_of(app: App, workers: Mapping[str, Arithmetic], master: Arithmetic) -> Iterator[tuple[str, str]]:
@@ -77,6 +81,17 @@ def said_of(app: App, workers: Mapping[str, Arithmetic], master: Arithmetic) -> 
         yield "tf32", f"tf32={app.tf32!r} changes nothing in this run: no worker computes on a card"
     if len({one.kind for one in workers.values()}) > 1:
         yield "cards", mixed(workers)
+    for name, one in workers.items():
+        if one.unused:
+            yield "cards", unused(name, one)
+
+
+def unused(name: str, one: Arithmetic) -> str:
+    """Return a sentence about a worker whose framework does not use its cards."""
+    return (
+        f"{name} has the card {one.unused}, but its framework does not see it and computes on the CPU: ddlf doctor says why "
+        "on its machine"
+    )
 
 
 def mixed(workers: Mapping[str, Arithmetic], others: Iterable[str] = ()) -> str:
