@@ -15,6 +15,7 @@ from ddlf.cli.config import setting_rows
 from ddlf.cli.doctor import HERE, Answer, all_asked, difference, of_answer, size, versions
 from ddlf.cli.findings import joined, of_machine
 from ddlf.cli.options import new_workers, reads_cluster_file
+from ddlf.cli.run import cards_of
 from ddlf.cli.target import needs_of
 from ddlf.cluster.config.addresses import find_config
 from ddlf.cluster.config.cluster_file import load_config
@@ -28,6 +29,7 @@ from ddlf.rpc.code import own_modules
 from ddlf.training.refusals import privacy_choice
 from ddlf.training.registry import spec_of
 from ddlf.training.strategy import parts_of
+from ddlf.worker.assignment import Wanted, cards_for
 from ddlf.worker.machine import about
 
 if TYPE_CHECKING:
@@ -56,6 +58,10 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
         await cluster.close()
     elif new_workers(options) or options.launcher or starts:
         print(f"          {cluster.N} would be started, each with {versions(this_machine)}")
+        if new_workers(options):  # the run would refuse wrong cards, too
+            gpus = cards_for(cluster.N, Wanted(options.gpus, options.gpu_memory))
+            for cards in cards_of(gpus, app is not None and app.deterministic, options):
+                print(f"cards     {cards}")
     else:
         answers = await all_asked(cluster.workers, timeout_s, print, needs)
         await cluster.close()

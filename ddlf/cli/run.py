@@ -11,7 +11,7 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -248,7 +248,8 @@ async def _run_app(
             await _connect(cluster, options.wait, display, app.run_context.emit, PRELOADED)
             try:
                 await check_needs(cluster, target, display.say, here=new_workers(options))
-                for described in cards_of(cluster, app.deterministic, options):
+                gpus = (", ".join(worker.facts.get("gpus", ())) for worker in cluster.workers)
+                for described in cards_of(gpus, app.deterministic, options):
                     display.say(f"cards     {described}")
                 await choose_settings(app)
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
@@ -271,9 +272,15 @@ async def _run_app(
                 await cluster.close()
 
 
-def cards_of(cluster: Cluster, deterministic: bool, options: argparse.Namespace) -> Iterator[str]:
-    """Yield the cards of the workers for people, and why new workers leave cards of this machine unused."""
-    cards = Counter(", ".join(worker.facts.get("gpus", ())) or "none" for worker in cluster.workers)
+def cards_of(gpus: Iterable[str], deterministic: bool, options: argparse.Namespace) -> Iterator[str]:
+    """Yield the cards of the workers for people, and why new workers leave cards of this machine unused.
+
+    Args:
+        gpus: The cards of each worker; empty for a worker without one.
+        deterministic: Whether the run computes equal bits.
+        options: The parsed options.
+    """
+    cards = Counter(name or "none" for name in gpus)
     if not set(cards) <= {"none"}:
         rows = "; ".join(f"{card} for {_workers(count)}" for card, count in cards.items())
         yield rows if deterministic else f"{rows}. Two runs on cards may differ in bits: --deterministic prevents it"

@@ -396,6 +396,20 @@ def spread(workers: int, wanted: Wanted) -> list[Wanted]:
     return places
 
 
+def cards_for(workers: int, wanted: Wanted) -> list[str]:
+    """Return the card that each worker of this machine would get from ``spread``, and its limit, for people; empty texts
+    without cards.
+
+    Raises:
+        ConfigError: As for ``spread``.
+    """
+    cards = {card.uuid: card for card in find_cards().cards}
+    return [
+        ", ".join(f"{cards[name]}{_limit(place.memory)}" for name in place.names or () if name in cards)
+        for place in spread(workers, wanted)
+    ]
+
+
 # -- in the executor ----------------------------------------------------------------------------------------------------
 
 

@@ -248,6 +248,21 @@ def test_dry_run_has_the_error_messages_of_a_run(folder, capfd, arguments, sente
     assert said[0] == said[1]
 
 
+def test_dry_run_names_the_cards_of_its_workers_or_refuses_them(cards, folder, capfd):
+    with pytest.raises(SystemExit) as ended:
+        main.main(["run", "app.py", "--local", "2", "--gpus", "0", "--dry-run"])
+    assert ended.value.code == 0
+    assert "cards     0 (Test Card), at most 7.7 GB for 2 workers. Two runs" in capfd.readouterr().out
+    for options, sentence in (
+        (["--gpus", "7"], "this machine has no card 7"),
+        (["--gpus", "none", "--gpu-memory", "8GB"], "--gpu-memory has no effect with --gpus none"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main.main(["run", "app.py", *options, "--dry-run"])
+        assert ended.value.code == 2
+        assert sentence in capfd.readouterr().err
+
+
 def test_dry_run_refuses_a_script_that_runs_by_itself(folder, capfd):
     (folder / "script.py").write_text("import asyncio\nasync def work(): print('worked')\nasyncio.run(work())\n")
     with pytest.raises(SystemExit, match=r"^2$"):

@@ -143,14 +143,13 @@ def test_worker_says_why_it_uses_no_card(cards, monkeypatch, start_worker):
 
 
 def test_run_says_which_cards_it_uses_and_why_not_all(cards):
-    cluster = SimpleNamespace(workers=[SimpleNamespace(facts={"gpus": ["1 (Test Card)"]})])
     options = SimpleNamespace(local=1, hosts=None, listen=None, launcher=None, config=None, gpus=None)
     cards.has(card(0, error=15), card(1))
-    used, unused = cards_of(cluster, False, options)
+    used, unused = cards_of(["1 (Test Card)"], False, options)
     assert used == "1 (Test Card) for 1 worker. Two runs on cards may differ in bits: --deterministic prevents it"
     assert unused.startswith("unused: the card 0 has fallen off the bus; reset it")
     options.gpus = ("1",)
-    assert [*cards_of(cluster, True, options)] == ["1 (Test Card) for 1 worker"]
+    assert [*cards_of(["1 (Test Card)"], True, options)] == ["1 (Test Card) for 1 worker"]
 
 
 def test_second_worker_on_a_card_is_refused(cards, start_worker):
