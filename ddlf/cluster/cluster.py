@@ -818,7 +818,8 @@ class Cluster(Group):
         """
         for worker in self._members.present:
             wanted = self._wanted.get((worker.host, worker.port), NO_WISH)
-            if wanted.differs(own := worker.facts.get("gpus", [])):
+            own = worker.facts.get("gpus", [])
+            if wanted.differs(own, worker.facts.get("gpu_uuids", [])):
                 raise ConfigError(
                     f"{worker.name} computes on {', '.join(own) or 'no card'}, and cluster.yaml says "
                     f"{' '.join(wanted.arguments())}",

@@ -71,19 +71,39 @@ class Wanted:
     def arguments(self) -> list[str]:
         """Return the options of ``ddlf-worker`` that say the same."""
         gpus = [] if self.names is None else ["--gpus", ",".join(self.names)]
-        return [*gpus, *([] if self.memory is None else ["--gpu-memory", str(self.memory)])]
+        return [*gpus, *([] if self.memory is None else ["--gpu-memory", _size(self.memory)])]
 
-    def differs(self, described: Sequence[str]) -> bool:
-        """Return whether a worker with these cards, as ``Assignment.described`` returns them, has not got these options."""
+    def differs(self, described: Sequence[str], uuids: Sequence[str]) -> bool:
+        """Return whether a worker has not got these options.
+
+        Args:
+            described: Its cards, as ``Assignment.described`` returns them.
+            uuids: The unique names of these cards; empty for a worker of an earlier release.
+        """
         limits = [] if self.memory is None else [card for card in described if not card.endswith(_limit(self.memory))]
-        if self.names is None or any(name.startswith(("GPU-", "MIG-")) for name in self.names):
+        if self.names is None:
             return bool(limits)
         wanted = [] if self.names == (NONE,) else list(self.names)
-        return bool(limits) or [card.partition(" ")[0] for card in described] != wanted
+        own = zip([card.partition(" ")[0] for card in described], uuids or [""] * len(described), strict=True)
+        return bool(limits) or len(wanted) != len(described) or not all(map(_is_named, wanted, own))
 
 
 def _limit(memory: int | None) -> str:
     return "" if memory is None else f", at most {memory / 1e9:.1f} GB"
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes as a user writes it."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if count % unit == 0:
+            return f"{count // unit}{name}"
+    return str(count)
+
+
+def _is_named(name: str, own: tuple[str, str]) -> bool:
+    """Return whether a name is the number of a card, or the beginning of its unique name."""
+    number, uuid = own
+    return uuid.startswith(name) if name.startswith(("GPU-", "MIG-")) else number == name
 
 
 NO_WISH = Wanted()
@@ -418,6 +438,11 @@ def cards_of_executor() -> list[str]:
     with suppress(ValueError, TypeError):
         return [str(card) for card in json.loads(os.environ.get(CARDS, "[]"))]
     return []
+
+
+def uuids_of_executor() -> list[str]:
+    """Return the unique names of the cards of this executor; empty if it has none, or outside of an executor."""
+    return os.environ[MASK].split(",") if cards_of_executor() else []
 
 
 def memory_limit() -> int:

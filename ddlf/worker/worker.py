@@ -22,7 +22,7 @@ import numpy as np
 from ddlf.data.array_cache import ArrayCache
 from ddlf.rpc.iworker import IWorker, awaited
 from ddlf.worker.activity import HeldPart, Shard
-from ddlf.worker.assignment import cards_of_executor
+from ddlf.worker.assignment import cards_of_executor, uuids_of_executor
 from ddlf.worker.calls import Hosting, Method, Methods, once
 from ddlf.worker.determinism import set_environment
 from ddlf.worker.machine import THREADS, cores, cores_of_engine
@@ -85,7 +85,7 @@ class Worker(IWorker):
         Returns:
             Versions, process id and host name; ``cores``, the cores of this worker, which its environment may limit;
             ``threads``, the threads of this process; ``deterministic``, whether it computes equal bits in each run;
-            ``gpus``, its cards.
+            ``gpus``, its cards, and ``gpu_uuids``, their unique names.
         """
         if not session.get("guest"):
             self.id = session.get("id", 0)
@@ -104,6 +104,7 @@ class Worker(IWorker):
             "threads": self._threads,
             "deterministic": bool(self._deterministic),
             "gpus": cards_of_executor(),
+            "gpu_uuids": uuids_of_executor(),
         }
 
     def _set_threads(self, threads: int | None, share: int) -> int:

@@ -195,7 +195,7 @@ def test_choice_of_cards_in_a_program_is_read():
 
 
 def test_command_line_of_a_worker_gives_the_same_choice_of_cards():
-    assert Wanted(("0", "1"), GIB).arguments() == ["--gpus", "0,1", "--gpu-memory", str(GIB)]
+    assert Wanted(("0", "1"), GIB).arguments() == ["--gpus", "0,1", "--gpu-memory", "1GiB"]
     assert NO_WISH.arguments() == []
 
 
@@ -211,10 +211,13 @@ def test_command_line_of_a_worker_gives_the_same_choice_of_cards():
         (Wanted(("0",), GIB), ["0 (Test Card), at most 1.1 GB"], False),
         (Wanted(None, GIB), ["0 (Test Card)"], True),
         (Wanted(("GPU-0",)), ["0 (Test Card)"], False),
+        (Wanted(("GPU-1",)), ["0 (Test Card)"], True),
+        (Wanted(("GPU-0",)), [], True),
+        (Wanted(("0", "GPU-1")), ["0 (Test Card)", "1 (Test Card)"], False),
     ],
 )
 def test_cards_of_a_worker_are_compared_with_the_cluster_file(wanted, described, differs):
-    assert wanted.differs(described) is differs
+    assert wanted.differs(described, [f"GPU-{each[0]}000" for each in described]) is differs
 
 
 # -- in the executor ----------------------------------------------------------------------------------------------------

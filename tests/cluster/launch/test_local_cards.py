@@ -129,12 +129,11 @@ async def test_worker_of_a_cluster_file_must_have_the_cards_that_it_names(cards,
     (tmp_path / "cluster.yaml").write_text(f"workers: [{line % [1]}]\n")
     async with Cluster.from_config(tmp_path / "cluster.yaml", token_file=worker.token_file) as cluster:
         assert await cluster.run_method(mask) == [(SECOND, False)]
-    (tmp_path / "cluster.yaml").write_text(f"workers: [{line % [0]}]\n")
-    sentence = (
-        r"computes on 1 \(Test Card\), at most 4.3 GB, and cluster.yaml says --gpus 0 --gpu-memory 4294967296; end it"
-    )
-    with pytest.raises(ConfigError, match=sentence):
-        await Cluster.from_config(tmp_path / "cluster.yaml", token_file=worker.token_file).connect()
+    for other in ("0", "GPU-0"):
+        (tmp_path / "cluster.yaml").write_text(f"workers: [{line % f'[{other}]'}]\n")
+        sentence = rf"computes on 1 \(Test Card\), at most 4.3 GB, and cluster.yaml says --gpus {other} --gpu-memory 4GiB; end it"
+        with pytest.raises(ConfigError, match=sentence):
+            await Cluster.from_config(tmp_path / "cluster.yaml", token_file=worker.token_file).connect()
 
 
 def test_worker_says_why_it_uses_no_card(cards, monkeypatch, start_worker):
