@@ -666,6 +666,7 @@ class Cluster(Group):
                 incarnation=partial(launcher.incarnation, index),
                 never=partial(launcher.never, index),
                 when_lost=launcher.when_lost,
+                options=self._wanted.get(launcher.addresses[index], NO_WISH).arguments(),
                 left=partial(launcher.left, index),
                 revive=partial(launcher.revive, index) if launcher.revives else None,
                 way=launcher.way(index),

@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -678,6 +678,7 @@ class Link:
     called: str
     incarnation: Callable[[], Incarnation]
     when_lost: str
+    options: Sequence[str]
     left: Callable[[], Awaitable[Left | None]]
     revive: Callable[[], Awaitable[tuple[str, int]]] | None
     way: Callable[[float], Awaitable[socket.socket]] | None
@@ -827,6 +828,7 @@ class Link:
                     timeout_s=deadline.allows(timeout_s),
                     security=self.security,
                     way=None if self.way is None else take,
+                    options=self.options,
                 )
             except DDLFError as error:
                 error.worker = error.worker or f"worker {self.session['id']}"

@@ -100,6 +100,7 @@ class ProxyWorker(IWorker):
         incarnation: Returns the worker's present incarnation, as its launcher knows it.
         never: Returns why its launcher starts no worker here any more; empty if one may come.
         when_lost: What to do if the worker is lost, for messages.
+        options: Options of ``ddlf-worker`` with which it must be started, for messages.
         left: Returns how the worker's process ended, as its launcher knows it. None means that it runs, or that the
             launcher does not know.
         revive: Restarts the worker's process if it has ended, and returns its address. None if this process cannot.
@@ -129,6 +130,7 @@ class ProxyWorker(IWorker):
         incarnation: Callable[[], Incarnation] = Incarnation,
         never: Callable[[], str] = str,
         when_lost: str = Launcher.when_lost,
+        options: Sequence[str] = (),
         left: Callable[[], Awaitable[Left | None]] = unknown,
         revive: Callable[[], Awaitable[tuple[str, int]]] | None = None,
         way: Callable[[float], Awaitable[socket.socket]] | None = None,
@@ -153,6 +155,7 @@ class ProxyWorker(IWorker):
             called=called,
             incarnation=incarnation,
             when_lost=when_lost,
+            options=options,
             left=left,
             revive=revive,
             way=way,

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from ddlf.errors import AuthError, ConnectError, ProtocolError, VersionError
@@ -135,6 +135,7 @@ async def dial(
     timeout_s: float = 10.0,
     security: Security = TOKEN_ONLY,
     way: Callable[[float], Awaitable[socket.socket]] | None = None,
+    options: Sequence[str] = (),
 ) -> tuple[socket.socket, Hello]:
     """Connect to a worker. Both sides prove to each other that they have the token.
 
@@ -149,6 +150,7 @@ async def dial(
         timeout_s: Limit for the TCP connection. The handshake has its own limit of 5 s.
         security: Certificates, and whether to encrypt.
         way: Returns a connection that the worker has opened, within some seconds. None connects to ``host``.
+        options: More options with which this worker must be started, for messages.
 
     Returns:
         The socket, ready for frames, and the worker's hello.
@@ -159,7 +161,7 @@ async def dial(
         VersionError: The worker speaks another version of the protocol.
         ConfigError: A certificate of this side cannot be used.
     """
-    reach = way or partial(connect_to, host, port)
+    reach = way or partial(connect_to, host, port, options=options)
     sock = await reach(timeout_s)
     encrypted = not (security.insecure_plaintext or tls.is_local(sock))
     while True:
@@ -184,8 +186,8 @@ async def dial(
         sock = await reach(timeout_s)
 
 
-async def connect_to(host: str, port: int, timeout_s: float) -> socket.socket:
-    """Return a socket that is connected to this host and port.
+async def connect_to(host: str, port: int, timeout_s: float, options: Sequence[str] = ()) -> socket.socket:
+    """Return a socket that is connected to this host and port. The options are those of ``dial``.
 
     Raises:
         ConnectError: Nothing answers there. The hint is for a master that dials a worker.
@@ -203,7 +205,7 @@ async def connect_to(host: str, port: int, timeout_s: float) -> socket.socket:
         reason = error.strerror if isinstance(error, OSError) else "not a valid name"
         raise ConnectError(f"the name {host!r} cannot be resolved ({reason})", hint="check its spelling") from None
     except OSError as error:
-        raise ConnectError(f"{where}: {_reason(error)}", hint=_advice(error, port)) from None
+        raise ConnectError(f"{where}: {_reason(error)}", hint=_advice(error, port, options)) from None
 
 
 def _explain(error: BaseException, where: str, token: bytes) -> None:
@@ -237,9 +239,9 @@ def _reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def _advice(error: OSError, port: int) -> str:
+def _advice(error: OSError, port: int, options: Sequence[str]) -> str:
     if isinstance(error, ConnectionRefusedError):
-        return f"start the worker there with: ddlf-worker --port {port}"
+        return f"start the worker there with: {' '.join(['ddlf-worker', '--port', str(port), *options])}"
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
         return "check the address and the network"
     return "check the address"

@@ -14,7 +14,7 @@ import pytest
 from ddlf.cli.run import cards_of
 from ddlf.cli.workers import describe
 from ddlf.cluster.cluster import Cluster
-from ddlf.errors import ConfigError, DDLFError
+from ddlf.errors import ConfigError, ConnectError, DDLFError
 from ddlf.events import CardRead, WorkerConnected
 from ddlf.worker.lost_cards import forget_lost, lost_cards
 from tests.cards import GIB, card
@@ -149,6 +149,13 @@ def test_run_says_which_cards_it_uses_and_why_not_all(cards):
     assert unused.startswith("unused: the card 0 has fallen off the bus; reset it")
     options.gpus = ("1",)
     assert [*cards_of(["1 (Test Card)"], True, options)] == ["1 (Test Card) for 1 worker"]
+
+
+async def test_worker_that_does_not_run_is_started_with_the_cards_of_its_line(cards, tmp_path, free_port):
+    line = f"{{host: 127.0.0.1, port: {free_port}, gpus: [1], gpu_memory: 8GiB}}"
+    (tmp_path / "cluster.yaml").write_text(f"workers: [{line}]\n")
+    with pytest.raises(ConnectError, match=f"ddlf-worker --port {free_port} --gpus 1 --gpu-memory 8GiB"):
+        await Cluster.from_config(tmp_path / "cluster.yaml").connect()
 
 
 def test_second_worker_on_a_card_is_refused(cards, start_worker):
