@@ -191,11 +191,12 @@ def _workers(known: dict[str, Any], columns: int, rows: int) -> list[RenderableT
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=True)
     table.add_column("worker", no_wrap=True, overflow="ellipsis", min_width=9, max_width=24)
     table.add_column("does", no_wrap=True, overflow="ellipsis", ratio=1)
-    titles = [
-        title
-        for title in TITLES[: 2 if columns < 60 else 5 if columns < 100 else None]
-        if (known["run"] or title not in OF_A_RUN) and (title != "card" or any(map(cards_of, asked.values())))
-    ]
+    fitting: tuple[str, ...] = TITLES[:2] if columns < 60 else TITLES[:5] if columns < 100 else TITLES
+    if not any(map(cards_of, asked.values())):
+        fitting = tuple(title for title in fitting if title != "card")
+    elif 60 <= columns < 100:
+        fitting = (*TITLES[:4], "card")  # a busy card says more than a number of cores
+    titles = [title for title in fitting if known["run"] or title not in OF_A_RUN]
     for title in titles[1:]:
         table.add_column(title, justify="right", no_wrap=True)
     numbers = sorted({*lanes, *asked})

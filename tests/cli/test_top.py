@@ -102,6 +102,9 @@ def test_top_shows_cards(monkeypatch):
     lines = shown(run=False, columns=120)
     assert lines[1].split() == ["worker", "does", "memory", "cores", "sent", "received", "card"]
     assert "87 %, 12.0 GB, 61 °C" in lines[2]
+    lines = shown(run=False, columns=80)
+    assert lines[1].split() == ["worker", "does", "memory", "card"]
+    assert "87 %, 12.0 GB, 61 °C" in lines[2]
 
 
 def test_top_shows_the_parts_of_a_model():
