@@ -500,7 +500,7 @@ def cards(text: str) -> tuple[str, ...]:
     from ddlf.worker.cards import read_names
 
     try:
-        return read_names(text)
+        return read_names(text, "0 or 0,1")
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

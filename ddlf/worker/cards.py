@@ -209,15 +209,19 @@ def other_kind() -> str:
 # -- names and masks --------------------------------------------------------------------------------------------------
 
 
-def read_names(value: object) -> tuple[str, ...]:
+def read_names(value: object, such_as: str = "[0] or [0, 1]") -> tuple[str, ...]:
     """Return the names of cards in a value of ``gpus``: a list such as ``[0, 1]``, a text such as ``"0,1"``, or
     ``"none"``.
+
+    Args:
+        value: The value.
+        such_as: Valid values as the user writes them, for the error.
 
     Raises:
         ValueError: The value is another one, or a card is named twice.
     """
     parts = value.split(",") if isinstance(value, str) else value
-    example = "must name cards, such as [0] or [0, 1], or be none"
+    example = f"must name cards, such as {such_as}, or be none"
     if not isinstance(parts, list | tuple) or not parts or any(isinstance(part, bool) for part in parts):
         raise ValueError(f"{example}, got {value!r}")
     names = tuple(str(part).strip() for part in parts)

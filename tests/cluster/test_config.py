@@ -321,6 +321,7 @@ MISTAKES = [
     ),
     ("workers: [{host: a, gpus: [0, 0]}]\n", "1:27: gpus names the card 0 twice"),
     ("workers: [{host: a, gpus: 1}]\n", r"1:27: gpus must name cards, such as \[0\] or \[0, 1\], or be none, got 1"),
+    ("workers: [{host: a, gpus: none, gpu_memory: 8GiB}]\n", "1:11: gpu_memory has no effect with gpus: none"),
     ("workers: [{host: a, gpu_memory: much}]\n", "1:33: gpu_memory must be a size such as `512MiB` or `2GB`"),
     ("workers: [{host: a, advertise: 'n:x'}]\n", r"1:32: advertise: port must be an integer, got 'x'"),
     (
@@ -567,7 +568,7 @@ def data_of(content: str | bytes) -> Any:
 
 
 BEYOND_A_SCHEMA = re.compile(
-    r"same (address|name)|3 x heartbeat_s|lists only|"  # rules about several values
+    r"same (address|name)|3 x heartbeat_s|lists only|with gpus: none|"  # rules about several values
     r"[ :](\.nan|\.inf|1e400|1\.0e\+400)|port: 90\.0|"  # JSON has none of the first values, and takes 90.0 for an integer
     r"mode must be one of|"  # packages add strategies, and a text may have their settings
     r"a:99999|10\.0\.0\.256|\\e|advertise: (0|'n:x)"  # mistakes inside of texts

@@ -52,7 +52,7 @@ from ddlf.settings.checks import OneOf, RuleOf, Whole, count_of_bytes, with_name
 from ddlf.settings.declared import declared
 from ddlf.settings.setting import Setting, Use
 from ddlf.worker.assignment import Wanted
-from ddlf.worker.cards import read_names
+from ddlf.worker.cards import NONE, read_names
 
 # A configuration is small. These limits keep a hostile or broken file from using much memory or time.
 MAX_FILE_BYTES = 1 << 20
@@ -351,6 +351,12 @@ class WorkerAddress(_Section):
             host, port = parse_address(data)
             return {"host": host, "port": port}
         return data
+
+    @model_validator(mode="after")
+    def _has_a_card_to_limit(self) -> Self:
+        if self.gpus == (NONE,) and self.gpu_memory is not None:
+            raise ConfigError("gpu_memory has no effect with gpus: none")
+        return self
 
     @property
     def wanted(self) -> Wanted:

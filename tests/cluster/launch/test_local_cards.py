@@ -169,6 +169,7 @@ def test_second_worker_on_a_card_is_refused(cards, start_worker):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--gpus", "0,,1"], "argument --gpus: must name cards, such as 0 or 0,1, or be none, got '0,,1'"),
         (["--gpus", "0,0"], "argument --gpus: names the card 0 twice"),
         (["--gpus", "0", "--gpu-memory", "much"], "argument --gpu-memory: it must be a size such as"),
         (["--gpus", "7"], "this machine has no card 7; it has: 0 (Test Card), 1 (Test Card)"),
