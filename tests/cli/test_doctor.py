@@ -442,10 +442,10 @@ async def test_doctor_reports_an_older_worker(daemons, monkeypatch):
 
 
 async def test_doctor_names_slow_workers(daemons, monkeypatch):
-    async def slow(host, port, timeout_s):
+    async def slow(host, port, timeout_s, **options):
         if port == daemons[1].port:
             await asyncio.wait_for(named.wait(), PATIENCE_S)
-        return await reach(host, port, timeout_s)
+        return await reach(host, port, timeout_s, **options)
 
     def say(line):
         # On a busy machine, worker 1 may be late, too.
@@ -463,10 +463,10 @@ async def test_doctor_names_slow_workers(daemons, monkeypatch):
 async def test_doctor_waits_once_for_all_dead_workers(daemons, monkeypatch):
     dialled = []
 
-    async def silence(host, port, timeout_s):
+    async def silence(host, port, timeout_s, **options):
         dialled.append(port)
         if port == daemons[0].port:
-            return await reach(host, port, timeout_s)
+            return await reach(host, port, timeout_s, **options)
         if len(dialled) == 6:
             all_dialled.set()
         await asyncio.wait_for(all_dialled.wait(), PATIENCE_S)  # the workers are dialled at the same time
