@@ -57,7 +57,7 @@ LONG_S = 3.0
 START_S = 120.0
 """Longest time to wait for the workers of a launcher."""
 REPAIR_CARD = (
-    "try nvidia-smi and look into dmesg for lines with NVRM; reinstall the framework if the message names a library"
+    "run nvidia-smi, and look into dmesg for lines with NVRM; reinstall the framework if the message names a library"
 )
 TRIES = 3
 ENOUGH_S = 0.2
@@ -204,7 +204,7 @@ async def _examine_cards(report: Diagnosis, say: Callable[[str], None]) -> list[
             card["lost"] = ""
         if checked is not None and checked.problem:
             name = f"the card {card['number']} ({card['name']})"
-            findings.append(Problem("warning", (HERE,), f"{name}: {checked.problem}", REPAIR_CARD))
+            findings.append(Problem("warning", (HERE,), f"{name}: {checked.problem}", checked.do or REPAIR_CARD))
     return findings
 
 

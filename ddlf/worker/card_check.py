@@ -24,6 +24,8 @@ EXACT_SIZE = 256
 """Rows of the product whose values are compared. Its whole numbers have the same sums in each number format."""
 TIMED_SIZE = 4096
 REPEATS = 10
+PLATFORMS = "JAX_PLATFORMS"
+"""Names the kinds of devices that JAX looks for."""
 BEGINNING = "ddlf-card "
 """Begins the line with the result, because a framework may print, too."""
 
@@ -36,11 +38,13 @@ class Checked:
         device: The device, as the framework names it; empty if the check failed.
         teraflops: Rate of the product in float32, as the framework computes it by default.
         problem: Why the card cannot be used; empty if it can.
+        do: How to repair this; empty if only the driver and the message know it.
     """
 
     device: str = ""
     teraflops: float = 0.0
     problem: str = ""
+    do: str = ""
 
 
 async def check_card(backend: str, uuid: str, timeout_s: float = TIMEOUT_S) -> Checked:
@@ -113,6 +117,8 @@ def _measured(
 
 
 def _with_jax() -> Checked:
+    if (platforms := os.environ.get(PLATFORMS)) and not {"cuda", "gpu"} & {*platforms.split(",")}:
+        return Checked(problem=f"{PLATFORMS}={platforms} hides it from jax", do=f"unset {PLATFORMS}")
     import jax
     import numpy as np
 

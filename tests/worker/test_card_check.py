@@ -48,6 +48,13 @@ async def test_child_reports_its_result():
     assert checked == Checked(problem="numpy cannot use it: 'numpy'")
 
 
+async def test_variable_that_hides_cards_from_jax_is_named(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert await check_card("jax", "GPU-0") == Checked(
+        problem="JAX_PLATFORMS=cpu hides it from jax", do="unset JAX_PLATFORMS"
+    )
+
+
 async def test_child_that_crashes_is_a_problem(monkeypatch, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys; print('CUDA error', file=sys.stderr, flush=True); os._exit(9)"
