@@ -17,7 +17,9 @@ from pathlib import Path
 BURST = "80kb"
 """Bytes that may pass at once. This is the size of the kernel's largest pieces, so links need not divide them."""
 LATENCY = "100ms"
-"""Time that packets may wait at either end of a link before it drops some: 2.5 MB at 200 Mbit/s, like in a switch."""
+"""Time that packets may wait at the switch's end of a link before it drops some: 2.5 MB at 200 Mbit/s, like in a switch."""
+OWN_LATENCY = "1s"
+"""The same at a machine's end. A real machine does not drop its own packets: its connections wait for the network card."""
 
 
 def ip(*arguments: str) -> None:
@@ -92,15 +94,17 @@ class Network:
         ip("-n", name, "link", "set", "cable", "up")
         ip("-n", self._switch, "link", "set", port, "master", "bridge")
         ip("-n", self._switch, "link", "set", port, "up")
-        for there, device in ((name, "cable"), (self._switch, port)):
-            shape = ("root", "tbf", "rate", self._rate, "burst", BURST, "latency", LATENCY)
-            run("tc", "-n", there, "qdisc", "add", "dev", device, *shape)
+        self._shape("add", number, self._rate)
 
     def limit(self, machine: int, rate: str) -> None:
         """Give the link of a machine, counted from 0, another rate in both directions."""
-        for there, device in ((self._names[machine], "cable"), (self._switch, f"port{machine}")):
-            shape = ("root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY)
-            run("tc", "-n", there, "qdisc", "change", "dev", device, *shape)
+        self._shape("change", machine, rate)
+
+    def _shape(self, how: str, machine: int, rate: str) -> None:
+        ends = (self._names[machine], "cable", OWN_LATENCY), (self._switch, f"port{machine}", LATENCY)
+        for there, device, latency in ends:
+            shape = ("root", "tbf", "rate", rate, "burst", BURST, "latency", latency)
+            run("tc", "-n", there, "qdisc", how, "dev", device, *shape)
 
     def on(self, machine: int, *command: str) -> list[str]:
         """Return the command line that runs a command on a machine, counted from 0."""

@@ -1,0 +1,25 @@
+"""Simulated links, without making one."""
+
+import pytest
+
+from benchmarks import network
+
+
+@pytest.fixture
+def shaped(monkeypatch):
+    """The queues that are made or changed: where, how, and the rest of the words."""
+    told = []
+    monkeypatch.setattr(network, "run", lambda *words: told.append(words) if words[0] == "tc" else None)
+    return told
+
+
+def test_a_machine_drops_nothing_that_it_sends_itself_and_a_switch_does(shaped):
+    with network.Network(2, "100mbit") as made:
+        made.limit(1, "10mbit")
+    ends = [(words[4], words[words.index("dev") + 1], words[-1]) for words in shaped]
+    both = [
+        [(how, "cable", "1s"), (how, f"port{machine}", "100ms")]
+        for how, machine in (("add", 0), ("add", 1), ("change", 1))
+    ]
+    assert ends == sum(both, [])
+    assert [words[words.index("rate") + 1] for words in shaped] == ["100mbit"] * 4 + ["10mbit"] * 2
