@@ -6,7 +6,9 @@ import argparse
 import contextlib
 import inspect
 import json
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.events import RoundsPredicted
 from ddlf.events.facts import to_data
 from ddlf.events.sinks import from_json
-from ddlf.extras.planner.units import bandwidth, latency, memory, seconds
+from ddlf.extras.planner.units import bandwidth, duration, latency, memory, seconds
 
 if TYPE_CHECKING:
     from ddlf.extras.planner.choice import Goal, Wish
@@ -101,6 +103,7 @@ async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
     from ddlf.app import IApp
     from ddlf.cli.run import resolve_cluster
     from ddlf.cli.target import prepare_app
+    from ddlf.events.record import fitted
     from ddlf.extras.planner.planning import BUDGET_S
     from ddlf.extras.planner.planning import plan as planned
     from ddlf.extras.planner.result import lines
@@ -113,7 +116,7 @@ async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
 
     def note(text: str) -> None:
         if not options.quiet:
-            print(text, file=out, flush=True)
+            print(fitted(text), file=out, flush=True)
 
     try:
         note(f"cluster   {described}")
@@ -129,9 +132,23 @@ async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
         )
     finally:
         await app.close()
-    text = lines(found, command(found, options), longer(options))
-    print(json.dumps(found.to_data(), indent=2) if options.json else "\n".join(text))
+    text = lines(found, command(found, options), longer(options), columns())
+    print(json.dumps(found.to_data(), indent=2) if options.json else on_terminal(text))
     return 1 if found.is_beyond else 0
+
+
+def columns() -> int | None:
+    """Return the columns of the terminal; None if standard output is none."""
+    return max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else None
+
+
+def on_terminal(text: Sequence[str]) -> str:
+    """Return lines for standard output: wrapped on a terminal, except a last line with a command, which users copy."""
+    from ddlf.events.record import fitted
+
+    *others, last = text
+    is_command = last.startswith(("run ", "longer "))
+    return "\n".join([*map(fitted, others), last if is_command else fitted(last)])
 
 
 def _wish(options: argparse.Namespace) -> Wish:
@@ -168,14 +185,14 @@ def command(plan: Plan, options: argparse.Namespace) -> str:
 
 def longer(options: argparse.Namespace) -> str:
     """Return the command that measures longer, with all options of this call."""
-    from ddlf.cli.words import command_line
+    from ddlf.cli.words import command_line, exact_size
     from ddlf.extras.planner.planning import BUDGET_S
 
     told = {
         "--batches": options.batches and ",".join(map(str, options.batches)),
         "--goal": options.goal,
-        "--deadline": options.deadline and f"{options.deadline:.9g}s",
-        "--max-memory": options.max_memory and f"{options.max_memory / 1e6:.9g}MB",
+        "--deadline": options.deadline and duration(options.deadline),
+        "--max-memory": options.max_memory and exact_size(options.max_memory),
         "--bandwidth": options.bandwidth and f"{options.bandwidth * 8 / 1e6:.9g}mbit",
         "--latency": options.latency and f"{options.latency * 1e3:.9g}ms",
         "--budget": f"{2 * (options.budget or BUDGET_S):g}s",

@@ -10,8 +10,12 @@ from ddlf.extras.planner.choice import Choice, Verdict, Wish, can_balance
 from ddlf.extras.planner.memory import Largest, MemoryModel
 from ddlf.extras.planner.model import Measured, Predicted, TimeModel
 
-LEFT = (2, 4)
+LEFT = ("way", "codec")
 """Columns of words in the table; the others are numbers."""
+INTERVAL, UNMEASURED = "(80 %)", " not measured"
+"""The last column, and the end of its cells for more slots than were measured."""
+SPARE = ("s/update", "memory", "batch", INTERVAL)
+"""Columns that a narrow terminal leaves out, in this order. The batch size stays if rows differ in it."""
 MOST_ROWS = 6
 """Predictions in the table beside the best and the present one."""
 USUAL = {"mode": "sync", "exchange": "star", "codec": "float32", "balance": "equal"}
@@ -119,16 +123,17 @@ class Plan:
         }
 
 
-def lines(plan: Plan, run: str = "", longer: str = "") -> list[str]:
+def lines(plan: Plan, run: str = "", longer: str = "", width: int | None = None) -> list[str]:
     """Return the plan as lines to print.
 
     Args:
         plan: The plan.
         run: The command that trains as the best choice does; in a program, the lines name its settings instead.
         longer: The command that measures longer; in a program, the lines say it in general.
+        width: Columns of the terminal, which the table fits; None without one. Other lines may be longer.
     """
     head = ["", "slots", "way", "batch", "codec", "s/epoch", "s/update"]
-    rows = [[*head, *["memory"] * (plan.memory is not None), "of fit", "(80 %)"]]
+    rows = [[*head, *["memory"] * (plan.memory is not None), "of fit", INTERVAL]]
     shown = [("nearest" if plan.is_beyond else "best", plan.best), ("now", plan.now)]
     shown += [("", one) for one in plan.all if one not in (plan.best, plan.now)][:MOST_ROWS]
     for label, one in shown:
@@ -144,17 +149,10 @@ def lines(plan: Plan, run: str = "", longer: str = "") -> list[str]:
                 number(one.update_s),
                 *([] if one.memory is None else [size(round(one.memory.count))]),
                 f"{factor(one.factor)}x",
-                f"({factor(one.low)}-{factor(one.high)})" + ("" if one.epoch.within else " not measured"),
+                f"({factor(one.low)}-{factor(one.high)})" + ("" if one.epoch.within else UNMEASURED),
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    sides = ["<" if column in LEFT else ">" for column in range(len(widths) - 1)]
-    table = [
-        f"{row[0]:<10}"
-        + "  ".join(f"{cell:{side}{width}}" for cell, side, width in list(zip(row, sides, widths, strict=False))[1:])
-        + f"  {row[-1]}"
-        for row in rows
-    ]
+    table, left_out = fitting(rows, width)
     return [
         f"measured  {len(plan.measured)} settings in {plan.spent_s:.0f} s: a step takes {number(plan.step_s * 1e3)} ms, "
         f"an exchange {number(plan.exchange_s * 1e3)} ms; fit on one machine takes {number(plan.fit.seconds)} s an epoch"
@@ -162,10 +160,53 @@ def lines(plan: Plan, run: str = "", longer: str = "") -> list[str]:
         *unequal(plan),
         *assumed(plan),
         *table,
+        *left_out,
         *remembered(plan),
         *wished(plan),
         f"{plan.verdict}: {sentence(plan)}",
         last(plan, run, longer),
+    ]
+
+
+def fitting(rows: list[list[str]], width: int | None) -> tuple[list[str], list[str]]:
+    """Return the lines of a table that fits a terminal, and a line about the columns that are left out.
+
+    Args:
+        rows: The cells. The first row has the names of columns.
+        width: Columns of the terminal; None without one.
+    """
+    found, gone = aligned(rows, gap=2), list[str]()
+    if width is None or max(map(len, found)) <= width:
+        return found, []
+    for name in SPARE:
+        if max(map(len, found := aligned(rows, gap=1))) <= width:
+            break
+        place = rows[0].index(name) if name in rows[0] else None
+        if place is None or (name == "batch" and len({row[place] for row in rows[1:]}) > 1):
+            continue
+        gone.append(name)
+        marks = ["", *(" ?" if row[place].endswith(UNMEASURED) else "" for row in rows[1:])]
+        rows = [[*row[:place], *row[place + 1 :]] for row in rows]
+        if name == INTERVAL:
+            rows = [[*row[:-1], row[-1] + mark] for row, mark in zip(rows, marks, strict=True)]
+    else:
+        found = aligned(rows, gap=1)
+    marked = "; ? means not measured" if any(row[-1].endswith("?") for row in rows) else ""
+    return found, [f"left out  {', '.join(gone)}, because the terminal is narrow{marked}"] if gone else []
+
+
+def aligned(rows: list[list[str]], gap: int) -> list[str]:
+    """Return the lines of a table. Its first column has labels, and its last one is as long as its texts."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    sides = ["<" if rows[0][column] in LEFT else ">" for column in range(len(widths))]
+    sides[-1], widths[-1] = "<", 0
+    space = " " * gap
+    return [
+        f"{row[0]:<10}"
+        + space.join(
+            f"{cell:{side}{width or ''}}" for cell, side, width in list(zip(row, sides, widths, strict=True))[1:]
+        )
+        for row in rows
     ]
 
 

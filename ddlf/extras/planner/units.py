@@ -23,6 +23,14 @@ def seconds(text: str) -> float:
     return float(found[1]) * {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600}[found[2]]
 
 
+def duration(value: float) -> str:
+    """Return a duration with its largest whole unit, as one types it: ``2h``, ``90m``, ``45s``."""
+    count, unit = next(
+        ((value / each, unit) for each, unit in ((3600, "h"), (60, "m")) if not value % each), (value, "s")
+    )
+    return f"{count:.9g}{unit}"
+
+
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 BYTES = {"kb/s": 1e3, "mb/s": 1e6, "gb/s": 1e9}
 

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import shlex
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from ddlf.cli.options import RUN as RUN_COMMAND
 from ddlf.errors import ConfigError
 from ddlf.extras.planner.choice import Choice, Wish
 from ddlf.extras.planner.command import PLAN as PLANNER
-from ddlf.extras.planner.command import command, longer
+from ddlf.extras.planner.command import command, longer, on_terminal
 from ddlf.extras.planner.memory import Bytes, Largest, MemoryModel, Peak, Peaks
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
 from ddlf.extras.planner.result import Plan, lines
@@ -73,7 +74,7 @@ def asked(*words):
         (
             ("--local", "2", "--gpus", "0,1", "--gpu-memory", "8GB"),
             Way("sync", "star", "float32"),
-            "--local 2 --gpus 0,1 --gpu-memory 8000000000 --slots 6 --batch-size 64",
+            "--local 2 --gpus 0,1 --gpu-memory 8GB --slots 6 --batch-size 64",
         ),
         (
             ("--hosts", "a:9000,b:9000", "--token-file", "t", "--insecure-plaintext", "--target", "App"),
@@ -108,6 +109,71 @@ def test_a_plan_is_a_table_a_verdict_and_a_command():
     ]
 
 
+WIDE = dataclasses.replace(
+    PLAN,
+    memory=MemoryModel(
+        Peaks(
+            worker=1,
+            samples=60_000,
+            framework=300_000_000,
+            data=200_000_000,
+            loaded=0,
+            weights=1_000_000,
+            optimizer=0,
+            batches=(Peak(batch=64, most=900_000_000), Peak(batch=128, most=1_000_000_000)),
+        )
+    ),
+    all=tuple(
+        dataclasses.replace(
+            choice(16, 2.0, 1234.0, way, within=way.mode == "sync"), memory=Bytes(count=9e8, low=9e8, high=1e9)
+        )
+        for way in (Way("sync", "gradient", "float32"), Way("async", "star", "float32"))
+    ),
+    **{
+        name: dataclasses.replace(one, memory=Bytes(count=9e8, low=9e8, high=1e9))
+        for name, one in (("best", BEST), ("now", NOW))
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "head", "left_out"),
+    [
+        (120, "slots  way             batch  codec    s/epoch  s/update  memory  of fit  (80 %)", ""),
+        (80, "slots way            codec   s/epoch of fit (80 %)", "s/update, memory, batch"),
+        (60, "slots way            codec   s/epoch of fit", "s/update, memory, batch, (80 %)"),
+    ],
+)
+def test_the_table_fits_the_terminal_and_says_what_it_leaves_out(width, head, left_out):
+    told = lines(WIDE, RUN, width=width)
+    first = next(place for place, line in enumerate(told) if " slots" in line and " way " in line)
+    rows = told[first : first + 5]
+    assert rows[0] == f"          {head}"
+    assert max(map(len, rows)) <= width
+    marked = [row for row in rows[1:] if row.endswith(" not measured" if width > 60 else "x ?")]
+    assert [row.split()[1] for row in marked] == ["async"]
+    said = [line for line in told if line.startswith("left out  ")]
+    mark = "; ? means not measured" if width == 60 else ""
+    assert said == ([f"left out  {left_out}, because the terminal is narrow{mark}"] if left_out else [])
+
+
+def test_a_batch_size_that_differs_stays_in_a_narrow_table():
+    other = dataclasses.replace(WIDE.all[0], setting=dataclasses.replace(WIDE.all[0].setting, batch=2000))
+    told = lines(dataclasses.replace(WIDE, all=(*WIDE.all, other)), RUN, width=60)
+    rows = [line for line in told if line[10:15].strip().isdigit() or " way " in line]
+    assert " batch " in rows[0] and max(map(len, rows)) <= 60
+    assert "left out  s/update, memory, (80 %), because" in "\n".join(told)
+
+
+def test_only_other_lines_are_wrapped_on_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    run = f"{RUN} {'--option value ' * 9}".rstrip()
+    told = on_terminal(lines(WIDE, run, width=60)).split("\n")
+    assert told[-1] == f"run       {run}"  # to copy
+    assert max(map(len, told[:-1])) <= 60
+
+
 @pytest.mark.parametrize(
     ("factor", "said"),
     [
@@ -137,10 +203,32 @@ def test_the_command_that_measures_longer_has_all_options_of_the_call():
     words = ("--local", "2", "-p", "n=5", "--budget", "30s", "--batches", "8,9", "--deadline", "2h", "--goal", "cost")
     more = ("--max-memory", "4GB", "--bandwidth", "100mbit", "--latency", "5ms")
     assert longer(asked(*words, *more)) == (
-        "ddlf plan 'my app.py' --local 2 -p n=5 --again --batches 8,9 --goal cost --deadline 7200s --max-memory 4000MB "
+        "ddlf plan 'my app.py' --local 2 -p n=5 --again --batches 8,9 --goal cost --deadline 2h --max-memory 4GB "
         "--bandwidth 100mbit --latency 5ms --budget 60s"
     )
     assert longer(asked()) == "ddlf plan 'my app.py' --again --budget 120s"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--max-memory", "1.5GB", "--budget", "1.5m", "--bandwidth", "12MB/s", "--latency", "200us"),
+        ("--max-memory", "512MiB", "--budget", "45s", "--bandwidth", "1gbit", "--deadline", "90m"),
+        ("--max-memory", "4.7TiB", "--budget", "0.5s", "--bandwidth", "1kbit", "--deadline", "12.5"),
+    ],
+)
+def test_the_command_that_measures_longer_means_what_the_call_meant(words):
+    options = asked(*words)
+    again = PLANNER.parser("ddlf plan").parse_args(shlex.split(longer(options))[2:])
+    for name in ("max_memory", "deadline", "bandwidth", "latency"):
+        assert (getattr(again, name) or 0) == pytest.approx(getattr(options, name) or 0, rel=1e-9)
+    assert again.budget == 2 * options.budget
+
+
+@pytest.mark.parametrize("size", ["8GB", "8GiB", "1500MB", "512MiB", "300kB", "2TB", "1025B"])
+def test_a_printed_limit_of_cards_is_that_of_the_call(size):
+    options = asked("--local", "2", "--gpu-memory", size)
+    assert f"--gpu-memory {size} " in command(PLAN, options)
 
 
 def test_rows_compare_with_fit_with_their_own_batch_size():
