@@ -156,18 +156,13 @@ def _parameters(app: IApp) -> str:
     return "".join(f", {name}={value}" for name, value in sorted(own_parameters(app).items()) if len(value) <= SHORT)
 
 
-def _is_taken(plan: Plan) -> bool:
-    """Return whether a run takes the best choice. An unclear one may only be noise, and its codec or mode may cost accuracy."""
-    return plan.verdict != "unclear" or plan.best.epoch.high < plan.now.epoch.low
-
-
 def _chosen(app: App, plan: Plan) -> dict[str, int | str]:
     """Return the settings that a run takes from its plan.
 
     Raises:
         ConfigError: Another setting contradicts one of them.
     """
-    chosen = settings_of(plan.best) if _is_taken(plan) else {}
+    chosen = settings_of(plan.best) if plan.is_taken else {}
     for name, value in chosen.items():
         if name in vars(app) and str(vars(app)[name]) != str(value):
             raise ConfigError(
@@ -180,8 +175,9 @@ def _chosen(app: App, plan: Plan) -> dict[str, int | str]:
 def _decision(plan: Plan) -> tuple[str, str]:
     """Return how a run trains that uses its plan, and why."""
     best = " ".join(words(plan.best))
-    if _is_taken(plan):
-        return best, f"{times(plan.best)}, {plan.verdict}"
+    if plan.is_taken:
+        sure = ", but surely faster than your settings" * (plan.verdict == "unclear")
+        return best, f"{times(plan.best)}, {plan.verdict}{sure}"
     return (
         OWN,
         f"{best} is {times(plan.best)}, which is unclear: plan with more time (--budget 2m), or on idle machines",

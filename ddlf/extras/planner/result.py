@@ -71,6 +71,13 @@ class Plan:
         return "no gain" if is_one else self.best.verdict
 
     @property
+    def is_taken(self) -> bool:
+        """Whether to train with the best choice. An unclear one may only be noise, and its codec or mode may cost accuracy:
+        so it must surely be faster than the present settings.
+        """
+        return self.verdict != "unclear" or self.best.epoch.high < self.now.epoch.low
+
+    @property
     def whole(self) -> Predicted:
         """The prediction for all epochs of the training with the best choice, without validation and test data."""
         return self.best.epoch.times(self.wish.epochs)
@@ -306,6 +313,8 @@ def sentence(plan: Plan) -> str:
             return f"{slots} {are} {fast}."
         case "no gain":
             return f"no setting is faster than fit on one machine by 5 %; the best, {slots}, is {fast}."
+        case _ if plan.is_taken:
+            return f"{slots} may be {fast}, and {are} surely faster than your settings."
         case _:
             return f"{slots} may be {fast}{': measure longer, or on idle machines' * (not plan.is_beyond)}."
 
@@ -315,13 +324,13 @@ def last(plan: Plan, run: str, longer: str) -> str:
     if plan.is_beyond:
         return f"help      {'; '.join(helps(plan))}"
     match plan.verdict:
-        case "pays off":
-            return f"run       {run or setting(plan)}"
         case "no gain":
             return (
                 "fit       train with fit on one machine, which needs no exchange: an epoch takes about "
                 f"{number(plan.fit.seconds)} s there"
             )
+        case _ if plan.is_taken:
+            return f"run       {run or setting(plan)}"
         case _:
             return f"longer    {longer or 'plan again with more time: ddlf plan APP --again --budget 2m'}"
 

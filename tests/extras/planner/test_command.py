@@ -161,7 +161,8 @@ def test_a_batch_size_that_differs_stays_in_a_narrow_table():
     other = dataclasses.replace(WIDE.all[0], setting=dataclasses.replace(WIDE.all[0].setting, batch=2000))
     told = lines(dataclasses.replace(WIDE, all=(*WIDE.all, other)), RUN, width=60)
     rows = [line for line in told if line[10:15].strip().isdigit() or " way " in line]
-    assert " batch " in rows[0] and max(map(len, rows)) <= 60
+    assert " batch " in rows[0]
+    assert max(map(len, rows)) <= 60
     assert "left out  s/update, memory, (80 %), because" in "\n".join(told)
 
 
@@ -190,6 +191,21 @@ def test_a_verdict_says_what_to_do(factor, said):
     best = choice(6, factor, 1.9, BEST.setting.way)
     printed = lines(dataclasses.replace(PLAN, best=best), RUN, "ddlf plan app.py --again")
     assert re.fullmatch(said, "\n".join(printed[-2:]))
+
+
+def test_the_last_line_is_the_choice_that_planned_takes_although_it_may_not_beat_fit():
+    slow = choice(8, 0.3, 7.0, NOW.setting.way)
+    plan = dataclasses.replace(PLAN, best=choice(6, 1.1, 1.9, BEST.setting.way), now=slow)
+    assert plan.verdict == "unclear"
+    assert plan.is_taken
+    assert lines(plan, RUN, "ddlf plan app.py --again")[-2:] == [
+        "unclear: 6 slots may be 1.10 times as fast as fit on one machine (0.99 to 1.21), and are surely faster than your "
+        "settings.",
+        "run       ddlf run app.py",
+    ]
+    near = dataclasses.replace(plan, now=choice(8, 1.0, 2.1, NOW.setting.way))
+    assert not near.is_taken
+    assert lines(near, RUN, "ddlf plan app.py --again")[-1] == "longer    ddlf plan app.py --again"
 
 
 def test_a_plan_beyond_its_limits_does_not_ask_for_longer_measurements():

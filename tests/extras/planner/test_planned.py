@@ -108,6 +108,7 @@ async def test_an_unclear_choice_that_is_certainly_faster_than_the_app_is_used(m
     app = an_app()
     (decided,) = await chosen(app)
     assert (app.exchange, decided.value) == ("star", "--slots 1")
+    assert decided.why.endswith("), unclear, but surely faster than your settings")
 
 
 async def test_a_changed_file_is_named(tmp_path):
