@@ -452,14 +452,14 @@ class IApp:
             return report
         raise ConfigError("the adviser is not installed", hint="install DDLF with all parts of ddlf.extras")
 
-    async def plan(self, budget_s: float | str = 60.0) -> TrainingPlan:
+    async def plan(self, budget_s: float | str | None = None) -> TrainingPlan:
         """Measure short rounds of this app on its workers, and predict how long training takes with other settings.
 
         The app does not change: a copy of it is trained.
 
         Args:
             budget_s: Time for all measurements, with the start of Keras on the workers: seconds, or a text such as
-                ``"2m"``.
+                ``"2m"``. None is a minute, or up to four if the machines are slow or busy.
 
         Returns:
             The plan. Its text has the lines that ``ddlf plan`` prints. Its ``best`` and ``now`` have the predictions for

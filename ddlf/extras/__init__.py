@@ -79,7 +79,7 @@ class Extra:
         advise: Looks for mistakes in an app: ``async (app, level: str) -> AdviceReport``.
         start_check: Returns a function that tells why a model cannot learn from first weights, "" if it can: ``(app) ->
             Callable[[Weights], str]``. The app has data and the model, which the function may change.
-        plan: Predicts how long an app trains: ``async (app, budget_s: float) -> TrainingPlan``.
+        plan: Predicts how long an app trains: ``async (app, budget_s: float | str | None) -> TrainingPlan``.
         measured_rounds: Returns the times of the parts of a round of an app: ``(app, cluster) -> MeasuredRounds | None``.
             The cluster is connected, or None.
         preview_plan: Returns what a dry run says about the plan of an app, "" for nothing: ``(app, workers:

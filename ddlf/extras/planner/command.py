@@ -104,7 +104,6 @@ async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
     from ddlf.cli.run import resolve_cluster
     from ddlf.cli.target import prepare_app
     from ddlf.events.record import fitted
-    from ddlf.extras.planner.planning import BUDGET_S
     from ddlf.extras.planner.planning import plan as planned
     from ddlf.extras.planner.result import lines
 
@@ -123,7 +122,7 @@ async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
         await app.connect()
         found = await planned(
             app,
-            budget_s=options.budget or BUDGET_S,
+            budget_s=options.budget,
             batches=options.batches or (),
             say=lambda text: note(f"probe     {text}"),
             again=options.again,
@@ -214,7 +213,7 @@ def _options(parser: Parser) -> None:
         *("--budget",),
         type=seconds,
         metavar="TIME",
-        help="time for all measurements, such as 30s or 2m (default: 60s)",
+        help="time for all measurements, such as 30s or 2m (default: 60s, and up to 4m on slow machines)",
     )
     parser.add("--batches", type=sizes, metavar="N,N", help="further batch sizes to compare")
     parser.add("--again", action="store_true", help="measure again, even if there are kept measurements")

@@ -28,13 +28,15 @@ from ddlf.training.samples.policy import check_common
 from ddlf.training.start import check
 
 BUDGET_S = 60.0
+MOST_S = 4 * BUDGET_S
+"""The most seconds of necessary measurements, if the user has not chosen the time of a plan."""
 CODECS = ("int8",)
 """Codecs that are measured beside the app's own."""
 
 
 async def plan(
     app: IApp,
-    budget_s: float | str = BUDGET_S,
+    budget_s: float | str | None = None,
     batches: Sequence[int] = (),
     say: Callable[[str], None] | None = None,
     *,
@@ -48,7 +50,8 @@ async def plan(
 
     Args:
         app: The app, with its settings. It is connected to its cluster, and a copy of it is trained.
-        budget_s: Time for all measurements, with the start of Keras on the workers: seconds, or a text such as ``"2m"``.
+        budget_s: Time for all measurements, with the start of Keras on the workers: seconds, or a text such as ``"2m"``. None
+            is ``BUDGET_S``, or up to ``MOST_S`` if the machines are so slow or busy that too little is known until then.
         batches: Further batch sizes to compare. The learning rate may have to change with the batch size.
         say: Shows a line of progress; by default the app's ``say``.
         again: Whether to measure even if there are kept measurements.
@@ -58,7 +61,8 @@ async def plan(
     Raises:
         ConfigError: A setting cannot be planned, the budget is not above 0, or too little could be measured.
     """
-    budget_s = budget_of(budget_s)
+    most = MOST_S if budget_s is None else 0.0
+    budget_s = BUDGET_S if budget_s is None else budget_of(budget_s)
     check_common(app, "a plan compares numbers of slots, and each worker is one slot")
     await app.connect()
     assert app.cluster is not None
@@ -74,7 +78,7 @@ async def plan(
     ways = possible(app, ways_of(own))
     kept = None if again else await _kept(app, say)
     is_kept = kept is not None and kept.answers(ways, asked, budget_s, len(own))
-    budget = Budget(budget_s)
+    budget = Budget(budget_s, most=most)
     if not is_kept:
         samples = await _samples(app)
         _check_batches(asked, samples)
@@ -186,10 +190,10 @@ async def _measured(
         measured = [_as_balanced(one) for one in measured]
     if workers > 1 and all(one.setting.slots > 1 for one in measured):
         raise ConfigError(
-            f"no training with one slot could be measured in {budget.seconds:g} s",
+            f"no training with one slot could be measured in {budget.most:g} s",
             hint=budget.more,
         )
-    _check_knows_step(TimeModel(measured), batches[0], budget.seconds)
+    _check_knows_step(TimeModel(measured), batches[0], budget.most)
     kept = Kept(
         measured=tuple(measured),
         samples=probe.samples,

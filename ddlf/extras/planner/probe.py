@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -18,7 +18,7 @@ from ddlf.app import IApp
 from ddlf.errors import ConfigError
 from ddlf.events import Committed, Event, ModelBuilt, TrainingBegan, UpdateArrived
 from ddlf.extras.planner.choice import Length
-from ddlf.extras.planner.model import Measured, Setting, Way
+from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.speeds import UNLIKE
 from ddlf.training.context import App
 from ddlf.training.registry import spec_of
@@ -36,6 +36,8 @@ LONG_ROUND_S = 0.6
 SHORT_STEPS = 2
 FIRST_STEPS, SECOND_STEPS = 4, 20
 """Steps of the first round of all workers, and of a round that shows about how long a step takes."""
+MOST_MORE = 3
+"""How often rounds of one slot are measured again if they do not show what a step takes, with a budget that allows it."""
 LONGER = 2.0
 """Lengths of rounds that differ by this factor or less say nearly the same."""
 MOST_OTHER = 20.0
@@ -258,14 +260,17 @@ class Budget:
     Args:
         seconds: The time.
         clock: Returns seconds.
+        most: The time that necessary measurements may take, which say what a step takes; by default the same. It is more
+            if the user has not chosen the time, because machines may be slow or busy.
     """
 
     seconds: float
     clock: Callable[[], float] = time.perf_counter
+    most: float = 0.0
     _began: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._began = self.clock()
+        self._began, self.most = self.clock(), max(self.most, self.seconds)
 
     @property
     def spent(self) -> float:
@@ -280,11 +285,20 @@ class Budget:
     @property
     def more(self) -> str:
         """What to do if the time was not enough."""
-        return f"plan with more time: --budget {2 * self.seconds:g}s, in a program plan({2 * self.seconds:g})"
+        return f"plan with more time: --budget {2 * self.most:g}s, in a program plan({2 * self.most:g})"
 
     def has_room(self, needed: float) -> bool:
         """Return whether so many seconds are left."""
         return self.spent + needed <= self.seconds
+
+    def may_exceed(self, needed: float) -> bool:
+        """Return whether a necessary measurement of so many seconds may end after the time."""
+        return self.most > self.seconds and self.spent + needed <= self.most
+
+    @property
+    def left_at_most(self) -> float:
+        """The seconds that a necessary measurement may take, at least 0."""
+        return max(self.most - self.spent, 0.0)
 
 
 async def explore(
@@ -301,7 +315,7 @@ async def explore(
     The settings that matter most come first: what a step takes on one worker, then rounds of all workers in each way. They
     are as long as the app's own rounds, if those are not very long. If time remains, another batch size and other lengths are
     measured, and all once more, so that a slow moment of the machines counts less. No measurement lasts longer than the
-    budget.
+    budget, apart from necessary ones with a budget that allows it.
 
     Args:
         probe: Measures.
@@ -317,10 +331,25 @@ async def explore(
     """
     first = Setting(way=ways[0], slots=most, batch=batches[0], steps=1 if ways[0].is_one_step else FIRST_STEPS)
     found, took = dict[Setting, Measured](), dict[Setting, float]()
+    necessary = {first}
+
+    def exceeds() -> None:
+        say(
+            f"the usual {budget.seconds:g} s are not enough on these machines now: what is necessary goes on, up to "
+            f"{budget.most:g} s"
+        )
 
     async def measure(setting: Setting) -> None:
         begin = budget.clock()
-        measured = await probe.rounds(setting, budget.left)
+        if setting in necessary and budget.most > budget.seconds:
+            told = asyncio.get_running_loop().call_later(budget.left, exceeds) if budget.left else None
+            try:
+                measured = await probe.rounds(setting, budget.left_at_most)
+            finally:
+                if told is not None:
+                    told.cancel()
+        else:
+            measured = await probe.rounds(setting, budget.left)
         if setting != first:  # the first one imports Keras on the workers, and loads the data
             took[setting] = budget.clock() - begin
         if measured is None:
@@ -337,7 +366,8 @@ async def explore(
 
     async def measure_all(settings: Sequence[Setting]) -> None:
         for setting in settings:
-            if budget.has_room(took[min(took, key=setting.unlike)] if took else 0.0):
+            seconds = took[min(took, key=setting.unlike)] if took else 0.0
+            if budget.has_room(seconds) or (setting in necessary and budget.may_exceed(seconds)):
                 await measure(setting)
 
     await measure(first)
@@ -345,11 +375,12 @@ async def explore(
         shorter = next(_setting(first.way, most, first.batch, FIRST_STEPS, probe.samples), None)
         if shorter is not None:
             first = shorter
+            necessary.add(first)
             await measure(first)
-    if first not in found and budget.left == 0.0:
+    if first not in found and budget.left_at_most == 0.0:
         when = "did not train" if probe.samples else "were not ready to train"
         raise ConfigError(
-            f"the workers {when} for {FIRST_ROUNDS + 1} rounds in {budget.seconds:g} s, in which they also import Keras and "
+            f"the workers {when} for {FIRST_ROUNDS + 1} rounds in {budget.most:g} s, in which they also import Keras and "
             "load the data",
             hint=budget.more,
         )
@@ -359,13 +390,26 @@ async def explore(
             hint="plan with a smaller batch size, or more data",
         )
     timed = list(_timed(ways, most, batches[0], probe.samples))
+    necessary.update(timed)
     await measure_all([one for one in timed if one not in found])
     step = step_of([found[one] for one in timed if one in found] or [found[first]])
     settings = dict.fromkeys(_settings(ways, batches, most, step, length(probe.samples)))
     todo = [one for one in settings if one not in found]
     await measure_all(todo)
     await measure_all([one for one in todo if one in found])
+    if budget.most > budget.seconds and not knows_step(found, batches[0]):  # the noise is larger than the steps
+        alone = [one for one in found if one.slots == 1]
+        necessary.update(alone)
+        for _ in range(MOST_MORE):
+            await measure_all(alone)
+            if knows_step(found, batches[0]):
+                break
     return list(found.values())
+
+
+def knows_step(found: Mapping[Setting, Measured], batch: int) -> bool:
+    """Return whether measured rounds determine the seconds of a step."""
+    return bool(found) and TimeModel(list(found.values())).knows_step(batch)
 
 
 def check_samples(batch: int, slots: int, samples: int) -> None:

@@ -16,6 +16,7 @@ from ddlf.extras.planner.explain import explain
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.planning import plan, possible, ways_of
 from ddlf.extras.planner.probe import LONG_ROUND_S, Budget, Probe, check_samples, explore, own_ways
+from ddlf.extras.planner.result import Plan
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, Quick, app, blobs
 
@@ -87,8 +88,7 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     with pytest.raises(TypeError):  # it measures again because of more samples, and the removed method fails
         await plan(app(two_workers, Loud, _more=1), 1.0, say=said.append)
     assert said == ["the data has changed since the measurements, so they are made again"]
-    # the result of few rounds may be unclear
-    monkeypatch.setattr("ddlf.extras.planner.planned._is_taken", lambda plan: True)
+    monkeypatch.setattr(Plan, "is_taken", True)  # the result of few rounds may be unclear
     events: list[Event] = []
     run = app(
         two_workers, Loud, planned=True, master_epochs=4, callbacks=(), on_round=events.append, on_event=events.append
@@ -229,6 +229,85 @@ async def test_the_first_measurement_counts_in_the_budget_but_not_for_the_expect
     assert budget.spent == now[0] == 40.0
 
 
+class SlowMachine:
+    """Each measurement takes 50 s of a clock. A step takes 1 ms."""
+
+    samples = 10_000
+
+    def __init__(self):
+        self.now, self.tried, self.allowed = 0.0, [], []
+
+    async def rounds(self, setting, most_s):
+        self.now += min(50.0, most_s)
+        self.allowed.append(most_s)
+        if most_s < 50.0:
+            return None
+        self.tried.append(setting)
+        return Measured(setting=setting, seconds=(0.1 + 0.001 * setting.steps,) * 3)
+
+
+async def test_a_budget_that_nobody_chose_is_exceeded_by_what_is_necessary():
+    machine = SlowMachine()
+    way = Way("sync", "star", "float32")
+    found = await explore(machine, [way], [64], 2, Budget(60.0, lambda: machine.now, 240.0), [].append, whole_epochs)
+    assert [(one.slots, one.steps) for one in machine.tried] == [(2, 4), (1, 2), (1, 20)]
+    assert machine.allowed == [240.0, 190.0, 140.0]
+    assert TimeModel(found).knows_step(64)
+
+
+@pytest.mark.parametrize(("knows", "again"), [([True], 0), ([False, True], 1), ([False] * 9, 3)])
+async def test_what_noise_hides_is_measured_again_with_a_budget_that_nobody_chose(monkeypatch, knows, again):
+    machine, answers = SlowMachine(), iter(knows)
+    monkeypatch.setattr(TimeModel, "knows_step", lambda model, batch: next(answers))
+    way = Way("sync", "star", "float32")
+    await explore(machine, [way], [64], 2, Budget(60.0, lambda: machine.now, 1000.0), [].append, whole_epochs)
+    assert [(one.slots, one.steps) for one in machine.tried[3:]] == [(1, 2), (1, 20)] * again
+
+
+async def test_a_chosen_budget_is_not_exceeded():
+    machine = SlowMachine()
+    way = Way("sync", "star", "float32")
+    found = await explore(machine, [way], [64], 2, Budget(60.0, lambda: machine.now), [].append, whole_epochs)
+    assert [one.setting.slots for one in found] == [2]
+    assert machine.allowed == [60.0, 10.0]
+
+
+async def test_a_plan_says_that_it_takes_longer_than_usual():
+    """The first measurement ends only after the line."""
+    told, said = [], asyncio.Event()
+
+    def say(text):
+        told.append(text)
+        said.set()
+
+    class Made:
+        samples = 10_000
+
+        async def rounds(self, setting, most_s):
+            await asyncio.wait_for(said.wait(), PATIENCE_S)
+            return Measured(setting=setting, seconds=(0.1 + 0.001 * setting.steps,))
+
+    await explore(Made(), [Way("sync", "star", "float32")], [64], 2, Budget(0.01, most=PATIENCE_S), say, whole_epochs)
+    assert (
+        told[0]
+        == f"the usual 0.01 s are not enough on these machines now: what is necessary goes on, up to {PATIENCE_S:g} s"
+    )
+
+
+@pytest.mark.parametrize(("given", "most"), [((), 240.0), ((60.0,), 60.0), (("60s",), 60.0)])
+async def test_only_a_budget_that_nobody_chose_may_be_exceeded(two_workers, monkeypatch, given, most):
+    made = []
+
+    async def samples(app):
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(planning, "_samples", samples)
+    monkeypatch.setattr(planning, "Budget", lambda *args, **how: made.append(Budget(*args, **how)) or made[0])
+    with pytest.raises(ConfigError, match="enough"):
+        await app(two_workers, Loud).plan(*given)
+    assert (made[0].seconds, made[0].most) == (60.0, most)
+
+
 async def test_rounds_are_no_longer_than_small_data():
     """The data has 10 samples, but the first round of all workers would need 32."""
     tried = []
@@ -360,9 +439,9 @@ async def test_the_budget_counts_the_loading_of_the_data_on_the_master(two_worke
         begun.append("data")
         raise ConfigError("enough")
 
-    def budget(seconds):
+    def budget(seconds, most):
         begun.append("budget")
-        return Budget(seconds)
+        return Budget(seconds, most=most)
 
     monkeypatch.setattr(planning, "_samples", samples)
     monkeypatch.setattr(planning, "Budget", budget)
