@@ -169,13 +169,17 @@ def _kept(rates: int) -> int:
     return max(LEAST_KEPT, (rates + 1) // 2)
 
 
-def search(rates: Sequence[float], own: float | None, ladder: Sequence[Rung]) -> Search:
-    """Search the rate with the smallest loss.
+def search(
+    rates: Sequence[float], own: float | None, ladder: Sequence[Rung], low: float = 0.0, high: float = math.inf
+) -> Search:
+    """Search the rate with the smallest loss. The search ends early if each rate between the bounds diverges.
 
     Args:
         rates: The rates of the first rung.
         own: The user's rate, which gets the longest trials whatever its loss is; None if there is none.
         ladder: The rungs.
+        low: The lowest rate that can be the answer. The user's rate may be below it.
+        high: The highest one.
     """
     starts = max(rung.starts for rung in ladder)
     first = yield [Trial(rate=0.0, start=start, steps=0) for start in range(starts)]
@@ -187,7 +191,7 @@ def search(rates: Sequence[float], own: float | None, ladder: Sequence[Rung]) ->
             best = sorted(alive, key=lambda rate: (points[rate].loss, rate))
             healthy = [rate for rate in best[: _kept(len(alive))] if math.isfinite(points[rate].loss)]
             alive = sorted({*healthy, *([] if own is None or not healthy else [own])})
-        if not alive or not any(math.isfinite(points[rate].loss) for rate in alive):
+        if not any(math.isfinite(points[rate].loss) for rate in alive if low <= rate <= high):
             break
     return Curve(first=tuple(first), points=tuple(points[rate] for rate in sorted(points)))
 

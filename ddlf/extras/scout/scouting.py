@@ -315,7 +315,7 @@ class Trials:
         if steps is None and (planned := steps_of(ladder, len(rates) + 1)) > share:
             self._long = planned
         own = float(f"{self.own:.6g}")
-        curve = await self._driven(search(rates, own, ladder))
+        curve = await self._driven(search(rates, own, ladder, *bounds))
         if any(math.isinf(point.loss) for point in curve.points):
             check_data(self._app)
         check_learns(curve, bounds, source_of(self._app))

@@ -109,6 +109,15 @@ def test_a_rate_that_diverges_from_one_start_never_wins():
     assert math.isinf(curve.at(0.032).loss)
 
 
+def test_a_search_ends_if_only_a_rate_outside_the_bounds_learns():
+    """The user's rate, 0.03, cannot be the answer, so longer trials of it show nothing."""
+    high = grid(20.0, 30.0)
+    curve, asked = run(search(high, 0.03, LADDER, 20.0, 30.0))
+    assert [len(trials) for trials in asked] == [3, 1 + len(high)]
+    assert math.isfinite(curve.at(0.03).loss)
+    assert len(run(search(high, 0.03, LADDER))[1]) == 4  # without bounds, it can
+
+
 def test_a_search_ends_if_each_trial_diverges():
     curve, asked = run(search(RATES, 0.1, LADDER), lambda trial: math.inf if trial.steps else 2.3)
     assert len(asked) == 2
