@@ -335,7 +335,7 @@ async def explore(
 
     def exceeds() -> None:
         say(
-            f"the usual {budget.seconds:g} s are not enough on these machines now: what is necessary goes on, up to "
+            f"the usual {budget.seconds:g} s are not enough on these machines now: necessary measurements may take up to "
             f"{budget.most:g} s"
         )
 

@@ -6,7 +6,9 @@ import argparse
 import inspect
 import json
 import math
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
     from ddlf.cli.run import resolve_cluster
     from ddlf.cli.target import prepare_app
     from ddlf.cli.words import command_line
+    from ddlf.events.record import fitted
     from ddlf.extras.scout.halving import grid
     from ddlf.extras.scout.scouting import HIGH, LOW
     from ddlf.extras.scout.scouting import scout as scouted
@@ -59,7 +62,7 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
 
     def note(text: str) -> None:
         if not options.quiet:
-            print(text, file=out, flush=True)
+            print(fitted(text), file=out, flush=True)
 
     try:
         note(f"cluster   {described}")
@@ -77,9 +80,9 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
         await app.close()
     rate = {"learning_rate": f"{found.verdict.rate:g}"}
     runs = command_line("ddlf run", options.app, options, parameters=rate) if _has_rate(app, found) else ""
-    result = [*lines(found), *([f"run       {runs}"] if runs and not options.write else [])]
+    result = [*lines(found, columns()), *([f"run       {runs}"] if runs and not options.write else [])]
     result += [] if options.write else place_line(getattr(app, "learning_rate", None), found, options.app)
-    print(json.dumps(found.to_data(), indent=2) if options.json else "\n".join(result), flush=True)
+    print(json.dumps(found.to_data(), indent=2) if options.json else on_terminal(result), flush=True)
     if options.svg:
         options.svg.write_text(svg(found.curve, found.verdict, f"{target.__name__}: validation loss"))
         print(f"picture   {options.svg}", file=out)
@@ -90,6 +93,18 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
         place = write_rate(options.app, target.__name__, found.verdict.own, found.verdict.rate)
         print(f"written   {place}", file=out)
     return 0
+
+
+def columns() -> int | None:
+    """Return the columns of the terminal; None if standard output is none."""
+    return max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else None
+
+
+def on_terminal(text: Sequence[str]) -> str:
+    """Return lines for standard output: wrapped on a terminal, except a command, which users copy."""
+    from ddlf.events.record import fitted
+
+    return "\n".join(line if line.startswith("run ") else fitted(line) for line in text)
 
 
 def _check_picture(path: Path) -> None:
@@ -116,14 +131,20 @@ def _has_rate(app: Any, found: Scouted) -> bool:
     return math.isclose(rate, verdict.own, rel_tol=1e-5)
 
 
-def lines(found: Scouted) -> list[str]:
-    """Return the result as lines to print."""
+def lines(found: Scouted, width: int | None = None) -> list[str]:
+    """Return the result as lines to print.
+
+    Args:
+        found: The result.
+        width: Columns of the terminal, which the curve fits; None without one.
+    """
     verdict = found.verdict
     return [
         f"tried     {found.trials} trials with {found.steps:,} steps in {found.seconds:.0f} s, compared by {found.judged_by}",
-        *shown(found.curve, verdict),
+        *shown(found.curve, verdict, width),
         *costs(found),
         *outside(found),
+        *at_bound(found),
         *(line for one in found.also for line in lines_of(one, found.doubt)),
         *([SCALED] if found.is_scaled else []),
         f"rate      {sentence(found)}",
@@ -160,6 +181,23 @@ def outside(found: Scouted) -> list[str]:
     return [
         f"bounds    yours, {number(own)}, is outside of your bounds, and was only tried for comparison: it gives {loss(own)}, "
         f"{number(rate)} gives {loss(rate)}"
+    ]
+
+
+def at_bound(found: Scouted) -> list[str]:
+    """Return a line if the best rate is the first or last one between the user's bounds, which then decide the answer."""
+    rates = [point.rate for point in found.curve.within(*found.bounds).points]
+    best, (low, high) = found.verdict.best, found.bounds
+    if found.doubt or len(rates) < 2:
+        return []
+    if best == rates[-1] and math.isfinite(high):
+        end, other, option = "highest", "higher", f"--to {number(10 * high)}"
+    elif best == rates[0] and low > 0:
+        end, other, option = "lowest", "lower", f"--from {number(low / 10)}"
+    else:
+        return []
+    return [
+        f"bounds    the best rate, {number(best)}, is the {end} one between your bounds, so a {other} one may be better: {option}"
     ]
 
 

@@ -10,6 +10,8 @@ from ddlf.extras.scout.verdict import Verdict
 
 WIDTH = 40
 """Columns of the longest bar."""
+BESIDE = 51
+"""Columns beside a bar: the numbers before it, and all marks behind it."""
 SIZE, MARGIN = (640, 360), 56
 """Pixels of the picture, and its margin."""
 
@@ -49,15 +51,22 @@ def _loss_of_all_starts(point: Point, best: Point, first: tuple[float, ...]) -> 
     return best.loss + more / learnt * (untrained - best.loss)
 
 
-def shown(curve: Curve, verdict: Verdict) -> list[str]:
-    """Return the curve as lines: a row for each rate, with a bar as long as its comparable loss."""
+def shown(curve: Curve, verdict: Verdict, width: int | None = None) -> list[str]:
+    """Return the curve as lines: a row for each rate, with a bar as long as its comparable loss.
+
+    Args:
+        curve: The losses of all rates.
+        verdict: The answer.
+        width: Columns of the terminal, which the rows fit; None without one.
+    """
+    longest = WIDTH if width is None else max(min(WIDTH, width - BESIDE), 1)
     losses = comparable(curve, verdict.best)
     first, bottom = _first(curve), min(losses.values())
     span = max(first - bottom, 1e-12)
     lines = ["rate      steps  starts   loss"]
     for point in curve.points:
         loss = losses[point.rate]
-        bar = "#" * max(1, round(WIDTH * (min(loss, first) - bottom) / span)) if math.isfinite(loss) else "diverged"
+        bar = "#" * max(1, round(longest * (min(loss, first) - bottom) / span)) if math.isfinite(loss) else "diverged"
         row = f"{number(point.rate):<10}{point.steps:>5}  {len(point.losses):>6}  {number(loss) if math.isfinite(loss) else '-':>5}"
         lines.append(f"{row}  {bar} {_marks(point, verdict)}".rstrip())
     return lines

@@ -288,9 +288,8 @@ async def test_a_plan_says_that_it_takes_longer_than_usual():
             return Measured(setting=setting, seconds=(0.1 + 0.001 * setting.steps,))
 
     await explore(Made(), [Way("sync", "star", "float32")], [64], 2, Budget(0.01, most=PATIENCE_S), say, whole_epochs)
-    assert (
-        told[0]
-        == f"the usual 0.01 s are not enough on these machines now: what is necessary goes on, up to {PATIENCE_S:g} s"
+    assert told[0] == (
+        f"the usual 0.01 s are not enough on these machines now: necessary measurements may take up to {PATIENCE_S:g} s"
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from ddlf.cli.main import main
 from ddlf.extras.scout.also import Also, Variant
-from ddlf.extras.scout.command import lines, outside, place_line
+from ddlf.extras.scout.command import at_bound, lines, on_terminal, outside, place_line
 from ddlf.extras.scout.curve import comparable, svg
 from ddlf.extras.scout.halving import Curve, Point
 from ddlf.extras.scout.scouting import Scouted
@@ -71,13 +72,40 @@ def test_a_rate_that_is_as_good_is_kept():
 
 def test_a_rate_outside_the_bounds_is_compared_and_named():
     found = dataclasses.replace(FOUND, bounds=(0.1, 0.2), verdict=judged(CURVE.within(0.1, 0.2), 0.05))
-    assert lines(found)[-2:] == [
+    assert lines(found)[-3:] == [
         "bounds    yours, 0.05, is outside of your bounds, and was only tried for comparison: it gives a loss of 1.3, 0.1 "
         "gives a loss of 0.4",
+        "bounds    the best rate, 0.1, is the lowest one between your bounds, so a lower one may be better: --from 0.01",
         "rate      0.1 instead of 0.05; flat from 0.1 to 0.2",
     ]
     assert not outside(dataclasses.replace(FOUND, bounds=(0.05, 0.2)))
     assert not outside(FOUND)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ((0.01, 0.1), "0.1, is the highest one between your bounds, so a higher one may be better: --to 1"),
+        ((0.1, 1.0), "0.1, is the lowest one between your bounds, so a lower one may be better: --from 0.01"),
+        ((0.01, 0.2), ""),
+        ((0.0, math.inf), ""),
+    ],
+)
+def test_a_best_rate_at_a_bound_of_the_user_is_named(bounds, said):
+    found = dataclasses.replace(FOUND, bounds=bounds, verdict=judged(CURVE.within(*bounds), 0.05))
+    assert at_bound(found) == ([f"bounds    the best rate, {said}"] if said else [])
+    assert [*at_bound(found)] == [line for line in lines(found) if line.startswith("bounds    the best rate")]
+    assert not at_bound(dataclasses.replace(found, doubt="1 sample"))
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_lines_fit_a_terminal_except_a_command(monkeypatch, width):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    told = on_terminal([*lines(FOUND, width), f"run       {'long ' * 60}"]).split("\n")
+    assert max(map(len, told[:-1])) <= width
+    assert max(line.count("#") for line in told) == min(40, width - 51)
+    assert len(told[-1]) > width
 
 
 def test_the_place_of_the_rate_is_named_if_no_attribute_sets_it():
