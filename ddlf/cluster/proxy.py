@@ -100,7 +100,7 @@ class ProxyWorker(IWorker):
         incarnation: Returns the worker's present incarnation, as its launcher knows it.
         never: Returns why its launcher starts no worker here any more; empty if one may come.
         when_lost: What to do if the worker is lost, for messages.
-        options: Options of ``ddlf-worker`` with which it must be started, for messages.
+        options: Options of ``ddlf-worker`` that its start needs, for messages.
         left: Returns how the worker's process ended, as its launcher knows it. None means that it runs, or that the
             launcher does not know.
         revive: Restarts the worker's process if it has ended, and returns its address. None if this process cannot.

@@ -150,7 +150,7 @@ async def dial(
         timeout_s: Limit for the TCP connection. The handshake has its own limit of 5 s.
         security: Certificates, and whether to encrypt.
         way: Returns a connection that the worker has opened, within some seconds. None connects to ``host``.
-        options: More options with which this worker must be started, for messages.
+        options: More options that the start of this worker needs, for messages.
 
     Returns:
         The socket, ready for frames, and the worker's hello.

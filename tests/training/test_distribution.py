@@ -1,4 +1,4 @@
-"""Models in strategies of TensorFlow: what trains, and what is refused by name. ``tests/trials/test_parallel.py`` has several devices."""
+"""Tests of models in strategies of TensorFlow: which trainings accept or refuse them. ``tests/trials/test_parallel.py`` has several devices."""
 
 from types import SimpleNamespace
 
