@@ -258,10 +258,10 @@ def check_memory(memory: int | None, card: Card, workers: int = 1) -> None:
     if memory < LEAST_MEMORY:
         raise ConfigError(f"gpu_memory must be at least 256MiB, got {memory} bytes", hint="as in --gpu-memory 8GiB")
     if memory * workers > card.memory:
+        several = f" for each of {workers} workers" if workers > 1 else ""
         raise ConfigError(
-            f"gpu_memory is {memory / 1e9:.1f} GB for each of {workers} worker{'s' * (workers != 1)}, but the card {card} "
-            f"has {card.memory / 1e9:.1f} GB",
-            hint="name less, or use fewer workers on it",
+            f"gpu_memory is {memory / 1e9:.1f} GB{several}, but the card {card} has {card.memory / 1e9:.1f} GB",
+            hint="name less, or use fewer workers on it" if several else "name less",
         )
 
 

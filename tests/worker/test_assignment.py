@@ -125,7 +125,7 @@ def test_none_hides_all_cards(cards):
         (
             Wanted(("0",), 17 * GIB),
             "jax",
-            r"gpu_memory is 18.3 GB for each of 1 worker, but the card 0 \(.*has 17.2 GB",
+            r"gpu_memory is 18.3 GB, but the card 0 \(.*has 17.2 GB",
         ),
         (Wanted(("0",), 10**6), "jax", "gpu_memory must be at least 256MiB, got 1000000 bytes"),
         (Wanted(("none",), GIB), "jax", "--gpu-memory has no effect with --gpus none"),
