@@ -185,6 +185,8 @@ async def _examine_cards(report: Diagnosis, say: Callable[[str], None]) -> list[
     gpus, backend = report.machine["gpus"], report.machine["keras_backend"]
     if gpus["cards"]:
         say(f"cards     driver {gpus['driver']}, for CUDA up to {gpus['cuda']}")
+    elif gpus["build_cuda"] and not (gpus["problem"] or gpus["others"]):
+        say(f"cards     none of NVIDIA found; {gpus['package']} could use one, with a driver")
     if gpus["others"]:
         say(f"cards     {gpus['others']}")
     usable = [

@@ -168,6 +168,14 @@ async def test_doctor_names_unsupported_cards(monkeypatch, capsys, free_port):
     assert "cards     AMD's (ROCm)\n" in capsys.readouterr().out
 
 
+async def test_doctor_says_that_a_framework_for_cards_has_none(monkeypatch, capsys, free_port):
+    found = with_cards(package="jax 0.10.2", build_cuda="12")
+    monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=found))
+    monkeypatch.setattr(module, "DEFAULT_PORT", free_port)
+    assert await doctor(options()) == 0
+    assert "cards     none of NVIDIA found; jax 0.10.2 could use one, with a driver\n" in capsys.readouterr().out
+
+
 async def test_doctor_json_contains_all_facts(daemons, capsys, free_port):
     assert await doctor(options(daemons[0].port, free_port, more=["--json"])) == 3
     found = json.loads(capsys.readouterr().out)
