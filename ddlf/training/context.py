@@ -95,6 +95,10 @@ MASTER_ONLY = frozenset(
 """Attributes that do not travel from the master to the workers."""
 
 
+SILENT = "_silent"
+"""Attribute of an app that is trained only to measure it: no callback runs on its workers."""
+
+
 def travels(app: App) -> dict[str, Any]:
     """Return the attributes of an app to send to workers.
 

@@ -20,7 +20,7 @@ from ddlf.events import Committed, Event, ModelBuilt, TrainingBegan, UpdateArriv
 from ddlf.extras.planner.choice import Length
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.speeds import UNLIKE
-from ddlf.training.context import App
+from ddlf.training.context import SILENT, App
 from ddlf.training.registry import spec_of
 
 FIRST_ROUNDS = 2
@@ -222,6 +222,7 @@ QUIET: dict[str, Any] = {
     "dashboard": None,
     "callbacks": [],
     "worker_callbacks": [],
+    SILENT: True,
     "round_samples": None,
     "worker_epochs": 1,
     "converge": "never",
@@ -331,7 +332,7 @@ async def explore(
     """
     first = Setting(way=ways[0], slots=most, batch=batches[0], steps=1 if ways[0].is_one_step else FIRST_STEPS)
     found, took = dict[Setting, Measured](), dict[Setting, float]()
-    necessary = {first}
+    necessary, refused = {first}, set[Way]()
 
     def exceeds() -> None:
         say(
@@ -339,17 +340,28 @@ async def explore(
             f"{budget.most:g} s"
         )
 
+    async def rounds(setting: Setting) -> Measured | None:
+        if setting not in necessary or budget.most == budget.seconds:
+            return await probe.rounds(setting, budget.left)
+        told = asyncio.get_running_loop().call_later(budget.left, exceeds) if budget.left else None
+        try:
+            return await probe.rounds(setting, budget.left_at_most)
+        finally:
+            if told is not None:
+                told.cancel()
+
     async def measure(setting: Setting) -> None:
+        if setting.way in refused:
+            return
         begin = budget.clock()
-        if setting in necessary and budget.most > budget.seconds:
-            told = asyncio.get_running_loop().call_later(budget.left, exceeds) if budget.left else None
-            try:
-                measured = await probe.rounds(setting, budget.left_at_most)
-            finally:
-                if told is not None:
-                    told.cancel()
-        else:
-            measured = await probe.rounds(setting, budget.left)
+        try:
+            measured = await rounds(setting)
+        except ConfigError as error:
+            if setting.way == ways[0]:
+                raise
+            refused.add(setting.way)  # create_model may have set something that it cannot have
+            say(f"{setting.way} is left out: {error}")
+            return
         if setting != first:  # the first one imports Keras on the workers, and loads the data
             took[setting] = budget.clock() - begin
         if measured is None:

@@ -26,7 +26,7 @@ from ddlf.data.remote_folder import RemoteFolder
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError
 from ddlf.rpc.iworker import awaited, drop_error
-from ddlf.training.context import App
+from ddlf.training.context import SILENT, App
 from ddlf.training.evaluation.metrics import counted_names, read_state, scalars
 from ddlf.training.evaluation.model import beside, counts, evaluate
 from ddlf.training.samples.policy import CommonData, data_of
@@ -287,6 +287,8 @@ class Replica:
         """Create the app's model, and return facts about it, which the master compares."""
         with fresh_names():
             call(self.app.create_model)
+        if getattr(self.app, SILENT, False):
+            self.app.worker_callbacks = []  # create_model may have set some
         ready_model(self.app)
         if self.ONE_CARD:
             check_one_card(self.app.model, self.ONE_CARD)

@@ -229,6 +229,49 @@ async def test_the_first_measurement_counts_in_the_budget_but_not_for_the_expect
     assert budget.spent == now[0] == 40.0
 
 
+async def test_a_way_that_create_model_forbids_is_left_out_and_named():
+    said, tried = [], []
+
+    class Made:
+        samples = 10_000
+
+        async def rounds(self, setting, most_s):
+            tried.append(setting.way)
+            if setting.way.is_one_step:
+                raise ConfigError("worker_callbacks are for local training")
+            return Measured(setting=setting, seconds=(0.1 + 0.001 * setting.steps,))
+
+    ways = [Way("sync", "star", "float32"), Way("sync", "gradient", "float32")]
+    found = await explore(Made(), ways, [64], 2, Budget(60.0), said.append, whole_epochs)
+    assert {one.setting.way for one in found} == {ways[0]}
+    assert tried.count(ways[1]) == 1
+    assert "sync, gradient is left out: worker_callbacks are for local training" in said
+    with pytest.raises(ConfigError, match="local training"):
+        await explore(Made(), ways[1:], [64], 2, Budget(60.0), said.append, whole_epochs)
+
+
+class Noting(Blobs):
+    """Its ``create_model`` sets a callback that leaves a file."""
+
+    file = ""
+
+    async def create_model(self):
+        import keras
+
+        await super().create_model()
+        file = self.file
+        self.worker_callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: Path(file).touch())]
+
+
+async def test_callbacks_of_workers_that_create_model_sets_do_not_run(two_workers, tmp_path):
+    setting = Setting(way=Way("sync", "star", "float32"), slots=2, batch=16, steps=2)
+    found = await Probe(app(two_workers, Noting, file=str(tmp_path / "called"))).rounds(setting)
+    assert found is not None
+    assert list(tmp_path.iterdir()) == []
+    await app(two_workers, Noting, file=str(tmp_path / "called"), master_epochs=1).train_model()
+    assert (tmp_path / "called").exists()  # in a training it does
+
+
 class SlowMachine:
     """Each measurement takes 50 s of a clock. A step takes 1 ms."""
 
