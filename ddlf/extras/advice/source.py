@@ -9,6 +9,7 @@ import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +48,33 @@ class Ignore:
 
 
 class PythonFile:
-    """A Python file with its text and its syntax tree."""
+    """A Python file with its text. It is parsed when its syntax tree is used: most trainings use none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.text = path.read_text(encoding="utf-8-sig")
-        self.tree = ast.parse(self.text)
-        self.calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
-        self.parents = {id(child): node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree; an empty one if the text is not Python, such as a notebook."""
+        try:
+            return ast.parse(self.text)
+        except (SyntaxError, ValueError):
+            return ast.Module([], [])
+
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        """All calls."""
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+
+    @cached_property
+    def parents(self) -> dict[int, ast.AST]:
+        """The parent of each node, by the node's ``id``."""
+        return {id(child): node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def ignores(self) -> Iterator[Ignore]:
         """Yield the comments in this file that tell the adviser to ignore findings."""
-        if "ddlf:" not in self.text:
+        if "ddlf:" not in self.text or not self.tree.body:
             return
         classes = {node.lineno for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
@@ -86,9 +102,13 @@ class UserSources:
         for path in dict.fromkeys(paths):
             try:
                 self.files.append(PythonFile(path))
-            except (OSError, SyntaxError, UnicodeDecodeError, ValueError):  # the file is a notebook, or was deleted
+            except (OSError, ValueError):  # the class is from a notebook, or the file was deleted or is no text
                 continue
         self.app, self.text = app, text
+
+    def _with(self, *words: str) -> list[PythonFile]:
+        """Return the files that contain one of some words. Only these need to be parsed to find the words in code."""
+        return [file for file in self.files if any(word in file.text for word in words)]
 
     def ignores(self) -> list[Ignore]:
         """Return the comments in all the user's files that tell the adviser to ignore findings."""
@@ -98,7 +118,7 @@ class UserSources:
     def calls(self, of: Iterable[str]) -> bool:
         """Return whether the user's files call any of these functions, such as ``adapt``."""
         wanted = set(of)
-        return any(_name(call.func) in wanted for file in self.files for call in file.calls)
+        return any(_name(call.func) in wanted for file in self._with(*wanted) for call in file.calls)
 
     def position(self, subject: tuple[str, str], facts: AppFacts) -> Position | None:
         """Return the position of a finding's subject, such as a layer, in the user's code. If it is not found, return
@@ -126,7 +146,7 @@ class UserSources:
 
     def class_(self) -> tuple[PythonFile, ast.ClassDef] | None:
         """Return the definition of the app's class and its file; None if no file defines it."""
-        return self._first(lambda node: isinstance(node, ast.ClassDef) and node.name == self.app)
+        return self._first(self.app, ast.ClassDef)
 
     def method(self, name: str) -> tuple[PythonFile, Any] | None:
         """Return a method of the app's class. If the class lacks it, look in other classes."""
@@ -134,7 +154,7 @@ class UserSources:
             for node in own[1].body:
                 if isinstance(node, FUNCTIONS) and node.name == name:
                     return own[0], node
-        return self._first(lambda node: isinstance(node, FUNCTIONS) and node.name == name)
+        return self._first(name, *FUNCTIONS)
 
     def setting(self, name: str) -> tuple[PythonFile, Any] | None:
         """Return the statement of the app's class that assigns a setting."""
@@ -148,7 +168,7 @@ class UserSources:
         """Return the expression that the user's code assigns to a name, if it assigns the name only once."""
         found = [
             (file, value)
-            for file in self.files
+            for file in self._with(name)
             for node in ast.walk(file.tree)
             if isinstance(node, ast.Assign | ast.AnnAssign)
             for target, value in _assigned(node)
@@ -160,7 +180,7 @@ class UserSources:
         """Return the call of the model's ``compile`` in the user's code."""
         found = [
             (file, call)
-            for file in self.files
+            for file in self._with("compile")
             for call in file.calls
             if isinstance(call.func, ast.Attribute)
             and call.func.attr == "compile"
@@ -183,7 +203,7 @@ class UserSources:
     def _set(self, name: str) -> tuple[PythonFile, Any] | None:
         found = [
             (file, node)
-            for file in self.files
+            for file in self._with(name)
             for node in ast.walk(file.tree)
             if isinstance(node, ast.Assign)
             for target in node.targets
@@ -192,14 +212,18 @@ class UserSources:
         ]
         return found[-1] if found else None
 
-    def _first(self, wanted: Callable[[ast.AST], bool]) -> tuple[PythonFile, Any] | None:
-        return next(((file, node) for file in self.files for node in ast.walk(file.tree) if wanted(node)), None)
+    def _first(self, name: str, *kinds: type[ast.AST]) -> tuple[PythonFile, Any] | None:
+        """Return the first definition of a name."""
+        nodes = ((file, node) for file in self._with(name) for node in ast.walk(file.tree))
+        return next((one for one in nodes if isinstance(one[1], kinds) and getattr(one[1], "name", "") == name), None)
 
     def layer(self, layer: LayerFacts, facts: AppFacts) -> tuple[PythonFile, ast.Call] | None:
         """Return the call in the user's code that creates a layer. It is found by the layer's name, its arguments, or
         its order among equal layers.
         """
-        calls = [(file, call) for file in self.files for call in file.calls if _name(call.func) == layer.kind]
+        calls = [
+            (file, call) for file in self._with(layer.kind) for call in file.calls if _name(call.func) == layer.kind
+        ]
         named = [one for one in calls if _constant(argument(one[1], (), "name")) == layer.name]
         if named:
             return named[0]

@@ -106,3 +106,28 @@ def test_comments_ignore_a_rule_for_a_line_or_a_class(sources):
 def test_an_unreadable_file_is_skipped(tmp_path):
     (tmp_path / "broken.py").write_text("def (:\n")
     assert UserSources([tmp_path / "broken.py"], "App").position(("app", ""), FACTS) is None
+
+
+def test_a_file_is_parsed_only_if_a_question_needs_its_syntax_tree(tmp_path):
+    (tmp_path / "app.py").write_text(TEXT)
+    (tmp_path / "beside.py").write_text("def other():\n    return adapt(1)\n")
+    sources = UserSources([tmp_path / "app.py", tmp_path / "beside.py"], "App")
+    app, beside = sources.files
+    assert not sources.calls({"fit_transform"})
+    assert sources.calls({"adapt"})
+    assert "tree" in vars(beside)
+    assert "tree" not in vars(app)
+    assert len(sources.ignores()) == 3
+    assert "tree" in vars(app)
+
+
+@pytest.mark.parametrize("text", ["def broken(:  # ddlf: ignore[D01]", "\0 ddlf: adapt()"])
+def test_a_file_that_is_not_python_has_no_places(tmp_path, text):
+    (tmp_path / "app.py").write_text(text)
+    sources = UserSources([tmp_path / "app.py"], "App")
+    assert (sources.ignores(), sources.calls({"adapt"}), sources.class_(), sources.method("fit")) == (
+        [],
+        False,
+        None,
+        None,
+    )
