@@ -102,7 +102,7 @@ class UserSources:
         for path in dict.fromkeys(paths):
             try:
                 self.files.append(PythonFile(path))
-            except (OSError, ValueError):  # the class is from a notebook, or the file was deleted or is no text
+            except (OSError, ValueError):  # the class is from a notebook, or the file was deleted or has no text
                 continue
         self.app, self.text = app, text
 
