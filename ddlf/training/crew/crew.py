@@ -61,15 +61,6 @@ class SlotLeftOut(Exception):
 class Crew:
     """The workers of one run. Use it with ``async with``: when the block ends, all its tasks have ended.
 
-    Attributes:
-        losses: The number of attempts at a slot that ended because the worker was lost.
-        fixed_slots: K, if joining workers do not change it.
-        carries: The name for the work of a worker: ``"slot"``, or ``"part"`` if all workers train one slot.
-        spared: Workers that have servers; they carry a slot only if there are no others.
-        finishes: Whether a worker that leaves finishes its slot first, if the time is enough.
-        wait_s: Longest time without any worker, in seconds.
-        hand_back: Functions that take from a worker that leaves what only it has. Each gets its number.
-
     Args:
         cluster: The connected workers.
         open_worker: Sends the run's app and data to a new or returned worker. An error other than a loss excludes that
@@ -78,6 +69,15 @@ class Crew:
         backups: Whether a second worker also gets the slot of a straggler.
         homes: The only worker of each slot, by slot, if slots belong to workers; None if any worker can carry any slot.
         wait_s: Longest time without any worker, and without the own worker of a slot, in seconds.
+
+    Attributes:
+        emit, wait_s: The arguments of these names.
+        losses: The number of attempts at a slot that ended because the worker was lost.
+        fixed_slots: K, if joining workers do not change it.
+        carries: The name for the work of a worker: ``"slot"``, or ``"part"`` if all workers train one slot.
+        spared: Workers that have servers; they carry a slot only if there are no others.
+        finishes: Whether a worker that leaves finishes its slot first, if the time is enough.
+        hand_back: Functions that fetch from a leaving worker what no other worker has. Each gets the worker's number.
 
     Raises:
         LeaseError: Another run of this process uses one of the workers.
@@ -107,6 +107,7 @@ class Crew:
         self._opened: dict[int, int] = {}
         self._crashes: dict[int, ExecutorCrashed | None] = {}  # the last crash before each worker received the app
         self._holds: dict[int, tuple[int, int]] = {}  # slot -> (worker that carried it last, its number of openings)
+        # slot -> its work, the future of its result, its round, and ``leaves`` as in ``carry``
         self._wanted: dict[int, tuple[Work, asyncio.Future[Any], int, bool]] = {}
         self._distrusted: Counter[int] = Counter()
         self._round = 0
@@ -171,7 +172,7 @@ class Crew:
         ended.
 
         A first opening ends with an open worker, a loss or an error. ``Recovery`` opens lost workers again later. If slots
-        belong to workers, the training waits ``wait_s`` for a lost one: its data has no slot if it misses the begin.
+        belong to workers, the training waits ``wait_s`` for a lost one: its data has no slot if it misses the beginning.
 
         Raises:
             DDLFError: No worker can be opened; the first worker's error, joined with the other errors.
@@ -217,7 +218,7 @@ class Crew:
             number: Number of the slot's round, from 0.
             work: Function that does the slot's work on a given worker.
             avoid: Workers that may do the work only if there are no others.
-            leaves: Whether the work is the slot's round, so that the worker then holds the slot state.
+            leaves: Whether the work is the slot's round, so that it leaves the slot state on the worker.
             near: Bytes of the slot's data that workers have on their own disks, by worker number.
 
         Raises:
@@ -406,6 +407,8 @@ class Crew:
             self.end(error)
 
     # -- losing and finding workers ---------------------------------------------------------------------------------
+    # ``Recovery`` and the links of workers call these methods. Strategies and exchanges call ``missed`` and ``lose`` when
+    # their own requests find a loss.
 
     def missed(self, worker: ProxyWorker, error: Exception) -> None:
         """Handle a worker without a slot that does not answer.
@@ -505,10 +508,10 @@ class Crew:
             if self._homes is None:
                 self._settle(worker)
             else:  # a worker with its own data that misses the beginning could not join later
-                asyncio.get_running_loop().call_later(self.wait_s, self._wait_no_longer, worker)
+                asyncio.get_running_loop().call_later(self.wait_s, self._begin_without, worker)
         self.changed()
 
-    def _wait_no_longer(self, worker: ProxyWorker) -> None:
+    def _begin_without(self, worker: ProxyWorker) -> None:
         self._settle(worker)
         self._changed.set()
 
@@ -556,20 +559,23 @@ class Crew:
 
     def _watch_for_nobody(self) -> None:
         """End the run if no worker is left; wait ``wait_s`` first if one may come back."""
-        wanted = self._schedule.open if self._begun else all(self._first.values())
-        somebody = not wanted or self._working() or self._recovery.openings
+        needs_worker = self._schedule.open if self._begun else all(self._first.values())
         # Before training, do not wait for workers that never answered: they would meet the same error as the others.
         coming = self._recovery.coming.keys() if self._begun else self._recovery.coming.keys() & self._first.keys()
         coming = coming | self._letting_go.keys()  # a worker that is being released may come back
-        if somebody or not (coming or self._schedule.left):
-            if self._patience is not None:
-                self._patience.cancel()
-                self._patience = None
-            if not somebody:
-                self.end(why_nobody(self._gone, len(self._opened)))
+        if not needs_worker or self._working() or self._recovery.openings:
+            self._wait_no_more()
+        elif not (coming or self._schedule.left):
+            self._wait_no_more()
+            self.end(why_nobody(self._gone, len(self._opened)))
         elif self._patience is None:
             self._patience = asyncio.get_running_loop().call_later(self.wait_s, self._give_up)
             self.emit(events.WaitingForWorkers(round=self._round + 1, seconds=self.wait_s))
+
+    def _wait_no_more(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _give_up(self) -> None:
         self.end(too_small(self.wait_s, self._last_loss))
