@@ -83,8 +83,8 @@ class Facts:
         seed: Seed of the partitions and of all random numbers on the workers.
         update_policy: What to do with a suspicious update.
         local: The local rule, which changes the gradients of local training, as text.
-        apart: Places of the weights that each slot keeps to itself.
-        statistics: Places of the moving statistics that are recalibrated after each merge.
+        apart: Indices of the weights that each slot keeps to itself.
+        statistics: Indices of the moving statistics that are recalibrated after each merge.
         files: The data set of partition files, as the master has opened it; None for arrays.
         shuffle: The shuffle rule for rows of partition files, as text.
         grows: Whether workers that join later get their own slots.
@@ -374,6 +374,7 @@ class Run:
         account: Counts the releases of updates with noise; None without noise.
         cost: Returns the cost of the update that answers a task; None if updates cost nothing.
         stopping: Whether the run is ending. It ignores replies that arrive from now on.
+        loops: The slots that train in their own rounds; None in synchronous training.
     """
 
     def __init__(
@@ -407,9 +408,10 @@ class Run:
         self._counting = threading.Lock()
         self._before: tuple[int, int, int] | None = None  # bytes out, bytes back and losses before the round
         self._reporting: asyncio.Task[bool] | None = None
-        self.loops: SlotLoops | None = None  # None in synchronous training
-        self.left_out: set[tuple[int, int]] = set()  # (version, number) of the damaged files already reported
-        self.without: list[tuple[int, int, int]] = []  # slot, worker, samples of slots left out since the last commit
+        self.loops: SlotLoops | None = None
+        self.reported_files: set[tuple[int, int]] = set()  # (version, number) of the damaged files already reported
+        # Slot and worker, from 1, and number of samples of each slot left out since the last commit.
+        self.without: list[tuple[int, int, int]] = []
         self._missed: dict[int, tuple[int, str]] = {}  # slot -> the last round, from 0, that it missed, and why
 
     # -- for loops ---------------------------------------------------------------------------------------------------
@@ -525,7 +527,7 @@ class Run:
             await self._parts.order(self.progress.span(self.progress.round + 1).order)
 
     def is_last(self, reply: Reply) -> bool:
-        """Return whether the training is complete after this reply, which ``arrivals`` has yielded, is merged."""
+        """Return whether an asynchronous training is complete after this reply is merged."""
         rounds, ends = self.progress.slot_rounds, len(self.progress.epochs)
         following = self.progress.following(reply.slot, reply.task.round + 1)
         return following == ends and all(n == ends for slot, n in enumerate(rounds) if slot != reply.slot)
@@ -575,8 +577,7 @@ class Run:
         if self.outside is not None:
             weights = await self._from_outside(self.outside, weights, counted=weights is not before)
         # Each time all samples were trained on, the validation data is evaluated.
-        last = replies[0].task.round
-        validate = (self.loops or progress).ends_epoch(last)
+        validate = (self.loops or progress).ends_epoch(replies[0].task.round)
         remote = isinstance(weights, WeightsRef) and any(
             self.reporter.due(validate=validate, last=progress.is_complete)
         )
@@ -795,7 +796,7 @@ class Run:
             part: The slot's samples.
             work: Function that does the work on a given worker.
             avoid: Workers that may do it only if there are no others.
-            leaves: Whether the work leaves a slot state on its worker.
+            leaves: Whether the work is the slot's round, so that it leaves the slot state on its worker.
         """
         if self.nearby is None:
             return await self.crew.carry(slot, number, work, avoid=avoid, leaves=leaves)
@@ -834,7 +835,12 @@ class Run:
         await self.exchange.stop(self._cluster.workers, STOP_S)
 
     async def again(self, task: Task, avoid: frozenset[int] = frozenset()) -> Reply:
-        """Have a task carried out again after its update was rejected, if possible by a worker outside of ``avoid``."""
+        """Have a task carried out, for the first time or after its update was rejected.
+
+        Args:
+            task: The task.
+            avoid: Workers that may carry it only if there are no others.
+        """
         return await self.carry(task.slot, task.round, task.indices, lambda: task, avoid)
 
     def _note(self, replies: Sequence[Reply]) -> None:
@@ -846,7 +852,7 @@ class Run:
         self.exchange.count(replies, whole_round=self.loops is None)
         for reply in replies:
             task = reply.task
-            skipped = left_out(reply, self.facts.files, self.left_out, self.crew.emit) if reply.skipped else ()
+            skipped = left_out(reply, self.facts.files, self.reported_files, self.crew.emit) if reply.skipped else ()
             self.facts.data.count(progress.ledger, reply, *skipped)
             if self.loops is not None:
                 progress.slot_rounds[task.slot] = progress.following(task.slot, task.round + 1)
@@ -922,6 +928,7 @@ def arrived(reply: Reply) -> UpdateArrived:
 
 def speeds_in(progress: Progress, number: int, balance: str, facts: Facts) -> Sequence[float | None]:
     """Return the numbers that determine how a round's samples are divided among slots: their speeds, or fixed sizes.
+    When an epoch of files begins, fix its sizes in ``progress``.
 
     An epoch of files is shared out as a whole. So if rounds are parts of it, they use the speeds that were measured
     before the epoch began.
@@ -961,7 +968,7 @@ async def gather(
         run: The run.
         tasks: The tasks of the round.
         carrying: For each task, the asyncio task that returns its reply.
-        again: Has a task carried again, by a worker that is not in the given set.
+        again: Has a task carried again, if possible by a worker that is not in the given set.
         into: Receives the accepted updates, under the places of their tasks.
 
     Returns:
