@@ -35,7 +35,7 @@ from ddlf.training.slot.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, 
 from ddlf.training.spec import RunSpec
 
 Left = list[Any]
-"""The arrays that a part keeps after a round; None for a tensor without a value."""
+"""The arrays that a part leaves for the slot's next round; None for a tensor without a value."""
 
 
 @dataclass(slots=True)
@@ -452,19 +452,18 @@ def send_update(
     """
     chosen = range(len(update)) if tensors is None else tensors
     sent = [update[i] for i in chosen]
-    groups = len(residual or ()) // max(
-        len(update), 1
-    )  # number of arrays for each tensor: a residual, and for some codecs a start value
-    places = [group * len(update) + i for group in range(groups) for i in chosen]
-    owed = [residual[place] for place in places] if residual else None
+    # A residual has one or more groups of arrays, each with an array for each tensor: the error, and for some codecs a
+    # start value.
+    groups = len(residual or ()) // max(len(update), 1)
+    owed = [residual[group * len(update) + i] for group in range(groups) for i in chosen] if residual else None
     encoded, left = encode_update(codec_named(name), sent, [lossless[i] for i in chosen], owed)
     error = 0.0 if name == "float32" else relative_error(sent, decode_update(encoded, sent))
     if tensors is None:
         return encoded, left, error
-    groups = len(left) // max(len(tensors), 1)
-    whole: Left = list(residual or ())[: groups * len(update)]
-    whole += [None] * (groups * len(update) - len(whole))
-    return encoded, put(whole, [group * len(update) + i for group in range(groups) for i in tensors], left), error
+    groups = len(left) // max(len(tensors), 1)  # a codec that has changed may keep another number of groups
+    kept: Left = list(residual or ())[: groups * len(update)]
+    kept += [None] * (groups * len(update) - len(kept))
+    return encoded, put(kept, [group * len(update) + i for group in range(groups) for i in tensors], left), error
 
 
 def changed(task: Task, since: int, like: Weights, lossless: Sequence[bool]) -> list[int]:
