@@ -100,7 +100,9 @@ def remove_abandoned() -> list[Path]:
 
 
 STOP_CHECK_S = 0.5
+"""Seconds between two checks whether the executor is stopped."""
 CARD_CHECK_S = 0.5
+"""Seconds between two checks whether a card is lost."""
 CARD_TELL_S = 10.0
 """Seconds between two reports of the state of cards to the master."""
 
@@ -147,9 +149,11 @@ SILENT_GRACE_S = 30.0
 So a master that was suspended, or that a download or an import blocked, simply continues.
 """
 CLAIMED_IDS = 2**32
+"""Number of request ids that belong to a master, from the first one that it claims."""
 SLOW = ("cancel", "restart", "give", "preload", "machine", "dial")
-"""Commands that are not answered at once."""
+"""Commands that are not answered at once. ``Control._slow`` carries them out."""
 MAX_PROBE_BYTES = 512 * 1024
+"""Maximum bytes of the answer to a measurement of the link."""
 MAX_QUEUED_BYTES = 1024**2
 """Maximum bytes of answers that a master has not read. Above this limit, the daemon reads no requests of the master
 until it has read the answers.
@@ -276,7 +280,17 @@ class Control:
         dead_after_s: float | None = None,
     ) -> int:
         """Record a master: the ids of its requests, its lease and its heartbeat interval. Return the epoch of the
-        lease. A guest gives no session and gets no lease.
+        lease.
+
+        Args:
+            first_id: The lowest id of the master's requests.
+            session: The random bytes that identify the master (``master_id``); empty for a guest, which gets no lease.
+            epoch: Epoch of the lease that the master had before; 0 without one.
+            takeover: Whether to take the lease from another master.
+            who: Name of the master, for people.
+            job: Name of the master's program, for people.
+            heartbeat_s: Promised seconds between two heartbeats; None for a master that sends none.
+            dead_after_s: Longest silence of a living master, in seconds.
         """
         if session and len(session) != MASTER_ID_BYTES:
             raise ValueError(f"a session is {MASTER_ID_BYTES} bytes")
@@ -388,6 +402,8 @@ class Daemon:
     Attributes:
         process: The executor's process.
         assignment: The worker's cards.
+        host, port: Where the worker listens; empty and 0 without a port.
+        is_leaving: Whether the worker has announced its end to its master.
         left: Why the worker ended by itself: no master that it could join, or a lost card. None otherwise.
     """
 
@@ -496,8 +512,12 @@ class Daemon:
         try:
             async with asyncio.TaskGroup() as tasks:
                 forever = (
-                    *(self.process.keep_running(), self._accept(), self._join()),
-                    *(self._end_stopped_executors(), self._forward_native_output(), self._watch_cards()),
+                    self.process.keep_running(),
+                    self._accept(),
+                    self._join(),
+                    self._end_stopped_executors(),
+                    self._forward_native_output(),
+                    self._watch_cards(),
                 )
                 running = [tasks.create_task(coroutine) for coroutine in forever]
                 waiting = tasks.create_task(self.process.settled.wait())
