@@ -165,7 +165,7 @@ NEWS_S = 2.0
 """Seconds that the master waits, after a data connection ended, for the daemon's report about the executor."""
 
 
-async def unknown() -> None:
+async def unknown_end() -> None:
     """Return None, because this process did not start the worker's process."""
 
 
@@ -320,7 +320,7 @@ class LinkState:
                 may_have_run=True,
             )
 
-    async def of_executor(self, data: DataChannel, reason: BaseException | None) -> ExecutorCrashed | None:
+    async def executor_crash(self, data: DataChannel, reason: BaseException | None) -> ExecutorCrashed | None:
         """Wait until the daemon reports how the executor of a data connection ended, and return this error.
 
         The result is None if the daemon does not report it in time, or if the master itself ended the connection.
@@ -333,7 +333,7 @@ class LinkState:
                         await self.changed.wait()
         return self.crash if data.is_explained_by(self.crash) else None
 
-    async def of_worker(self, reason: object, worker: str, silent_s: float | None) -> DDLFError:
+    async def reason_of_loss(self, reason: object, worker: str, silent_s: float | None) -> DDLFError:
         """Return the reason why there is no connection to the daemon.
 
         Args:
@@ -341,7 +341,7 @@ class LinkState:
             worker: The worker's name in error messages.
             silent_s: Seconds since the worker's last sign of life.
         """
-        lost = self.lost(reason, worker, silent_s)
+        lost = self.loss_as_seen(reason, worker, silent_s)
         if isinstance(lost, WorkerLost) and not self.is_closed:
             await self._explain(lost)
         return lost
@@ -366,9 +366,9 @@ class LinkState:
             if left.cause in (Cause.CRASH, Cause.MEMORY):
                 lost.output_tail = "\n".join(self._last_lines)
 
-    def lost(self, reason: object, worker: str, silent_s: float | None) -> LeaseError | WorkerLost:
-        """Return the reason why there is no connection to the daemon, like ``of_worker``, but without the exit code of
-        the worker's process.
+    def loss_as_seen(self, reason: object, worker: str, silent_s: float | None) -> LeaseError | WorkerLost:
+        """Return the reason why there is no connection to the daemon, like ``reason_of_loss``, but without the exit code
+        of the worker's process.
         """
         if self.lease is not None:
             return self.lease
@@ -401,6 +401,7 @@ def start_failure(last_exit: dict[str, Any], worker: str) -> ExecutorCrashed:
 
 
 STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
+"""Streams by their file descriptor, which names them on the wire."""
 LAST_LINES = 20
 """Number of a worker's last lines in the error about its end."""
 
@@ -629,7 +630,9 @@ if hasattr(os, "register_at_fork"):
 
 
 CONNECT_TIMEOUT_S = 10.0
+"""Seconds to open a data connection again for a request."""
 BUSY_RETRY_S = 0.1
+"""Seconds until the next try, if the executor still runs a call of an earlier master."""
 KEEP_OPEN_S = 20.0
 """Seconds between two frames without effect on a data connection. NATs and proxies forget connections that are idle for
 a minute or more, and a slot may compute for longer.
@@ -650,19 +653,20 @@ T = TypeVar("T")
 
 @dataclass(eq=False, repr=False)
 class Link:
-    """The connections of one master to one worker, which it opens, watches and reopens.
+    """The connections of one master to one worker, which it opens, watches and reopens. ``ProxyWorker`` describes the
+    arguments that are missing here.
 
     Args:
         session: Settings that an executor receives with each session: id, N, threads, share, pickle_results. The next
             ``connect`` sends them again if they have changed.
         identity: How the master identifies itself to the worker.
-        others: The arguments of ``ProxyWorker``.
 
     Attributes:
         link_state: Whether the link is open, and if not, why.
         control: The connection to the daemon; None without one.
         data: The connection to the executor; None without one.
         facts: Facts that the executor has reported about itself.
+        liveness: When the worker last gave a sign of life, also after the connection has ended; None before the first.
         worker_events: Emits events about the worker.
         on_leaving: Called when the worker announces its end; None releases it when it has no requests.
     """
@@ -754,7 +758,7 @@ class Link:
     async def _open_control(self, timeout_s: float) -> None:
         if self.control is not None:
             return
-        await self._explained(timeout_s)
+        await self._wait_for_explanation(timeout_s)
         self.link_state.reopen()
         if self.revive is not None:
             self.host, self.port = await self.revive()
@@ -798,7 +802,7 @@ class Link:
     async def ask(self, command: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Send a request to the daemon and return its answer."""
         if self.control is None:
-            await self._explained(timeout_s)
+            await self._wait_for_explanation(timeout_s)
         return await self._open_to_ask().call(Request(command, *args, **kwargs), Deadline(timeout_s))
 
     def _open_to_ask(self) -> ControlChannel:
@@ -850,7 +854,7 @@ class Link:
         if self.data is not None:
             return self.data
         if self.control is None:
-            await self._explained(deadline.left_s())
+            await self._wait_for_explanation(deadline.left_s())
         self._open_to_ask()
         if self._opening is None or self._opening.done():
             self._opening = self.spawn(self.open_data())
@@ -1009,21 +1013,21 @@ class Link:
             self.control = None
             self.link_state.lose()
             if self.link_state.is_closed or self._given_up is not None:
-                lost = self._given_up or self.link_state.lost(channel.reason, self.name, self.silent_s)
+                lost = self._given_up or self.link_state.loss_as_seen(channel.reason, self.name, self.silent_s)
                 self.worker_events.disconnected("" if self.link_state.is_closed else lost.message)
             else:
                 self._explaining = self.spawn(self._explain(channel.reason))
             if self.data is not None:
                 self.data.stream.close()
 
-    async def _explained(self, timeout_s: float | None) -> None:
+    async def _wait_for_explanation(self, timeout_s: float | None) -> None:
         """Wait until the reason of a loss is known, so that its event comes before that of the next connection."""
         if self._explaining is not None:
             await asyncio.wait([self._explaining], timeout=timeout_s)
 
     async def _explain(self, reason: BaseException | None) -> None:
         """Ask the launcher how the worker ended, for the event and for requests that come later."""
-        lost = await self.link_state.of_worker(reason, self.name, self.silent_s)
+        lost = await self.link_state.reason_of_loss(reason, self.name, self.silent_s)
         if self.link_state.phase is Phase.LOST and isinstance(lost, WorkerLost) and lost.cause is not None:
             self.link_state.loss = lost
         cause = lost.cause if isinstance(lost, WorkerLost) else None
@@ -1033,8 +1037,9 @@ class Link:
             self.worker_events.disconnected(lost.message, str(cause or ""))
 
     async def why(self, channel: Channel, reason: BaseException | None) -> DDLFError:
-        crash = await self.link_state.of_executor(channel, reason) if isinstance(channel, DataChannel) else None
-        return crash or await self.link_state.of_worker(reason, self.name, self.silent_s)
+        """Return the error for the requests of a channel that has ended."""
+        crash = await self.link_state.executor_crash(channel, reason) if isinstance(channel, DataChannel) else None
+        return crash or await self.link_state.reason_of_loss(reason, self.name, self.silent_s)
 
     def on_cancel(self, channel: Channel, id: int) -> None:
         """Ask the daemon to interrupt a request that its caller has cancelled.
@@ -1057,6 +1062,11 @@ class Link:
             await self.ask("cancel", id)
 
     def on_event(self, frame: Frame) -> None:
+        """Handle an event of the daemon. Ignore events that ``EVENTS`` does not name.
+
+        Raises:
+            ProtocolError: It has other facts than expected.
+        """
         if frame.name not in EVENTS:
             return  # an event of a newer worker
         facts = loads(frame.buffers)

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from ddlf.cluster.launch.launcher import Incarnation, Launcher, Left
-from ddlf.cluster.link import CONNECT_TIMEOUT_S, Identity, Link, Notice, master_name, unknown
+from ddlf.cluster.link import CONNECT_TIMEOUT_S, Identity, Link, Notice, master_name, unknown_end
 from ddlf.errors import (
     ClusterTooSmall,
     ConnectError,
@@ -131,7 +131,7 @@ class ProxyWorker(IWorker):
         never: Callable[[], str] = str,
         when_lost: str = Launcher.when_lost,
         options: Sequence[str] = (),
-        left: Callable[[], Awaitable[Left | None]] = unknown,
+        left: Callable[[], Awaitable[Left | None]] = unknown_end,
         revive: Callable[[], Awaitable[tuple[str, int]]] | None = None,
         way: Callable[[float], Awaitable[socket.socket]] | None = None,
         replay: Callable[[int], list[Request]] = lambda number: [],

@@ -91,7 +91,7 @@ def test_a_crash_tells_which_requests_may_have_begun(standing, first_id, begun):
 
 async def test_the_end_of_an_executor_is_awaited_until_its_daemon_reports_it_or_is_lost(standing):
     standing.open()
-    waiting = asyncio.ensure_future(standing.of_executor(Data(), None))
+    waiting = asyncio.ensure_future(standing.executor_crash(Data(), None))
     await asyncio.sleep(0)
     standing.heard("executor_exited", EXITED | {"pid": 6}, "w", epoch=1, first_id=1)
     await asyncio.sleep(0)
@@ -99,7 +99,7 @@ async def test_the_end_of_an_executor_is_awaited_until_its_daemon_reports_it_or_
     standing.heard("executor_exited", EXITED, "w", epoch=1, first_id=1)
     assert (await waiting).pid == 7
     standing.crash = None
-    waiting = asyncio.ensure_future(standing.of_executor(Data(), None))
+    waiting = asyncio.ensure_future(standing.executor_crash(Data(), None))
     await asyncio.sleep(0)
     standing.lose()
     assert await waiting is None
@@ -107,7 +107,7 @@ async def test_the_end_of_an_executor_is_awaited_until_its_daemon_reports_it_or_
 
 async def test_the_end_of_an_executor_is_not_awaited_after_a_protocol_error(standing):
     standing.open()
-    assert await standing.of_executor(Data(), ProtocolError("noise")) is None
+    assert await standing.executor_crash(Data(), ProtocolError("noise")) is None
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_the_launcher_of_a_process_gives_the_reason_of_its_end(code, text)
     standing = LinkState(left)
     standing.open()
     standing.heard("stopped_by", {"by": "anna"}, "w", epoch=1, first_id=1)
-    lost = await standing.of_worker(None, "w", 0.5)
+    lost = await standing.reason_of_loss(None, "w", 0.5)
     assert str(lost) == f"w: {text}; connect again: that starts a new one"
     assert lost.last_seen_s == 0.5
 
@@ -129,6 +129,6 @@ async def test_a_stopped_worker_names_the_user_who_stopped_it(standing):
     standing.open()
     standing.heard("stopped_by", {"by": "anna"}, "w", epoch=1, first_id=1)
     assert (
-        str(await standing.of_worker(None, "w", None))
+        str(await standing.reason_of_loss(None, "w", None))
         == "w: was stopped by anna; ask that user, and start the worker again"
     )
