@@ -126,8 +126,7 @@ class RunningMerge(Merge):
     """The weighted mean, summed while updates arrive.
 
     Updates are summed in slot order, never in arrival order: an update that arrives early waits (by reference, without
-    a copy) until all lower slots have been added. So the result has the same bits whichever worker was fast, and most
-    of
+    a copy) until all lower slots have been added. So the result has the same bits whichever worker was fast, and most of
     the work is already done when the last update arrives. Per tensor, with ``a`` in float64::
 
         a <- n_0 * g_0;  a <- a + n_1 * g_1;  ...;  mean = float32(a / (n_0 + n_1 + ...))
@@ -201,7 +200,8 @@ class Rule(Protocol):
         least: Smallest number of slots.
         useful: Smallest number of slots that lets the rule limit one bad update. With fewer it only equals the mean.
 
-    A rule with ``by_value`` merges each value by itself, so it works on ranges of the weights, too.
+    A rule that merges each value by itself has the class attribute ``by_value = True``. Then the sharded exchange can
+    merge ranges of the weights. A rule that needs whole updates is a subclass of ``WholeRule`` instead.
     """
 
     @property
@@ -280,11 +280,11 @@ class WholeRule(Named, ABC):
         )
 
     @abstractmethod
-    def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
+    def weigh(self, measured: Vector, counts: Vector) -> tuple[Vector, float]:
         """Return a weight for each of S updates, and the divisor of the updates' weighted sum.
 
         Args:
-            found: The lengths of the updates, shape (S,), or their squared distances, shape (S, S), over all float
+            measured: The lengths of the updates, shape (S,), or their squared distances, shape (S, S), over all float
                 tensors.
             counts: Samples of each.
         """
@@ -430,12 +430,12 @@ class Krum(WholeRule):
 
     useful = least
 
-    def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
+    def weigh(self, measured: Vector, counts: Vector) -> tuple[Vector, float]:
         """Return weight 1 for the ``keep`` updates with the lowest scores, and 0 for others. Lower slots win ties."""
         # without the distance to itself, which is 0
-        nearest = np.sort(found, axis=1)[:, 1 : 1 + max(1, len(found) - self.bad - 2)]
+        nearest = np.sort(measured, axis=1)[:, 1 : 1 + max(1, len(measured) - self.bad - 2)]
         best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.keep]
-        weights = np.zeros(len(found))
+        weights = np.zeros(len(measured))
         weights[best] = 1
         return weights, len(best)
 
@@ -479,12 +479,12 @@ class GeometricMedian(WholeRule):
         if not (isfinite(self.smoothing) and self.smoothing >= 1e-100):  # below, an update's share could be infinite
             raise ConfigError(f"smoothing must be finite and 1e-100 or more, got {self.smoothing}")
 
-    def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
+    def weigh(self, measured: Vector, counts: Vector) -> tuple[Vector, float]:
         """Return the weights ``b_i`` of the last step, and their sum."""
         weights = counts
         for _ in range(self.steps):
             shares = weights / weights.sum()
-            towards = found @ shares  # the squared distance to v is this mean minus half of the mean over all pairs
+            towards = measured @ shares  # the squared distance to v is this mean minus half of the mean over all pairs
             distances = np.sqrt(np.maximum(towards - shares @ towards / 2, 0))
             weights = counts / np.maximum(self.smoothing, distances)
         return weights, float(weights.sum())
@@ -523,10 +523,10 @@ class ClippedMean(WholeRule):
         if not (isfinite(self.longest) and self.longest > 0):
             raise ConfigError(f"longest must be finite and > 0, got {self.longest}")
 
-    def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
+    def weigh(self, measured: Vector, counts: Vector) -> tuple[Vector, float]:
         """Return for each update its samples times ``f_i``, and the sum of all samples."""
-        limit = self.longest * np.median(found)
-        left = np.divide(limit, found, out=np.ones(len(found)), where=found > limit)
+        limit = self.longest * np.median(measured)
+        left = np.divide(limit, measured, out=np.ones(len(measured)), where=measured > limit)
         return counts * left, float(counts.sum())
 
 
