@@ -112,9 +112,9 @@ def describe(answer: Any, label: str) -> str:
     busy = answer["busy"]
     doing = f"busy with {busy['method']!r} for {busy['seconds']:.1f} s" if busy else "idle"
     state = doing if answer["executor"] == "ready" else f"executor {answer['executor']}"
-    restarts = f", restarts {answer['restarts']}" if answer["restarts"] else ""
+    details = f", restarts {answer['restarts']}" if answer["restarts"] else ""
     lease = answer["lease"]
-    restarts += f", leased by {lease['holder']} since {lease['since']}" if lease else ""
+    details += f", leased by {lease['holder']} since {lease['since']}" if lease else ""
     methods = answer.get("methods") or []
     holds = [
         *data_sets(answer),
@@ -122,12 +122,12 @@ def describe(answer: Any, label: str) -> str:
         *part_of_model(answer.get("part")),
         *([f"{len(methods)} method{'s' * (len(methods) > 1)}"] if methods else []),
     ]
-    restarts += f", holds {' and '.join(holds)}" if holds else ""
-    restarts += f", on card {', '.join(gpus)}" if (gpus := answer.get("gpus")) else ""
+    details += f", holds {' and '.join(holds)}" if holds else ""
+    details += f", on card {', '.join(gpus)}" if (gpus := answer.get("gpus")) else ""
     readings = [f"{card['number']}: {as_text(card)}" for card in answer.get("cards") or ()]
-    restarts += f" ({'; '.join(readings)})" if readings else ""
+    details += f" ({'; '.join(readings)})" if readings else ""
     plain = ", INSECURE PLAINTEXT" if answer["insecure_plaintext"] else ""
-    return f"{state}; {answer['host']}, up {answer['uptime_s']:.0f} s, Python {answer['python']}{restarts}{plain}"
+    return f"{state}; {answer['host']}, up {answer['uptime_s']:.0f} s, Python {answer['python']}{details}{plain}"
 
 
 def data_sets(status: dict[str, Any]) -> list[str]:
