@@ -22,7 +22,14 @@ Owners = npt.NDArray[np.signedinteger[Any]]
 
 
 class Partition(Protocol):
-    """Base of all partition rules: each assigns samples to slots."""
+    """The interface of partition rules: each assigns samples to slots.
+
+    A rule that fixes the samples of each slot has the class attribute ``ignores``: the names of settings without effect
+    then. The run refuses them.
+
+    Attributes:
+        goes_by_labels: Whether the rule needs the labels of the samples.
+    """
 
     goes_by_labels: ClassVar[bool]
 

@@ -24,7 +24,7 @@ def _check_share(**shares: float) -> None:
 
 
 class Course(Protocol):
-    """Base of all courses, which say how the learning rate changes after the warm-up."""
+    """The interface of courses, which say how the learning rate changes after the warm-up."""
 
     def share(self, done: Any, xp: Any) -> Any:
         """Return the learning rate as a share of its highest value.
@@ -238,4 +238,4 @@ class Schedules:
 
 
 SCHEDULE = Schedules()
-"""Every schedule by name."""
+"""The reader of the setting ``schedule``. ``PARTS`` has the rules by name."""
