@@ -139,7 +139,8 @@ def test_a_part_names_the_values_of_its_setting_with_which_slots_keep_it(part, v
 
 
 def test_backup_and_restore_is_refused_with_the_setting_of_a_new_part(monkeypatch, tmp_path):
-    keras = pytest.importorskip("keras")
+    import keras
+
     monkeypatch.setattr(checks, "PARTS", (*PARTS, Average))
     app = FakeRun(callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
     checks.check(app)
