@@ -78,18 +78,23 @@ class Rounds:
     _slots: list[int | None] = field(default_factory=list)
     _ended: dict[int | None, float] = field(default_factory=dict)
     _heard: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
-    _updates: list[UpdateArrived] = field(default_factory=list)
+    _updates: list[tuple[float, UpdateArrived]] = field(default_factory=list)  # with the time
 
     def hear(self, event: Event) -> None:
-        """Receive an event of the run."""
+        """Receive an event of the run.
+
+        A round ends with its last update. ``Committed`` may come later, together with that of the next round, because it
+        waits for the evaluation of its weights.
+        """
         if isinstance(event, UpdateArrived):
-            self._updates.append(event)
+            self._updates.append((self.clock(), event))
         if not isinstance(event, Committed):
             return
-        record, now = event.record, self.clock()
-        slot = record.slot
-        updates = [one for one in self._updates if slot in (None, one.slot)]
-        self._updates = [one for one in self._updates if slot not in (None, one.slot)]
+        record, slot = event.record, event.record.slot
+        of_slot = [one for one in self._updates if slot in (None, one[1].slot)]
+        self._updates = [one for one in self._updates if one not in of_slot or one[1].round > record.round]
+        updates = [one for _, one in of_slot if one.round == record.round]
+        now = max((at for at, one in of_slot if one.round == record.round), default=self.clock())
         before, self._ended[slot] = self._ended.get(slot), now
         self._heard[slot] += 1
         share = self.setting.samples / (self.setting.slots if slot is not None else 1)

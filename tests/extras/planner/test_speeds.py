@@ -181,3 +181,25 @@ def test_short_rounds_at_the_end_of_an_epoch_have_no_pace():
         )
         heard.hear(Committed(record=record))
     assert dict(heard.result().paces) == pytest.approx({1: 0.22, 2: 0.2})
+
+
+def test_rounds_whose_commit_waits_for_an_evaluation_have_their_own_times():
+    """Each second commit comes with that of the next round, as if the weights between them had been evaluated."""
+    now = [0.0]
+    heard = Rounds(Setting(way=STAR, slots=2, batch=4, steps=1), clock=lambda: now[0])
+    costs = dict(transfer_s=0.1, bytes_out=1, bytes_back=1, epochs=1, compute_s=0.8)
+    waiting = []
+    for number in range(1, 13):
+        for worker in (1, 2):
+            now[0] += 0.5
+            heard.hear(UpdateArrived(round=number, slot=worker, worker=worker, samples=4, **costs))
+        waiting.append(
+            RoundRecord(round=number, rounds=12, version=number, samples=8, seconds=1.0, merge_s=0.0, **costs)
+        )
+        if number % 2 == 0:
+            for record in waiting:
+                heard.hear(Committed(record=record))
+            waiting = []
+    found = heard.result()
+    assert found.seconds == pytest.approx([1.0] * 10)
+    assert dict(found.paces) == pytest.approx({1: 0.2, 2: 0.2})
