@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.app import IApp
+from ddlf.cli.card_lines import card_lines
 from ddlf.cli.config import setting_rows
 from ddlf.cli.doctor import HERE, Answer, all_asked, difference, of_answer, size, versions
 from ddlf.cli.findings import joined, of_machine
 from ddlf.cli.options import new_workers, reads_cluster_file
-from ddlf.cli.run import cards_of
 from ddlf.cli.target import needs_of
 from ddlf.cluster.config.addresses import find_config
 from ddlf.cluster.config.cluster_file import load_config
@@ -60,7 +60,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
         print(f"          {cluster.N} would be started, each with {versions(this_machine)}")
         if new_workers(options):  # the run would refuse wrong cards, too
             gpus = cards_for(cluster.N, Wanted(options.gpus, options.gpu_memory))
-            for cards in cards_of(gpus, app is not None and app.deterministic, options):
+            for cards in card_lines(gpus, app is not None and app.deterministic, options):
                 print(f"cards     {cards}")
     else:
         answers = await all_asked(cluster.workers, timeout_s, print, needs)

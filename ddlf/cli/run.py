@@ -10,11 +10,11 @@ import math
 import os
 import random
 import sys
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddlf.cli.card_lines import card_lines
 from ddlf.cli.dashboard import served
 from ddlf.cli.options import (
     check_app_options,
@@ -48,7 +48,6 @@ from ddlf.monitor.terminal.lines import line
 from ddlf.monitor.ui import LongMaps, attached, choice, chosen, heard, opened
 from ddlf.training.registry import spec_of
 from ddlf.training.roles import PRELOADED, begin_import
-from ddlf.worker.assignment import unused_cards
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -249,7 +248,7 @@ async def _run_app(
             try:
                 await check_needs(cluster, target, display.say, here=new_workers(options))
                 gpus = (", ".join(worker.facts.get("gpus", ())) for worker in cluster.workers)
-                for described in cards_of(gpus, app.deterministic, options):
+                for described in card_lines(gpus, app.deterministic, options):
                     display.say(f"cards     {described}")
                 await choose_settings(app)
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
@@ -270,22 +269,6 @@ async def _run_app(
                 return await _train(app, options.save, path, stop)
             finally:
                 await cluster.close()
-
-
-def cards_of(gpus: Iterable[str], deterministic: bool, options: argparse.Namespace) -> Iterator[str]:
-    """Yield the cards of the workers for people, and why new workers leave cards of this machine unused.
-
-    Args:
-        gpus: The cards of each worker; empty for a worker without one.
-        deterministic: Whether the run computes equal bits.
-        options: The parsed options.
-    """
-    cards = Counter(name or "none" for name in gpus)
-    if not set(cards) <= {"none"}:
-        rows = "; ".join(f"{card} for {_workers(count)}" for card, count in cards.items())
-        yield rows if deterministic else f"{rows}. Two runs on cards may differ in bits: --deterministic prevents it"
-    if new_workers(options) and options.gpus is None:
-        yield from (f"unused: {reason}" for reason in unused_cards())
 
 
 def requeue_of(app: IApp, cluster: Cluster) -> Requeue:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddlf.cli.run import cards_of
+from ddlf.cli.card_lines import card_lines
 from ddlf.cli.workers import describe
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError, ConnectError, DDLFError
@@ -144,11 +144,11 @@ def test_worker_says_why_it_uses_no_card(cards, monkeypatch, start_worker):
 def test_run_says_which_cards_it_uses_and_why_not_all(cards):
     options = SimpleNamespace(local=1, hosts=None, listen=None, launcher=None, config=None, gpus=None)
     cards.has(card(0, error=15), card(1))
-    used, unused = cards_of(["1 (Test Card)"], False, options)
+    used, unused = card_lines(["1 (Test Card)"], False, options)
     assert used == "1 (Test Card) for 1 worker. Two runs on cards may differ in bits: --deterministic prevents it"
     assert unused.startswith("unused: the card 0 has fallen off the bus; reset it")
     options.gpus = ("1",)
-    assert [*cards_of(["1 (Test Card)"], True, options)] == ["1 (Test Card) for 1 worker"]
+    assert [*card_lines(["1 (Test Card)"], True, options)] == ["1 (Test Card) for 1 worker"]
 
 
 async def test_worker_that_does_not_run_is_started_with_the_cards_of_its_line(cards, tmp_path, free_port):
