@@ -1,5 +1,6 @@
 """Tests of models in strategies of TensorFlow: which trainings accept or refuse them. ``tests/trials/test_parallel.py`` has several devices."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from ddlf.training.slot.distribution import (
     check_strategy,
     copies_of,
     scope_of,
+    separate_strategies,
     strategy_of,
 )
 from tests.training.models import Blobs, app
@@ -98,6 +100,57 @@ async def test_a_strategy_with_steps_per_execution_is_refused_on_the_master():
         made.model.compile("sgd", "categorical_crossentropy", steps_per_execution=4)
     with pytest.raises(AppError, match="leave out steps_per_execution: Keras cannot put several steps"):
         ready_model(made)
+
+
+@pytest.mark.parametrize("inside", ["model", "compile"])
+async def test_an_optimizer_of_another_strategy_than_its_model_is_refused(inside):
+    import tensorflow as tf
+
+    made, scope = Blobs(), tf.distribute.MirroredStrategy(["/cpu:0"]).scope
+    with scope() if inside == "model" else nullcontext():
+        await made.create_model()
+    with scope() if inside == "compile" else nullcontext():
+        made.model.compile("sgd", "categorical_crossentropy")
+    with pytest.raises(AppError, match=r"'sequential.*' and its optimizer are not made in the same strategy"):
+        ready_model(made)
+
+
+@pytest.mark.parametrize("setting", ["gradient_accumulation_steps=2", "jit_compile=True"])
+async def test_steps_that_keras_cannot_compile_in_a_strategy_are_refused(setting):
+    import keras
+    import tensorflow as tf
+
+    jit, steps = ("jit" in setting or "auto"), (None if "jit" in setting else 2)
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        made = Blobs()
+        await made.create_model()
+        made.model.compile(
+            keras.optimizers.SGD(gradient_accumulation_steps=steps), "categorical_crossentropy", jit_compile=jit
+        )
+    with pytest.raises(AppError, match=f"{setting} does not work with the strategy of the model"):
+        ready_model(made)
+
+
+async def test_a_model_without_input_shape_is_built_in_its_strategy():
+    import keras
+    import tensorflow as tf
+
+    made = Blobs()
+    await made.load_dataset()
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        made.model = keras.Sequential([keras.layers.Dense(4, activation="softmax")])
+        made.model.compile("sgd", "categorical_crossentropy")
+    ready_model(made)
+    made.model.fit(made.x_train, made.y_train, verbose=0)
+
+
+def test_each_strategy_of_a_process_has_numbers_of_its_own():
+    import tensorflow as tf
+
+    separate_strategies()
+    separate_strategies()
+    one, two = (tf.distribute.MirroredStrategy(["/cpu:0"]).extended for _ in range(2))
+    assert one._collective_key_base != two._collective_key_base
 
 
 def test_stabilisers_refuse_copies_on_several_cards():

@@ -132,6 +132,10 @@ def test_trainings_that_would_use_one_card_of_a_strategy_are_refused(tmp_path: P
     assert downpour.startswith("error mode='downpour' computes on one card")
 
 
+def test_models_of_other_shapes_train_in_strategies_one_after_another(tmp_path: Path):
+    assert said(tmp_path, [{"width": 16}, {"width": 24}]) == ["near True"] * 2
+
+
 def said(folder: Path, cases: list[dict[str, object]]) -> list[str]:
     """Return a line for each case: how near three trainings with and without a strategy are, or the error."""
     (folder / "sitecustomize.py").write_text(TWO_DEVICES)

@@ -20,7 +20,7 @@ from ddlf.errors import AppError
 from ddlf.extras import hooks
 from ddlf.training.context import App
 from ddlf.training.roles import import_keras
-from ddlf.training.slot.distribution import check_strategy
+from ddlf.training.slot.distribution import check_strategy, scope_of
 from ddlf.training.slot.optimizers import other_optimizers
 
 SAMPLE_ROWS = 2
@@ -93,7 +93,8 @@ def ready_model(app: App) -> Any:
     _check_one_input(app, model)
     if not (model.built and all(layer.built for layer in model.layers)) and has(app, "train"):
         try:
-            model(sample(first_rows(app, "train"))[0])
+            with scope_of(model):
+                model(sample(first_rows(app, "train"))[0])
         except NotImplementedError:  # the model has no call method, for example because it trains other models
             pass
         except Exception as error:

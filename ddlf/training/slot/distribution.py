@@ -6,6 +6,7 @@ With JAX, the app sets a distribution of Keras. With TensorFlow, it makes the mo
 from __future__ import annotations
 
 import contextlib
+from itertools import count
 from typing import Any
 
 from ddlf.errors import AppError
@@ -19,9 +20,40 @@ def forget_distribution() -> None:
         keras.distribution.set_distribution(None)
 
 
+class _NextKey:
+    """A number that is another one whenever it is read."""
+
+    def __init__(self) -> None:
+        self._numbers = count(step=16)  # a strategy takes a few numbers from its first one
+
+    def __get__(self, strategy: Any, kind: Any) -> int:
+        return next(self._numbers)
+
+
+def separate_strategies() -> None:
+    """Let the next strategies of TensorFlow add gradients under numbers that no other has. Call it after Keras's import.
+
+    TensorFlow 2.21 begins with the same numbers in each strategy of a process. The second app of a worker then fails if
+    its model has other shapes, and so does each later one.
+    """
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    kind = tf.distribute.MirroredStrategy
+    if not isinstance(vars(kind).get("_collective_key_base"), _NextKey):
+        kind._collective_key_base = _NextKey()
+
+
 def strategy_of(model: Any) -> Any:
     """Return the strategy of TensorFlow in which a model was made; None without one."""
-    strategy = getattr(model, "distribute_strategy", None)  # TensorFlow has a default strategy for all other models
+    return _chosen(getattr(model, "distribute_strategy", None))
+
+
+def _chosen(strategy: Any) -> Any:
+    """Return a strategy of TensorFlow; None for the default one, in which everything else is made."""
     return None if strategy is None or type(strategy).__name__.startswith("_Default") else strategy
 
 
@@ -41,10 +73,13 @@ def check_strategy(model: Any) -> None:
     """Refuse a strategy of TensorFlow that a worker cannot train in.
 
     Raises:
-        AppError: The strategy spans machines or has no copy of the weights on each card; or several steps would be one
-            call, which Keras 3.15 cannot compile in a strategy.
+        AppError: The strategy spans machines or has no copy of the weights on each card; the model or its optimizer was
+            made outside of it; or steps would be in one call or a condition, which Keras 3.15 cannot compile in a
+            strategy.
     """
-    if (strategy := strategy_of(model)) is None:
+    strategy = strategy_of(model)
+    _check_optimizer(model, strategy)
+    if strategy is None:
         return
     kind = type(strategy).__name__
     if kind != "MirroredStrategy":
@@ -56,6 +91,31 @@ def check_strategy(model: Any) -> None:
         raise AppError(
             f"steps_per_execution={model.steps_per_execution} does not work with the {kind} of the model {model.name!r}",
             hint="leave out steps_per_execution: Keras cannot put several steps of a strategy into one call",
+        )
+
+
+def _check_optimizer(model: Any, strategy: Any) -> None:
+    """Refuse an optimizer that has another strategy than its model, or that Keras cannot compile in a strategy."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    while getattr(optimizer, "inner_optimizer", None) is not None:
+        optimizer = optimizer.inner_optimizer
+    theirs = _chosen(getattr(optimizer, "_distribution_strategy", None))
+    if optimizer is not None and theirs is not strategy:
+        raise AppError(
+            f"the model {model.name!r} and its optimizer are not made in the same strategy of TensorFlow",
+            hint="make and compile the model in the scope of one strategy",
+        )
+    if strategy is not None and (getattr(optimizer, "gradient_accumulation_steps", None) or 1) > 1:
+        raise AppError(
+            f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps} does not work with the strategy of the "
+            f"model {model.name!r}: Keras cannot leave out steps of a strategy",
+            hint="leave out gradient_accumulation_steps, and choose a larger batch_size",
+        )
+    if strategy is not None and getattr(model, "jit_compile", None) is True:
+        raise AppError(
+            f"jit_compile=True does not work with the strategy of the model {model.name!r}: XLA cannot read all copies of "
+            "a weight",
+            hint="leave out jit_compile",
         )
 
 

@@ -39,7 +39,7 @@ from ddlf.training.slot.build import (
     set_precision,
 )
 from ddlf.training.slot.card_errors import explained, largest_that_fits
-from ddlf.training.slot.distribution import check_division, check_one_card, forget_distribution
+from ddlf.training.slot.distribution import check_division, check_one_card, forget_distribution, separate_strategies
 from ddlf.training.slot.feed import Samples, TrainingSamples, in_order
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
@@ -118,6 +118,7 @@ class Replica:
         import keras
 
         keras.utils.set_random_seed(seed)
+        separate_strategies()
         with fresh_names():
             await create()
         ready_model(app)
@@ -280,6 +281,7 @@ class Replica:
         """Import Keras, and set the number format for layers before any layer is made."""
         set_precision(self.app.precision, None if format is None else NumberFormat(*format))
         forget_distribution()
+        separate_strategies()
         prepare_framework()
         self._arithmetic = set_arithmetic(self.app)
 
