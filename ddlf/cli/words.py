@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.cli.options import NOT_SHORT, RUN
-from ddlf.settings.checks import UNITS
+from ddlf.settings.checks import exact_size
 from ddlf.training.registry import option
 
 NEVER = frozenset((*NOT_SHORT, "help", "app", "dashboard", "quiet", "debug"))
@@ -19,10 +19,6 @@ NEVER = frozenset((*NOT_SHORT, "help", "app", "dashboard", "quiet", "debug"))
 
 SIZES = ("gpu_memory",)
 """Options whose values are bytes."""
-LARGEST_FIRST = sorted(
-    ((count, {"K": "k"}.get(unit, unit.replace("I", "i"))) for unit, count in UNITS.items()), reverse=True
-)
-"""Units of sizes, each with its bytes."""
 
 
 def command_line(
@@ -69,11 +65,6 @@ def given_names(options: argparse.Namespace, names: Sequence[str]) -> set[str]:
     """Return the names among ``names`` that an option or ``-p`` sets."""
     by_parameter = {text.partition("=")[0] for text in options.parameters}
     return {name for name in names if getattr(options, name, None) is not None or name in by_parameter}
-
-
-def exact_size(count: int) -> str:
-    """Return a number of bytes with the largest unit that divides it, as one types it: ``8GB``, ``512MiB``."""
-    return next(f"{count // each}{unit}B" for each, unit in LARGEST_FIRST if count % each == 0)
 
 
 def _text(value: Any) -> str:

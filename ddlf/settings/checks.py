@@ -303,6 +303,12 @@ UNITS = {"": 1} | {
 }
 
 
+def exact_size(count: int) -> str:
+    """Return a number of bytes with the largest unit that divides it, as a user writes it: ``8GB``, ``512MiB``."""
+    each, unit = max((each, unit) for unit, each in UNITS.items() if count % each == 0)
+    return f"{count // each}{'k' if unit == 'K' else unit.replace('I', 'i')}B"
+
+
 def count_of_bytes(name: str, value: Any) -> int | None:
     """a size such as `512MiB` or `2GB`, a number of bytes, or None"""
     if value is None:

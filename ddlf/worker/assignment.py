@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ddlf.errors import ConfigError
-from ddlf.settings.checks import count_of_bytes
+from ddlf.settings.checks import count_of_bytes, exact_size
 from ddlf.worker.cards import (
     HIDDEN,
     MASK,
@@ -71,7 +71,7 @@ class Wanted:
     def arguments(self) -> list[str]:
         """Return the options of ``ddlf-worker`` that say the same."""
         gpus = [] if self.names is None else ["--gpus", ",".join(self.names)]
-        return [*gpus, *([] if self.memory is None else ["--gpu-memory", _size(self.memory)])]
+        return [*gpus, *([] if self.memory is None else ["--gpu-memory", exact_size(self.memory)])]
 
     def differs(self, described: Sequence[str], uuids: Sequence[str]) -> bool:
         """Return whether a worker has not got these options.
@@ -90,14 +90,6 @@ class Wanted:
 
 def _limit(memory: int | None) -> str:
     return "" if memory is None else f", at most {memory / 1e9:.1f} GB"
-
-
-def _size(count: int) -> str:
-    """Return a number of bytes as a user writes it."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
-        if count % unit == 0:
-            return f"{count // unit}{name}"
-    return str(count)
 
 
 def _is_named(name: str, own: tuple[str, str]) -> bool:

@@ -196,6 +196,7 @@ def test_choice_of_cards_in_a_program_is_read():
 
 def test_command_line_of_a_worker_gives_the_same_choice_of_cards():
     assert Wanted(("0", "1"), GIB).arguments() == ["--gpus", "0,1", "--gpu-memory", "1GiB"]
+    assert Wanted(None, 8 * 10**9).arguments() == ["--gpu-memory", "8GB"]
     assert NO_WISH.arguments() == []
 
 

@@ -6,9 +6,7 @@ import argparse
 import contextlib
 import inspect
 import json
-import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +99,7 @@ def _setting(path: Path, name: str) -> Any:
 
 async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
     from ddlf.app import IApp
+    from ddlf.cli.results import columns, on_terminal
     from ddlf.cli.run import resolve_cluster
     from ddlf.cli.target import prepare_app
     from ddlf.events.record import fitted
@@ -134,20 +133,6 @@ async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
     text = lines(found, command(found, options), longer(options), columns())
     print(json.dumps(found.to_data(), indent=2) if options.json else on_terminal(text))
     return 1 if found.is_beyond else 0
-
-
-def columns() -> int | None:
-    """Return the columns of the terminal; None if standard output is none."""
-    return max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else None
-
-
-def on_terminal(text: Sequence[str]) -> str:
-    """Return lines for standard output: wrapped on a terminal, except a last line with a command, which users copy."""
-    from ddlf.events.record import fitted
-
-    *others, last = text
-    is_command = last.startswith(("run ", "longer "))
-    return "\n".join([*map(fitted, others), last if is_command else fitted(last)])
 
 
 def _wish(options: argparse.Namespace) -> Wish:
@@ -184,8 +169,9 @@ def command(plan: Plan, options: argparse.Namespace) -> str:
 
 def longer(options: argparse.Namespace) -> str:
     """Return the command that measures longer, with all options of this call."""
-    from ddlf.cli.words import command_line, exact_size
+    from ddlf.cli.words import command_line
     from ddlf.extras.planner.planning import BUDGET_S
+    from ddlf.settings.checks import exact_size
 
     told = {
         "--batches": options.batches and ",".join(map(str, options.batches)),

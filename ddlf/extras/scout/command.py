@@ -6,9 +6,7 @@ import argparse
 import inspect
 import json
 import math
-import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +34,7 @@ def scout(options: argparse.Namespace) -> int:
 
 async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
     from ddlf.app import IApp
+    from ddlf.cli.results import columns, on_terminal
     from ddlf.cli.run import resolve_cluster
     from ddlf.cli.target import prepare_app
     from ddlf.cli.words import command_line
@@ -93,18 +92,6 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
         place = write_rate(options.app, target.__name__, found.verdict.own, found.verdict.rate)
         print(f"written   {place}", file=out)
     return 0
-
-
-def columns() -> int | None:
-    """Return the columns of the terminal; None if standard output is none."""
-    return max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else None
-
-
-def on_terminal(text: Sequence[str]) -> str:
-    """Return lines for standard output: wrapped on a terminal, except a command, which users copy."""
-    from ddlf.events.record import fitted
-
-    return "\n".join(line if line.startswith("run ") else fitted(line) for line in text)
 
 
 def _check_picture(path: Path) -> None:

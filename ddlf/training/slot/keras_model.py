@@ -50,8 +50,7 @@ def use_fast_steps(model: Any, callbacks: Sequence[Any], chosen: int) -> None:
     """Let Keras run several batches in one call of the compiled training step, which is faster for small models.
 
     Do so only if the user chose no number, no callback looks at single batches, and the backend is TensorFlow without a
-    strategy.
-    TensorFlow handles a shorter last group of batches and gives the same bits.
+    strategy. TensorFlow handles a shorter last group of batches and gives the same bits.
 
     Args:
         model: The model to be trained next.

@@ -29,10 +29,8 @@ def make_metric_variables(model: Any, batch: Any) -> None:
     own = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in steps)
     if own or not isinstance(function, Functional) or type(model).call is not call:
         return
-    with (
-        scope_of(model),
-        contextlib.suppress(Exception),
-    ):  # a loss or metric of yours may raise anything; so does the step
+    # A loss or metric of yours may raise anything; so does the step.
+    with scope_of(model), contextlib.suppress(Exception):
         make_variables_of(model, function, *batch)
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from ddlf.cli.main import main
 from ddlf.cli.options import RUN as RUN_COMMAND
+from ddlf.cli.results import on_terminal
 from ddlf.errors import ConfigError
 from ddlf.extras.planner.choice import Choice, Wish
 from ddlf.extras.planner.command import PLAN as PLANNER
-from ddlf.extras.planner.command import command, longer, on_terminal
+from ddlf.extras.planner.command import command, longer
 from ddlf.extras.planner.memory import Bytes, Largest, MemoryModel, Peak, Peaks
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
 from ddlf.extras.planner.result import Plan, lines

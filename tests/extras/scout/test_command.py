@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ddlf.cli.main import main
+from ddlf.cli.results import on_terminal
 from ddlf.extras.scout.also import Also, Variant
-from ddlf.extras.scout.command import at_bound, lines, on_terminal, outside, place_line
+from ddlf.extras.scout.command import at_bound, lines, outside, place_line
 from ddlf.extras.scout.curve import comparable, svg
 from ddlf.extras.scout.halving import Curve, Point
 from ddlf.extras.scout.scouting import Scouted
