@@ -1,7 +1,7 @@
-"""Check the English of documentation, docstrings, comments, help texts and messages, in the package and around it.
+"""Check the English of documentation, docstrings, comments, help texts, messages and names, in the package and around it.
 
-``python scripts/prose.py`` prints the place, the pattern and a suggestion for each sentence that breaks a rule of
-``docs/contributing/style.md``. ``scripts/prose-baseline.txt`` allows some areas a number of such sentences. Areas that
+``python scripts/prose.py`` prints the place, the pattern and a suggestion for each sentence and each name that breaks a
+rule of ``docs/contributing/style.md``. ``scripts/prose-baseline.txt`` allows some areas a number of such sentences. Areas that
 are not in it must have none, and a number may only become smaller: ``--update`` lowers it, and never raises it.
 """
 
@@ -31,6 +31,14 @@ MAX_PARAGRAPH_LINES = 5
 
 SAYS = r"(?:say|show|see|explain|decide|list|know|describe|tell|find|ask|check|choose|about|exactly|of|on)(?:s|ed|n)?"
 NO_NOUN = r"(?:and|are|as|at|but|by|for|from|if|in|inside|instead|is|of|on|or|so|than|that|to|when|where|which|with)"
+NO_NAMES = frozenset(
+    (
+        "apart around asked away each found given gone held here kept known made meant mine near one ones others own "
+        "place places said seen taken theirs there told wanted what which who whose why"
+    ).split()
+)
+"""Words that do not say what a variable, parameter, attribute, function or class is."""
+
 START = r"(?:^|(?<=[.!?:;] ))"
 
 
@@ -214,6 +222,30 @@ def findings(path: Path) -> Iterator[Finding]:
         yield from findings_in(text)
     if path.suffix == ".md":
         yield from _layout(path)
+    else:
+        yield from _names(path)
+
+
+def _names(path: Path) -> Iterator[Finding]:
+    """Yield each definition and assignment of a name that says nothing."""
+    for line, name in _bound(ast.parse(path.read_text(encoding="utf-8"))):
+        if name.strip("_") in NO_NAMES:
+            advice = "name the thing that it holds: 'slot', 'index', 'reason', .."
+            yield Finding(path.relative_to(ROOT).as_posix(), line, "empty name", name, advice)
+
+
+def _bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of each definition and assignment."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.ExceptHandler(name=str(name)) | ast.alias(asname=str(name)):
+                yield node.lineno, name
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
 
 
 def findings_in(text: Text) -> Iterator[Finding]:

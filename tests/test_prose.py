@@ -57,9 +57,35 @@ def test_linter_reads_docstrings_comments_messages_and_pages(tmp_path, monkeypat
     )
     page = f"One\n\n```\nit {PHRASE}\n```\n\n| a | it {PHRASE} |\n|---|---|\n\n" + 6 * "line\n"
     (tmp_path / "b.md").write_text(page)
-    found = [(one.line, one.rule) for name in ("a.py", "b.md") for one in PROSE["findings"](tmp_path / name)]
-    assert sorted(found[:3]) == [(1, PHRASE), (3, PHRASE), (4, PHRASE)]
-    assert found[3:] == [(7, PHRASE), (15, "long paragraph")]
+    findings = [
+        (finding.line, finding.rule) for name in ("a.py", "b.md") for finding in PROSE["findings"](tmp_path / name)
+    ]
+    assert sorted(findings[:3]) == [(1, PHRASE), (3, PHRASE), (4, PHRASE)]
+    assert findings[3:] == [(7, PHRASE), (15, "long paragraph")]
+
+
+def test_linter_finds_names_that_say_nothing(tmp_path, monkeypatch):
+    monkeypatch.setitem(PROSE["prose"].__globals__, "ROOT", tmp_path)
+    (tmp_path / "a.py").write_text(
+        "import os as held\n"
+        "def told(slot, place=1):\n"
+        "    for one in slot: self._found = [each for each in one]\n"
+        "    try: index = why\n"
+        "    except OSError as said: match index:\n"
+        "        case [there, *others]: print(known, found=1)\n".replace("said: match", "said:\n     match")
+    )
+    findings = [(finding.line, finding.found) for finding in PROSE["findings"](tmp_path / "a.py")]
+    expected = {
+        (1, "held"),
+        (2, "told"),
+        (2, "place"),
+        (3, "one"),
+        (3, "_found"),
+        (3, "each"),
+        (5, "said"),
+        (7, "there"),
+    }
+    assert set(findings) == {*expected, (7, "others")}
 
 
 def test_linter_reads_the_pages_and_all_python_files():
