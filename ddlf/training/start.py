@@ -331,7 +331,7 @@ async def _run(
     progress, keeper, source = await begin(app, samples, spec, fresh=fresh, restoring=weights_out.restoring)
     samples = progress.samples  # with private data, a worker of the training before may be away
     check_rounds(spec, samples, len(progress.states))
-    weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
+    weights_out.slot_weights = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     if app.run_context.data.homes is not None:
         crew.carries = "own slot"
         weights_out.evaluation = OwnEvaluation(app, crew, (app.run_context.name, REPLICA))

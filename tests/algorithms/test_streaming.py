@@ -140,7 +140,7 @@ def test_only_a_fragment_travels_either_way():
         message = out.encode(0, weights, part + 1, tensors=tensors)
         sent = sum(array.nbytes for payload in message["encoded"]["payloads"] for array in payload.values())
         assert sent == sum(weights[i].nbytes for i in tensors) < 0.3 * whole
-        assert all(np.array_equal(a, b) for a, b in zip(out.held[0], weights, strict=True))
+        assert all(np.array_equal(a, b) for a, b in zip(out.slot_weights[0], weights, strict=True))
 
 
 @pytest.mark.parametrize(

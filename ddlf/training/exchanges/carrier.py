@@ -39,7 +39,7 @@ class WeightSource(Protocol):
     """
 
     differences: bool
-    held: dict[int, Weights]
+    slot_weights: dict[int, Weights]
     lossless: Sequence[bool]
     stays: bool
     evaluation: Any
@@ -50,10 +50,10 @@ class WeightSource(Protocol):
 
     async def reach(self, worker: ProxyWorker) -> None: ...
 
-    def silent(self, worker: int, other: int, why: str) -> None: ...
+    def silent(self, worker: int, other: int, error: str) -> None: ...
 
     def encode(
-        self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
+        self, slot: int, weights: Weights, round: int, *, holds: bool = True, tensors: Sequence[int] | None = None
     ) -> dict[str, Any]: ...
 
     @property
@@ -73,7 +73,7 @@ class StarWeights:
 
     Attributes:
         differences: Whether weights travel as differences.
-        held: The weights that each slot holds, if they travel as differences.
+        slot_weights: The weights that each slot holds, if they travel as differences.
         stays, restoring, compares, evaluation: The attributes of ``WeightSource``.
     """
 
@@ -83,22 +83,22 @@ class StarWeights:
     compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
 
     def __init__(self, name: str, lossless: Sequence[bool], *, fragments: bool = False) -> None:
-        how = Outward.read(name)
-        self._codec, self.differences = how.codec, how.delta or fragments
+        outward = Outward.read(name)
+        self._codec, self.differences = outward.codec, outward.delta or fragments
         self.lossless = lossless
-        self.held: dict[int, Weights] = {}
+        self.slot_weights: dict[int, Weights] = {}
         self._last: tuple[Weights, dict[str, Any]] | None = None
         self._sent: dict[int, tuple[int, Weights, dict[str, Any] | None]] = {}
 
     def encode(
-        self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
+        self, slot: int, weights: Weights, round: int, *, holds: bool = True, tensors: Sequence[int] | None = None
     ) -> dict[str, Any]:
         """Return the message with the weights for a slot's worker. Without deltas, all slots share one encoding.
 
         Args:
             slot: Number of the slot, from 0.
             weights: The global weights.
-            number: The slot's round. Within one round, the same list of weights gives the same message, so another
+            round: The slot's round. Within one round, the same list of weights gives the same message, so another
                 worker gets what the first one got. In a later round, the same list (if no update was merged) gives a
                 new difference, to the weights that the first message produced.
             holds: Whether the worker still has the last weights of this slot.
@@ -109,14 +109,14 @@ class StarWeights:
                 encoded, _ = encode_update(self._codec, weights, self.lossless)
                 self._last = weights, {"delta": False, "encoded": encoded}
             return self._last[1]
-        before = self._sent.get(slot)
-        if before is None or before[0] != number or before[1] is not weights:
-            self._sent[slot] = number, weights, self._difference(slot, weights, tensors)
+        sent = self._sent.get(slot)
+        if sent is None or sent[0] != round or sent[1] is not weights:
+            self._sent[slot] = round, weights, self._difference(slot, weights, tensors)
         difference = self._sent[slot][2]
         if difference is not None and holds:
             return difference
         # Send exactly what the slot's own worker would have now, so that another one computes the same bits.
-        encoded, _ = encode_update(Float32(), self.held[slot], self.lossless)
+        encoded, _ = encode_update(Float32(), self.slot_weights[slot], self.lossless)
         return {"delta": False, "encoded": encoded}
 
     def whole(self, weights: Weights) -> dict[str, Any]:
@@ -130,18 +130,18 @@ class StarWeights:
     async def reach(self, worker: ProxyWorker) -> None:
         """Do nothing to prepare a worker for weights, since the master sends them itself."""
 
-    def silent(self, worker: int, other: int, why: str) -> None:
+    def silent(self, worker: int, other: int, error: str) -> None:
         """Ignore the report that two workers cannot reach each other, since the master reaches both."""
 
     def _difference(self, slot: int, weights: Weights, tensors: Sequence[int] | None) -> dict[str, Any] | None:
         """Return the message that turns the weights on a slot's worker into new ones; None if it has no weights."""
-        if slot not in self.held:
-            self.held[slot] = weights
+        if slot not in self.slot_weights:
+            self.slot_weights[slot] = weights
             return None
-        chosen, held = range(len(weights)) if tensors is None else tensors, self.held[slot]
-        new, old, exact = ([whole[i] for i in chosen] for whole in (weights, held, self.lossless))
+        indices, base = range(len(weights)) if tensors is None else tensors, self.slot_weights[slot]
+        new, old, exact = ([values[i] for i in indices] for values in (weights, base, self.lossless))
         encoded, after = encode_delta(new, old, self._codec, exact)  # type: ignore[arg-type]
-        self.held[slot] = put(held, chosen, after)
+        self.slot_weights[slot] = put(base, indices, after)
         return {"delta": True, "encoded": encoded} | ({} if tensors is None else {"tensors": list(tensors)})
 
 
@@ -176,11 +176,11 @@ class Carrier:
         self._codec = codec
         self.weights_out = weights_out
 
-    async def send(self, make: Callable[[], Task], worker: ProxyWorker, holds: bool) -> Reply:
+    async def send(self, make_task: Callable[[], Task], worker: ProxyWorker, holds: bool) -> Reply:
         """Send a task to a worker, and return the reply.
 
         Args:
-            make: Function that makes the task.
+            make_task: Function that makes the task.
             worker: The worker that trains it.
             holds: Whether the worker holds the state of the slot's last round.
 
@@ -189,24 +189,26 @@ class Carrier:
             ProtocolError: The worker trained on wrong samples.
         """
         begin = time.perf_counter()
-        out, back = worker.bytes_sent, worker.bytes_received
-        task = self.completed(make())
-        state, holds = await self.states.given(task, worker, holds)
+        sent_before, received_before = worker.bytes_sent, worker.bytes_received
+        task = self.completed(make_task())
+        state, holds = await self.states.state_for(task, worker, holds)
         await self.weights_out.reach(worker)
         exact, stays = self.weights_out.lossless, self.weights_out.stays
-        fresh = changed(task, task.since, task.weights, exact) if task.merged and not stays else None
-        encoded = self.weights_out.encode(task.slot, task.weights, task.round, holds=holds, tensors=fresh)
+        changed_tensors = changed(task, task.since, task.weights, exact) if task.merged and not stays else None
+        encoded = self.weights_out.encode(task.slot, task.weights, task.round, holds=holds, tensors=changed_tensors)
         message = dataclasses.replace(task, state=state, weights=encoded).to_message()
         answer = await worker.call(self._role, "train", message, hear=partial(self._moved, task, worker.id))
-        tensors = exchanged(task, task.weights, exact) if task.merged and not stays else None
-        reply = Reply.from_message(answer, task, task.weights, self._samples, worker.name, tensors, stays=stays)
+        exchanged_tensors = exchanged(task, task.weights, exact) if task.merged and not stays else None
+        reply = Reply.from_message(
+            answer, task, task.weights, self._samples, worker.name, exchanged_tensors, stays=stays
+        )
         self.states.check(reply, worker.name)
         return dataclasses.replace(
             reply,
             worker=worker.id,
             elapsed_s=time.perf_counter() - begin,
-            bytes_out=worker.bytes_sent - out,
-            bytes_back=worker.bytes_received - back,
+            bytes_out=worker.bytes_sent - sent_before,
+            bytes_back=worker.bytes_received - received_before,
         )
 
     def completed(self, task: Task) -> Task:
@@ -230,20 +232,20 @@ class Carrier:
         """Call another verb of a worker's replica, and return its answer."""
         return await worker.call(self._role, verb, *arguments)
 
-    def _moved(self, task: Task, worker: int, facts: dict[str, Any]) -> None:
+    def _moved(self, task: Task, worker: int, report: dict[str, Any]) -> None:
         """Emit an event for a worker's report of its progress in a task."""
-        if facts["what"] == "silent":
-            self.weights_out.silent(worker, facts["worker"], facts["why"])
+        if report["what"] == "silent":
+            self.weights_out.silent(worker, report["worker"], report["why"])
             return
-        loss = facts["loss"]
+        loss = report["loss"]
         self._emit(
             SlotMoved(
                 round=task.round + 1,
                 slot=task.slot + 1,
                 worker=worker,
-                done=int(facts["done"]),
-                total=int(facts["total"]),
-                epoch=int(facts["epoch"]),
+                done=int(report["done"]),
+                total=int(report["total"]),
+                epoch=int(report["epoch"]),
                 loss=None if loss is None else float(loss),
             )
         )
@@ -255,8 +257,8 @@ class Carrier:
             workers: All workers of the run.
             timeout_s: How long to wait for a worker that does not answer.
         """
-        telling = (worker.call(self._role, "stop", timeout_s=timeout_s) for worker in workers)
-        await asyncio.gather(*telling, return_exceptions=True)
+        calls = (worker.call(self._role, "stop", timeout_s=timeout_s) for worker in workers)
+        await asyncio.gather(*calls, return_exceptions=True)
 
     def count(self, replies: Sequence[Reply], *, whole_round: bool) -> None:
         """Accept the updates of replies, and store the slot states and weights that belong to them.
@@ -269,6 +271,6 @@ class Carrier:
             self.states.left(reply)
         if whole_round:
             self.states.round_over(replies)
-        held = self.weights_out.held
-        for slot in held if whole_round else held.keys() & {reply.slot for reply in replies}:
-            self.states.holds(slot, held[slot])
+        slot_weights = self.weights_out.slot_weights
+        for slot in slot_weights if whole_round else slot_weights.keys() & {reply.slot for reply in replies}:
+            self.states.holds(slot, slot_weights[slot])

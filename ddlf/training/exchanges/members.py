@@ -78,7 +78,7 @@ class Members:
         self._crew = crew
         self._cluster = cluster
         self.lossless = lossless
-        self.held: dict[int, Weights] = {}
+        self.slot_weights: dict[int, Weights] = {}
         self.says: Callable[[int, int, bool], dict[str, Any]] = _unsaid
         self.begin: Callable[[], Awaitable[None]] = _nothing
         self.compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
@@ -97,24 +97,24 @@ class Members:
 
     def members(self) -> dict[Member, ProxyWorker]:
         """Return the workers that take part in the run now."""
-        found = [(worker.id, self._crew.member(worker.id)) for worker in self.proxies()]
-        return {(number, member[1]): member[0] for number, member in found if member is not None}
+        members = [(worker.id, self._crew.member(worker.id)) for worker in self.proxies()]
+        return {(number, member[1]): member[0] for number, member in members if member is not None}
 
     def member(self, worker: int) -> Member | None:
         """Return the worker with this number, as it takes part now; None if it does not."""
-        found = self._crew.member(worker)
-        return None if found is None else (worker, found[1])
+        member = self._crew.member(worker)
+        return None if member is None else (worker, member[1])
 
     def encode(
-        self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
+        self, slot: int, weights: Weights, round: int, *, holds: bool = True, tensors: Sequence[int] | None = None
     ) -> dict[str, Any]:
         """Return the entry about weights in a slot's task, which says where the worker finds them."""
-        return self.says(slot, number, holds)
+        return self.says(slot, round, holds)
 
     async def evaluated(
         self,
-        at: Sequence[Member],
-        which: dict[str, Any],
+        candidates: Sequence[Member],
+        reference: dict[str, Any],
         app: App,
         part: str,
         batch_size: int = EVALUATION_BATCH,
@@ -122,8 +122,8 @@ class Members:
         """Have a worker evaluate weights, with the same bits as an evaluation on the master.
 
         Args:
-            at: Workers that have the weights, or can get them, in the order in which to ask them.
-            which: Names the weights, for the replica's ``evaluate``.
+            candidates: Workers that have the weights, or can get them, in the order in which to ask them.
+            reference: Names the weights, for the replica's ``evaluate``.
             app: The user's ``IApp``.
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
@@ -133,20 +133,22 @@ class Members:
             then the master has to evaluate.
         """
         if self.evaluation is not None:
-            shared: dict[str, float] | None = await self.evaluation(which, part, batch_size, [one[0] for one in at])
+            shared: dict[str, float] | None = await self.evaluation(
+                reference, part, batch_size, [candidate[0] for candidate in candidates]
+            )
             return shared
         if app.precision not in ("float32", "auto"):
             return None
-        of = part, *(id(getattr(app, f"{letter}_{part}", None)) for letter in "xyw")
-        if of not in self._content:
-            self._content[of] = await asyncio.to_thread(content_of, app, part)
-        there = self.members()
-        for member in at:
-            if member in there:
+        key = part, *(id(getattr(app, f"{letter}_{part}", None)) for letter in "xyw")
+        if key not in self._content:
+            self._content[key] = await asyncio.to_thread(content_of, app, part)
+        present = self.members()
+        for member in candidates:
+            if member in present:
                 try:
-                    asked = which, part, batch_size, self._content[of]
-                    found: dict[str, float] | None = await there[member].call(self.role, "evaluate", *asked)
-                    return found
+                    arguments = reference, part, batch_size, self._content[key]
+                    metrics: dict[str, float] | None = await present[member].call(self.role, "evaluate", *arguments)
+                    return metrics
                 except LOSS:
                     continue  # the crew notices the loss
         return None
@@ -164,9 +166,9 @@ class Members:
         async with self._one_at_a_time:
             left_out: set[str] = set()
             while True:
-                present = {one: proxy for one, proxy in self.members().items() if proxy.name not in left_out}
-                known = self._links is None or (links is not None and self._links >= {*links})
-                if present.keys() <= self._introduced and known:
+                present = {member: proxy for member, proxy in self.members().items() if proxy.name not in left_out}
+                links_are_known = self._links is None or (links is not None and self._links >= {*links})
+                if present.keys() <= self._introduced and links_are_known:
                     break
                 self._links = None if links is None else frozenset(links)
                 try:
@@ -178,31 +180,36 @@ class Members:
                     left_out.add(lost)  # a call that needs this worker reports its loss
                     continue
                 if unmet and not self._introduced:
-                    refused = unreachable(unmet, HINT)
-                    self._crew.end(refused)
-                    raise refused
+                    refusal = unreachable(unmet, HINT)
+                    self._crew.end(refusal)
+                    raise refusal
                 self._introduced = set(present)
-                self._leave_out([(one.id, other.id, f"{cannot_reach(one, other)}: {why}") for one, other, why in unmet])
+                self._leave_out(
+                    [
+                        (caller.id, callee.id, f"{cannot_reach(caller, callee)}: {error}")
+                        for caller, callee, error in unmet
+                    ]
+                )
             await self.begin()
 
     async def _met(self, workers: Sequence[ProxyWorker]) -> Unmet:
         """Introduce workers to each other, and return the pairs without a link."""
         if self._links is None:
             return await self._cluster.introduced(workers, self._run)
-        here = {worker.id for worker in workers}
-        calls: dict[int, set[int]] = {number: set() for number in here}
-        for one, other in (link for link in self._links if len(link) == 2 and link <= here):
-            calls[one].add(other)
-            calls[other].add(one)
+        present = {worker.id for worker in workers}
+        calls: dict[int, set[int]] = {number: set() for number in present}
+        for first, second in (link for link in self._links if len(link) == 2 and link <= present):
+            calls[first].add(second)
+            calls[second].add(first)
         return await self._cluster.introduced(workers, self._run, calls=calls)
 
-    async def cut(self, worker: int, other: int, why: str) -> None:
+    async def cut(self, worker: int, other: int, error: str) -> None:
         """Exclude one of two workers whose link has failed, and continue without it.
 
         Args:
             worker: Number of the worker that cannot reach the other one.
             other: Number of the other worker.
-            why: The error that this worker saw.
+            error: The error that this worker saw.
         """
         async with self._one_at_a_time:
             present = {number: proxy for (number, _), proxy in self.members().items()}
@@ -212,13 +219,16 @@ class Members:
                 unmet: Unmet = await self._met(list(present.values()))
             except LOSS:
                 unmet = []
-            broken = [(one.id, two.id, f"{cannot_reach(one, two)} any more: {reason}") for one, two, reason in unmet]
-            broken.insert(0, (worker, other, f"{cannot_reach(present[worker], present[other])} any more: {why}"))
+            broken = [
+                (caller.id, callee.id, f"{cannot_reach(caller, callee)} any more: {reason}")
+                for caller, callee, reason in unmet
+            ]
+            broken.insert(0, (worker, other, f"{cannot_reach(present[worker], present[other])} any more: {error}"))
             self._leave_out(broken)
 
-    def silent(self, worker: int, other: int, why: str) -> None:
+    def silent(self, worker: int, other: int, error: str) -> None:
         """Find out whether a silent worker is lost, or only its link to another worker has failed."""
-        looking = asyncio.ensure_future(self._look(worker, other, why))
+        looking = asyncio.ensure_future(self._look(worker, other, error))
         self._looking.add(looking)
         looking.add_done_callback(self._looking.discard)
 
@@ -226,16 +236,16 @@ class Members:
         """Cancel the searches for failed links that are still running."""
         await end_all(list(self._looking))
 
-    async def _look(self, worker: int, other: int, why: str) -> None:
-        proxies = {number: proxy for (number, _), proxy in self.members().items()}
-        if worker not in proxies or other not in proxies:
+    async def _look(self, worker: int, other: int, error: str) -> None:
+        present = {number: proxy for (number, _), proxy in self.members().items()}
+        if worker not in present or other not in present:
             return
         try:
             async with asyncio.timeout(NOTICED_S):
-                await proxies[other].status()  # its daemon answers even if its executor is busy
+                await present[other].status()  # its daemon answers even if its executor is busy
         except (DDLFError, TimeoutError):
             return  # the worker is lost, and the crew notices it
-        await self.cut(worker, other, why)
+        await self.cut(worker, other, error)
 
     def _leave_out(self, broken: Sequence[tuple[int, int, str]]) -> None:
         """Exclude workers from the run until all remaining workers reach each other.
@@ -244,24 +254,24 @@ class Members:
         """
         while True:
             present = {number: proxy for (number, _), proxy in self.members().items()}
-            broken = [one for one in broken if present.keys() >= {*one[:2]}]
+            broken = [link for link in broken if present.keys() >= {*link[:2]}]
             if not broken:
                 return
-            pairs = {frozenset(one[:2]) for one in broken}
+            pairs = {frozenset(link[:2]) for link in broken}
             links = Counter(number for pair in pairs for number in pair)
             worst = max(links, key=lambda number: (links[number], number))
-            why = next(text for *pair, text in broken if worst in pair)
-            self._crew.put_out(present[worst], ConnectError(f"{why}; {present[worst].name} is left out", hint=HINT))
+            error = next(text for *pair, text in broken if worst in pair)
+            self._crew.put_out(present[worst], ConnectError(f"{error}; {present[worst].name} is left out", hint=HINT))
             self._crew.changed()
 
 
-def cannot_reach(one: ProxyWorker, other: ProxyWorker) -> str:
+def cannot_reach(caller: ProxyWorker, callee: ProxyWorker) -> str:
     """Return the sentence which says that one worker cannot reach another one."""
-    return f"{one.name} cannot reach {other.name}"
+    return f"{caller.name} cannot reach {callee.name}"
 
 
 async def _nothing() -> None: ...
 
 
-def _unsaid(slot: int, number: int, holds: bool) -> dict[str, Any]:
+def _unsaid(slot: int, round: int, holds: bool) -> dict[str, Any]:
     raise AssertionError("the exchange has not begun")

@@ -41,23 +41,23 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
     Raises:
         BadUpdate: Statistics are unusable.
     """
-    places = run.facts.statistics
+    indices = run.facts.statistics
     new = list(weights)
-    old = [weights[place] for place in places]
+    old = [weights[index] for index in indices]
     begin = time.perf_counter()
     whole = run.exchange.weights_out.whole
     assert whole is not None  # the master has merged the weights
     message = whole(weights)
-    found: list[Weights] = await carried(run, [measuring(message, reply) for reply in replies], _measure)
-    names = [run.facts.names[place] for place in places]
-    into = merge.start(len(found), old, names)
-    for number, (reply, mine) in enumerate(zip(replies, found, strict=True)):
-        if wrong := fault(mine, reply.samples, old, names):
-            raise wrong.error(reply.slot + 1, f"worker {reply.worker}")
-        into.add(number, [w - one for w, one in zip(old, mine, strict=True)], reply.samples, checked=True)
+    statistics: list[Weights] = await carried(run, [measuring(message, reply) for reply in replies], _measure)
+    names = [run.facts.names[index] for index in indices]
+    merging = merge.start(len(statistics), old, names)
+    for number, (reply, measured) in enumerate(zip(replies, statistics, strict=True)):
+        if problem := fault(measured, reply.samples, old, names):
+            raise problem.error(reply.slot + 1, f"worker {reply.worker}")
+        merging.add(number, [w - value for w, value in zip(old, measured, strict=True)], reply.samples, checked=True)
     run.arrived += time.perf_counter() - begin  # do not count this time as merging
-    for place, w, moved in zip(places, old, into.result(), strict=True):
-        new[place] = np.asarray(w - moved, w.dtype)
+    for index, w, difference in zip(indices, old, merging.result(), strict=True):
+        new[index] = np.asarray(w - difference, w.dtype)
     return new
 
 
@@ -69,11 +69,11 @@ def measuring(weights: dict[str, Any], reply: Reply) -> Task:
 async def carried(run: Run, tasks: Sequence[Task], measure: Callable[..., Awaitable[Any]]) -> list[Any]:
     """Have each task measured by some worker, and return the measured statistics in order."""
 
-    async def one(task: Task) -> Any:
+    async def measure_task(task: Task) -> Any:
         work = partial(measure, run, task)
         return await run.near(task.slot, task.round, task.indices, work, leaves=False)
 
-    carrying = [asyncio.ensure_future(one(task)) for task in tasks]
+    carrying = [asyncio.ensure_future(measure_task(task)) for task in tasks]
     try:
         return await asyncio.gather(*carrying)
     except BaseException:
@@ -95,10 +95,10 @@ def norms_of(app: App, setting: str) -> dict[str, tuple[int, ...]]:
     """
     if setting == "averaged":
         return {}
-    found, kind = (batch_norms(app.model), "layer") if setting == "local" else (moving(app.model), "trained layer")
-    if not found:
+    indices, kind = (batch_norms(app.model), "layer") if setting == "local" else (moving(app.model), "trained layer")
+    if not indices:
         raise ConfigError(
             f"batchnorm={setting!r} has no effect: the model has no {kind} that normalizes by batches",
             hint="leave batchnorm at 'averaged'",
         )
-    return {"apart" if setting == "local" else "statistics": found}
+    return {"apart" if setting == "local" else "statistics": indices}

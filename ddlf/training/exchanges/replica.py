@@ -29,12 +29,12 @@ class HoldingReplica(Replica):
 
     @concurrent
     async def evaluate(
-        self, which: dict[str, Any], part: str, batch_size: int, content: dict[str, str]
+        self, reference: dict[str, Any], part: str, batch_size: int, content: dict[str, str]
     ) -> dict[str, float] | None:
         """Evaluate weights that workers hold, between the trainings of slots.
 
         Args:
-            which: Names the weights, for ``_weights_of``.
+            reference: Names the weights, for ``_weights_of``.
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
             content: Fingerprint of the master's data, for each attribute of that part.
@@ -42,9 +42,9 @@ class HoldingReplica(Replica):
         Returns:
             The metrics; None if this worker's data differ, or some of the weights are missing.
         """
-        weights = await self._weights_of(which) if self._has(content) else None
+        weights = await self._weights_of(reference) if self._has(content) else None
         if weights is None:
             return None
         evaluation = partial(evaluate, self.app, weights, part, batch_size)
-        found: dict[str, float] | None = await beside(self._worker, self.app, evaluation)
-        return found
+        metrics: dict[str, float] | None = await beside(self._worker, self.app, evaluation)
+        return metrics

@@ -49,7 +49,7 @@ class SlotStates:
     Args:
         run: Name of the training run.
         crew: The workers of the run.
-        known: The initial state of each slot, from a checkpoint or an earlier run. Its entries are replaced as the
+        initial: The initial state of each slot, from a checkpoint or an earlier run. Its entries are replaced as the
             master learns more.
         parts: How slots keep their parts, by name.
         codec: Name of the codec of updates, for the event that reports a lost state.
@@ -63,22 +63,22 @@ class SlotStates:
     """
 
     def __init__(
-        self, run: str, crew: Crew, known: list[SlotState], parts: Mapping[str, Kept], codec: str = "float32"
+        self, run: str, crew: Crew, initial: list[SlotState], parts: Mapping[str, Kept], codec: str = "float32"
     ) -> None:
         self._role = (run, REPLICA)
         self._crew = crew
         self.parts, self._codec = parts, codec
-        self._known = known
+        self._states = initial
         self._on: dict[int, LeftBy] = {}  # slot -> where the parts are that did not come back
         self._coming: dict[int, asyncio.Future[SlotState]] = {}
         self.keep = tuple(parts)
         self.back = tuple(name for name, part in parts.items() if part.back)
         self.averaged = next((name for name, part in parts.items() if part.shared), "")
         self.shared: SlotState = {}
-        if begun := [state[self.averaged] for state in known if self.averaged in state]:
+        if means := [state[self.averaged] for state in initial if self.averaged in state]:
             # After an interrupted training all are the mean already; averaging equal numbers may round them.
-            begun = begun[:1] if len(set(map(digest, begun))) == 1 else begun
-            self._share(begun, [1] * len(begun))
+            means = means[:1] if len(set(map(digest, means))) == 1 else means
+            self._share(means, [1] * len(means))
         self._fetched = tuple(name for name, part in parts.items() if not part.back and name not in AT_HOME)
         crew.hand_back.append(self._hand_back)
 
@@ -93,7 +93,9 @@ class SlotStates:
         slot = reply.slot
         self._coming.pop(slot, None)
         self._on.pop(slot, None)
-        self._known[slot] = {name: group for name, group in self._known[slot].items() if name in AT_HOME} | reply.state
+        self._states[slot] = {
+            name: group for name, group in self._states[slot].items() if name in AT_HOME
+        } | reply.state
         if self._fetched:
             self._on[slot] = self._left_by(reply.worker, reply.task.round)
 
@@ -111,8 +113,8 @@ class SlotStates:
         """Make all slots, including later ones, begin with the mean of the states that slots have left."""
         if (mean := self.parts[self.averaged].mean) is not None:
             self.shared = {self.averaged: mean(left, samples)}
-        for slot, state in enumerate(self._known):
-            self._known[slot] = state | self.shared
+        for slot, state in enumerate(self._states):
+            self._states[slot] = state | self.shared
 
     def means_for_tasks(self, like: Weights) -> dict[str, Any]:
         """Return the entries of a round's tasks with means of slot states, by name.
@@ -122,18 +124,18 @@ class SlotStates:
         Args:
             like: Arrays with the types of the weights.
         """
-        found: dict[str, Any] = {}
-        for name, kept in self.parts.items():
-            left = [state.get(name) for state in self._known]
-            if kept.mean is not None and kept.part is not None and not kept.shared and any(left):
-                found |= kept.part.begins_with(kept.mean(left, [1] * len(left)), 0, like)
-        return found
+        entries: dict[str, Any] = {}
+        for name, part in self.parts.items():
+            left = [state.get(name) for state in self._states]
+            if part.mean is not None and part.part is not None and not part.shared and any(left):
+                entries |= part.part.begins_with(part.mean(left, [1] * len(left)), 0, like)
+        return entries
 
     def holds(self, slot: int, weights: Weights) -> None:
         """Store the weights that a slot's worker has, if weights travel as differences to them."""
-        self._known[slot] = {**self._known[slot], HELD: weights}
+        self._states[slot] = {**self._states[slot], HELD: weights}
 
-    async def given(self, task: Task, worker: ProxyWorker, holds: bool) -> tuple[SlotState | None, bool]:
+    async def state_for(self, task: Task, worker: ProxyWorker, holds: bool) -> tuple[SlotState | None, bool]:
         """Return the state to send along with a slot's next round.
 
         Args:
@@ -146,19 +148,19 @@ class SlotStates:
         """
         if holds and self.keep:
             return None, holds
-        coming = self._coming_of(task.slot)
-        return self._sent(task.slot, await asyncio.shield(coming) if coming else {}), holds
+        fetch = self._coming_of(task.slot)
+        return self._sent(task.slot, await asyncio.shield(fetch) if fetch else {}), holds
 
-    def _sent(self, slot: int, more: SlotState) -> SlotState:
+    def _sent(self, slot: int, fetched: SlotState) -> SlotState:
         """Return a slot's state to send to its worker: the parts on the master that travel, and more parts."""
-        return {name: group for name, group in (self._known[slot] | more).items() if name not in AT_HOME}
+        return {name: state for name, state in (self._states[slot] | fetched).items() if name not in AT_HOME}
 
     def set_back(self, states: list[SlotState]) -> None:
         """Replace the states of all slots, and forget what workers hold.
 
         The list is used and changed from now on.
         """
-        self._known = states
+        self._states = states
         self._coming, self._on = {}, {}
 
     def all(self) -> asyncio.Future[list[SlotState]]:
@@ -167,15 +169,15 @@ class SlotStates:
         It is the state at the time of this call, not of the ``await``.
         """
         return asyncio.ensure_future(
-            _collected([(known, self._coming_of(slot)) for slot, known in enumerate(self._known)])
+            _collected([(state, self._coming_of(slot)) for slot, state in enumerate(self._states)])
         )
 
     async def close(self) -> None:
         """Cancel the fetches of slot states that are still running."""
-        coming = list(self._coming.values())
-        for future in coming:
+        fetches = list(self._coming.values())
+        for future in fetches:
             future.cancel()
-        await asyncio.gather(*coming, return_exceptions=True)
+        await asyncio.gather(*fetches, return_exceptions=True)
 
     def _coming_of(self, slot: int) -> asyncio.Future[SlotState] | None:
         """Return a future with the parts of a slot's state that are only on its worker; None without any.
@@ -201,18 +203,18 @@ class SlotStates:
 
         If they are lost, emit an event and return nothing.
         """
-        why = "it was lost"
+        reason = "it was lost"
         for holder in self._holders(slot, left):
             try:
-                give = (slot, left.round, self._fetched)
-                state: SlotState = await holder.call(self._role, "give", *give, timeout_s=FETCH_S)
+                arguments = (slot, left.round, self._fetched)
+                state: SlotState = await holder.call(self._role, "give", *arguments, timeout_s=FETCH_S)
                 return state
             except DDLFError as error:
-                why = str(error).partition("\n")[0]
+                reason = str(error).partition("\n")[0]
         if (stored := await self._stored_state(slot, left.round)) is not None:
             return stored
-        whose, what = {"round": left.round + 1, "slot": slot + 1, "worker": left.worker}, self._fetched
-        self._crew.emit(ResidualDropped(**whose, codec=self._codec, why=why, groups=what))
+        origin, parts = {"round": left.round + 1, "slot": slot + 1, "worker": left.worker}, self._fetched
+        self._crew.emit(ResidualDropped(**origin, codec=self._codec, why=reason, groups=parts))
         return {}
 
     async def _stored_state(self, slot: int, number: int) -> SlotState | None:
@@ -225,4 +227,4 @@ class SlotStates:
 
 async def _collected(parts: list[tuple[SlotState, asyncio.Future[SlotState] | None]]) -> list[SlotState]:
     # Shielded, since other callers may wait for the same fetch.
-    return [{**known, **(await asyncio.shield(coming) if coming else {})} for known, coming in parts]
+    return [{**state, **(await asyncio.shield(fetch) if fetch else {})} for state, fetch in parts]

@@ -48,8 +48,8 @@ class Fragments:
         run, rule = self._run, self._rule
         self._parts = range(rule.fragments) if round.last else [round.number % rule.fragments]
         self.tensors = tensors_of(self._parts, self._like, run.facts.trainable, rule.fragments)
-        known, wanted = tuple(run.state["merged"][0].tolist()), tuple(self._parts)
-        return [dataclasses.replace(task, merged=known, wanted=wanted, alpha=rule.alpha) for task in round.tasks]
+        merged, fragments = tuple(run.state["merged"][0].tolist()), tuple(self._parts)
+        return [dataclasses.replace(task, merged=merged, wanted=fragments, alpha=rule.alpha) for task in round.tasks]
 
     def update(self, merged: Weights) -> Weights:
         """Apply the merged update of the round's fragments, and return the new weights."""
@@ -68,11 +68,11 @@ class Fragments:
         """Warn when training ends if the model lacks the last local training of some slots."""
         merged = self._run.state["merged"][0]
         if late := int(np.count_nonzero(merged < merged.max())):
-            why = (
+            reason = (
                 f"what slots have learned since {late} of {len(merged)} fragments were merged is not in the model: "
                 "training that continues to its last round merges it"
             )
-            self._run.crew.emit(Warned(about="streaming", why=why))
+            self._run.crew.emit(Warned(about="streaming", why=reason))
 
 
 def fragments_of(run: Run, outer: OuterOptimizer, like: Weights) -> Fragments | None:

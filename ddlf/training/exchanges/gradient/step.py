@@ -38,8 +38,8 @@ def check_model(app: App) -> None:
     import keras
 
     if any(
-        isinstance(one, keras.optimizers.LossScaleOptimizer) or one.loss_scale_factor is not None
-        for one in chain(app.model.optimizer)
+        isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None
+        for optimizer in chain(app.model.optimizer)
     ):
         raise ConfigError(
             "exchange='gradient' does not support a scaled loss: gradients are float32",
@@ -62,16 +62,16 @@ class Step:
         self._model, self._optimizer = model, model.optimizer
         self._last: State | None = None  # the optimizer's current state
         self._apply: Callable[[list[Any]], Any] | None = None
-        places = {id(weight): place for place, weight in enumerate(model.weights)}
-        self._places = [places[id(weight)] for weight in model.trainable_variables]
+        indices = {id(weight): index for index, weight in enumerate(model.weights)}
+        self._indices = [indices[id(weight)] for weight in model.trainable_variables]
         if not self._optimizer.built:  # a resumed run writes a state into it before anything asks for the initial one
             self._optimizer.build(model.trainable_variables)
         self._initial: State = vars(self._optimizer).setdefault(AT_FIRST, read_optimizer(model))
 
     def plan(self, steps: int, epochs: int) -> None:
         """Give the optimizer's schedules the number of steps and epochs of the run. Each round is one step."""
-        for one in followers(self._optimizer):
-            one.plan(steps, epochs)
+        for follower in followers(self._optimizer):
+            follower.plan(steps, epochs)
 
     def init(self, weights: Sequence[Tensor]) -> State:
         """Return the optimizer's initial state, as ``OuterOptimizer`` requires."""
@@ -88,11 +88,11 @@ class Step:
         set_weights(self._model, weights)  # a hook may have changed the model's weights
         if state is not self._last:
             write_optimizer(self._model, state)
-        self._apply([keras.ops.convert_to_tensor(merged[place]) for place in self._places])
+        self._apply([keras.ops.convert_to_tensor(merged[index]) for index in self._indices])
         self._last = read_optimizer(self._model)
         after = [np.asarray(w - g, w.dtype) if is_float(w) else w for w, g in zip(weights, merged, strict=True)]
-        for place, weight in zip(self._places, transfer().read(self._model.trainable_variables), strict=True):
-            after[place] = weight
+        for index, weight in zip(self._indices, transfer().read(self._model.trainable_variables), strict=True):
+            after[index] = weight
         return self._last, after
 
 

@@ -138,18 +138,21 @@ class Sums:
             BadUpdate: A value of an update is beyond the limit.
             ProtocolError: A worker has refused a step, or has sent what cannot be right.
         """
-        self._at = {one.slot: self._run.crew.member(one.worker) for one in replies}
+        self._at = {reply.slot: self._run.crew.member(reply.worker) for reply in replies}
         tried = Tried(members=list(replies))
         while len(tried.members) >= LEAST and tried.total is None and not tried.is_opened:
             tried = await self._try(tried.members)
         if tried.total is None:
-            why = "a worker was lost while the sum was unmasked"
+            reason = "a worker was lost while the sum was unmasked"
             if not tried.is_opened:
-                why = f"workers were lost, and a secure sum needs {LEAST}, not {len(tried.members)}"
-            self._leave_out(replies, f"the round is void: {why}")
+                reason = f"workers were lost, and a secure sum needs {LEAST}, not {len(tried.members)}"
+            self._leave_out(replies, f"the round is void: {reason}")
             return [], None
-        here = {one.slot for one in tried.members}
-        self._leave_out([one for one in replies if one.slot not in here], "its worker was lost before the secure sum")
+        remaining_slots = {reply.slot for reply in tried.members}
+        self._leave_out(
+            [reply for reply in replies if reply.slot not in remaining_slots],
+            "its worker was lost before the secure sum",
+        )
         return tried.members, self._rule.merged(
             tried.total, tried.members, tried.most, self._run.weights, self._run.slots
         )
@@ -157,27 +160,27 @@ class Sums:
     async def _try(self, members: list[Reply]) -> Tried:
         """Make one attempt at a sum, with fresh keys."""
         attempt = secrets.token_hex(8)
-        offers = await self._ask(members, "offer", lambda one: (attempt, one.slot, one.task.round))
-        members = [one for one in members if offers.get(one.slot) is not None]
+        offers = await self._ask(members, "offer", lambda reply: (attempt, reply.slot, reply.task.round))
+        members = [reply for reply in members if offers.get(reply.slot) is not None]
         if len(members) < LEAST:
             return Tried(members=members)
-        roster, most = [offers[one.slot] for one in members], max(one.weight for one in members)
-        vectors = await self._ask(members, "mask", lambda one: (attempt, roster, most))
-        lost = {one.slot + 1 for one in members if one.slot not in vectors}
-        members = [one for one in members if one.slot in vectors]
+        roster, most = [offers[reply.slot] for reply in members], max(reply.weight for reply in members)
+        vectors = await self._ask(members, "mask", lambda reply: (attempt, roster, most))
+        lost = {reply.slot + 1 for reply in members if reply.slot not in vectors}
+        members = [reply for reply in members if reply.slot in vectors]
         if len(members) < LEAST:
             return Tried(members=members)
-        named = [one.slot + 1 for one in members]
-        signed = await self._ask(members, "sign", lambda one: (attempt, named))
-        if len(signed) < len(members):
-            return Tried(members=[one for one in members if one.slot in signed])
-        signatures = {slot + 1: signature for slot, signature in signed.items()}
-        answers = await self._ask(members, "unmask", lambda one: (attempt, signatures))
+        member_numbers = [reply.slot + 1 for reply in members]
+        signed_by_slot = await self._ask(members, "sign", lambda reply: (attempt, member_numbers))
+        if len(signed_by_slot) < len(members):
+            return Tried(members=[reply for reply in members if reply.slot in signed_by_slot])
+        signatures = {slot + 1: signature for slot, signature in signed_by_slot.items()}
+        answers = await self._ask(members, "unmask", lambda reply: (attempt, signatures))
         if len(answers) < len(members):
             return Tried(members=[], is_opened=True)
         total = unmasked(
-            {one.slot + 1: self._vector(one, vectors[one.slot]) for one in members},
-            {one.slot + 1: _answer(one, answers[one.slot], lost) for one in members},
+            {reply.slot + 1: self._vector(reply, vectors[reply.slot]) for reply in members},
+            {reply.slot + 1: _answer(reply, answers[reply.slot], lost) for reply in members},
         )
         return Tried(members=members, most=most, total=total, is_opened=True)
 
@@ -185,14 +188,14 @@ class Sums:
         self, members: Sequence[Reply], verb: str, arguments: Callable[[Reply], tuple[Any, ...]]
     ) -> dict[int, Any]:
         """Call a verb of the replicas that have the updates. Return the answers by slot. Lost workers have none."""
-        found: dict[int, Any] = {}
+        answers: dict[int, Any] = {}
 
         async def ask(reply: Reply) -> None:
             member = self._at[reply.slot]
             if member is None or self._run.crew.member(reply.worker) != member:
                 return  # it is lost, or back without its update
             try:
-                found[reply.slot] = await self._run.exchange.ask(member[0], verb, *arguments(reply))
+                answers[reply.slot] = await self._run.exchange.ask(member[0], verb, *arguments(reply))
             except LOSS as error:
                 if self._run.crew.member(reply.worker) == member:
                     self._run.crew.lose(member[0], None, error)
@@ -203,7 +206,7 @@ class Sums:
         except BaseException:
             await end_all(asking)
             raise
-        return found
+        return answers
 
     def _vector(self, reply: Reply, vector: Any) -> bytes:
         """Return the masked numbers of a worker as little-endian bytes."""
@@ -211,15 +214,15 @@ class Sums:
             raise ProtocolError(f"has sent no {self._values:,} masked numbers", worker=f"worker {reply.worker}")
         return vector.astype("<u4", copy=False).tobytes()
 
-    def _leave_out(self, replies: Sequence[Reply], why: str) -> None:
+    def _leave_out(self, replies: Sequence[Reply], reason: str) -> None:
         """Note that the round is merged without some slots."""
         for reply in replies:
-            self._run.left_without(SlotLeftOut(reply.slot, reply.worker, why))
+            self._run.left_without(SlotLeftOut(reply.slot, reply.worker, reason))
 
 
 def _answer(reply: Reply, answer: Any, lost: set[int]) -> Answer:
     """Return a worker's part of the masks, after checking its form."""
-    seed, found = answer["seed"], answer["secrets"]
-    if set(found) != lost or any(len(one) != SECRET_BYTES for one in (seed, *found.values())):
+    seed, mask_secrets = answer["seed"], answer["secrets"]
+    if set(mask_secrets) != lost or any(len(secret) != SECRET_BYTES for secret in (seed, *mask_secrets.values())):
         raise ProtocolError("has sent masks that are not in the sum", worker=f"worker {reply.worker}")
-    return Answer(seed=seed, secrets=found)
+    return Answer(seed=seed, secrets=mask_secrets)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Pending:
     """An update that waits on its worker for a sum.
 
     Args:
@@ -63,7 +63,7 @@ class MaskedReplica(Replica):
         self._rule = rule_of(limit=app.update_limit, clip=app.update_clip, noise=app.noise_multiplier)
         self._identity = Identity()
         self._base = ""
-        self._held: Held | None = None
+        self._pending: Pending | None = None
         self._share: Share | None = None
         self._summed = -1  # the last round whose sum this worker has helped to unmask
 
@@ -85,8 +85,8 @@ class MaskedReplica(Replica):
             raise ProtocolError(
                 f"the master asks for the update of round {number + 1} again, which this worker has helped to unmask in a sum"
             )
-        held = self._held
-        if held is None or (held.slot, held.round) != (slot, number):
+        pending = self._pending
+        if pending is None or (pending.slot, pending.round) != (slot, number):
             return None
         self._share = Share(self._run, attempt, slot + 1, self._identity, LEAST)
         return dataclasses.asdict(self._share.offer)
@@ -104,14 +104,14 @@ class MaskedReplica(Replica):
             BadUpdate: A value of the update is beyond the limit.
             ProtocolError: The offers, or the number of samples, cannot be right.
         """
-        share, held = self._in(attempt)
-        if most < held.weight:
-            raise ProtocolError(f"a member has {held.weight:,} samples, and the master says at most {most:,}")
-        share.meet([Offer(**one) for one in offers], f"{held.round} {most} {self._rule.terms} {held.base}")
+        share, pending = self._in(attempt)
+        if most < pending.weight:
+            raise ProtocolError(f"a member has {pending.weight:,} samples, and the master says at most {most:,}")
+        share.meet([Offer(**offer) for offer in offers], f"{pending.round} {most} {self._rule.terms} {pending.base}")
         trainable = [not exact for exact in self._model.lossless]
 
         def masked() -> Numbers:
-            return share.masked(self._rule.numbers(held.update, trainable, held.weight, most))
+            return share.masked(self._rule.numbers(pending.update, trainable, pending.weight, most))
 
         return await asyncio.to_thread(masked)
 
@@ -135,20 +135,20 @@ class MaskedReplica(Replica):
         Raises:
             ProtocolError: A signature is missing or invalid.
         """
-        share, held = self._in(attempt)
+        share, pending = self._in(attempt)
         answer = share.answer(signatures)
-        self._summed, self._held, self._share = held.round, None, None
+        self._summed, self._pending, self._share = pending.round, None, None
         return {"seed": answer.seed, "secrets": dict(answer.secrets)}
 
-    def _in(self, attempt: str) -> tuple[Share, Held]:
+    def _in(self, attempt: str) -> tuple[Share, Pending]:
         """Return this worker's part of a sum, and its update.
 
         Raises:
             ProtocolError: It is in no such sum.
         """
-        if self._share is None or self._held is None or self._share.attempt != attempt:
+        if self._share is None or self._pending is None or self._share.attempt != attempt:
             raise ProtocolError("the master asks about a secure sum that this worker is not in")
-        return self._share, self._held
+        return self._share, self._pending
 
     # -- on the compute thread ----------------------------------------------------------------------------------------
 
@@ -158,17 +158,19 @@ class MaskedReplica(Replica):
         The reply has no metrics, which would tell about the worker's data alone. In the place of the update, it has the
         reason why the update is unusable, or None.
         """
-        self._held = self._share = None
+        self._pending = self._share = None
         reply = super().carry(task)
         like = self._model.like
-        update = [one.copy() for one in decode_update(reply.update, like)]  # a user's train may change its result
-        found = fault(update, reply.weight, like, [weight.path for weight in self.app.model.weights])
-        if found is None:
+        update = [array.copy() for array in decode_update(reply.update, like)]  # a user's train may change its result
+        problem = fault(update, reply.weight, like, [weight.path for weight in self.app.model.weights])
+        if problem is None:
             # No merge averages integers, such as counters. As numbers of the sum, they could be beyond the limit.
-            update = [one if is_float(one) else np.zeros_like(one) for one in update]
-            self._held = Held(slot=task.slot, round=task.round, weight=reply.weight, base=self._base, update=update)
-        why = None if found is None else dataclasses.asdict(found)
-        return dataclasses.replace(reply, update=why, metrics={}, counted={})
+            update = [array if is_float(array) else np.zeros_like(array) for array in update]
+            self._pending = Pending(
+                slot=task.slot, round=task.round, weight=reply.weight, base=self._base, update=update
+            )
+        problem_message = None if problem is None else dataclasses.asdict(problem)
+        return dataclasses.replace(reply, update=problem_message, metrics={}, counted={})
 
     def _begin_round(self, task: Task) -> SlotRound:
         round = super()._begin_round(task)

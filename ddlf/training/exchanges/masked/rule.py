@@ -85,7 +85,7 @@ class BySamples:
         self, total: Numbers, replies: Sequence[Reply], most: int, like: Sequence[Tensor], slots: int
     ) -> Weights:
         """Return the mean by samples."""
-        return mean_of(total, len(replies), sum(one.weight / most for one in replies), like, self.limit)
+        return mean_of(total, len(replies), sum(reply.weight / most for reply in replies), like, self.limit)
 
     def cost(self, replies: Sequence[Reply]) -> Cost | None:
         """Return None."""
@@ -109,7 +109,7 @@ class Noised:
     @property
     def terms(self) -> str:
         """Limit, clip and noise."""
-        return " ".join(one.hex() for one in (self.limit, self.clip, self.noise))
+        return " ".join(value.hex() for value in (self.limit, self.clip, self.noise))
 
     def numbers(self, update: Weights, trainable: Sequence[bool], weight: int, most: int) -> Numbers:
         """Return the clipped update with its share of the noise as numbers. Each worker counts once."""
@@ -123,7 +123,7 @@ class Noised:
 
     def cost(self, replies: Sequence[Reply]) -> Cost | None:
         """Return the cost of the sum: each slot pays for the noise that three shares have."""
-        return Cost(members=tuple(str(one.slot + 1) for one in replies), noise=Noise(multiplier=self.noise))
+        return Cost(members=tuple(str(reply.slot + 1) for reply in replies), noise=Noise(multiplier=self.noise))
 
 
 def mechanism(clip: float, noise: float) -> Mechanism:

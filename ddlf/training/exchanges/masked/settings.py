@@ -37,7 +37,7 @@ class Masked(Exchange):
     @classmethod
     def of(cls, exchange: Exchange, data: Data) -> Self:
         """Return it with the settings of another exchange, and the rule that the settings of the data choose."""
-        values = {one.field: getattr(exchange, one.field) for one in exchange.settings()}
+        values = {setting.field: getattr(exchange, setting.field) for setting in exchange.settings()}
         if data.update_limit is not None:
             check_update_limit(data.update_limit)
         rule = rule_of(limit=data.update_limit, clip=data.update_clip, noise=data.noise_multiplier)
@@ -53,9 +53,9 @@ class Masked(Exchange):
         """Return the object that supplies the weights for tasks, whose replies have no update."""
         from ddlf.training.exchanges.carrier import StarWeights
 
-        found = StarWeights(str(self.weights_codec), place.lossless)
-        found.stays = True
-        return found
+        source = StarWeights(str(self.weights_codec), place.lossless)
+        source.stays = True
+        return source
 
     def worker_refusals(self, workers: int, one_at_a_time: bool, slots: int) -> Iterator[Refusal]:
         """Yield an error for too few or too many workers: each of them is a member of each sum."""

@@ -62,14 +62,14 @@ class ShardedStates(SlotStates):
         self._fetched = tuple(name for name in self._fetched if not parts[name].shared)
         self.copied = self._fetched if any(part.copied for part in parts.values()) else ()
 
-    async def given(self, task: Task, worker: ProxyWorker, holds: bool) -> tuple[SlotState | None, bool]:
-        """Return the state to send along with a slot's task, like ``SlotStates.given``.
+    async def state_for(self, task: Task, worker: ProxyWorker, holds: bool) -> tuple[SlotState | None, bool]:
+        """Return the state to send along with a slot's task, like ``SlotStates.state_for``.
 
         If the state is still in a checkpoint, let the worker read it there.
         """
         holds = await self._restored(task.slot, task.since, worker) or holds
         if not self.at(task.slot, holds):
-            return await super().given(task, worker, holds)
+            return await super().state_for(task, worker, holds)
         return self._sent(task.slot, {}), holds
 
     async def _hand_back(self, worker: int) -> None:
@@ -79,7 +79,7 @@ class ShardedStates(SlotStates):
         await super()._hand_back(worker)
         for slot, left in list(self._on.items()):
             if left.worker == worker and slot in self._coming and self._on.get(slot) is left:
-                self._known[slot] = self._known[slot] | await asyncio.shield(self._coming[slot])
+                self._states[slot] = self._states[slot] | await asyncio.shield(self._coming[slot])
                 del self._on[slot], self._coming[slot]
 
     async def _restored(self, slot: int, number: int, worker: ProxyWorker) -> bool:
@@ -132,7 +132,7 @@ class ShardedStates(SlotStates):
             A pair of worker and round; the part itself if the master has it; None if it is lost.
         """
         if (left := self._on.get(slot)) is None:
-            return self._known[slot].get(group)
+            return self._states[slot].get(group)
         holders = self._holders(slot, left)
         return (holders[0].id, left.round) if holders else None
 
@@ -148,15 +148,15 @@ class ShardedStates(SlotStates):
         if not self.averaged:
             return
         self.mean = mean
-        for slot, state in enumerate(self._known):
-            self._known[slot] = {name: group for name, group in state.items() if name != self.averaged}
+        for slot, state in enumerate(self._states):
+            self._states[slot] = {name: group for name, group in state.items() if name != self.averaged}
 
     def fetch_mean(self) -> None:
         """Fetch the mean of ``averaged`` optimizer states, if it is on workers, as the state of every slot."""
         if self.mean is not None:
             mean = self.mean()
-            for slot, state in enumerate(self._known):
-                self._known[slot] = state | {self.averaged: mean}
+            for slot, state in enumerate(self._states):
+                self._states[slot] = state | {self.averaged: mean}
 
     async def means(self) -> SlotState:
         """Return the means that the next round begins with, for workers that get them from the master."""
@@ -191,7 +191,7 @@ class ShardedStates(SlotStates):
         Returns:
             For each slot, the lengths of the parts that were written.
         """
-        lengths: list[dict[str, int]] = [{} for _ in self._known]
+        lengths: list[dict[str, int]] = [{} for _ in self._states]
         now = {reply.slot: self._left_by(reply.worker, reply.task.round) for reply in replies}
         left = self._on | now if self._fetched else {}
 

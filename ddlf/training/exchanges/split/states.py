@@ -44,7 +44,7 @@ class SplitStates(SlotStates):
 
     def changed(self) -> None:
         """Note that the optimizer has changed on the workers."""
-        self._known[0] = {name: group for name, group in self._known[0].items() if name != OPTIMIZER}
+        self._states[0] = {name: group for name, group in self._known[0].items() if name != OPTIMIZER}
         self._coming.clear()
         self._on[0] = LeftBy(0, 0, 0)
         if self._restoring is not None:
@@ -52,9 +52,9 @@ class SplitStates(SlotStates):
 
     def give(self, optimizer: Weights | None) -> None:
         """Receive the optimizer, which the master has now."""
-        self.set_back(self._known)
+        self.set_back(self._states)
         if optimizer is not None:
-            self._known[0] = self._known[0] | {OPTIMIZER: optimizer}
+            self._states[0] = self._known[0] | {OPTIMIZER: optimizer}
 
     def _coming_of(self, slot: int) -> asyncio.Future[SlotState] | None:
         if slot not in self._coming and slot not in self._on and self._restoring is not None and self._restoring.left:
