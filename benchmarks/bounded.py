@@ -36,8 +36,8 @@ from apps.big_images import PIXELS, BigImages, pictures
 from benchmarks.measure import ROOT, run_child, table
 from ddlf import Cluster
 from ddlf.algorithms.reading_order import portions
+from ddlf.data.location import Folder
 from ddlf.data.manifest import Column
-from ddlf.data.place import Folder
 from ddlf.data.rows import Rows, row_type
 from ddlf.data.split import sizes_of, split
 from ddlf.events import WorkerLost

@@ -30,7 +30,7 @@ from benchmarks.measure import Spread, table, turns
 from ddlf.algorithms.reading_order import portions
 from ddlf.data.cache import Cache
 from ddlf.data.data_set import DataSet
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.remote_folder import RemoteFolder
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split

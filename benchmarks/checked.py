@@ -33,7 +33,7 @@ from ddlf import Cluster, IApp
 from ddlf.events import Event
 from ddlf.extras.planner import planning
 from ddlf.extras.planner.explain import explain
-from ddlf.extras.planner.kept import read, write
+from ddlf.extras.planner.measurement_files import read, write
 from ddlf.extras.planner.planning import plan
 from ddlf.extras.planner.probe import Budget
 from ddlf.rpc.tokens import new_token

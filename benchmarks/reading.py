@@ -69,7 +69,7 @@ def write(source: Path, folder: Path, decoding: bool) -> None:
         folder: The folder to write.
         decoding: Whether pictures stay JPEG, and are decoded when they are read; else ``split`` does it.
     """
-    from ddlf.data.place import Folder
+    from ddlf.data.location import Folder
     from ddlf.data.sources import open_source
     from ddlf.data.split import USUAL_FILE_BYTES, sizes_of, split
 

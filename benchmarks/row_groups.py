@@ -103,7 +103,7 @@ def make(folder: Path, gigabytes: float) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from ddlf.data.place import Folder
+    from ddlf.data.location import Folder
     from ddlf.data.sources import open_source
     from ddlf.data.split import sizes_of, split
 

@@ -120,7 +120,7 @@ def served_by_moto(folder: Path, url: str) -> Iterator[dict[str, str]]:
 
 def make(folder: Path, samples: int) -> int:
     """Write the digits as partition files, and return their size in bytes."""
-    from ddlf.data.place import Folder
+    from ddlf.data.location import Folder
     from ddlf.data.sources import open_source
     from ddlf.data.split import split
 

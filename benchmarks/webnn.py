@@ -49,8 +49,8 @@ def be_a_peer(pace: float, samples: int | None) -> None:
     from ddlf.data.datasets import load_mnist
     from ddlf.peers.link import Offer
     from ddlf.peers.model import Trained, trained_from_text
-    from ddlf.peers.named import WEBNN
     from ddlf.peers.peer import Peer
+    from ddlf.peers.training_folders import WEBNN
 
     (x, y), (x_test, y_test) = load_mnist()
     data = {"x_train": x[:samples], "y_train": y[:samples], "x_test": x_test[:64], "y_test": y_test[:64]}
@@ -287,7 +287,7 @@ def main(options: argparse.Namespace, peer: Sequence[object] = ()) -> list[Run]:
     import numpy as np
 
     from ddlf.data.datasets import load_mnist
-    from ddlf.peers.named import WEBNN
+    from ddlf.peers.training_folders import WEBNN
 
     runs: list[Run] = []
     with tempfile.TemporaryDirectory() as temporary, errors_of(Path(temporary)), contextlib.ExitStack() as stack:

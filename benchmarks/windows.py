@@ -30,7 +30,7 @@ from apps.mnist_cnn import MNISTCNN
 from benchmarks.measure import mean_and_deviation, some_of, table
 from ddlf import Cluster
 from ddlf.algorithms.reading_order import portions
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 

@@ -31,12 +31,11 @@ MAX_PARAGRAPH_LINES = 5
 
 SAYS = r"(?:say|show|see|explain|decide|list|know|describe|tell|find|ask|check|choose|about|exactly|of|on)(?:s|ed|n)?"
 NO_NOUN = r"(?:and|are|as|at|but|by|for|from|if|in|inside|instead|is|of|on|or|so|than|that|to|when|where|which|with)"
-NO_NAMES = frozenset(
-    (
-        "apart around asked away each found given gone held here kept known made meant mine near one ones others own "
-        "place places said seen taken theirs there told wanted what which who whose why"
-    ).split()
-)
+NO_NAMES = {
+    *("apart", "around", "asked", "away", "each", "found", "given", "gone", "held", "here", "kept", "known", "made"),
+    *("meant", "mine", "near", "one", "ones", "others", "own", "place", "places", "said", "seen", "taken", "theirs"),
+    *("there", "told", "wanted", "what", "which", "who", "whose", "why"),
+}
 """Words that do not say what a variable, parameter, attribute, function or class is."""
 
 START = r"(?:^|(?<=[.!?:;] ))"

@@ -57,7 +57,7 @@ USE_KERAS = (
         *("tests/extras/advice/", "tests/extras/planner/test_planning.py", "tests/extras/text/test_command.py"),
     ),
     (
-        *("tests/training/", "tests/data/test_parts.py", "tests/end_to_end/test_template.py"),
+        *("tests/training/", "tests/data/test_app_data.py", "tests/end_to_end/test_template.py"),
         *(
             "tests/extras/text/conversion/",
             "tests/extras/text/training/",

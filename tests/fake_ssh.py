@@ -38,7 +38,7 @@ exit $?
 
 
 def fake_ssh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the processes of a test find this ``ssh``, and give programs of ``there.py`` a separate home folder."""
+    """Let the processes of a test find this ``ssh``, and give programs of ``remote_programs.py`` a separate home folder."""
     commands = folder / "commands"
     commands.mkdir()
     write_script(commands / "ssh", SCRIPT)

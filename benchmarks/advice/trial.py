@@ -108,7 +108,7 @@ def scores(path: Path, base: str, truth: Any, enough: float = 0.0) -> list[float
     """
     import keras
 
-    from ddlf.data.parts import batches
+    from ddlf.data.app_data import batches
     from ddlf.extras.advice.collect import build, load
 
     found: list[float] = []

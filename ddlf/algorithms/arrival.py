@@ -25,8 +25,8 @@ from typing import ClassVar
 import numpy as np
 
 from ddlf.algorithms import set_merge
-from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.outer import OuterOptimizer
+from ddlf.algorithms.rule_text import Family, Named
 from ddlf.algorithms.set_merge import SetMerge, WeightSet
 from ddlf.algorithms.weights import Weights, difference, divided, is_float
 from ddlf.errors import ConfigError

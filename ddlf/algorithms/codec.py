@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.algorithms.named import Family, Named
+from ddlf.algorithms.rule_text import Family, Named
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import ConfigError
 

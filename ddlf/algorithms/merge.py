@@ -29,8 +29,8 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.pairwise import Vector, norm, squared_distances
+from ddlf.algorithms.rule_text import Family, Named
 from ddlf.algorithms.weights import Tensor, fault, is_float
 from ddlf.errors import ConfigError
 

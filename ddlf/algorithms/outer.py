@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ddlf.algorithms.named import Family, Named, check_positive, check_shares, check_size
+from ddlf.algorithms.rule_text import Family, Named, check_positive, check_shares, check_size
 from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import ConfigError
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.partition import check_split, equal_sizes, sizes_by_speed
+from ddlf.algorithms.rule_text import Family, Named
 from ddlf.errors import ConfigError
 
 Labels = npt.NDArray[np.int64]

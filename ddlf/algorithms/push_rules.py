@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.algorithms.named import Family, Named, check_positive, check_shares
+from ddlf.algorithms.rule_text import Family, Named, check_positive, check_shares
 from ddlf.errors import ConfigError
 
 FloatArray = npt.NDArray[np.floating[Any]]

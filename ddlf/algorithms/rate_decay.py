@@ -9,7 +9,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Protocol
 
-from ddlf.algorithms.named import Family, Named
+from ddlf.algorithms.rule_text import Family, Named
 from ddlf.errors import ConfigError
 
 

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.partition import Indices, shuffled
+from ddlf.algorithms.rule_text import Family, Named
 from ddlf.errors import ConfigError
 
 Numbers = npt.NDArray[np.int64]

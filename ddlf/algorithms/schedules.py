@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import floor, isfinite, pi
 from typing import Any, Protocol
 
-from ddlf.algorithms.named import Family, Named
+from ddlf.algorithms.rule_text import Family, Named
 from ddlf.errors import ConfigError
 
 MOST_WARMUP = 0.5

@@ -27,7 +27,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ddlf.algorithms.named import Family, Named
+from ddlf.algorithms.rule_text import Family, Named
 from ddlf.algorithms.weights import Weights, is_float, mean_of
 from ddlf.errors import ConfigError
 

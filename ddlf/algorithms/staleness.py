@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Protocol
 
-from ddlf.algorithms.named import Family, Named
+from ddlf.algorithms.rule_text import Family, Named
 from ddlf.errors import ConfigError
 
 LEAST = sys.float_info.min

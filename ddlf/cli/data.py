@@ -18,8 +18,8 @@ from ddlf.cli.parsing import Command, Parser, action, addresses, number
 from ddlf.data import kind_at
 from ddlf.data.export import Moved, damage
 from ddlf.data.export import export as exported
+from ddlf.data.location import DataPlace, Folder
 from ddlf.data.manifest import Manifest
-from ddlf.data.place import DataPlace, Folder
 from ddlf.data.remote_folder import open_place
 from ddlf.data.rows import SampleSource
 from ddlf.data.sources import open_source, state_of

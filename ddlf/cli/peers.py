@@ -274,12 +274,12 @@ def _show_qr(link: str) -> None:
 def list_peers(options: argparse.Namespace) -> int:
     """Run ``ddlf peers list``: print the peers and the sets of a server."""
     from ddlf.events.record import size
-    from ddlf.peers import named
+    from ddlf.peers import training_folders
     from ddlf.peers.serving import ask, running
 
-    trainings = named.found() if options.port is None else []
+    trainings = training_folders.found() if options.port is None else []
     for path in trainings:
-        run = named.run_of(path)
+        run = training_folders.run_of(path)
         print(f"training  {path}  {'new' if run is None else run.name}")
     if trainings and not running():
         return 0
@@ -337,56 +337,56 @@ def stop(options: argparse.Namespace) -> int:
 
 def new(options: argparse.Namespace) -> int:
     """Run ``ddlf peers new``: make the folder of a training."""
-    from ddlf.peers import named
+    from ddlf.peers import training_folders
 
-    text = named.text_of(options.model) if options.model is not None else named.WEBNN
-    path = named.make(options.name, text, {"batch_size": 64, "end": 0.97})
+    text = training_folders.text_of(options.model) if options.model is not None else training_folders.WEBNN
+    path = training_folders.make(options.name, text, {"batch_size": 64, "end": 0.97})
     say(f"made      {path}: change model.nnm and settings.json, then: ddlf peers train {path}")
     return 0
 
 
 def copy(options: argparse.Namespace) -> int:
     """Run ``ddlf peers copy``: copy a training without its logs and weights."""
-    from ddlf.peers import named
+    from ddlf.peers import training_folders
 
-    say(f"copied    {options.name} to {named.copy(options.name, options.new)}, without logs and weights")
+    say(f"copied    {options.name} to {training_folders.copy(options.name, options.new)}, without logs and weights")
     return 0
 
 
 def save(options: argparse.Namespace) -> int:
     """Run ``ddlf peers save``: copy a training with its logs and weights."""
-    from ddlf.peers import named
+    from ddlf.peers import training_folders
 
-    with _alone(named.find(options.name)):
-        path = named.save(options.name, options.new)
+    with _alone(training_folders.find(options.name)):
+        path = training_folders.save(options.name, options.new)
     say(f"saved     {options.name} as {path}, with logs and weights")
     return 0
 
 
 def reset(options: argparse.Namespace) -> int:
     """Run ``ddlf peers reset``: delete the logs and the weights of a training."""
-    from ddlf.peers import named
+    from ddlf.peers import training_folders
 
-    with _alone(named.find(options.name)):
-        named.reset(options.name)
+    with _alone(training_folders.find(options.name)):
+        training_folders.reset(options.name)
     say(f"reset     {options.name}: its logs and weights are deleted")
     return 0
 
 
 def train(options: argparse.Namespace) -> int:
     """Run ``ddlf peers train``: serve a training, from its beginning or from where it stopped."""
-    from ddlf.peers import named
+    from ddlf.peers import training_folders
 
-    with _alone(path := named.find(options.name)):
-        settings, run = named.settings_of(path), named.run_of(path)
+    with _alone(path := training_folders.find(options.name)):
+        settings, run = training_folders.settings_of(path), training_folders.run_of(path)
         for name in (*OF_PLAN, "way", "seed", "classes"):
             setattr(options, name, settings.get(name) if run is None else None)
         options.model = path / "model.nnm" if run is None else None
-        options.resume, options.out = run and f"./{run}", path / named.RUNS
+        options.resume, options.out = run and f"./{run}", path / training_folders.RUNS
         try:
             return serve(options)
         finally:
-            named.write_logs(path)
+            training_folders.write_logs(path)
 
 
 def retrain(options: argparse.Namespace) -> int:

@@ -21,8 +21,8 @@ from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.partition import shuffled
 from ddlf.algorithms.reading_order import Portion, Samples
 from ddlf.algorithms.weights import Weights, difference, is_float
-from ddlf.data.parts import batches as data_of
-from ddlf.data.parts import content, contents, has_own_train, place_of, rows
+from ddlf.data.app_data import batches as data_of
+from ddlf.data.app_data import content, contents, has_own_train, place_of, rows
 from ddlf.data.stream import SampleStream, usual_memory
 from ddlf.data.trees import tree_map
 from ddlf.errors import ConfigError

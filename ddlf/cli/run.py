@@ -301,7 +301,7 @@ async def _train(app: IApp, asked: Path | None, run: Path | None, stop: StopRequ
         run: Folder of the run; None if it has none.
         stop: Asks the run to end.
     """
-    from ddlf.data.parts import has
+    from ddlf.data.app_data import has
     from ddlf.training.evaluation.master import to_its_end
 
     path = asked if asked is not None or run is None else run / MODEL

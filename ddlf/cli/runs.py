@@ -17,10 +17,10 @@ from typing import Any
 from ddlf.cli.parsing import Command, Parser, action, number
 from ddlf.errors import ConfigError
 from ddlf.events.facts import to_data
-from ddlf.monitor.runs import folder, past, report, table
+from ddlf.monitor.runs import folder, report, run_reader, table
 from ddlf.monitor.runs.background import reason
 from ddlf.monitor.runs.logs import Line, Reader
-from ddlf.monitor.runs.past import read
+from ddlf.monitor.runs.run_reader import read
 from ddlf.monitor.terminal.echo import harmless
 
 DEFAULT_LAST = 20
@@ -92,7 +92,7 @@ def _cell(value: Any) -> str:
 
 
 def _row(path: Path) -> dict[str, Any]:
-    state, (last, ended) = folder.read_state(path), past.end_of(path / folder.EVENTS)
+    state, (last, ended) = folder.read_state(path), run_reader.end_of(path / folder.EVENTS)
     results = folder.read_json(path / folder.SUMMARY).get("results", {})
     record = last.get("record", {})
     metrics, test = record.get("metrics", {}), results.get("test") or record.get("test", {})
@@ -123,7 +123,7 @@ def compare(options: argparse.Namespace) -> int:
     paths = [folder.find(out, name) for name in options.runs]
     if len(set(paths)) < len(paths):
         raise ConfigError(f"{' and '.join(options.runs)} name the same run", hint="list the runs with: ddlf runs")
-    pasts = [past.read(path) for path in paths]
+    pasts = [run_reader.read(path) for path in paths]
     if not _print_table(table.of_runs(pasts), options):
         return 0
     if differing := _differing(pasts):
@@ -143,7 +143,7 @@ def _print_table(rows: list[list[str]], options: argparse.Namespace) -> bool:
     return True
 
 
-def _differing(pasts: list[past.Past]) -> list[list[str]]:
+def _differing(pasts: list[run_reader.Past]) -> list[list[str]]:
     names = dict.fromkeys(name for run in pasts for name in run.summary.get("settings", {}))
     rows = [[name, *(str(run.setting(name)) for run in pasts)] for name in names if name not in ("out", "run_name")]
     return [row for row in rows if len(set(row[1:])) > 1]
@@ -284,7 +284,7 @@ def make_report(options: argparse.Namespace) -> int:
     return 0 if failed is None or options.csv or options.latex or options.json else 1
 
 
-def _asked_table(found: past.Past, options: argparse.Namespace) -> table.Rows:
+def _asked_table(found: run_reader.Past, options: argparse.Namespace) -> table.Rows:
     if options.places:
         return table.of_stays(found)
     return table.of_workers(found) if options.workers else table.of_runs([found])

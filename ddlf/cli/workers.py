@@ -19,7 +19,7 @@ from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, Reques
 from ddlf.events.facts import to_data
 from ddlf.monitor.card_use import as_text
 from ddlf.monitor.runs import folder, table
-from ddlf.monitor.runs.past import UNUSED, read
+from ddlf.monitor.runs.run_reader import UNUSED, read
 from ddlf.rpc.messages import Request
 
 if TYPE_CHECKING:

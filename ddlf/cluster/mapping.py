@@ -16,7 +16,7 @@ from ddlf.events import Event, HowMapped, MapBegan, MapEnded, MapMoved
 from ddlf.rpc.code import Pickled, pickle_object
 from ddlf.rpc.iworker import checked_function
 from ddlf.rpc.messages import Request
-from ddlf.worker.timed import Timed
+from ddlf.worker.timing import Timed
 
 BUFFER_BYTES = 64 * 1024 * 1024
 """Limit for the bytes of items and results that are in transit or wait for the consumer, if their size is known."""

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlf.algorithms.reading_order import Global, Shuffle, Window
+from ddlf.data.location import DataPlace
 from ddlf.data.manifest import Column, Manifest
 from ddlf.data.partition_file import Arrays
-from ddlf.data.place import DataPlace
 from ddlf.data.remote_folder import open_place
 from ddlf.errors import DatasetDamaged, DatasetError
 from ddlf.events.record import size

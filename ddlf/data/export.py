@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from ddlf.data.arrow import load_pyarrow
+from ddlf.data.location import DataPlace
 from ddlf.data.manifest import Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import Arrays, Ragged
-from ddlf.data.place import DataPlace
 from ddlf.errors import DatasetError
 from ddlf.worker.machine import cores
 

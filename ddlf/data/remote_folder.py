@@ -21,10 +21,10 @@ import numpy as np
 
 from ddlf.data import manifest
 from ddlf.data.cache import Cache
+from ddlf.data.location import LOCK, MAX_MANIFEST_BYTES, DataPlace, Folder, Unfinished, check_kept, check_version
 from ddlf.data.manifest import Column, Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import COPY, Arrays, Bytes, columns_of, mapped_columns
-from ddlf.data.place import LOCK, MAX_MANIFEST_BYTES, DataPlace, Folder, Unfinished, check_kept, check_version
 from ddlf.data.store import Gone, Store, path_of
 from ddlf.errors import DatasetDamaged, DatasetError
 from ddlf.events.record import size

@@ -67,7 +67,7 @@ def open_source(
 
             return Table(path, label)
         if kind == "placed":
-            from ddlf.data.place import Folder
+            from ddlf.data.location import Folder
             from ddlf.data.split import PartitionedSource
 
             return PartitionedSource(Folder(path))

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ddlf.data.location import HEAPS, DataPlace, Folder, Unfinished, check_room, read_note, write_note
 from ddlf.data.manifest import MAX_CLASSES, Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import ENDS
-from ddlf.data.place import HEAPS, DataPlace, Folder, Unfinished, check_room, read_note, write_note
 from ddlf.data.rows import Rows, SampleSource, put, row_type
 from ddlf.errors import ConfigError, DatasetDamaged, DatasetError
 from ddlf.events.record import size

@@ -21,9 +21,9 @@ import numpy as np
 from ddlf.algorithms.partition import equal_sizes
 from ddlf.algorithms.reading_order import portions
 from ddlf.data import manifest
+from ddlf.data.location import Folder, check_room, synced
 from ddlf.data.manifest import Manifest, PartitionFile
 from ddlf.data.os_errors import explained
-from ddlf.data.place import Folder, check_room, synced
 from ddlf.errors import ConfigError, DatasetError
 
 PIECE_BYTES = 2**23

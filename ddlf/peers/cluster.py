@@ -39,7 +39,7 @@ from ddlf.peers.sets import Layout, layout_of
 from ddlf.privacy import contradictions
 from ddlf.training.callbacks.master import merged_metrics
 from ddlf.training.context import App
-from ddlf.training.outside import STATE
+from ddlf.training.external_weights import STATE
 from ddlf.training.progress import Progress, local
 from ddlf.training.slot.optimizers import rate_variables
 from ddlf.training.spec import RunSpec
@@ -262,7 +262,7 @@ class Posting(Peer):
 
 
 class ClusterPeer:
-    """A run's membership in a training with peers, as ``ddlf.training.outside.Outside`` describes it.
+    """A run's membership in a training with peers, as ``ddlf.training.external_weights.Outside`` describes it.
 
     Args:
         link: The link.

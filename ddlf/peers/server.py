@@ -42,7 +42,6 @@ from ddlf.events.record import RoundRecord
 from ddlf.monitor.dashboard.address import is_ours
 from ddlf.peers import frames, sessions
 from ddlf.peers.checks import Finding, Last, SetCheck
-from ddlf.peers.door import Door
 from ddlf.peers.entries import (
     NO_SET,
     NO_SHARD,
@@ -76,11 +75,13 @@ from ddlf.peers.frames import (
 )
 from ddlf.peers.journal import Journal, head_of, needed_sets, open_journal
 from ddlf.peers.ledger import STRIKES, Fate, Instruction, Mean, Over, Reply, Unfit, WeightLedger
+from ddlf.peers.listener import Door
 from ddlf.peers.merging import HEAVIEST, Part, mean_of_swaps, most_samples, next_base, state_layout, too_long
 from ddlf.peers.pages import NO_BROWSERS, BrowserModel, File, files
 from ddlf.peers.plan import Plan
 from ddlf.peers.quotas import Quotas, counted_as, reading_s
 from ddlf.peers.rounds import RoundLedger
+from ddlf.peers.run_events import Rarely, Teller
 from ddlf.peers.secure_ledger import SecureLedger
 from ddlf.peers.secure_rounds import AddUp, Do, SecureRounds, Tell
 from ddlf.peers.secure_updates import base_of, terms_of, values_in
@@ -89,7 +90,6 @@ from ddlf.peers.shards import Shards
 from ddlf.peers.sketches import Sketch, Sketcher, is_finite
 from ddlf.peers.spending import Spending
 from ddlf.peers.swap import SwapLedger
-from ddlf.peers.telling import Rarely, Teller
 from ddlf.peers.wire import Wire
 from ddlf.privacy import secure_sum
 from ddlf.rpc.tls import is_loopback

@@ -58,12 +58,12 @@ from ddlf.peers.model import (
 )
 from ddlf.peers.pages import browser_model
 from ddlf.peers.plan import Plan, check_classes, how_it_ends
+from ddlf.peers.run_events import PeersWriter
 from ddlf.peers.secure_updates import check_layout as check_layout_of_sums
 from ddlf.peers.server import Model, PeerServer
 from ddlf.peers.sessions import PIN, Link
 from ddlf.peers.shards import Shards, check_count
 from ddlf.peers.signals import Stop
-from ddlf.peers.telling import PeersWriter
 from ddlf.peers.wire import FLOAT32, Wire
 from ddlf.rpc.iworker import awaited
 from ddlf.rpc.tls import Security, is_loopback, make_certificate, worker_tls

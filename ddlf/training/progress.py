@@ -29,8 +29,8 @@ from ddlf.errors import ConfigError
 from ddlf.events.facts import from_data
 from ddlf.events.record import RoundRecord
 from ddlf.training.checkpoints.contents import Checkpoint
+from ddlf.training.checkpoints.progress_layout import KEPT, SLOTS, as_of_now, numbered, with_states
 from ddlf.training.checkpoints.slices import Slices
-from ddlf.training.checkpoints.stored import KEPT, SLOTS, as_of_now, numbered, with_states
 from ddlf.training.samples.shares import ShareLedger
 from ddlf.training.slot.task import OPTIMIZER, SlotState
 

@@ -55,7 +55,7 @@ from ddlf.training.evaluation.master import compute, measured, validate
 from ddlf.training.evaluation.model import evaluate, evaluate_on
 from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
-from ddlf.training.outside import Outside
+from ddlf.training.external_weights import Outside
 from ddlf.training.progress import Progress, WeightsRef, shapes
 from ddlf.training.samples.files import Nearby, go_over, left_out
 from ddlf.training.samples.parts import LEAST_SHARE

@@ -41,7 +41,7 @@ from ddlf.training.evaluation.private import OwnEvaluation
 from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.exchanges.recalibration import norms_of
-from ddlf.training.outside import outside
+from ddlf.training.external_weights import outside
 from ddlf.training.progress import Progress, is_unmade, local
 from ddlf.training.refusals import (
     check_app,

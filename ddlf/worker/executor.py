@@ -39,9 +39,9 @@ from ddlf.worker.calls import Calls, Hosting, Method, Methods, Session
 from ddlf.worker.executor_process import HAND_OVER, LEASE_CHANGED
 from ddlf.worker.imports import MasterFinder, ask_daemon, leave_current_folder
 from ddlf.worker.options import ExecutorOptions
+from ddlf.worker.output_capture import Written
 from ddlf.worker.peers import Dialling
 from ddlf.worker.worker import Worker
-from ddlf.worker.written import Written
 
 READY = b"R"
 LENGTH = struct.Struct("<I")

@@ -26,8 +26,8 @@ from ddlf.rpc.tls import Security
 from ddlf.worker.activity import Activity
 from ddlf.worker.forwarding import Forwarding
 from ddlf.worker.options import ExecutorOptions
+from ddlf.worker.output_capture import LINES
 from ddlf.worker.process import UNKNOWN, Forked, Forks, child_environment, executor_name
-from ddlf.worker.written import LINES
 
 if TYPE_CHECKING:
     from ddlf.worker.options import Options

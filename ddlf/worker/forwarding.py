@@ -1,6 +1,6 @@
 """Forwards the output of a worker to its master. Runs in the daemon.
 
-The lines of user code come through the pipe of ``written.py``. The output of native code, such as TensorFlow, and of other
+The lines of user code come through the pipe of ``output_capture.py``. The output of native code, such as TensorFlow, and of other
 programs goes to a file, which the daemon reads. The daemon sends these lines and its own ones as separate events, because
 a terminal shows only the lines of user code. The token never leaves the worker this way.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any, Protocol
 
 from ddlf.worker.activity import Activity
-from ddlf.worker.growing import GrowingFile
+from ddlf.worker.file_tail import GrowingFile
 
 FLUSH_S, LOOK_S = 0.1, 0.5
 """Seconds to collect lines before they are sent, and seconds between two checks for lines that were only counted.

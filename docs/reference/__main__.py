@@ -26,12 +26,12 @@ from ddlf.algorithms.convergence import CONVERGE  # noqa: E402
 from ddlf.algorithms.local_rules import LOCAL  # noqa: E402
 from ddlf.algorithms.merge import MERGE  # noqa: E402
 from ddlf.algorithms.multipliers import Freeze  # noqa: E402
-from ddlf.algorithms.named import Family  # noqa: E402
 from ddlf.algorithms.outer import OUTER  # noqa: E402
 from ddlf.algorithms.partition import equal_sizes, sizes_by_speed  # noqa: E402
 from ddlf.algorithms.partitioners import PARTITION  # noqa: E402
 from ddlf.algorithms.push_rules import PUSHED  # noqa: E402
 from ddlf.algorithms.rate_decay import RATE_DECAY  # noqa: E402
+from ddlf.algorithms.rule_text import Family  # noqa: E402
 from ddlf.algorithms.schedules import PARTS  # noqa: E402
 from ddlf.algorithms.staleness import STALENESS  # noqa: E402
 from ddlf.cli.options import GROUPS  # noqa: E402
@@ -41,7 +41,7 @@ from ddlf.events.record import RoundRecord  # noqa: E402
 from ddlf.extras.advice.report import explained  # noqa: E402
 from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Rule  # noqa: E402
 from ddlf.extras.advice.rules import RULES as ADVICE  # noqa: E402
-from ddlf.peers.browser import listed  # noqa: E402
+from ddlf.peers.browser import supported  # noqa: E402
 from ddlf.privacy import contradictions, visible  # noqa: E402
 from ddlf.settings.setting import Group, Use  # noqa: E402
 from ddlf.training import registry, strategy  # noqa: E402
@@ -346,7 +346,7 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
 BROWSER_HEAD = """\
 # Models that browsers train
 
-`python docs/reference` writes this page from `ddlf/peers/browser/listed.py`, the table that also refuses other models.
+`python docs/reference` writes this page from `ddlf/peers/browser/supported.py`, the table that also refuses other models.
 
 A browser trains a compiled Sequential or functional Keras model in float32, also with nested models, shared layers, and
 several inputs and outputs. Tests compare each row with Keras on TensorFlow: results, losses and weights after a step
@@ -364,11 +364,11 @@ A browser differs from Keras in this:
 - **Embedding** costs time in proportion to its number of rows while it trains.
 """
 BROWSER = {
-    "Layers": listed.LAYERS,
-    "Losses": listed.LOSSES,
-    "Metrics": listed.METRICS,
-    "Optimizers": listed.OPTIMIZERS,
-    "Learning rates": listed.RATES,
+    "Layers": supported.LAYERS,
+    "Losses": supported.LOSSES,
+    "Metrics": supported.METRICS,
+    "Optimizers": supported.OPTIMIZERS,
+    "Learning rates": supported.RATES,
 }
 
 
@@ -381,7 +381,7 @@ def browser() -> str:
             only = ", ".join(f"`{key}={value!r}`" for key, value in row.only.items())
             lines.append(f"| `{name}` | {only} |")
         lines.append("")
-    names = ", ".join(f"`{name}`" for name in listed.ACTIVATIONS)
+    names = ", ".join(f"`{name}`" for name in supported.ACTIVATIONS)
     wrapped = textwrap.fill(f"{names}.", 120, break_long_words=False, break_on_hyphens=False)
     lines += ["## Activations\n", wrapped, ""]
     lines += ["The metric `accuracy` is the one that Keras chooses by the shapes of labels and predictions.", ""]

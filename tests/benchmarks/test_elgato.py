@@ -92,7 +92,7 @@ def test_rounds_of_more_workers_are_predicted_from_two(monkeypatch):
 @pytest.mark.usefixtures("one_template")
 def test_the_smallest_study_runs_and_continues(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path / "data")))
-    monkeypatch.setattr("ddlf.extras.planner.kept.state_folder", lambda: tmp_path / "state")
+    monkeypatch.setattr("ddlf.extras.planner.measurement_files.state_folder", lambda: tmp_path / "state")
     monkeypatch.setattr("ddlf.extras.planner.probe.MEASURE_S", 0.01)
     words = [
         "--models",

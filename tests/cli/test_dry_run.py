@@ -88,7 +88,7 @@ async def test_dry_run_prints_loaded_files_shipped_files_and_settings(folder, ca
 
 
 async def test_dry_run_prints_the_plan_and_is_refused_without_one(folder, capsys, monkeypatch):
-    monkeypatch.setattr("ddlf.extras.planner.kept.state_folder", lambda: folder)
+    monkeypatch.setattr("ddlf.extras.planner.measurement_files.state_folder", lambda: folder)
     assert await planned() == 0
     assert (
         "plan      none yet, which would say whether these workers pay; make one: ddlf plan " in capsys.readouterr().out

@@ -16,7 +16,7 @@ import pytest
 from ddlf.cli.machines import down, runcmd, up, wheel
 from ddlf.cli.main import main
 from ddlf.cluster.cluster import Cluster
-from ddlf.cluster.launch import there
+from ddlf.cluster.launch import remote_programs
 from ddlf.cluster.launch.remote import Remote
 from ddlf.errors import AuthError, ConfigError, LeaseError
 from ddlf.rpc.tokens import new_token
@@ -291,8 +291,8 @@ async def test_options_that_a_running_worker_would_ignore_are_refused(machines, 
 
 
 def with_short_limit(path):
-    """Write ``there.py`` with a short limit for the start of a worker, and return the path."""
-    text = Path(there.__file__).read_text()
+    """Write ``remote_programs.py`` with a short limit for the start of a worker, and return the path."""
+    text = Path(remote_programs.__file__).read_text()
     assert "READY_S = 60.0" in text
     path.write_text(text.replace("READY_S = 60.0", "READY_S = 2.0"))
     return str(path)
@@ -311,7 +311,7 @@ esac
 """,
     )
     monkeypatch.setattr("ddlf.cluster.launch.remote.BOOTSTRAP", wrapped(python))
-    monkeypatch.setattr(there, "__file__", with_short_limit(machines.folder / "there.py"))
+    monkeypatch.setattr(remote_programs, "__file__", with_short_limit(machines.folder / "remote_programs.py"))
     machines.list("127.0.0.1", python=python)
     assert await machines.run(up) == 3
     assert "failed: 127.0.0.1: its worker is not ready after 2 s" in capsys.readouterr().out
@@ -379,8 +379,8 @@ def test_wheel_has_all_needed_files(tmp_path):
     assert {row.split(",")[0] for row in recorded} == names
     assert not any("__pycache__" in found for found in names)
     program = (
-        f"import sys; sys.path.insert(0, {str(path)!r}); import ddlf; import ddlf.cluster.launch.there as there; "
-        "from importlib.metadata import distribution; print(there.__file__, distribution('ddlf').entry_points)"
+        f"import sys; sys.path.insert(0, {str(path)!r}); import ddlf; import ddlf.cluster.launch.remote_programs as there; "
+        "from importlib.metadata import distribution; print(remote_programs.__file__, distribution('ddlf').entry_points)"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert said.stdout.startswith(str(path))

@@ -16,7 +16,7 @@ from ddlf.cli.run import requeue_of
 from ddlf.cluster.launch.launcher import Requeue, installed
 from ddlf.cluster.launch.slurm.requeue import requeue
 from ddlf.errors import ConfigError
-from ddlf.monitor.runs import folder, past
+from ddlf.monitor.runs import folder, run_reader
 from ddlf.monitor.runs.recording import recorded
 from ddlf.testing import FakeRun
 
@@ -68,8 +68,8 @@ async def test_second_start_continues_in_the_same_folder_with_the_same_bits(tmp_
     state = folder.read_state(first)
     assert (state.state, state.restarts, state.began) == ("finished", 1, began)
     assert rows(first) == [1, 2, 3, 4]
-    assert [one.round for one in past.read(first).records] == [1, 2, 3, 4]
-    assert "goes_on_from" not in past.read(first).summary
+    assert [one.round for one in run_reader.read(first).records] == [1, 2, 3, 4]
+    assert "goes_on_from" not in run_reader.read(first).summary
 
 
 async def test_rounds_without_a_checkpoint_of_a_killed_process_count_once(tmp_path):
@@ -85,7 +85,7 @@ async def test_rounds_without_a_checkpoint_of_a_killed_process_count_once(tmp_pa
     _, again = await start(tmp_path)
     assert again == path
     assert rows(path) == [1, 2, 3, 4]
-    run = past.read(path)
+    run = run_reader.read(path)
     assert [one.round for one in run.records] == [1, 2, 3, 4]
     assert [fault.kind for fault in run.faults] == ["restarted"]
     assert run.board.state.how == "complete"

@@ -10,7 +10,7 @@ import pytest
 
 from ddlf.data.data_set import DataSet
 from ddlf.data.export import damage
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.remote_folder import open_place
 from ddlf.data.sources import open_source
 from ddlf.data.split import PartitionedSource, repartition, sizes_of, split

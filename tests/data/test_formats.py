@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from ddlf.data.export import export
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split
 from ddlf.errors import ConfigError, DatasetError

@@ -7,7 +7,7 @@ import pytest
 
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
-from ddlf.data.parts import check_data, take_made
+from ddlf.data.app_data import check_data, take_made
 from ddlf.data.stream import SampleStream
 from ddlf.errors import AppError, ConfigError, DatasetError
 from ddlf.training.progress import FileLedger

@@ -8,10 +8,10 @@ import pytest
 import ddlf.data
 from ddlf.algorithms.reading_order import SHUFFLE
 from ddlf.cli.main import main
+from ddlf.data.app_data import check_data
 from ddlf.data.data_set import DataSet, Description
 from ddlf.data.generators import Generated
-from ddlf.data.parts import check_data
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.remote_folder import open_place
 from ddlf.data.sources import open_source
 from ddlf.data.split import split

@@ -11,7 +11,7 @@ from PIL import Image
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
 from ddlf.data.export import export
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import PartitionedSource, repartition, split
 from ddlf.data.stream import SampleStream

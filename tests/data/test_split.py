@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ddlf.data import manifest
 from ddlf.data.export import damage, export
+from ddlf.data.location import LOCK, Folder
 from ddlf.data.manifest import Column, Manifest, PartitionFile
-from ddlf.data.place import LOCK, Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import Buckets, sizes_of, split
 from ddlf.errors import ConfigError, DatasetError
@@ -219,7 +219,7 @@ def test_split_overwrites_nothing_and_has_one_writer(source, tmp_path):
 
 
 def test_full_disk_is_reported_before_writing(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("ddlf.data.place.shutil.disk_usage", lambda path: (10**9, 10**9, 10**6))
+    monkeypatch.setattr("ddlf.data.location.shutil.disk_usage", lambda path: (10**9, 10**9, 10**6))
     with pytest.raises(DatasetError, match=r"no space in .*; \d+.* are needed"):
         made(source, tmp_path / "place")
     assert not (tmp_path / "place").exists()

@@ -13,7 +13,7 @@ from ddlf.algorithms.reading_order import portions
 from ddlf.data import spread
 from ddlf.data.data_set import DataSet
 from ddlf.data.export import damage
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split
 from ddlf.errors import ConfigError, DatasetError

@@ -16,7 +16,7 @@ from ddlf.algorithms.reading_order import portions
 from ddlf.data import store
 from ddlf.data.cache import CAP, Cache
 from ddlf.data.export import damage, export
-from ddlf.data.place import LOCK, Folder
+from ddlf.data.location import LOCK, Folder
 from ddlf.data.remote_folder import RemoteFolder, open_place
 from ddlf.data.sources import open_source
 from ddlf.data.split import PartitionedSource, repartition, split

@@ -9,7 +9,7 @@ import pytest
 
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.remote_folder import open_place
 from ddlf.data.sources import open_source
 from ddlf.data.split import split

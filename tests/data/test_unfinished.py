@@ -11,7 +11,7 @@ import pytest
 
 from ddlf.data import split as splitting
 from ddlf.data.export import damage
-from ddlf.data.place import LOCK, WORK, Folder
+from ddlf.data.location import LOCK, WORK, Folder
 from ddlf.data.remote_folder import open_place
 from ddlf.data.sources import open_source, state_of
 from ddlf.data.split import sizes_of, split
@@ -192,7 +192,7 @@ import os, sys
 from pathlib import Path
 from tests.dying import dies_after
 from ddlf.data import split as splitting
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.sources import open_source, state_of
 from ddlf.data.split import sizes_of, split
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddlf import events
-from ddlf.monitor.runs import past
+from ddlf.monitor.runs import run_reader
 from tests.earlier.trainings import SLICED, TRAININGS, WHOLE, make
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -62,7 +62,7 @@ async def test_slices_that_workers_of_version_0_1_wrote_are_resumed_to_the_same_
 
 @pytest.mark.parametrize("name", TRAININGS)
 async def test_a_run_folder_of_version_0_1_is_read(name):
-    run = past.read(KEPT / name / "run")
+    run = run_reader.read(KEPT / name / "run")
     summary = json.loads((KEPT / name / "run" / "summary.json").read_text())
     assert summary["app"] == "Iris"
     assert run.setting("slots") == TRAININGS[name]["slots"]

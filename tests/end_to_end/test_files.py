@@ -14,7 +14,7 @@ import ddlf
 import ddlf.data
 from ddlf.algorithms.weights import digest
 from ddlf.data import spread
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import PartitionedSource, repartition, split
 from ddlf.errors import DatasetError

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ddlf.data.parts import content_of
+from ddlf.data.app_data import content_of
 from ddlf.errors import AppError, ConnectError, WorkerLost
 from ddlf.testing import FakeRun
 from ddlf.training.crew.opening import _check_models

@@ -12,8 +12,8 @@ import pytest
 
 from ddlf import events
 from ddlf.algorithms.partition import shuffled
+from ddlf.data.app_data import content
 from ddlf.data.datasets import fingerprint
-from ddlf.data.parts import content
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError, DatasetError, DatasetMismatch, ProtocolError
 from ddlf.extras.planner.planning import plan
 from ddlf.monitor.terminal.lines import line

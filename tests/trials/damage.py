@@ -20,8 +20,8 @@ import pyarrow.parquet
 
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
+from ddlf.data.location import Folder
 from ddlf.data.manifest import NAME
-from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.data.stream import SampleStream

@@ -32,7 +32,7 @@ import numpy as np
 
 import ddlf.data
 from ddlf import Cluster
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import PartitionedSource, repartition, sizes_of, split
 from ddlf.events import Event, SlotStarted

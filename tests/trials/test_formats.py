@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from tests.templates import Standing
 from tests.trials.formats import FORMATS, compare, made
 from tests.trials.workers import Workers

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ddlf.worker import growing
+from ddlf.worker import file_tail
 from ddlf.worker.activity import Activity
+from ddlf.worker.file_tail import GrowingFile
 from ddlf.worker.forwarding import Forwarding
-from ddlf.worker.growing import GrowingFile
 
 
 class Master:
@@ -45,7 +45,7 @@ def test_each_line_is_read_once_and_an_unfinished_one_only_at_the_end(log, growi
 
 
 def test_reading_too_many_lines_returns_the_newest_and_counts_the_other_bytes(log, growing_file, monkeypatch):
-    monkeypatch.setattr(growing, "READ_BYTES", 25)
+    monkeypatch.setattr(file_tail, "READ_BYTES", 25)
     lines = [f"line {number}" for number in range(10)]  # each has 7 bytes, including the end of the line
     log.write("".join(f"{line}\n" for line in lines).encode())
     assert growing_file.new_lines() == (lines[-3:], 49)

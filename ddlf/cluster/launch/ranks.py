@@ -25,8 +25,8 @@ from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.guard import Guard
 from ddlf.cluster.launch.keys import Keys
 from ddlf.cluster.launch.launcher import Address, Check, Workers
-from ddlf.cluster.launch.leading import Leading
-from ddlf.cluster.launch.meeting import Meeting, MeetingFile, MeetingPoint
+from ddlf.cluster.launch.rank_launcher import Leading
+from ddlf.cluster.launch.rendezvous import Meeting, MeetingFile, MeetingPoint
 from ddlf.cluster.launch.supervisor import LOOK_S, Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 

@@ -1,7 +1,7 @@
 """Programs on other machines, by the system's ``ssh``. Runs on the master.
 
 The system's ssh reads the user's own configuration, and knows agents and jump hosts. It never asks a question here: where it
-would need an answer, it ends with an error. ``there.py`` has the programs. Their text travels through standard input, so
+would need an answer, it ends with an error. ``remote_programs.py`` has the programs. Their text travels through standard input, so
 another machine needs only a Python.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ddlf.cluster.launch import there
+from ddlf.cluster.launch import remote_programs
 from ddlf.cluster.launch.processes import end, exit_code
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.version import __version__
@@ -48,7 +48,7 @@ SHOWN_LINES = 5
 KEPT_LINES = 40
 MAX_LINE_BYTES = 1 << 20
 TOO_OLD = 98
-"""Exit code of a Python that is too old to read ``there.py``."""
+"""Exit code of a Python that is too old to read ``remote_programs.py``."""
 SSH_FAILED = 255
 BOOTSTRAP = (
     f"import os,sys,json;sys.version_info<(3,7)and os._exit({TOO_OLD});"
@@ -127,9 +127,11 @@ def explain(host: str, code: int, lines: list[str], python: str = PYTHON) -> Fai
         own = [line for line in lines if line.startswith("ssh: ")]  # the last line may be that of a jump host's end
         return Failure(f"{host}: {(own or lines or ['ssh lost the connection'])[-1]}", code=code)
     if code in (126, 127):
-        return Failure(f"{host}: {python} cannot run there: {''.join(lines[-1:])}", there.NAME_ANOTHER, True, code)
+        return Failure(
+            f"{host}: {python} cannot run there: {''.join(lines[-1:])}", remote_programs.NAME_ANOTHER, True, code
+        )
     if code == TOO_OLD:
-        return Failure(f"{host}: {python} there is older than Python 3.7", there.NAME_ANOTHER, True, code)
+        return Failure(f"{host}: {python} there is older than Python 3.7", remote_programs.NAME_ANOTHER, True, code)
     said = "\n".join(lines[-SHOWN_LINES:])
     return Failure(f"{host}: {ending(code)}" + (f":\n{said}" if said else ""), code=code)
 
@@ -216,7 +218,7 @@ class Remote:
             program: A name of ``there.PROGRAMS``.
             given: Its arguments.
         """
-        text = Path(there.__file__).read_text(encoding="utf-8")
+        text = Path(remote_programs.__file__).read_text(encoding="utf-8")
         arguments = json.dumps({"program": program, "facts": facts(), **given})
         self.send(json.dumps(f"{text}\nmain({arguments!r})\n").encode())
 
@@ -268,10 +270,10 @@ class Remote:
     async def _read_answers(self) -> None:
         assert self._process.stdout is not None
         async for line in lines_of(self._process.stdout):
-            if line.startswith(there.PREFIX):
+            if line.startswith(remote_programs.PREFIX):
                 self._lines.clear()  # what login scripts have printed explains no later end
                 with contextlib.suppress(ValueError):
-                    self._answers.put_nowait(json.loads(line.removeprefix(there.PREFIX)))
+                    self._answers.put_nowait(json.loads(line.removeprefix(remote_programs.PREFIX)))
         self._answers.put_nowait(None)
 
     async def _read_errors(self) -> None:

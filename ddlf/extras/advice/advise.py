@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddlf.data.parts import check_data
+from ddlf.data.app_data import check_data
 from ddlf.data.trees import leaves
 from ddlf.errors import AppError, BadUpdate, ConfigError, DatasetError
 from ddlf.events import Advised

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
-from ddlf.data.parts import place_of, samples_of
+from ddlf.data.app_data import place_of, samples_of
 from ddlf.data.trees import leaves, tree_map, tuples
 from ddlf.events import Advised
 from ddlf.extras.advice.arrays import chosen

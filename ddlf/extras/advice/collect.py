@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.parts import NAMES, has_own_train, place_of
+from ddlf.data.app_data import NAMES, has_own_train, place_of
 from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DDLFError
 from ddlf.extras.advice.arrays import compared, described
@@ -57,13 +57,13 @@ def twin(app: App) -> Any:
 
 async def load(app: App) -> None:
     """Call the app's ``load_dataset``, unless it has data already. The data is not checked."""
-    from ddlf.data import parts
+    from ddlf.data import app_data
     from ddlf.training.samples.policy import check_common
 
     check_common(app, "the adviser looks at samples, and only workers have them")
     if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
         await awaited(app.load_dataset())
-        parts.take_made(app)
+        app_data.take_made(app)
 
 
 def take_in(app: App) -> bool:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlf.data.parts import contents
+from ddlf.data.app_data import contents
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import DDLFError, NotPicklable
 from ddlf.extras.advice.facts import AppFacts, OutputFacts
@@ -192,7 +192,7 @@ async def held_out(pickled: bytes, fold: int) -> tuple[Any, Any, Any]:
     """
     import keras
 
-    from ddlf.data.parts import batches
+    from ddlf.data.app_data import batches
     from ddlf.extras.advice.collect import build, load
     from ddlf.rpc.code import unpickle
 
@@ -274,7 +274,7 @@ def _main() -> None:
         if event == "open" and isinstance(arguments[0], str) and "w" not in str(arguments[1] or "r"):
             opened[os.path.abspath(arguments[0])] = None
 
-    from ddlf.data.parts import check_data
+    from ddlf.data.app_data import check_data
     from ddlf.extras.advice.collect import build, load
 
     try:

@@ -59,7 +59,7 @@ def explained(options: argparse.Namespace) -> Explained:
     from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, given, have
     from ddlf.cli.runs import runs_folder
     from ddlf.extras.planner.explain import explain
-    from ddlf.monitor.runs import folder, past
+    from ddlf.monitor.runs import folder, run_reader
 
     others = (*OF_A_CLUSTER, *(name for name in OF_AN_APP if name != "out"), *OF_PREDICTIONS, "target", "dry_run", "ui")
     if unused := [
@@ -73,7 +73,7 @@ def explained(options: argparse.Namespace) -> Explained:
         )
     path = folder.find(runs_folder(options), options.check)
     events = []
-    for data in past.lines(path / folder.EVENTS, SKIPPED):
+    for data in run_reader.lines(path / folder.EVENTS, SKIPPED):
         with contextlib.suppress(KeyError, TypeError, ValueError):  # written by another version
             events.append((float(data["time"]), from_json(data)))
     found = explain(events, evaluates_there=_setting(path, "evaluate_on") == "workers")

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ddlf.extras.planner.kept import read
+from ddlf.extras.planner.measurement_files import read
 from ddlf.extras.planner.model import TimeModel, Way
 from ddlf.training.context import App
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddlf.data.parts import has, place_of, samples_of
+from ddlf.data.app_data import has, place_of, samples_of
 from ddlf.data.trees import leaves
 from ddlf.rpc.code import own_modules
 from ddlf.training.context import App

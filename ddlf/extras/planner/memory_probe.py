@@ -14,7 +14,7 @@ from typing import Any
 from ddlf.app import IApp
 from ddlf.errors import DDLFError
 from ddlf.extras.planner.child import measure_here
-from ddlf.extras.planner.kept import largest_of, peaks_of
+from ddlf.extras.planner.measurement_files import largest_of, peaks_of
 from ddlf.extras.planner.memory import Largest, Peaks
 from ddlf.extras.planner.probe import Probe
 from ddlf.extras.planner.trial import memory_peak

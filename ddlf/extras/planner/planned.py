@@ -12,7 +12,7 @@ from ddlf.app import IApp
 from ddlf.errors import ConfigError
 from ddlf.events import Decided
 from ddlf.extras.planner.fingerprints import changed
-from ddlf.extras.planner.kept import own_parameters, path_on, read_file
+from ddlf.extras.planner.measurement_files import own_parameters, path_on, read_file
 from ddlf.extras.planner.planning import planned
 from ddlf.extras.planner.probe import own_ways
 from ddlf.extras.planner.result import Plan, settings_of, times, words

@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 
 from ddlf.app import IApp
-from ddlf.data.parts import samples_of, take_made
+from ddlf.data.app_data import samples_of, take_made
 from ddlf.errors import ConfigError, DDLFError
 from ddlf.events.record import size
 from ddlf.extras.planner.choice import WORTH, Length, Wish, alone, can_balance, choices
 from ddlf.extras.planner.fingerprints import data_of, files_of
-from ddlf.extras.planner.kept import Kept, read, write
+from ddlf.extras.planner.measurement_files import Kept, read, write
 from ddlf.extras.planner.memory import MemoryModel
 from ddlf.extras.planner.memory_probe import LEAST_S, NEEDED_PART, PART, Memory, memory_of, with_master
 from ddlf.extras.planner.model import Link, Measured, Setting, TimeModel, Way

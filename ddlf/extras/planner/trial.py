@@ -100,7 +100,7 @@ class Trial:
         Args:
             format: The number format of the master; None for Keras's default.
         """
-        from ddlf.data.parts import samples_of
+        from ddlf.data.app_data import samples_of
         from ddlf.training.slot.optimizers import read_optimizer
 
         app = self._app
@@ -152,7 +152,7 @@ class Trial:
 
     def _task(self, batch: int, encoded: Any) -> Any:
         from ddlf.algorithms.reading_order import Portion
-        from ddlf.data.parts import place_of, samples_of
+        from ddlf.data.app_data import place_of, samples_of
         from ddlf.training.slot.task import Task
 
         samples = samples_of(self._app, "train")

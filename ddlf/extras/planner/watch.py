@@ -13,7 +13,7 @@ from statistics import median
 
 from ddlf.events import Event, RoundsMeasured, RoundsPredicted, SlotBackedUp, SlotsChanged, TrainingBegan
 from ddlf.extras.planner.choice import Length, can_balance
-from ddlf.extras.planner.kept import Kept, path_of, read_file, write_file
+from ddlf.extras.planner.measurement_files import Kept, path_of, read_file, write_file
 from ddlf.extras.planner.model import Setting, TimeModel, Way
 from ddlf.extras.planner.planned import check_fits, check_planned
 from ddlf.extras.planner.probe import Rounds, is_probed

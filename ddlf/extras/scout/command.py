@@ -17,7 +17,7 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.extras.scout.curve import comparable, number, shown, svg
 
 if TYPE_CHECKING:
-    from ddlf.extras.scout.also import Also, Variant
+    from ddlf.extras.scout.comparisons import Also, Variant
     from ddlf.extras.scout.scouting import Scouted
 
 
@@ -42,7 +42,7 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
     from ddlf.extras.scout.halving import grid
     from ddlf.extras.scout.scouting import HIGH, LOW
     from ddlf.extras.scout.scouting import scout as scouted
-    from ddlf.extras.scout.written import checked_place, place_of, write_rate
+    from ddlf.extras.scout.write_rate import checked_place, place_of, write_rate
 
     if not (inspect.isclass(target) and issubclass(target, IApp)):
         raise AppError(f"{target.__name__} is not an app, so it has no rate", hint="name a subclass of ddlf.IApp")
@@ -302,7 +302,7 @@ def _rate(text: str) -> float:
 
 
 def _whats(text: str) -> list[str]:
-    from ddlf.extras.scout.also import WHATS
+    from ddlf.extras.scout.comparisons import WHATS
 
     words = [word.strip() for word in text.split(",")]
     if unknown := [word for word in words if word not in WHATS]:

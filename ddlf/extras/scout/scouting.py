@@ -17,12 +17,12 @@ from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Weights
 from ddlf.app import IApp
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.data.parts import NAMES, has, place_of, samples_of
+from ddlf.data.app_data import NAMES, has, place_of, samples_of
 from ddlf.data.trees import leaves
 from ddlf.errors import AppError, ConfigError, DatasetError
 from ddlf.extras import hooks
-from ddlf.extras.scout.also import SEEDS, Also, What
-from ddlf.extras.scout.also import also as compared
+from ddlf.extras.scout.comparisons import SEEDS, Also, What
+from ddlf.extras.scout.comparisons import also as compared
 from ddlf.extras.scout.curve import comparable
 from ddlf.extras.scout.halving import STARTS, Curve, Rung, Trial, beside, grid, rungs, search, steps_of
 from ddlf.extras.scout.trials import TrialReplica, highest_rate, optimizers_of

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights, difference
-from ddlf.data.parts import has_own_train
+from ddlf.data.app_data import has_own_train
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.evaluation.model import EVALUATION_BATCH, evaluate, reading

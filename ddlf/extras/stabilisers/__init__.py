@@ -46,7 +46,7 @@ __all__ = sorted(_HOMES)
 EXTRA = Extra(
     name="stabilisers",
     settings="schedule clip multipliers",
-    ready_model="ddlf.extras.stabilisers.applied:ready_model",
+    ready_model="ddlf.extras.stabilisers.optimizer_settings:ready_model",
     provide="ddlf.extras.stabilisers:provide",
 )
 

@@ -16,7 +16,7 @@ EXTRA = Extra(
     check_app="ddlf.extras.text.training.notation:check_app",
     save_model="ddlf.extras.text.conversion.weights:save_with_text",
     saved_types=".safetensors",
-    begin_executor="ddlf.extras.text.training.shipped:begin_executor",
-    answer="ddlf.extras.text.training.shipped:answer",
+    begin_executor="ddlf.extras.text.training.text_bytes:begin_executor",
+    answer="ddlf.extras.text.training.text_bytes:answer",
     provide="ddlf.extras.text.command:provide",
 )

@@ -21,7 +21,7 @@ from ddlf.monitor.card_use import as_text
 from ddlf.monitor.dashboard.board import Seen
 from ddlf.monitor.dashboard.series import Column
 from ddlf.monitor.runs import folder, table
-from ddlf.monitor.runs.past import Past, read
+from ddlf.monitor.runs.run_reader import Past, read
 from ddlf.monitor.terminal.lines import compared
 
 PAGE = Path(__file__).parents[1] / "dashboard" / "page"

@@ -12,7 +12,7 @@ from math import isfinite
 
 from ddlf.events.record import size
 from ddlf.monitor.dashboard.board import Board
-from ddlf.monitor.runs.past import Past
+from ddlf.monitor.runs.run_reader import Past
 from ddlf.monitor.state import Portions, State, Sums, WorkerLane
 
 Rows = list[list[str]]

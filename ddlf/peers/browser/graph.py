@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ddlf.errors import ConfigError
-from ddlf.peers.browser.listed import (
+from ddlf.peers.browser.supported import (
     ACTIVATIONS,
     BY_SHAPE,
     LAYERS,

@@ -14,8 +14,8 @@ from ddlf.events.phases import Phase
 from ddlf.events.record import RoundRecord
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint
+from ddlf.training.checkpoints.progress_layout import with_states
 from ddlf.training.checkpoints.slices import Slices
-from ddlf.training.checkpoints.stored import with_states
 from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.progress import Progress, is_unmade
 from ddlf.training.slot.task import SlotState

@@ -16,16 +16,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ddlf.algorithms.named import Named
+from ddlf.algorithms.rule_text import Named
 from ddlf.algorithms.weights import Weights
-from ddlf.data.parts import place_of
+from ddlf.data.app_data import place_of
 from ddlf.errors import CheckpointCorrupt, CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged, Warned
 from ddlf.settings.setting import Use
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint, is_checkpoint
 from ddlf.training.checkpoints.keeper import Keeper
-from ddlf.training.checkpoints.restoring import Restoring, names_of
+from ddlf.training.checkpoints.sliced_resume import Restoring, names_of
 from ddlf.training.checkpoints.slices import WEIGHTS
 from ddlf.training.context import App
 from ddlf.training.progress import Progress, WeightsRef, shapes

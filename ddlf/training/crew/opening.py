@@ -18,7 +18,7 @@ from typing import Any
 
 from ddlf.cluster.cluster import default_cluster
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.data import parts
+from ddlf.data import app_data
 from ddlf.data.datasets import not_finite
 from ddlf.errors import AppError
 from ddlf.events import DataLoaded, Event, ModelBuilt, Warned
@@ -215,14 +215,14 @@ class Opening:
             with Phase(app.run_context.emit, "loading"):
                 await _make(app, partial(_load, app, self.data))
             made = {name for name, value in vars(app).items() if before.get(name, before) is not value}
-            app.run_context.arrays_only = made <= {*parts.NAMES}
+            app.run_context.arrays_only = made <= {*app_data.NAMES}
         found: dict[str, str] = {}
         if hasattr(app, "x_train") or hasattr(app, "train_data"):
-            parts.check_data(app)
-            found = await asyncio.to_thread(parts.contents, app)
-        all_found = all(name in found for name in parts.NAMES if getattr(app, name, None) is not None)
+            app_data.check_data(app)
+            found = await asyncio.to_thread(app_data.contents, app)
+        all_found = all(name in found for name in app_data.NAMES if getattr(app, name, None) is not None)
         self.wanted = found if app.run_context.arrays_only and all_found else {}
-        self.content.set_result(parts.content(found) if found else "")
+        self.content.set_result(app_data.content(found) if found else "")
         if hasattr(app, "model"):
             ready_model(app)
         else:
@@ -374,7 +374,7 @@ async def prepare(app: App, seed: int | None = None) -> int:
 async def _load(app: App, data: CommonData) -> None:
     """Load the data of the master, and convert it to the form that training uses."""
     await data.load(app)
-    await asyncio.to_thread(parts.take_made, app)
+    await asyncio.to_thread(app_data.take_made, app)
 
 
 async def _make(app: App, method: Callable[[], Any]) -> None:
@@ -415,13 +415,13 @@ def _tell(app: App, opening: Opening, seconds: float) -> None:
     )
     for about, why in said_of(app, computed, opening.arithmetic):
         app.run_context.emit(Warned(about=about, why=why))
-    for name in parts.NAMES:
+    for name in app_data.NAMES:
         if getattr(app, name, None) is not None and (found := not_finite(getattr(app, name))):
             app.run_context.emit(Warned(about="data", why=f"{found} of {name} are NaN or infinite"))
-    if (data := parts.place_of(app, "train")) is not None:
+    if (data := app_data.place_of(app, "train")) is not None:
         for sentence in filter(None, (data.inexact, *data.notes)):
             app.run_context.emit(Warned(about="data", why=sentence))
-    for sentence in parts.look_alikes(app):
+    for sentence in app_data.look_alikes(app):
         app.run_context.emit(Warned(about="data", why=sentence))
     app.run_context.emit(
         DataLoaded(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
-from ddlf.data.parts import check_part, has, place_of
+from ddlf.data.app_data import check_part, has, place_of
 from ddlf.data.trees import grown, leaves
 from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.events import Evaluated, ModelSaved, Warned, What

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlf.algorithms.reading_order import Portion
-from ddlf.data.parts import batches, place_of, samples_of
+from ddlf.data.app_data import batches, place_of, samples_of
 from ddlf.data.stream import LEAST_BATCHES
 from ddlf.errors import ConfigError
 from ddlf.rpc.iworker import drop_error

@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.data.parts import has, samples_of
+from ddlf.data.app_data import has, samples_of
 from ddlf.errors import ClusterTooSmall
 from ddlf.events import Warned
 from ddlf.events.phases import Phase

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.data.parts import content_of, place_of, samples_of
+from ddlf.data.app_data import content_of, place_of, samples_of
 from ddlf.events import Warned
 from ddlf.events.phases import Phase
 from ddlf.training.context import App

@@ -19,7 +19,7 @@ from ddlf.algorithms.update_check import Verdict
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.events import Event, SlotMoved
-from ddlf.training.checkpoints.restoring import Restoring
+from ddlf.training.checkpoints.sliced_resume import Restoring
 from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.roles import REPLICA
 from ddlf.training.samples.parts import PlannedSteps

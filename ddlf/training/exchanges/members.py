@@ -16,9 +16,9 @@ from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.introduce import unreachable
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.data.parts import content_of
+from ddlf.data.app_data import content_of
 from ddlf.errors import ConnectError, DDLFError
-from ddlf.training.checkpoints.restoring import Restoring
+from ddlf.training.checkpoints.sliced_resume import Restoring
 from ddlf.training.context import App
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS, end_all

@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlf.algorithms.partition import Indices, shuffled
 from ddlf.algorithms.partitioners import Owners
-from ddlf.data import parts
+from ddlf.data import app_data
 from ddlf.data.datasets import not_finite
 from ddlf.data.trees import leaves, tree_map
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError, DatasetError, DatasetMismatch
@@ -64,7 +64,7 @@ class CommonData:
             app: The app, with its data.
             found: The fingerprint of each attribute with data.
         """
-        return {"fingerprint": parts.content(found), **parts.rows_of(app)}
+        return {"fingerprint": app_data.content(found), **app_data.rows_of(app)}
 
     def check_model(self, app: App) -> None:
         """Compare a worker's data with its model, which is built.
@@ -120,11 +120,11 @@ class CommonData:
 
     def has(self, app: App, part: str) -> bool:
         """Return whether a run can evaluate a part of the data: ``"val"`` or ``"test"``."""
-        return parts.has(app, part)
+        return app_data.has(app, part)
 
     def is_elsewhere(self, app: App, part: str) -> bool:
         """Return whether workers have a part of the data, and the master does not."""
-        return self.has(app, part) and not parts.has(app, part)
+        return self.has(app, part) and not app_data.has(app, part)
 
     @property
     def evaluated_in(self) -> str:
@@ -198,22 +198,22 @@ class PrivateData(CommonData):
     # -- on a worker --------------------------------------------------------------------------------------------------
 
     def described(self, app: App, found: dict[str, str]) -> dict[str, Any]:
-        if parts.place_of(app, "train") is not None:
+        if app_data.place_of(app, "train") is not None:
             raise DatasetError(
                 "private=True is for arrays, and load_dataset has set train_data",
                 hint="set self.x_train and self.y_train, for instance self.x_train = self.train_data['x']",
             )
-        for name in parts.NAMES:
+        for name in app_data.NAMES:
             if getattr(app, name, None) is not None and (bad := not_finite(getattr(app, name))):
                 raise DatasetError(
                     f"{bad} of {name} are NaN or infinite, which would ruin the model of all workers",
                     hint="repair or leave out these samples in load_dataset",
                 )
-        others = {part: parts.samples_of(app, part) for part in ("val", "test") if parts.has(app, part)}
-        rows = tree_map(lambda array: np.zeros((0, *array.shape[1:]), array.dtype), parts.batches(app, "train"))
+        others = {part: app_data.samples_of(app, part) for part in ("val", "test") if app_data.has(app, part)}
+        rows = tree_map(lambda array: np.zeros((0, *array.shape[1:]), array.dtype), app_data.batches(app, "train"))
         return {
-            "fingerprint": _keyed(parts.content(found)),
-            **parts.rows_of(app),
+            "fingerprint": _keyed(app_data.content(found)),
+            **app_data.rows_of(app),
             "others": others,
             "rows": list(rows),
         }
@@ -223,7 +223,7 @@ class PrivateData(CommonData):
             if why := labels.beyond(app, part):  # the error of a framework could list labels
                 raise DatasetError(why, hint="number the classes in load_dataset from 0, on all workers alike")
         for part in ("val", "test"):  # the other workers have trained a round when they are evaluated
-            if parts.has(app, part) and not _accepts(app.model, x := getattr(app, f"x_{part}")):
+            if app_data.has(app, part) and not _accepts(app.model, x := getattr(app, f"x_{part}")):
                 shapes = ", ".join(str(one.shape[1:]) for _, one in leaves(x, ""))
                 raise DatasetError(
                     f"the model does not take the samples of x_{part}, whose shape is {shapes}",
@@ -243,7 +243,7 @@ class PrivateData(CommonData):
     async def load(self, app: App) -> None:
         await awaited(app.load_test_dataset())
         self.is_loaded(app)
-        parts.check_part(app, "val")  # the test data is checked later, when there is a model
+        app_data.check_part(app, "val")  # the test data is checked later, when there is a model
 
     def is_loaded(self, app: App) -> bool:
         for name in ("x_train", "train_data"):
@@ -252,7 +252,7 @@ class PrivateData(CommonData):
                     f"private=True, but the master has {name}",
                     hint=f"set it in load_dataset, which only workers call; {OWN_TEST} may set x_test and y_test here",
                 )
-        return parts.has(app, "test") or parts.has(app, "val")
+        return app_data.has(app, "test") or app_data.has(app, "val")
 
     def compare(self, mine: str, opened: Opened) -> None:
         if len(opened) < 2:

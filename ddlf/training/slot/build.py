@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddlf.data.app_data import batches, has, has_own_train, meant, place_of, rows
 from ddlf.data.data_set import DataSet
-from ddlf.data.parts import batches, has, has_own_train, meant, place_of, rows
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
 from ddlf.extras import hooks

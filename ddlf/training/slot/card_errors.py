@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddlf.data.parts import batches, has_own_train, place_of
+from ddlf.data.app_data import batches, has_own_train, place_of
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError, DDLFError, OutOfMemory
 from ddlf.training.context import App

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from ddlf.algorithms.reading_order import Portion, Turned
+from ddlf.data.app_data import batches, place_of, rows
 from ddlf.data.array_cache import ArrayCache
 from ddlf.data.data_set import DataSet
-from ddlf.data.parts import batches, place_of, rows
 from ddlf.data.stream import LEAST_BATCHES, SampleStream, usual_memory
 from ddlf.data.trees import first_array, leaves, tree_map, tuples
 from ddlf.errors import DatasetError

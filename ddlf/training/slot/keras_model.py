@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlf.algorithms.local_rules import LOCAL, Control, LocalRule, Plain
 from ddlf.algorithms.weights import Weights
-from ddlf.data.parts import place_of
+from ddlf.data.app_data import place_of
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.callbacks.checks import look_at_batches
 from ddlf.training.context import App

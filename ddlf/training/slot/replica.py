@@ -20,8 +20,8 @@ import numpy as np
 
 from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Weights, is_float
+from ddlf.data.app_data import NAMES, check_data, contents, place_of, samples_of, take_made
 from ddlf.data.array_cache import ArrayCache, unchanging
-from ddlf.data.parts import NAMES, check_data, contents, place_of, samples_of, take_made
 from ddlf.data.remote_folder import RemoteFolder
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError

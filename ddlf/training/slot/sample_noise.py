@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ddlf.data.parts import batches, has_own_train
+from ddlf.data.app_data import batches, has_own_train
 from ddlf.errors import AppError, ConfigError
 from ddlf.privacy.poisson import PoissonBatches
 from ddlf.privacy.release import gaussian_like

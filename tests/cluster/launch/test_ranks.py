@@ -20,8 +20,8 @@ from ddlf.cli.parsing import Parser
 from ddlf.cluster.launch import ranks
 from ddlf.cluster.launch.keys import Keys, parse_keys
 from ddlf.cluster.launch.launcher import Workers, installed
-from ddlf.cluster.launch.meeting import Meeting
 from ddlf.cluster.launch.ranks import Ranked, Ranks, check_one_task, mpi
+from ddlf.cluster.launch.rendezvous import Meeting
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError, ConnectError
 from tests.patience import PATIENCE_S

@@ -8,9 +8,9 @@ import pytest
 from ddlf.events import ExchangeChosen
 from ddlf.extras.advice.rule import check_rules, find_rule
 from ddlf.extras.advice.rules import RULES
-from ddlf.extras.planner import kept
+from ddlf.extras.planner import measurement_files
 from ddlf.extras.planner.constants import Constants, measured_rounds
-from ddlf.extras.planner.kept import Kept, write
+from ddlf.extras.planner.measurement_files import Kept, write
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from tests.extras.advice.cases import ROUNDS, hidden
 from tests.training.models import Quick
@@ -35,7 +35,7 @@ def measured(*exchanges):
 
 
 def test_the_times_of_an_app_come_from_its_plan(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(kept, "state_folder", lambda: tmp_path)
+    monkeypatch.setattr(measurement_files, "state_folder", lambda: tmp_path)
     facts = {"host": "pc01", "cores": 2, "gpus": [], "python": "3.12.1"}
     cluster = SimpleNamespace(workers=[SimpleNamespace(facts=facts)] * 2)
     app = Quick(cluster)

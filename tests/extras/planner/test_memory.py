@@ -15,7 +15,7 @@ from ddlf.extras.planner import child as children
 from ddlf.extras.planner import planning
 from ddlf.extras.planner.child import Child, ChildEnded, measure_here, measured
 from ddlf.extras.planner.choice import Choice, Wish
-from ddlf.extras.planner.kept import Kept, read_file, write_file
+from ddlf.extras.planner.measurement_files import Kept, read_file, write_file
 from ddlf.extras.planner.memory import KEPT, Bytes, Largest, MemoryModel, Peak, Peaks, find_largest
 from ddlf.extras.planner.memory_probe import Memory
 from ddlf.extras.planner.model import Predicted, Setting, Way

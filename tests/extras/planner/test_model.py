@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ddlf.errors import ConfigError
 from ddlf.extras.planner.choice import Choice, Length, Wish, alone, choices, updates
 from ddlf.extras.planner.fit import fitted, nonnegative
-from ddlf.extras.planner.kept import Kept
+from ddlf.extras.planner.measurement_files import Kept
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
 from tests.later import Later
 

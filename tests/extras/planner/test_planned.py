@@ -8,8 +8,8 @@ import pytest
 
 from ddlf.errors import ConfigError
 from ddlf.events import Decided
-from ddlf.extras.planner import kept, watch
-from ddlf.extras.planner.kept import Kept, write
+from ddlf.extras.planner import measurement_files, watch
+from ddlf.extras.planner.measurement_files import Kept, write
 from ddlf.extras.planner.model import Measured, Setting, Way
 from ddlf.extras.planner.planned import check_settings, choose_settings, preview_plan
 from tests.training.models import Quick
@@ -19,7 +19,7 @@ STAR, INT8, GRADIENT = Way("sync", "star", "float32"), Way("sync", "star", "int8
 
 @pytest.fixture(autouse=True)
 def own_plans(monkeypatch, tmp_path):
-    monkeypatch.setattr(kept, "state_folder", lambda: tmp_path)
+    monkeypatch.setattr(measurement_files, "state_folder", lambda: tmp_path)
 
 
 class Apart(Quick):

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 def own_plans(monkeypatch, tmp_path_factory):
     """Use an empty folder, without measurements of other tests."""
     folder = tmp_path_factory.mktemp("state")
-    monkeypatch.setattr("ddlf.extras.planner.kept.state_folder", lambda: folder)
+    monkeypatch.setattr("ddlf.extras.planner.measurement_files.state_folder", lambda: folder)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.events import Committed, UpdateArrived
 from ddlf.events.record import RoundRecord
-from ddlf.extras.planner.kept import Kept
+from ddlf.extras.planner.measurement_files import Kept
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.planned import words
 from ddlf.extras.planner.planning import planned

@@ -11,8 +11,8 @@ from ddlf.errors import ConfigError
 from ddlf.events import Committed, RoundsMeasured, RoundsPredicted, SlotsChanged, TrainingBegan
 from ddlf.events.record import RoundRecord
 from ddlf.events.sinks import Events
-from ddlf.extras.planner import kept, planned, watch
-from ddlf.extras.planner.kept import Kept
+from ddlf.extras.planner import measurement_files, planned, watch
+from ddlf.extras.planner.measurement_files import Kept
 from ddlf.extras.planner.model import Measured, Setting, Way
 from ddlf.monitor.terminal.lines import line
 
@@ -103,7 +103,7 @@ async def test_a_run_refines_the_measurements(monkeypatch):
     assert refined.measured[:-1] == KEPT.measured
     assert refined.measured[-1].seconds == pytest.approx((0.7, 0.6, 0.8))
     assert refined.measured[-1].computing == (0.5, 0.5, 0.5)
-    assert refined.measured[-1].weight == kept.OF_A_RUN
+    assert refined.measured[-1].weight == measurement_files.OF_A_RUN
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from ddlf.cli.main import main
 from ddlf.cli.results import on_terminal
-from ddlf.extras.scout.also import Also, Variant
 from ddlf.extras.scout.command import at_bound, lines, outside, place_line
+from ddlf.extras.scout.comparisons import Also, Variant
 from ddlf.extras.scout.curve import comparable, svg
 from ddlf.extras.scout.halving import Curve, Point
 from ddlf.extras.scout.scouting import Scouted

@@ -21,7 +21,7 @@ from ddlf.errors import ConfigError
 from ddlf.events import CardRead, Committed, Evaluated, ModelSaved, SlotMoved, WorkerWrote
 from ddlf.events.record import History
 from ddlf.events.sinks import from_json
-from ddlf.monitor.runs import folder, past
+from ddlf.monitor.runs import folder, run_reader
 from ddlf.monitor.runs.recording import FolderWriter, recorded
 from ddlf.monitor.runs.summary import without_secrets
 from ddlf.monitor.terminal.display import Display
@@ -73,7 +73,7 @@ async def test_a_folder_has_all_events_of_its_run(tmp_path):
     assert summary["ledger"] == {**summary["ledger"], "samples": 203, "least": 4, "most": 4, "exact": True}
     assert summary["results"]["loss"] == app.history[-1].loss
     assert (path / folder.REPORT).stat().st_size > 50_000
-    assert past.read(path).records == list(app.history)
+    assert run_reader.read(path).records == list(app.history)
 
 
 async def test_use_of_cards_is_in_the_summary_and_the_report(tmp_path):
@@ -114,7 +114,7 @@ async def test_retrained_rounds_replace_the_former_ones(tmp_path, size):
     with (tmp_path / folder.METRICS).open(encoding="utf-8", newline="") as file:
         rows = [(int(row["version"]), float(row["loss"])) for row in csv.DictReader(file)]
     assert rows == [(1, 1.0), (2, 12.0), (3, 13.0)]
-    assert [(one.version, one.metrics["loss"]) for one in past.read(tmp_path).records] == rows
+    assert [(one.version, one.metrics["loss"]) for one in run_reader.read(tmp_path).records] == rows
 
 
 async def test_a_program_gets_no_folder_unless_it_asks_for_one(tmp_path, monkeypatch):
@@ -170,7 +170,7 @@ async def test_events_after_the_end_are_recorded_too(tmp_path):
     summary = folder.read_json(path / folder.SUMMARY)
     assert summary["results"]["test"] == {"loss": 0.5, "accuracy": 0.75}
     assert summary["model"] == str(tmp_path / "m.keras")
-    assert past.read(path).test == {"loss": 0.5, "accuracy": 0.75}
+    assert run_reader.read(path).test == {"loss": 0.5, "accuracy": 0.75}
     assert "final test accuracy,0.75" in (path / "tables" / "run.csv").read_text()
 
 
@@ -221,7 +221,7 @@ async def test_two_runs_at_once_have_their_own_folders(tmp_path):
     apps = [fake(tmp_path, seed=seed) for seed in (1, 2)]
     paths = await asyncio.gather(*map(trained, apps))
     assert len(set(paths)) == 2
-    assert [past.read(path).records for path in paths] == [list(app.history) for app in apps]
+    assert [run_reader.read(path).records for path in paths] == [list(app.history) for app in apps]
 
 
 async def test_a_resumed_run_names_the_run_that_it_continues(tmp_path):
@@ -229,7 +229,7 @@ async def test_a_resumed_run_names_the_run_that_it_continues(tmp_path):
     path = await trained(fake(tmp_path / "runs", resume=tmp_path / "c", master_epochs=4))
     source = str(tmp_path / "c")
     assert folder.read_json(path / folder.SUMMARY)["goes_on_from"] == {"version": 2, "checkpoints": source}
-    assert [record.round for record in past.read(path).records] == [3, 4]
+    assert [record.round for record in run_reader.read(path).records] == [3, 4]
     assert "resumed after round 2, from" in (path / folder.REPORT).read_text()
 
 
@@ -275,8 +275,8 @@ async def test_events_after_a_full_disk_are_read_after_an_incomplete_line(tmp_pa
     app.run_context.emit(Evaluated(metrics={"loss": 1.0}))
     monkeypatch.setattr(writer, "_append", append)
     app.run_context.emit(Evaluated(metrics={"loss": 2.0}))
-    assert past.read(path).test == {"loss": 2.0}
-    assert len(past.read(path).records) == 4
+    assert run_reader.read(path).test == {"loss": 2.0}
+    assert len(run_reader.read(path).records) == 4
 
 
 async def test_a_run_that_ends_on_a_full_disk_does_not_look_killed(tmp_path, monkeypatch):
@@ -342,7 +342,7 @@ def test_the_folder_of_a_run_that_was_killed_can_be_read_and_reported(tmp_path):
     (path,) = folder.runs_in(tmp_path)
     assert folder.read_state(path).state == "running"
     until = time.monotonic() + PATIENCE_S
-    while not past.end_of(path / folder.EVENTS)[0] and time.monotonic() < until:
+    while not run_reader.end_of(path / folder.EVENTS)[0] and time.monotonic() < until:
         time.sleep(0.05)  # another process writes the file
     process.send_signal(signal.SIGKILL)
     process.wait(PATIENCE_S)

@@ -4,7 +4,7 @@ import csv
 
 from ddlf import events as e
 from ddlf.monitor.runs import table
-from ddlf.monitor.runs.past import read
+from ddlf.monitor.runs.run_reader import read
 from tests.monitor.runs.made import BEGAN, events_of, run
 
 

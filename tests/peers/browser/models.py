@@ -131,7 +131,7 @@ def embedding() -> Case:
 
 def activation_cases() -> Iterator[Case]:
     """Yield a case of each activation, at numbers that include 0."""
-    from ddlf.peers.browser.listed import ACTIVATIONS
+    from ddlf.peers.browser.supported import ACTIVATIONS
 
     for name in ACTIVATIONS:
         yield of_layer(f"activation {name}", (12,), layers.Activation(name))

@@ -5,7 +5,7 @@ import json
 import pytest
 import pytest_asyncio
 
-from ddlf.peers.browser import listed
+from ddlf.peers.browser import supported
 from tests.later import Later
 from tests.peers.browser.page import engine_page
 
@@ -58,23 +58,23 @@ async def test_engine_has_exactly_the_listed_names(page):
           };
         }"""
     )
-    assert names["layers"] == sorted(listed.LAYERS)
-    assert names["activations"] == sorted(listed.ACTIVATIONS)
-    assert names["losses"] == sorted(row.kind for row in listed.LOSSES.values())
-    assert names["optimizers"] == sorted(listed.OPTIMIZERS)
-    assert names["rates"] == sorted([*listed.RATES, "constant"])
-    assert {row.kind for row in listed.METRICS.values()} <= set(names["metrics"])
+    assert names["layers"] == sorted(supported.LAYERS)
+    assert names["activations"] == sorted(supported.ACTIVATIONS)
+    assert names["losses"] == sorted(row.kind for row in supported.LOSSES.values())
+    assert names["optimizers"] == sorted(supported.OPTIMIZERS)
+    assert names["rates"] == sorted([*supported.RATES, "constant"])
+    assert {row.kind for row in supported.METRICS.values()} <= set(names["metrics"])
 
 
 async def test_every_listed_part_has_a_case(cases):
     graphs = [case.written["graph"] for case in cases]
-    assert set(listed.LAYERS) <= {layer["kind"] for graph in graphs for layer in graph["layers"]}
+    assert set(supported.LAYERS) <= {layer["kind"] for graph in graphs for layer in graph["layers"]}
     losses = [loss for graph in graphs for loss in graph["losses"]]
-    assert {row.kind for row in listed.LOSSES.values()} <= {loss["kind"] for loss in losses}
+    assert {row.kind for row in supported.LOSSES.values()} <= {loss["kind"] for loss in losses}
     measured = {metric["kind"] for loss in losses for metric in loss["metrics"]}
-    assert {row.kind for row in listed.METRICS.values()} | {"accuracy_by_shape"} <= measured
-    assert set(listed.OPTIMIZERS) <= {graph["optimizer"]["kind"] for graph in graphs}
-    assert set(listed.RATES) <= {graph["optimizer"]["rate"]["kind"] for graph in graphs}
+    assert {row.kind for row in supported.METRICS.values()} | {"accuracy_by_shape"} <= measured
+    assert set(supported.OPTIMIZERS) <= {graph["optimizer"]["kind"] for graph in graphs}
+    assert set(supported.RATES) <= {graph["optimizer"]["rate"]["kind"] for graph in graphs}
 
 
 async def test_engine_has_the_results_of_keras(page, cases):

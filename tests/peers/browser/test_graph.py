@@ -6,7 +6,7 @@ import pytest
 
 from ddlf.errors import ConfigError
 from ddlf.extras.text.conversion.weights import variables
-from ddlf.peers.browser import listed
+from ddlf.peers.browser import supported
 from ddlf.peers.browser.graph import _row, layer_graph
 from tests.later import Later
 
@@ -58,11 +58,11 @@ def test_a_shared_layer_is_written_once_and_called_twice():
 def test_every_other_layer_of_keras_is_refused_by_name():
     kinds = {name: kind for name, kind in vars(keras.layers).items() if isinstance(kind, type)}
     kinds = {name: kind for name, kind in kinds.items() if issubclass(kind, keras.layers.Layer)}
-    others = {name: kind for name, kind in kinds.items() if kind.__name__ not in listed.LAYERS}
+    others = {name: kind for name, kind in kinds.items() if kind.__name__ not in supported.LAYERS}
     assert len(others) > 60
     for kind in others.values():
         with pytest.raises(ConfigError, match=f"browsers cannot train the layer 'x' \\({kind.__name__}\\)"):
-            _row(object.__new__(kind), listed.LAYERS, keras.layers, "the layer 'x'")
+            _row(object.__new__(kind), supported.LAYERS, keras.layers, "the layer 'x'")
 
 
 def test_parts_that_the_engine_cannot_compute_exactly_are_refused_by_name():

@@ -8,8 +8,8 @@ import pytest
 
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
-from ddlf.data.parts import check_data
-from ddlf.data.place import Folder
+from ddlf.data.app_data import check_data
+from ddlf.data.location import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.errors import AppError, DatasetError

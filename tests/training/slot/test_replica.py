@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddlf.data.parts import check_data
+from ddlf.data.app_data import check_data
 from ddlf.errors import AppError
 from ddlf.testing import FakeWorker
 from ddlf.training.slot import keras_model

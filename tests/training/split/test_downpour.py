@@ -10,9 +10,9 @@ from ddlf.errors import ConfigError
 from ddlf.events import Committed, PartTrained, WorkerLost
 from ddlf.training.strategies.downpour.groups import check_plan, joined, shards_of
 from tests.training.models import app, distance
+from tests.training.split.test_layer_plan import dense, plan_of
 from tests.training.split.test_parts import attention
 from tests.training.split.test_split import Cut
-from tests.training.split.test_within import dense, plan_of
 from tests.training.split.together import made
 from tests.training.test_failures import kill_executor
 from tests.training.test_resume import Interrupted, stop_after

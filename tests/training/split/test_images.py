@@ -8,8 +8,8 @@ from ddlf.training.exchanges.split.cut import CUT
 from ddlf.training.exchanges.split.images import Window
 from ddlf.training.exchanges.split.units import ROWS, between
 from tests.training.models import distance
+from tests.training.split.test_layer_plan import plan_of
 from tests.training.split.test_parts import batches_of, compiled
-from tests.training.split.test_within import plan_of
 from tests.training.split.together import Parts, trained_plain
 
 CHANCE = np.random.default_rng(5)

@@ -5,8 +5,8 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.training.exchanges.split.settings import check_workers
 from tests.training.models import blobs, distance
+from tests.training.split.test_layer_plan import dense, plan_of
 from tests.training.split.test_parts import DIGITS, IMAGES, batches_of, convolutions, layered
-from tests.training.split.test_within import dense, plan_of
 from tests.training.split.together import Parts, trained_replicas
 
 

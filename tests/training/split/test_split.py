@@ -6,7 +6,7 @@ import pytest
 import ddlf.data
 from ddlf import Cluster
 from ddlf.algorithms.partition import shuffled
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.errors import BadUpdate, ClusterTooSmall

@@ -18,7 +18,7 @@ from ddlf.cluster.config.addresses import parse_address
 from ddlf.cluster.launch.keys import WorkersKeys
 from ddlf.cluster.launch.kubernetes.manifests import INDEX_VARIABLE, TERMINATED, WORKER_PORT
 from ddlf.cluster.launch.launcher import Requeue
-from ddlf.cluster.launch.leading import Leading
+from ddlf.cluster.launch.rank_launcher import Leading
 from ddlf.cluster.launch.supervisor import Supervisor, WorkerStart
 from ddlf.errors import ConfigError
 from ddlf.rpc.tokens import find_tokens

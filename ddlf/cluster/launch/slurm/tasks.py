@@ -8,7 +8,7 @@ from typing import ClassVar
 from ddlf.cluster.launch.keys import Keys
 from ddlf.cluster.launch.launcher import Requeue
 from ddlf.cluster.launch.ranks import Ranked, slurm
-from ddlf.cluster.launch.slurm.munged import munged
+from ddlf.cluster.launch.slurm.munge_rendezvous import munged
 from ddlf.cluster.launch.slurm.requeue import requeue
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ddlf.data.parts import ONE_BY_ONE
+from ddlf.data.app_data import ONE_BY_ONE
 from ddlf.extras.advice.facts import AppFacts, ArrayFacts
 from ddlf.extras.advice.rule import Change, Finding, plural, rule
 from ddlf.extras.advice.rules.labels import DISTANCES

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ddlf.data.parts import has
+from ddlf.data.app_data import has
 from ddlf.errors import AppError, DatasetError, NotationError
 from ddlf.events import Decided, Warned
 from ddlf.extras import OPTIONAL_SETTINGS, check_settings, hooks
@@ -22,7 +22,7 @@ from ddlf.extras.text.language.model import read, statements
 from ddlf.extras.text.language.printer import changed, spelled
 from ddlf.extras.text.language.problems import Problems
 from ddlf.extras.text.language.values import Call, String, Value
-from ddlf.extras.text.training import shipped
+from ddlf.extras.text.training import text_bytes
 from ddlf.extras.text.training.block import (
     ALIASES,
     IN_BRACKETS,
@@ -45,7 +45,7 @@ from ddlf.extras.text.training.decisions import (
     mismatch,
     outputs_of,
 )
-from ddlf.extras.text.training.shipped import WEIGHTS, place_of, text_of
+from ddlf.extras.text.training.text_bytes import WEIGHTS, place_of, text_of
 from ddlf.training.context import App
 from ddlf.training.registry import DEFAULTS, MODE, SETTINGS
 from ddlf.training.slot.optimizers import followers
@@ -67,7 +67,7 @@ def load_notation(path: str | Path) -> Notation:
     Raises:
         NotationError: The file cannot be read, or the text has mistakes; the error lists them.
     """
-    if not str(path).endswith(WEIGHTS) or shipped.ask is not None:
+    if not str(path).endswith(WEIGHTS) or text_bytes.ask is not None:
         return Notation(text_of(path), str(path))
     from ddlf.extras.text.conversion.weights import load
 
@@ -336,7 +336,7 @@ class Notation:
         Raises:
             NotationError: Keras refuses a value.
         """
-        from ddlf.extras.text.training.compiled import compile
+        from ddlf.extras.text.training.compile_model import compile
 
         model, graph = self.keras, self.parsed.graph
         heads = [(head, *self.loss_of(head), last_activation(graph, head.node)) for head in graph.heads]

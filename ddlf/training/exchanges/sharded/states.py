@@ -16,7 +16,7 @@ from typing import Any
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import CheckpointError
-from ddlf.training.checkpoints.restoring import Restoring
+from ddlf.training.checkpoints.sliced_resume import Restoring
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS

@@ -29,7 +29,7 @@ from ddlf.algorithms.pairwise import norm
 from ddlf.algorithms.update_check import scaled
 from ddlf.algorithms.weights import Weights, fault
 from ddlf.errors import AppMissing, DDLFError
-from ddlf.training.checkpoints.restored import Restored
+from ddlf.training.checkpoints.slice_reader import Restored
 from ddlf.training.checkpoints.slices import write_if_seen
 from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies
 from ddlf.training.exchanges.sharded.means import Mean, MeanPlan, averaging, begins_with, bring, mean_in, shapes

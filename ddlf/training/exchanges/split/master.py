@@ -25,7 +25,7 @@ from typing import Any
 
 from ddlf.algorithms.weights import Fault, Weights
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.data.parts import samples_of
+from ddlf.data.app_data import samples_of
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, DDLFError, ProtocolError
 from ddlf.events import PartTrained, SlotFinished, SlotMoved, SlotStarted, Warned
 from ddlf.training.checkpoints.slices import WEIGHTS
@@ -35,8 +35,8 @@ from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.evaluation.model import EVALUATION_BATCH, fitting
 from ddlf.training.evaluation.workers import NAMES, elsewhere, fingerprints
 from ddlf.training.exchanges.members import NOTICED_S, Link, Member, Members
-from ddlf.training.exchanges.split.places import PartLost, Places, Source
 from ddlf.training.exchanges.split.plan import Plan
+from ddlf.training.exchanges.split.state_locations import PartLost, Places, Source
 from ddlf.training.exchanges.split.states import SplitStates
 from ddlf.training.progress import WeightsRef, shapes
 from ddlf.training.run import Ended, Run, unfit

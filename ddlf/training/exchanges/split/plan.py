@@ -18,10 +18,10 @@ from ddlf.events import ModelCut, PlannedPart
 from ddlf.training.exchanges.split.cut import FILTERS, ROWS, Cut
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.images import UNEVEN
+from ddlf.training.exchanges.split.layer_plan import is_convolution
 from ddlf.training.exchanges.split.program import Program
 from ddlf.training.exchanges.split.variables import deferred, name_all
 from ddlf.training.exchanges.split.ways import Alike, Way
-from ddlf.training.exchanges.split.within import is_convolution
 
 MOST_PARTS = 64
 """Largest number of parts that ``memory:`` tries."""

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlf.training.exchanges.split.graph import Graph
+from ddlf.training.exchanges.split.layer_plan import Chooser, is_convolution, is_elementwise, is_softmax, softmax_of
 from ddlf.training.exchanges.split.statistics import LARGEST, TOTAL, Exchanged, Softmax
 from ddlf.training.exchanges.split.units import Indices, Piece, Units, joined, same, take
 from ddlf.training.exchanges.split.ways import Alike, Way
-from ddlf.training.exchanges.split.within import Chooser, is_convolution, is_elementwise, is_softmax, softmax_of
 
 WHOLE = "whole"
 """Kind of a whole tensor."""

@@ -22,19 +22,19 @@ from ddlf.algorithms.weights import Fault, fault
 from ddlf.data.stream import StreamClosed
 from ddlf.errors import AppMissing, BadUpdate, ConfigError, LeaseError
 from ddlf.events import Warned
-from ddlf.training.checkpoints.restored import Restored
+from ddlf.training.checkpoints.slice_reader import Restored
 from ddlf.training.checkpoints.slices import is_seen, write_if_seen
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.evaluation.model import batches_of, end_reading
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.inbox import Inbox, Key, Stopped
-from ddlf.training.exchanges.split.kept import KeptStates, State, fetched, in_slice, optimizer_name, weight_name
 from ddlf.training.exchanges.split.part import KINDS, ModelPart
+from ddlf.training.exchanges.split.part_states import KeptStates, State, fetched, in_slice, optimizer_name, weight_name
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.stage import Stage, expected
-from ddlf.training.exchanges.split.uniting import needs, united
 from ddlf.training.exchanges.split.variables import name_all, unmade
+from ddlf.training.exchanges.split.whole_weights import needs, united
 from ddlf.training.roles import REPLICA
 from ddlf.training.slot.build import describe_optimizer, describe_weights, fresh_names, ready_model
 from ddlf.training.slot.distribution import check_one_card

@@ -123,7 +123,7 @@ class Split(Exchange):
         Raises:
             AppError, ConfigError: The model cannot be cut.
         """
-        from ddlf.data.parts import take_made
+        from ddlf.data.app_data import take_made
         from ddlf.rpc.iworker import awaited
         from ddlf.training.exchanges.split.variables import unmade
         from ddlf.training.slot.build import fresh_names, ready_model
@@ -137,8 +137,8 @@ class Split(Exchange):
 
     def _plan(self, app: App, spec: RunSpec) -> Plan:
         from ddlf.training.exchanges.split.graph import Graph, check_graph
+        from ddlf.training.exchanges.split.layer_plan import check_steps
         from ddlf.training.exchanges.split.plan import Plan
-        from ddlf.training.exchanges.split.within import check_steps
         from ddlf.training.slot.build import first_rows
         from ddlf.training.slot.gradients import check_mean_losses
 

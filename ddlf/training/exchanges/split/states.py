@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ddlf.algorithms.weights import Weights
-from ddlf.training.checkpoints.restoring import Restoring
+from ddlf.training.checkpoints.progress_layout import SLOTS
+from ddlf.training.checkpoints.sliced_resume import Restoring
 from ddlf.training.checkpoints.slices import part_name
-from ddlf.training.checkpoints.stored import SLOTS
 from ddlf.training.crew.crew import Crew
 from ddlf.training.exchanges.states import LeftBy, SlotStates
 from ddlf.training.slot.parts import Kept
@@ -44,7 +44,7 @@ class SplitStates(SlotStates):
 
     def changed(self) -> None:
         """Note that the optimizer has changed on the workers."""
-        self._states[0] = {name: group for name, group in self._known[0].items() if name != OPTIMIZER}
+        self._states[0] = {name: group for name, group in self._states[0].items() if name != OPTIMIZER}
         self._coming.clear()
         self._on[0] = LeftBy(0, 0, 0)
         if self._restoring is not None:
@@ -54,7 +54,7 @@ class SplitStates(SlotStates):
         """Receive the optimizer, which the master has now."""
         self.set_back(self._states)
         if optimizer is not None:
-            self._states[0] = self._known[0] | {OPTIMIZER: optimizer}
+            self._states[0] = self._states[0] | {OPTIMIZER: optimizer}
 
     def _coming_of(self, slot: int) -> asyncio.Future[SlotState] | None:
         if slot not in self._coming and slot not in self._on and self._restoring is not None and self._restoring.left:

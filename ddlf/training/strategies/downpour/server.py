@@ -32,7 +32,7 @@ from ddlf.algorithms.staleness import STALENESS, Staleness
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import AppMissing, BadUpdate, DDLFError
 from ddlf.training.checkpoints.durable import damaged
-from ddlf.training.checkpoints.restored import Restored
+from ddlf.training.checkpoints.slice_reader import Restored
 from ddlf.training.checkpoints.slices import PUSHED as PUSHED_STATE
 from ddlf.training.checkpoints.slices import WEIGHTS, part_name, write_if_seen
 from ddlf.training.roles import SERVERS

@@ -50,8 +50,8 @@ from ddlf.errors import (
     WorkerLost,
 )
 from ddlf.events import PassEnded, PortionCounts, SlotFinished, SlotStarted, Warned
+from ddlf.training.checkpoints.progress_layout import KEPT
 from ddlf.training.checkpoints.slices import WEIGHTS, Slices
-from ddlf.training.checkpoints.stored import KEPT
 from ddlf.training.context import App
 from ddlf.training.crew.recovery import LOSS, end_all, first_line
 from ddlf.training.evaluation.master import to_its_end

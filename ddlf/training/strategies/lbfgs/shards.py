@@ -30,9 +30,9 @@ from ddlf.algorithms.flat_weights import Rows, overlapped
 from ddlf.algorithms.lbfgs import Array, FixedPoint, dot, packed, packed_row
 from ddlf.errors import AppMissing, BadUpdate, LeaseError
 from ddlf.training.checkpoints.durable import damaged
-from ddlf.training.checkpoints.restored import Restored
+from ddlf.training.checkpoints.progress_layout import KEPT
+from ddlf.training.checkpoints.slice_reader import Restored
 from ddlf.training.checkpoints.slices import WEIGHTS, part_name, write_if_seen
-from ddlf.training.checkpoints.stored import KEPT
 from ddlf.worker.activity import Shard as Shown
 from ddlf.worker.calls import concurrent, offered
 from ddlf.worker.peers import Ask, Unreached

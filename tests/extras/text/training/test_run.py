@@ -15,7 +15,7 @@ import ddlf
 from ddlf.cluster.sources import Sources
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 from ddlf.extras.text.text_app import app_of
-from ddlf.extras.text.training import shipped
+from ddlf.extras.text.training import text_bytes
 from tests.commands import several
 from tests.extras.text.language.texts import DIGITS
 
@@ -225,7 +225,7 @@ async def test_master_gives_only_texts_below_its_folders(text, monkeypatch):
 
 
 async def test_worker_takes_the_text_of_the_master(text, monkeypatch):
-    monkeypatch.setattr(shipped, "ask", lambda name: DIGITS.encode() if name == "digits.nnm" else None)
+    monkeypatch.setattr(text_bytes, "ask", lambda name: DIGITS.encode() if name == "digits.nnm" else None)
     assert "train" not in ddlf.load_notation("digits.nnm").text
     with pytest.raises(ddlf.DDLFError, match=r"the master gives no text .other\.nnm."):
         ddlf.load_notation("other.nnm")
@@ -240,7 +240,7 @@ async def test_worker_gets_the_text_from_a_file_of_weights(text, monkeypatch):
     assert give.answer("text", "some.safetensors") == DIGITS.encode()
     with pytest.raises(ConfigError, match=r"other.safetensors has no text of a model"):
         give.answer("text", "other.safetensors")
-    monkeypatch.setattr(shipped, "ask", lambda name: give.answer("text", name))
+    monkeypatch.setattr(text_bytes, "ask", lambda name: give.answer("text", name))
     monkeypatch.chdir(text.parent.parent)
     monkeypatch.setattr(sys, "path", [str(text.parent), *sys.path])
     loaded = ddlf.load_notation("some.safetensors")

@@ -10,7 +10,7 @@ from ddlf.cli.main import main
 from ddlf.errors import ConfigError
 from ddlf.peers.entries import Arrived, Began, Left, Posted, Validated
 from ddlf.peers.journal import open_journal
-from ddlf.peers.named import logs, settings_of
+from ddlf.peers.training_folders import logs, settings_of
 
 
 def ddlf(*words):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ddlf.extras.scout.also import also
+from ddlf.extras.scout.comparisons import also
 from ddlf.extras.scout.halving import Curve, Point, Rung, Trial
 from ddlf.extras.scout.scouting import line_of
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import AppError, ConfigError
-from ddlf.extras.stabilisers.applied import stabilised
+from ddlf.extras.stabilisers.optimizer_settings import stabilised
 from ddlf.training.slot.optimizers import chain
 from tests.training.models import Blobs, app, distance, small_model
 

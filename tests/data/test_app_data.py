@@ -5,11 +5,11 @@ import collections
 import numpy as np
 import pytest
 
+from ddlf.data.app_data import batches, check_data, class_weights, content, contents, look_alikes
 from ddlf.data.array_cache import ArrayCache
 from ddlf.data.data_set import DataSet
 from ddlf.data.datasets import fingerprint, not_finite
-from ddlf.data.parts import batches, check_data, class_weights, content, contents, look_alikes
-from ddlf.data.place import Folder
+from ddlf.data.location import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.data.trees import leaves

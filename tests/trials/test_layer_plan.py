@@ -2,7 +2,7 @@
 uses TensorFlow.
 """
 
-from tests.trials.within import main
+from tests.trials.layer_plan import main
 
 
 def test_split_layers_match_whole_layers_and_the_formula_of_bytes(capsys):

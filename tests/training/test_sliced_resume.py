@@ -11,10 +11,10 @@ from ddlf.algorithms.flat_weights import Rows
 from ddlf.errors import CheckpointCorrupt, CheckpointError, WorkerLost
 from ddlf.events import CheckpointDamaged, Warned
 from ddlf.testing import FakeWorker
-from ddlf.training.checkpoints import contents, restored
+from ddlf.training.checkpoints import contents, slice_reader
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.durable import seal, unseal
-from ddlf.training.checkpoints.restored import found_at, place_of
+from ddlf.training.checkpoints.slice_reader import found_at, place_of
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.strategies.downpour.server import Server
 from tests.training.runs import FROZEN, START, bits, of, run_of, trained
@@ -260,14 +260,14 @@ async def test_checkpoint_completed_in_the_meantime_is_read(tmp_path, monkeypatc
     writing = tmp_path / ".writing-round-000002"
     os.rename(found.final, writing)
     found.folder, found.manifest = writing, ""
-    place, read = place_of(found, 0), restored.read
+    place, read = place_of(found, 0), slice_reader.read
 
     def late(path, *facts):
         if writing.exists():
             os.rename(writing, found.final)
         return read(path, *facts)
 
-    monkeypatch.setattr(restored, "is_seen", lambda place: True)  # every worker sees the folder of checkpoints
-    monkeypatch.setattr(restored, "read", late)
+    monkeypatch.setattr(slice_reader, "is_seen", lambda place: True)  # every worker sees the folder of checkpoints
+    monkeypatch.setattr(slice_reader, "read", late)
     answer, arrays = found_at(place, load=True)
     assert (answer, arrays != {}) == ({"seen": True}, True)

@@ -6,9 +6,9 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.training.exchanges.split.cut import CUT
 from ddlf.training.exchanges.split.graph import Graph
+from ddlf.training.exchanges.split.layer_plan import check_steps
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.units import Piece, Units, joined, shares, take
-from ddlf.training.exchanges.split.within import check_steps
 from tests.training.models import blobs, distance
 from tests.training.split.test_parts import DIGITS, IMAGES, WORDS, attention, batches_of, compiled, layered, skips
 from tests.training.split.together import Parts, made, trained_plain

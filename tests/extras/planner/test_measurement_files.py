@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ddlf.extras.planner import kept
+from ddlf.extras.planner import measurement_files
 from ddlf.extras.planner.fingerprints import data_of, files_of
-from ddlf.extras.planner.kept import Kept, path_of, read, write
+from ddlf.extras.planner.measurement_files import Kept, path_of, read, write
 from ddlf.extras.planner.model import Measured, Setting, Way
 from tests.training.models import Quick
 
@@ -27,7 +27,7 @@ KEPT = Kept(measured=(measured(STAR, 64), measured(STAR, 128)), samples=1000, bu
 
 @pytest.fixture(autouse=True)
 def own_plans(monkeypatch, tmp_path):
-    monkeypatch.setattr(kept, "state_folder", lambda: tmp_path)
+    monkeypatch.setattr(measurement_files, "state_folder", lambda: tmp_path)
 
 
 def an_app(kind=Quick, cores=2, host="pc01", **settings):
@@ -71,7 +71,7 @@ def test_other_workers_apps_parameters_and_settings_have_their_own_measurements(
 
 def test_another_version_has_its_own_measurements(monkeypatch):
     write(an_app(), KEPT)
-    monkeypatch.setattr(kept, "__version__", "9.9.9")
+    monkeypatch.setattr(measurement_files, "__version__", "9.9.9")
     assert read(an_app()) is None
 
 
@@ -111,13 +111,18 @@ def test_the_newest_runs_of_a_setting_replace_its_measurements():
         found = found.refined(measured(STAR, 64, (seconds,) * 3))
     assert [one.setting.batch for one in found.measured] == [128, 64, 64, 64]
     assert [one.median for one in found.measured[1:]] == [2.0, 3.0, 4.0]
-    assert [one.weight for one in found.measured] == [1.0, kept.OF_A_RUN, kept.OF_A_RUN, kept.OF_A_RUN]
+    assert [one.weight for one in found.measured] == [
+        1.0,
+        measurement_files.OF_A_RUN,
+        measurement_files.OF_A_RUN,
+        measurement_files.OF_A_RUN,
+    ]
     write(an_app(), found)
     assert read(an_app()) == found
     for batch in range(1, 50):
         found = found.refined(measured(STAR, batch, (1.0,) * 999))
-    assert len(found.measured) == kept.MOST_RUNS + 2  # two more: a short measurement and the newest run
-    assert len(found.measured[-1].seconds) == kept.MOST_ROUNDS
+    assert len(found.measured) == measurement_files.MOST_RUNS + 2  # two more: a short measurement and the newest run
+    assert len(found.measured[-1].seconds) == measurement_files.MOST_ROUNDS
 
 
 def loaded(**arrays):

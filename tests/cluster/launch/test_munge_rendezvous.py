@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from ddlf.cluster.launch.meeting import Meeting, MeetingFile
-from ddlf.cluster.launch.slurm import munged
-from ddlf.cluster.launch.slurm.munged import MungedPorts, first_host, ports_of
+from ddlf.cluster.launch.rendezvous import Meeting, MeetingFile
+from ddlf.cluster.launch.slurm import munge_rendezvous
+from ddlf.cluster.launch.slurm.munge_rendezvous import MungedPorts, first_host, ports_of
 
 JOB = f"{os.getpid()}.0.0"
 OTHER_JOB = f"{os.getpid()}.1.0"
@@ -38,7 +38,7 @@ def munge(tmp_path, monkeypatch):
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(munged, "PAUSE_S", 0.0)
+    monkeypatch.setattr(munge_rendezvous, "PAUSE_S", 0.0)
     return folder
 
 
@@ -69,9 +69,9 @@ def test_first_host_of_a_list_is_found(nodes, host):
 
 def test_only_steps_on_several_nodes_use_ports():
     nodes = {"SLURM_STEP_NODELIST": "n[0-1]", "SLURM_JOB_NODELIST": "m[0-3]"}
-    (point,) = munged.munged(JOB, {**nodes, "SLURM_STEP_NUM_NODES": "2"})
+    (point,) = munge_rendezvous.munged(JOB, {**nodes, "SLURM_STEP_NUM_NODES": "2"})
     assert point.why().startswith(f"no master at n0, ports {ports_of(JOB)[0]} to {ports_of(JOB)[-1]}")
-    assert munged.munged(JOB, {**nodes, "SLURM_STEP_NUM_NODES": "1"}) == []
+    assert munge_rendezvous.munged(JOB, {**nodes, "SLURM_STEP_NUM_NODES": "1"}) == []
 
 
 def test_task_finds_the_master_of_its_job_only_before_the_end():
@@ -85,7 +85,7 @@ def test_task_finds_the_master_of_its_job_only_before_the_end():
 
 def test_two_jobs_with_the_same_ports_are_distinguished(monkeypatch):
     same = ports_of(JOB)
-    monkeypatch.setattr(munged, "ports_of", lambda job: same)
+    monkeypatch.setattr(munge_rendezvous, "ports_of", lambda job: same)
     other = Meeting("10.0.0.2:5", b"another token")
     with opened(OTHER_JOB, other):
         task = MungedPorts("127.0.0.1", JOB)

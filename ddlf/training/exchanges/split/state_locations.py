@@ -13,13 +13,13 @@ import numpy as np
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ClusterTooSmall
+from ddlf.training.checkpoints.progress_layout import SLOTS
 from ddlf.training.checkpoints.slices import WEIGHTS, Slices, part_name
-from ddlf.training.checkpoints.stored import SLOTS
 from ddlf.training.crew.recovery import LOSS, first_line
 from ddlf.training.exchanges.members import Member, Members
-from ddlf.training.exchanges.split.kept import KeptStates, State, fetched, in_slice, optimizer_name, weight_name
+from ddlf.training.exchanges.split.part_states import KeptStates, State, fetched, in_slice, optimizer_name, weight_name
 from ddlf.training.exchanges.split.plan import Part, Plan
-from ddlf.training.exchanges.split.uniting import needs, united, written
+from ddlf.training.exchanges.split.whole_weights import needs, united, written
 from ddlf.training.progress import WeightsRef
 from ddlf.training.slot.task import OPTIMIZER
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddlf.training.exchanges.split.kept import State, optimizer_name, weight_name
+from ddlf.training.exchanges.split.part_states import State, optimizer_name, weight_name
 from ddlf.training.exchanges.split.plan import Part, Plan, bytes_of
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import IO
 
-from ddlf.worker.written import NOTHING, joined, shown
+from ddlf.worker.output_capture import NOTHING, joined, shown
 
 READ_BYTES = 128 * 1024
 """Maximum bytes of lines that one look returns. If more was added, only the newest lines are returned."""

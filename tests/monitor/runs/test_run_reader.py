@@ -8,7 +8,7 @@ import pytest
 from ddlf import events as e
 from ddlf.errors import ConfigError
 from ddlf.monitor.runs import folder, table
-from ddlf.monitor.runs.past import end_of, read
+from ddlf.monitor.runs.run_reader import end_of, read
 from tests.monitor.runs.made import BEGAN, events_of, record, run
 
 

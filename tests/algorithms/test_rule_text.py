@@ -7,8 +7,8 @@ import pytest
 
 from ddlf.algorithms.codec import CODEC, Float16, Int8, Outward, PowerSGD, TopK
 from ddlf.algorithms.merge import MERGE, Krum, Mean, TrimmedMean
-from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.outer import OUTER, Nesterov, Streaming, Subtract
+from ddlf.algorithms.rule_text import Family, Named
 from ddlf.errors import ConfigError
 from ddlf.training.registry import SETTINGS
 

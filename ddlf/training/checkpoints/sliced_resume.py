@@ -19,9 +19,9 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.events import Warned
 from ddlf.training.checkpoints import tensors
 from ddlf.training.checkpoints.contents import Checkpoint
-from ddlf.training.checkpoints.restored import place_of, raised
+from ddlf.training.checkpoints.progress_layout import KEPT, SLOTS
+from ddlf.training.checkpoints.slice_reader import place_of, raised
 from ddlf.training.checkpoints.slices import WEIGHTS, Slices
-from ddlf.training.checkpoints.stored import KEPT, SLOTS
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS
 from ddlf.training.progress import Progress, WeightsRef

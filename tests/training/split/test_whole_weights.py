@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ddlf.training.exchanges.split.kept import State, optimizer_name, weight_name
-from ddlf.training.exchanges.split.uniting import needs, united, written
-from tests.training.split.test_within import dense, plan_of
+from ddlf.training.exchanges.split.part_states import State, optimizer_name, weight_name
+from ddlf.training.exchanges.split.whole_weights import needs, united, written
+from tests.training.split.test_layer_plan import dense, plan_of
 
 
 def states_of(plan, weights, variables):

@@ -7,11 +7,11 @@ import pytest
 
 from ddlf import events as e
 from ddlf.monitor.dashboard.board import Board, Seen
-from ddlf.monitor.runs import folder, past, report
+from ddlf.monitor.runs import folder, report, run_reader
 from ddlf.peers.entries import Arrived, Began, Invited, Joined, Left, Posted, Validated
 from ddlf.peers.plan import Plan
+from ddlf.peers.run_events import PeersWriter, Rarely, Teller
 from ddlf.peers.swap import SwapLedger
-from ddlf.peers.telling import PeersWriter, Rarely, Teller
 
 PLAN = Plan(batch_size=10, codec="bfloat16")
 
@@ -107,7 +107,7 @@ def test_the_folder_of_a_resumed_run_has_one_report_of_both_parts(tmp_path, repo
         reported.post(1, 0.5)
         reported.teller.tick(4.0)
         reported.teller.end("complete", "the accuracy is reached")
-    found = past.read(tmp_path)
+    found = run_reader.read(tmp_path)
     assert (found.status.state, found.status.app, found.status.restarts) == ("finished", "peers of digits", 1)
     assert [record.version for record in found.records] == [3, 4]
     assert found.setting("batch_size") == 10

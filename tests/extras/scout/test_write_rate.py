@@ -3,7 +3,7 @@
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.extras.scout.written import write_rate
+from ddlf.extras.scout.write_rate import write_rate
 
 CLASS = """import ddlf
 

@@ -1,6 +1,6 @@
 """Compare layers that are split between workers with whole layers: outputs, gradients, shares and bytes.
 
-    python -m tests.trials.within [--backends tensorflow jax] [--workers 2 3] [--samples 64]
+    python -m tests.trials.layer_plan [--backends tensorflow jax] [--workers 2 3] [--samples 64]
 
 Each case is split between 2 and 3 workers, which run as threads of one process. The trial compares outputs and gradients
 with plain Keras. It reports the largest difference as a part of the largest value. For a small gradient, such as the bias of
@@ -219,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for backend in options.backends:
         how = [*map(str, options.workers), "--samples", str(options.samples), "--child"]
-        command = [sys.executable, "-m", "tests.trials.within", "--workers", *how]
+        command = [sys.executable, "-m", "tests.trials.layer_plan", "--workers", *how]
         environment = {**os.environ, "KERAS_BACKEND": backend}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         for line in done.stdout.splitlines():

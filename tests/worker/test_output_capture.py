@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ddlf.worker import forwarding as forwarding_module
-from ddlf.worker import written
+from ddlf.worker import output_capture
 from ddlf.worker.activity import Activity
 from ddlf.worker.forwarding import Forwarding
-from ddlf.worker.written import LINES, NOTHING, Written, joined, shown
+from ddlf.worker.output_capture import LINES, NOTHING, Written, joined, shown
 from tests.patience import PATIENCE_S
 
 
@@ -106,7 +106,9 @@ async def test_too_many_lines_are_partly_sent_and_the_dropped_ones_counted(monke
                 await asyncio.sleep(0)
         forwarding.flush()
         assert len(master.lines) + master.dropped == 30_000
-        assert master.lines[: written.LINES_AT_ONCE] == [(1, f"line {n}") for n in range(written.LINES_AT_ONCE)]
+        assert master.lines[: output_capture.LINES_AT_ONCE] == [
+            (1, f"line {n}") for n in range(output_capture.LINES_AT_ONCE)
+        ]
         assert content(copy).count(b"\n") == 30_000
         before = len(master.lines)
         print("and", "three\nmore\nlines")
@@ -115,8 +117,8 @@ async def test_too_many_lines_are_partly_sent_and_the_dropped_ones_counted(monke
 
 
 async def test_a_slow_daemon_loses_lines_and_counts_them(monkeypatch, copy):
-    monkeypatch.setattr(written, "LINES_AT_ONCE", 10**6)
-    monkeypatch.setattr(written, "BYTES_AT_ONCE", 10**9)
+    monkeypatch.setattr(output_capture, "LINES_AT_ONCE", 10**6)
+    monkeypatch.setattr(output_capture, "BYTES_AT_ONCE", 10**9)
     async with both_ends(monkeypatch, copy) as (sender, forwarding, master):
         sender._lines, sender._bytes = 10.0**6, 10.0**9
         for number in range(2_000):

@@ -22,7 +22,7 @@ import time
 import zlib
 from collections.abc import Mapping
 
-from ddlf.cluster.launch.meeting import Meeting, MeetingPoint
+from ddlf.cluster.launch.rendezvous import Meeting, MeetingPoint
 from ddlf.cluster.launch.slurm.commands import call
 
 log = logging.getLogger(__name__)
