@@ -39,16 +39,16 @@ class Auto(Exchange):
         from ddlf.training.exchanges.members import cannot_reach
 
         size = sum(w.nbytes for w in app.model.get_weights())
-        exchange, why = fastest(spec, app.cluster.N, size, measured_rounds(app, app.cluster))
+        exchange, reason = fastest(spec, app.cluster.N, size, measured_rounds(app, app.cluster))
         if isinstance(exchange, Sharded):
             present = [worker for worker in app.cluster.workers if crew.member(worker.id) is not None]
             try:
                 unmet = await app.cluster.introduced(present, app.run_context.name)
             except LOSS:
                 unmet = []  # a lost worker is introduced when it is back
-            for one, other, reason in unmet:
-                return Star.of_flat(spec.exchange.flat()), f"{cannot_reach(one, other)}: {reason}"
-        return exchange, why
+            for caller, callee, error in unmet:
+                return Star.of_flat(spec.exchange.flat()), f"{cannot_reach(caller, callee)}: {error}"
+        return exchange, reason
 
 
 def fastest(
@@ -77,21 +77,23 @@ def fastest(
         check(between_workers.refusals(spec))
     except ConfigError as error:
         return through_master, error.message
-    each, how = 2 * weights / LINK, "at 1 Gbit/s, which is assumed: ddlf plan measures it"
-    star, sharded = workers * each, (workers - 1) / workers * each + AGREED_S
+    worker_s, source = 2 * weights / LINK, "at 1 Gbit/s, which is assumed: ddlf plan measures it"
+    star_s, sharded_s = workers * worker_s, (workers - 1) / workers * worker_s + AGREED_S
     if measured is not None and workers > 1:
         codec = str(spec.exchange.codec)
-        one, whole, between = (
+        one_worker_s, all_workers_s, sharded_measured_s = (
             measured.exchange_s("sync", exchange, codec, slots)
             for exchange, slots in (("star", 1), ("star", workers), ("sharded", workers))
         )
-        if one is not None and whole is not None:
-            each, how = (whole - one) / (workers - 1), measured.said
-            star = workers * each if between is None else whole
-            sharded = (workers - 1) / workers * each + AGREED_S if between is None else between
+        if one_worker_s is not None and all_workers_s is not None:
+            worker_s, source = (all_workers_s - one_worker_s) / (workers - 1), measured.said
+            star_s = workers * worker_s if sharded_measured_s is None else all_workers_s
+            sharded_s = (
+                (workers - 1) / workers * worker_s + AGREED_S if sharded_measured_s is None else sharded_measured_s
+            )
     size = f"{workers} worker{'s' * (workers > 1)} and {weights / 1e6:.3g} MB of weights"
-    times = f"{star:.2g} s through the master and {sharded:.2g} s from worker to worker"
+    times = f"{star_s:.2g} s through the master and {sharded_s:.2g} s from worker to worker"
     return (
-        between_workers if sharded < star and workers > 1 else through_master,
-        f"for {size} the exchange of a round takes about {times}, {how}",
+        between_workers if sharded_s < star_s and workers > 1 else through_master,
+        f"for {size} the exchange of a round takes about {times}, {source}",
     )

@@ -28,12 +28,12 @@ class SlotCopies:
     """The states that slots' rounds left on this worker, and backups of slots' states on other workers.
 
     Args:
-        kept: Slot states that rounds on this worker have left.
+        slot_states: Slot states that rounds on this worker have left.
         ask: Calls a worker, which may be this one, by number, verb and arguments. Raises Unreached.
     """
 
-    def __init__(self, kept: KeptStates, ask: Callable[..., Awaitable[Any]]) -> None:
-        self._kept = kept
+    def __init__(self, slot_states: KeptStates, ask: Callable[..., Awaitable[Any]]) -> None:
+        self._slot_states = slot_states
         self.ask = ask
         self._copies: dict[int, dict[int, SlotState]] = {}  # slot -> number of the round, from 0 -> groups
 
@@ -46,11 +46,11 @@ class SlotCopies:
             Unreached: The worker does not return the state.
         """
         new = await self._fetched(slot, number, worker, groups)
-        before = {n: state for n, state in self._copies.get(slot, {}).items() if n != number}
-        newest = {n: before[n] for n in sorted(before)[-1:]}
+        earlier = {n: state for n, state in self._copies.get(slot, {}).items() if n != number}
+        newest = {n: earlier[n] for n in sorted(earlier)[-1:]}
         self._copies[slot] = {**newest, number: new}
 
-    async def have(self, task: Task, at: Sequence[int]) -> Task:
+    async def have(self, task: Task, holders: Sequence[int]) -> Task:
         """Return a slot's task with the slot's state added, fetched from workers that have it.
 
         It is the state after the slot's previous round.
@@ -58,18 +58,18 @@ class SlotCopies:
         Raises:
             AppMissing: No worker returns it.
         """
-        why = ""
-        for worker in at:
+        reason = ""
+        for worker in holders:
             try:
-                found = await self._fetched(
+                state = await self._fetched(
                     task.slot, task.since, worker, [name for name in task.keep if name not in task.back]
                 )
             except Unreached as error:
-                why = f"worker {error.worker}: {error.why}"
+                reason = f"worker {error.worker}: {error.why}"
             else:
-                return dataclasses.replace(task, state=(task.state or {}) | found)
-        if why:
-            raise AppMissing(f"the state of slot {task.slot + 1} is unavailable: {why}")
+                return dataclasses.replace(task, state=(task.state or {}) | state)
+        if reason:
+            raise AppMissing(f"the state of slot {task.slot + 1} is unavailable: {reason}")
         return task
 
     async def close(self) -> None:
@@ -87,22 +87,22 @@ class SlotCopies:
             AppMissing: This worker does not have it.
         """
         copy = self._copies.get(slot, {}).get(number)
-        return self._kept.left(slot, number) if copy is None else copy
+        return self._slot_states.left(slot, number) if copy is None else copy
 
     def restore(
-        self, slot: int, number: int, known: SlotState, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]
+        self, slot: int, number: int, state: SlotState, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]
     ) -> None:
         """Store a slot's state from a checkpoint, as if a round on this worker had left it.
 
         Args:
             slot: Number of the slot.
             number: Number of the round, from 0.
-            known: Groups of the state that are already complete.
+            state: Groups of the state that are already complete.
             lengths, arrays: The other groups, as arguments of ``left_of``.
         """
-        self._kept.put(slot, number, known | left_of(slot, lengths, arrays))
+        self._slot_states.put(slot, number, state | left_of(slot, lengths, arrays))
 
-    async def write(self, slot: int, number: int, groups: Sequence[str], place: dict[str, Any]) -> dict[str, Any]:
+    async def write(self, slot: int, number: int, groups: Sequence[str], target: dict[str, Any]) -> dict[str, Any]:
         """Write groups (named parts) of a slot's state into a checkpoint.
 
         Returns:
@@ -113,7 +113,7 @@ class SlotCopies:
         """
         left = self.state(slot, number)
         arrays, more = left_parts(slot, {name: left[name] for name in groups if name in left})
-        return {**await asyncio.to_thread(write_if_seen, place, arrays), **more}
+        return {**await asyncio.to_thread(write_if_seen, target, arrays), **more}
 
     @offered
     async def shapes(self, slot: int, number: int, groups: Sequence[str]) -> Shapes:
@@ -128,16 +128,16 @@ class SlotCopies:
 
     async def _fetched(self, slot: int, number: int, worker: int, groups: Sequence[str]) -> SlotState:
         shapes: Shapes = await self.ask(worker, "shapes", slot, number, list(groups))
-        found: SlotState = {name: empty_of(shapes[name]) for name in shapes}
-        for name, group in found.items():
+        state: SlotState = {name: empty_of(shapes[name]) for name in shapes}
+        for name, group in state.items():
             arrays = arrays_of(group)
 
-            async def one(piece: Slice, name: str = name, arrays: Weights = arrays) -> None:
+            async def fetch_piece(piece: Slice, name: str = name, arrays: Weights = arrays) -> None:
                 values = await self.ask(worker, "left", slot, number, name, *piece)
                 write(worker, arrays, piece, values)
 
-            await limited(one, pieces((0, size_of(arrays)), PIECE))
-        return found
+            await limited(fetch_piece, pieces((0, size_of(arrays)), PIECE))
+        return state
 
 
 def shapes_of(state: SlotState) -> Shapes:
@@ -150,7 +150,7 @@ def shapes_of(state: SlotState) -> Shapes:
 
 def empty_of(shapes: Sequence[tuple[tuple[int, ...], Tensor] | None]) -> list[Any]:
     """Return uninitialized arrays that can receive a group of slot state."""
-    return [None if one is None else np.empty(tuple(one[0]), one[1].dtype) for one in shapes]
+    return [None if entry is None else np.empty(tuple(entry[0]), entry[1].dtype) for entry in shapes]
 
 
 def arrays_of(group: Sequence[Any]) -> Weights:

@@ -49,70 +49,70 @@ class HeldWeights:
 
     Args:
         run: The run.
-        there: Where the run's tasks find their weights.
+        members: Where the run's tasks find their weights.
         like: Arrays with shapes and types of the weights.
-        kept: Number of arrays that workers keep for each weight.
+        arrays_per_weight: Number of arrays that workers keep for each weight.
         coded: Whether the last of these arrays is the exact weight, because weights travel through a codec.
 
     Attributes:
-        like, kept, coded: The arguments.
+        like, arrays_per_weight, coded: The arguments.
         size: Number of values of all weights.
     """
 
-    def __init__(self, run: Run, there: Members, like: Weights, kept: int, *, coded: bool) -> None:
-        self._run, self._there = run, there
-        self.like, self.kept, self.coded = like, kept, coded
+    def __init__(self, run: Run, members: Members, like: Weights, arrays_per_weight: int, *, coded: bool) -> None:
+        self._run, self._members = run, members
+        self.like, self.arrays_per_weight, self.coded = like, arrays_per_weight, coded
         self.size = sum(w.size for w in like)
 
-    def gone(self) -> ClusterTooSmall:
+    def loss_error(self) -> ClusterTooSmall:
         """Return the error that says that all copies of the weights are lost."""
         return ClusterTooSmall(
             f"the weights after round {self._run.progress.round} were on workers that are lost",
             hint="resume from the last checkpoint; with checkpoint_every=1 no round is lost",
         )
 
-    def holding(self, place: Layout) -> list[tuple[int, int, int]]:
+    def holding(self, layout: Layout) -> list[tuple[int, int, int]]:
         """Return which worker has which range of the outer optimizer's state, in the format of ``Plan.state``."""
-        return [(*part, number) for part, (number, _) in self.parts(place, self._there.members()) or ()]
+        return [(*part, number) for part, (number, _) in self.parts(layout, self._members.members()) or ()]
 
-    def parts(self, place: Layout, alive: Collection[Member]) -> list[tuple[Slice, Member]] | None:
+    def parts(self, layout: Layout, alive: Collection[Member]) -> list[tuple[Slice, Member]] | None:
         """Return one worker that is still in the run for each range of the state; None if a range is lost."""
-        if not self.kept:
+        if not self.arrays_per_weight:
             return []
         try:
-            return within((0, self.size), [one for one in place.state if one[1] in alive])
+            return within((0, self.size), [holding for holding in layout.state if holding[1] in alive])
         except ConfigError:
             return None
 
-    def writers(self, place: Layout, alive: Collection[Member]) -> list[tuple[Slice, Member]]:
+    def writers(self, layout: Layout, alive: Collection[Member]) -> list[tuple[Slice, Member]]:
         """Return the ranges of the state to write into a checkpoint, with the worker that writes each.
 
         Raises:
             ClusterTooSmall: The workers do not have all ranges.
         """
-        holders = [one for one in place.at if one in alive][: self.size]
-        parts = self.parts(place, alive)
+        holders = [member for member in layout.at if member in alive][: self.size]
+        parts = self.parts(layout, alive)
         if not holders or parts is None:
-            raise self.gone()
+            raise self.loss_error()
         return parts or list(zip(cut(self.size, len(holders)), holders, strict=True))
 
-    async def mean(self, place: Layout, group: str) -> list[Any]:
+    async def mean(self, layout: Layout, group: str) -> list[Any]:
         """Fetch a mean of slot states from a worker to the master.
 
         Raises:
             ClusterTooSmall: No worker has it.
         """
-        found = empty_of((await self._asked(place, "mean_shapes", place.generation, group))[group])
-        arrays = arrays_of(found)
+        mean = empty_of((await self._call_any(layout, "mean_shapes", layout.generation, group))[group])
+        arrays = arrays_of(mean)
         for piece in pieces((0, sum(array.size for array in arrays)), AT_ONCE):
-            put(arrays, piece, await self._asked(place, "mean", place.generation, group, *piece))
-        return found
+            put(arrays, piece, await self._call_any(layout, "mean", layout.generation, group, *piece))
+        return mean
 
-    async def write_mean(self, place: Layout, group: str, slices: Slices, number: int) -> dict[str, int]:
+    async def write_mean(self, layout: Layout, group: str, slices: Slices, number: int) -> dict[str, int]:
         """Have a worker write a mean of slot states into a checkpoint, in the format of the first slot's state.
 
         Args:
-            place: Location of the mean.
+            layout: Location of the mean.
             group: Group of the mean.
             slices: The slices of the checkpoint.
             number: Number of the slice to write.
@@ -121,21 +121,21 @@ class HeldWeights:
             The length of the group.
         """
 
-        async def there(at: dict[str, Any]) -> dict[str, Any]:
-            return dict(await self._asked(place, "write_mean", place.generation, group, at))
+        async def write_remotely(target: dict[str, Any]) -> dict[str, Any]:
+            return dict(await self._call_any(layout, "write_mean", layout.generation, group, target))
 
-        async def here() -> tuple[dict[str, Any], dict[str, Any]]:
-            return left_parts(0, {group: await self.mean(place, group)})
+        async def fetch_arrays() -> tuple[dict[str, Any], dict[str, Any]]:
+            return left_parts(0, {group: await self.mean(layout, group)})
 
-        return dict((await slices.write_one(number, there, here))["lengths"])
+        return dict((await slices.write_one(number, write_remotely, fetch_arrays))["lengths"])
 
-    async def write(self, place: Layout, names: Sequence[str], slices: Slices) -> int:
+    async def write(self, layout: Layout, names: Sequence[str], slices: Slices) -> int:
         """Have workers write weights and state into a checkpoint.
 
         If one of the workers is lost meanwhile, begin again without it.
 
         Args:
-            place: Location of the weights.
+            layout: Location of the weights.
             names: Paths of the weights.
             slices: The slices of the checkpoint.
 
@@ -146,86 +146,90 @@ class HeldWeights:
             ClusterTooSmall: The weights or a range of the state are lost.
         """
         n, listed = len(self.like), [(w.dtype.name, list(w.shape)) for w in self.like]
-        slices.sliced[WEIGHTS] = [(f"{i:04d} {names[i]}", *one) for i, one in enumerate(listed)]
-        if self.kept > self.coded:
-            slices.sliced[OUTER] = [(f"{i:04d}", *listed[i % n]) for i in range((self.kept - self.coded) * n)]
-        alive = self._there.members()
+        slices.sliced[WEIGHTS] = [(f"{i:04d} {names[i]}", *tensor) for i, tensor in enumerate(listed)]
+        if self.arrays_per_weight > self.coded:
+            slices.sliced[OUTER] = [
+                (f"{i:04d}", *listed[i % n]) for i in range((self.arrays_per_weight - self.coded) * n)
+            ]
+        alive = self._members.members()
 
-        async def one(number: int, part: Slice, member: Member) -> None:
+        async def write_part(number: int, part: Slice, member: Member) -> None:
             async def ask(verb: str, part: Slice, *more: Any) -> Any:
-                return await alive[member].call(self._there.holder, verb, place.generation, *part, *more)
+                return await alive[member].call(self._members.holder, verb, layout.generation, *part, *more)
 
-            async def there(at: dict[str, Any]) -> dict[str, Any]:
-                return dict(await ask("write", part, names, at))
+            async def write_remotely(target: dict[str, Any]) -> dict[str, Any]:
+                return dict(await ask("write", part, names, target))
 
-            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+            async def fetch_arrays() -> tuple[dict[str, Any], dict[str, Any]]:
                 arrays: dict[str, Any] = {}
                 for piece in pieces(part, AT_ONCE):
-                    kept = list(await ask("kept", piece)) if self.kept else []
-                    values = kept.pop() if self.coded else await ask("values", piece)
-                    arrays |= parts_of(self.like, piece, names, values, kept)
+                    state = list(await ask("kept", piece)) if self.arrays_per_weight else []
+                    values = state.pop() if self.coded else await ask("values", piece)
+                    arrays |= parts_of(self.like, piece, names, values, state)
                 return arrays, {}
 
             try:
-                await slices.write_one(number, there, here)
+                await slices.write_one(number, write_remotely, fetch_arrays)
             except LOSS:
                 alive.pop(member, None)
                 raise
 
         while True:
-            parts = self.writers(place, alive)
-            if not await _losses(one(i, *part) for i, part in enumerate(parts)):
+            parts = self.writers(layout, alive)
+            if not await _losses(write_part(i, *part) for i, part in enumerate(parts)):
                 return len(parts)
             slices.clear()
 
-    async def brought(self, place: Layout, *, state: bool = True) -> tuple[Weights, Weights]:
+    async def brought(self, layout: Layout, *, state: bool = True) -> tuple[Weights, Weights]:
         """Fetch the weights and their state to the master, from the workers that have them.
 
         Raises:
             ClusterTooSmall: They are lost.
         """
         weights = [np.empty(w.shape, w.dtype) for w in self.like]
-        needed = self.kept if state or self.coded else 0
+        needed = self.arrays_per_weight if state or self.coded else 0
         groups = [[np.empty(w.shape, w.dtype) for w in self.like] for _ in range(needed)]
-        alive = self._there.members()
+        alive = self._members.members()
 
         async def get(verb: str, part: Slice, member: Member, into: Callable[[Any], list[tuple[Weights, Any]]]) -> None:
             worker = alive[member]
             for piece in pieces(part, AT_ONCE):
                 try:
-                    found = await worker.call(self._there.holder, verb, place.generation, *piece)
+                    answer = await worker.call(self._members.holder, verb, layout.generation, *piece)
                 except LOSS:
                     alive.pop(member, None)
                     raise
-                for arrays, values in into(found):
+                for arrays, values in into(answer):
                     put(arrays, piece, values)
 
         while True:
-            holders = [one for one in place.at if one in alive][: self.size]
-            parts = self.parts(place, alive) if needed else []
+            holders = [holder for holder in layout.at if holder in alive][: self.size]
+            parts = self.parts(layout, alive) if needed else []
             if not holders or parts is None:
-                raise self.gone()
+                raise self.loss_error()
             plain = [] if self.coded else list(zip(cut(self.size, len(holders)), holders, strict=True))
-            work = [get("values", part, one, lambda found: [(weights, found)]) for part, one in plain]
-            work += [get("kept", part, one, lambda found: [*zip(groups, found, strict=True)]) for part, one in parts]
+            work = [get("values", part, holder, lambda answer: [(weights, answer)]) for part, holder in plain]
+            work += [
+                get("kept", part, holder, lambda answer: [*zip(groups, answer, strict=True)]) for part, holder in parts
+            ]
             if not await _losses(work):
-                now = groups.pop() if self.coded else weights
-                return now, [array for group in groups for array in group]
+                current = groups.pop() if self.coded else weights
+                return current, [array for group in groups for array in group]
 
-    async def _asked(self, place: Layout, verb: str, *arguments: Any) -> Any:
+    async def _call_any(self, layout: Layout, verb: str, *arguments: Any) -> Any:
         """Call a method of the exchange on the first present worker that has the weights, and return its answer.
 
         Raises:
             ClusterTooSmall: No such worker is present.
         """
-        alive = self._there.members()
-        for member in place.at:
+        alive = self._members.members()
+        for member in layout.at:
             if member in alive:
                 try:
-                    return await alive[member].call(self._there.holder, verb, *arguments)
+                    return await alive[member].call(self._members.holder, verb, *arguments)
                 except LOSS:
                     continue  # the crew notices the loss
-        raise self.gone()
+        raise self.loss_error()
 
 
 async def _losses(work: Iterable[Awaitable[None]]) -> int:
@@ -233,9 +237,9 @@ async def _losses(work: Iterable[Awaitable[None]]) -> int:
 
     Raise any other error.
     """
-    errors = [one for one in await asyncio.gather(*work, return_exceptions=True) if one is not None]
-    if others := [one for one in errors if not isinstance(one, LOSS)]:
-        raise others[0]
+    errors = [error for error in await asyncio.gather(*work, return_exceptions=True) if error is not None]
+    if unexpected := [error for error in errors if not isinstance(error, LOSS)]:
+        raise unexpected[0]
     return len(errors)
 
 
@@ -244,17 +248,21 @@ def means_of(states: ShardedStates, replies: Sequence[Reply], *, slots: int, gro
 
     If slots may be added later, plan sums instead.
     """
-    found = []
+    plans = []
     for group, part in states.parts.items():
         if part.shared:  # the mean over this round, weighted by samples
-            left = [(one.slot, one.worker, one.task.round, float(one.samples)) for one in replies]
-            found.append(MeanPlan(group=group, states=left, total=float(sum(one.samples for one in replies)), given=[]))
+            left = [(reply.slot, reply.worker, reply.task.round, float(reply.samples)) for reply in replies]
+            plans.append(
+                MeanPlan(group=group, states=left, total=float(sum(reply.samples for reply in replies)), given=[])
+            )
         elif part.mean is not None:  # the mean over all slots, also those without a reply
-            now = {one.slot: (one.worker, one.task.round) for one in replies}
-            where = {slot: now.get(slot) or states.where(slot, group) for slot in range(slots)}
+            carried = {reply.slot: (reply.worker, reply.task.round) for reply in replies}
+            locations = {slot: carried.get(slot) or states.where(slot, group) for slot in range(slots)}
             of_slots = [
-                (slot, *(at if isinstance(at, tuple) else (0, 0)), 1.0) for slot, at in where.items() if at is not None
+                (slot, *(location if isinstance(location, tuple) else (0, 0)), 1.0)
+                for slot, location in locations.items()
+                if location is not None
             ]
-            given = [(slot, at) for slot, at in where.items() if isinstance(at, list)]
-            found.append(MeanPlan(group=group, states=of_slots, total=0.0 if grows else float(slots), given=given))
-    return found
+            on_master = [(slot, location) for slot, location in locations.items() if isinstance(location, list)]
+            plans.append(MeanPlan(group=group, states=of_slots, total=0.0 if grows else float(slots), given=on_master))
+    return plans

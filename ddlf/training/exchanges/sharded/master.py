@@ -61,7 +61,7 @@ Means = Callable[[list[Reply]], list[MeanPlan]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Here:
+class MasterCopy:
     """A generation (numbered version of the weights) that the master itself has, with its states.
 
     Args:
@@ -82,7 +82,7 @@ class Sharded:
 
     Args:
         run: The run.
-        there: Where the run's tasks find their weights.
+        members: Where the run's tasks find their weights.
         merge: The merge rule.
         outer: The outer optimizer.
         codec: Codec of weights between workers, as text.
@@ -91,9 +91,9 @@ class Sharded:
         ConfigError: The model has no weights.
     """
 
-    def __init__(self, run: Run, there: Members, merge: Rule, outer: OuterOptimizer, codec: str) -> None:
+    def __init__(self, run: Run, members: Members, merge: Rule, outer: OuterOptimizer, codec: str) -> None:
         self._run = run
-        self._there = there
+        self._members = members
         self._merge, self._outer, self._codec = merge, outer, codec
         like = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in shapes(run.progress.weights)]
         if not any(w.size for w in like):
@@ -104,19 +104,19 @@ class Sharded:
         coded = codec != "float32"  # then exact weights follow the state, and workers decode theirs from them
         state = run.progress.group("outer")
         assert state is not None
-        self._places = HeldWeights(run, there, like, len(shapes(state)) // len(like) + coded, coded=coded)
-        self._together = Together(run, there, like, lambda: self._now.generation)
+        self._remote_weights = HeldWeights(run, members, like, len(shapes(state)) // len(like) + coded, coded=coded)
+        self._together = Together(run, members, like, lambda: self._layout.generation)
         assert isinstance(run.exchange.states, ShardedStates)
         self._states = run.exchange.states
         self._generations = itertools.count(1)
-        self._now = Layout(0)
-        self._here = Here(0, run.progress.weights, state, self._states.mean)
-        self._home = run.progress.snapshot()
+        self._layout = Layout(0)
+        self._master_copy = MasterCopy(0, run.progress.weights, state, self._states.mean)
+        self._snapshot = run.progress.snapshot()
         self._mean_at = 0  # number of the last checkpoint's slice with the mean of the slots' optimizers
         self._handing_back = asyncio.Lock()
         run.crew.hand_back.append(self._hand_back)
-        there.begin, there.says = self._begin, self._says
-        there.compares = partial(verdicts, self._together)
+        members.begin, members.says = self._begin, self._says
+        members.compares = partial(verdicts, self._together)
 
     async def _begin(self) -> None:
         """Make sure that some workers have the weights and the state.
@@ -126,34 +126,37 @@ class Sharded:
         Raises:
             ClusterTooSmall: All workers with the weights are lost, and the master has no copy.
         """
-        alive = self._there.members()
-        if any(one in alive for one in self._now.at) and self._places.parts(self._now, alive) is not None:
+        alive = self._members.members()
+        if (
+            any(holder in alive for holder in self._layout.at)
+            and self._remote_weights.parts(self._layout, alive) is not None
+        ):
             return
-        here = self._here
-        if here.generation != self._now.generation:
-            raise self._places.gone()
+        master_copy = self._master_copy
+        if master_copy.generation != self._layout.generation:
+            raise self._remote_weights.loss_error()
         means = await self._states.means()
-        slices = None if means else slices_of(here.weights)
+        slices = None if means else slices_of(master_copy.weights)
         holders = 0
         for member, proxy in alive.items():
             if holders == HOLDERS:
                 break
             try:
-                how = self._codec, self._run.facts.trainable, *([means] if means else [])
+                arguments = self._codec, self._run.facts.trainable, *([means] if means else [])
                 if slices is None:
-                    whole = local(here.weights), local(here.state)
-                    await proxy.call(self._there.holder, "hold", here.generation, *whole, *how)
+                    contents = local(master_copy.weights), local(master_copy.state)
+                    await proxy.call(self._members.holder, "hold", master_copy.generation, *contents, *arguments)
                 else:
                     groups = (WEIGHTS, OUTER)
-                    await self._there.checkpoints.give(proxy, slices, numbers_of(slices, groups))
+                    await self._members.checkpoints.give(proxy, slices, numbers_of(slices, groups))
                     listed = {group: slices.sliced[group] for group in groups if group in slices.sliced}
-                    await proxy.call(self._there.holder, "hold_restored", here.generation, listed, *how)
+                    await proxy.call(self._members.holder, "hold_restored", master_copy.generation, listed, *arguments)
             except LOSS:
                 continue  # the crew notices the loss
             holders += 1
-            more = [((0, self._places.size), member)] if self._places.kept else []
-            at = [*self._now.at, member]
-            self._move(Layout(here.generation, at, [*self._now.state, *more], dict.fromkeys(means, False)))
+            more = [((0, self._remote_weights.size), member)] if self._remote_weights.arrays_per_weight else []
+            at = [*self._layout.at, member]
+            self._move(Layout(master_copy.generation, at, [*self._layout.state, *more], dict.fromkeys(means, False)))
 
     async def _hand_back(self, number: int) -> None:
         """Take the weights and their states to the master, if otherwise only workers that leave would have them. When
@@ -163,24 +166,29 @@ class Sharded:
             number: Number of a worker that leaves.
         """
         async with self._handing_back:
-            now, crew = self._now, self._run.crew
-            staying = {one for one in self._there.members() if one[0] != number and not crew.is_leaving(one[0])}
-            have_all = any(one in staying for one in now.at) and self._places.parts(now, staying) is not None
-            if have_all or self._here.generation == now.generation:
+            layout, crew = self._layout, self._run.crew
+            staying = {
+                member for member in self._members.members() if member[0] != number and not crew.is_leaving(member[0])
+            }
+            have_all = (
+                any(member in staying for member in layout.at)
+                and self._remote_weights.parts(layout, staying) is not None
+            )
+            if have_all or self._master_copy.generation == layout.generation:
                 return
             with contextlib.suppress(DDLFError):  # the worker has ended before; later errors tell that
-                weights, state = await self._places.brought(now)
+                weights, state = await self._remote_weights.brought(layout)
                 mean: Callable[[], Weights] | None = None
-                if (name := self._states.averaged) in now.means:
-                    found = await self._places.mean(now, name)
-                    mean = lambda: found  # noqa: E731
-                self._here = Here(now.generation, weights, state, mean)
+                if (name := self._states.averaged) in layout.means:
+                    values = await self._remote_weights.mean(layout, name)
+                    mean = lambda: values  # noqa: E731
+                self._master_copy = MasterCopy(layout.generation, weights, state, mean)
                 self._states.mean_is(mean)
 
     @property
     def like(self) -> Weights:
         """Return arrays with the shapes and types of the weights."""
-        return self._places.like
+        return self._remote_weights.like
 
     async def all(self, tasks: Sequence[Task], tensors: Sequence[int] | None) -> list[Reply]:
         """Have workers train slots, and return their replies, which contain no updates.
@@ -190,7 +198,7 @@ class Sharded:
             tensors: Numbers of the tensors whose updates are exchanged; None for all.
         """
         self._together.tensors = tensors
-        self._move(self._now)  # the run may have more slots now
+        self._move(self._layout)  # the run may have more slots now
         return await self._run.all(tasks)
 
     async def merged(self, replies: list[Reply]) -> tuple[list[Reply], Layout]:
@@ -207,36 +215,36 @@ class Sharded:
             ConnectError: A worker reaches another one, but does not get its data.
             ClusterTooSmall: Too many workers were lost.
         """
-        among = self._together
+        together = self._together
         means = partial(means_of, self._states, slots=self._run.slots, grows=self._run.facts.grows)
-        replies, place = await self._made(among, lambda: self._now, replies, self._outer, means)
+        replies, layout = await self._compute(together, lambda: self._layout, replies, self._outer, means)
         self._states.mean_is(None)
-        return replies, place
+        return replies, layout
 
-    async def recalibrated(self, place: Layout, replies: list[Reply]) -> Layout:
+    async def recalibrated(self, layout: Layout, replies: list[Reply]) -> Layout:
         """Have workers measure batch normalization's moving statistics for merged weights, and merge them like updates.
 
         Args:
-            place: Location of the weights.
+            layout: Location of the weights.
             replies: Replies that the weights were computed from.
 
         Returns:
             The location of the weights with these statistics.
         """
         run = self._run
-        alive = self._there.members()
-        at = [member[0] for member in place.at if member in alive]
-        told = {"generation": place.generation, "at": at, "means": list(place.means)}
-        measure = partial(measured, run, told)
-        among = Together(run, self._there, self.like, lambda: self._now.generation, place.generation, measure)
-        among.tensors = run.facts.statistics
-        _, following = await self._made(among, lambda: place, await measure(replies), Subtract())
+        alive = self._members.members()
+        holders = [member[0] for member in layout.at if member in alive]
+        reference = {"generation": layout.generation, "at": holders, "means": list(layout.means)}
+        measure = partial(measured, run, reference)
+        together = Together(run, self._members, self.like, lambda: self._layout.generation, layout.generation, measure)
+        together.tensors = run.facts.statistics
+        _, following = await self._compute(together, lambda: layout, await measure(replies), Subtract())
         return following
 
-    async def _made(
+    async def _compute(
         self,
-        among: Together,
-        of: Callable[[], Layout],
+        together: Together,
+        base_layout: Callable[[], Layout],
         replies: list[Reply],
         outer: OuterOptimizer,
         means: Means | None = None,
@@ -244,8 +252,8 @@ class Sharded:
         """Have workers compute a new version of the weights (a generation) from an earlier one.
 
         Args:
-            among: The workers that have updates.
-            of: Returns the location of the generation that the updates begin with.
+            together: The workers that have updates.
+            base_layout: Returns the location of the generation that the updates begin with.
             replies: Replies of these updates.
             outer: Outer optimizer that changes the weights.
             means: Returns the means of slot state to compute for some replies; None if the slots keep no state.
@@ -255,101 +263,101 @@ class Sharded:
         """
         weights: list[float] = []
         if isinstance(self._merge, WholeRule):
-            replies, weights = await weighed(among, replies, self._merge)
-        places: list[Layout] = []
-        known = self._places
+            replies, weights = await weighed(together, replies, self._merge)
+        layouts: list[Layout] = []
+        remote_weights = self._remote_weights
 
         async def merge(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
-            base = of()  # other workers may have it now, if some were lost
-            if known.parts(base, self._there.members()) is None:
-                raise known.gone()
+            base = base_layout()  # other workers may have it now, if some were lost
+            if remote_weights.parts(base, self._members.members()) is None:
+                raise remote_weights.loss_error()
             plan = Plan(
                 base=base.generation,
                 generation=next(self._generations),
-                updates=among.sent(replies),
+                updates=together.sent(replies),
                 owners=[number for number, _ in owners],
-                tensors=among.tensors,
-                kept=known.kept,
-                state=known.holding(base),
-                copies=len(owners) > 1 and known.kept > 0,
+                tensors=together.tensors,
+                kept=remote_weights.arrays_per_weight,
+                state=remote_weights.holding(base),
+                copies=len(owners) > 1 and remote_weights.arrays_per_weight > 0,
                 left=[] if means is None else self._copied(replies, owners),
                 groups=list(self._states.copied),
-                means=[] if means is None else [dataclasses.asdict(one) for one in means(replies)],
+                means=[] if means is None else [dataclasses.asdict(mean_plan) for mean_plan in means(replies)],
                 merge=str(self._merge),
                 weighed=weights,
                 outer=str(outer),
                 codec=self._codec,
                 trainable=self._run.facts.trainable,
                 names=self._run.facts.names,
-                piece=min(PIECE, max(LEAST, known.size // (len(owners) * PIECES))),
+                piece=min(PIECE, max(LEAST, remote_weights.size // (len(owners) * PIECES))),
             )
-            _, gone = await among.carried_out("merge", dataclasses.asdict(plan), plan.owners, workers)
-            if gone is None:
+            _, loss = await together.carried_out("merge", dataclasses.asdict(plan), plan.owners, workers)
+            if loss is None:
                 for slot, number, _, worker in plan.left:
                     self._states.copy(slot, number, worker)
-                slices = cut(known.size, len(owners))
-                state = [*zip(slices, owners, strict=True)] if known.kept else []
+                slices = cut(remote_weights.size, len(owners))
+                state = [*zip(slices, owners, strict=True)] if remote_weights.arrays_per_weight else []
                 state += [*zip(slices, [*owners[1:], owners[0]], strict=True)] if plan.copies else []
-                groups = {one["group"]: not one["total"] for one in plan.means}
-                places.append(Layout(plan.generation, owners, state, {**base.means, **groups}))
-            return gone
+                groups = {mean_plan["group"]: not mean_plan["total"] for mean_plan in plan.means}
+                layouts.append(Layout(plan.generation, owners, state, {**base.means, **groups}))
+            return loss
 
-        return await among.on(replies, merge), places[0]
+        return await together.on(replies, merge), layouts[0]
 
-    async def committed(self, place: Layout, replies: list[Reply], *, due: bool, shown: bool) -> None:
+    async def committed(self, layout: Layout, replies: list[Reply], *, due: bool, shown: bool) -> None:
         """Make weights that are on the workers the current weights of the run.
 
         Args:
-            place: Location of the weights.
+            layout: Location of the weights.
             replies: Replies that the weights were computed from.
             due: Whether to write them to a checkpoint.
             shown: Whether to bring them to the master.
         """
-        known = self._places
-        exact = known.holding(place) if known.coded else []
-        evaluated = partial(self._there.evaluated, place.at, {"generation": place.generation, "exact": exact})
-        bring = partial(self._weights_of, place)
+        remote_weights = self._remote_weights
+        exact = remote_weights.holding(layout) if remote_weights.coded else []
+        evaluated = partial(self._members.evaluated, layout.at, {"generation": layout.generation, "exact": exact})
+        bring = partial(self._weights_of, layout)
         weights: Weights | WeightsRef
         state: Weights | WeightsRef
         slices = None
         mean: Callable[[], Weights] | None = None
         name = self._states.averaged
-        averaged = name in place.means
+        averaged = name in layout.means
         keeper, progress = self._run.keeper, self._run.progress
         if keeper is not None and due and not shown:
-            slices = await keeper.sliced(progress, partial(self._write, place, replies))
-        looks = due or shown
-        remote = partial(
-            WeightsRef, like=known.like, group=WEIGHTS, from_workers=bring, evaluate=evaluated, unread=UNREAD
+            slices = await keeper.sliced(progress, partial(self._write, layout, replies))
+        is_fetched = due or shown
+        weights_ref = partial(
+            WeightsRef, like=remote_weights.like, group=WEIGHTS, from_workers=bring, evaluate=evaluated, unread=UNREAD
         )
         if slices is not None:
-            weights, rows = remote(slices=slices), known.kept - known.coded
-            state = WeightsRef(like=known.like * rows, group=OUTER, slices=slices) if rows else []
+            weights, rows = weights_ref(slices=slices), remote_weights.arrays_per_weight - remote_weights.coded
+            state = WeightsRef(like=remote_weights.like * rows, group=OUTER, slices=slices) if rows else []
             mean = partial(_mean_in, slices, self._mean_at, name) if averaged else None
-        elif looks:
-            weights, state = await known.brought(place)
-            found = await known.mean(place, name) if averaged else []
-            mean = (lambda: found) if averaged else None
+        elif is_fetched:
+            weights, state = await remote_weights.brought(layout)
+            values = await remote_weights.mean(layout, name) if averaged else []
+            mean = (lambda: values) if averaged else None
         else:
-            weights = remote()
-        if looks:
-            self._here = Here(place.generation, weights, state, mean)
+            weights = weights_ref()
+        if is_fetched:
+            self._master_copy = MasterCopy(layout.generation, weights, state, mean)
             self._states.mean_is(mean)
             self._run.progress.keep("outer", state)
-        before, version = self._now, self._run.version
-        self._move(place)
+        previous, version = self._layout, self._run.version
+        self._move(layout)
         try:
             await self._run.commit(weights, replies)
         except BadUpdate:
             if self._run.version == version:
-                self._move(before)
+                self._move(previous)
             raise
-        if looks:
+        if is_fetched:
             changed = self._run.progress.weights
             if changed is not weights:  # a callback or a peer changed them: the workers receive them from the master
-                self._here = Here(next(self._generations), changed, state, mean)
-                self._move(Layout(self._here.generation))
-            self._home = self._run.progress.snapshot()
+                self._master_copy = MasterCopy(next(self._generations), changed, state, mean)
+                self._move(Layout(self._master_copy.generation))
+            self._snapshot = self._run.progress.snapshot()
 
     async def settle(self) -> None:
         """Fetch the final weights to the master.
@@ -357,45 +365,48 @@ class Sharded:
         If they are lost, restore the master's last weights, and undo later rounds.
         """
         run, progress = self._run, self._run.progress
-        if self._here.generation == self._now.generation:
-            progress.weights = self._here.weights
-            progress.keep("outer", self._here.state)
+        if self._master_copy.generation == self._layout.generation:
+            progress.weights = self._master_copy.weights
+            progress.keep("outer", self._master_copy.state)
             progress.fetch()
-            self._states.mean_is(self._here.mean)
+            self._states.mean_is(self._master_copy.mean)
             self._states.fetch_mean()
             return
         try:
-            progress.weights, state = await self._places.brought(self._now)
+            progress.weights, state = await self._remote_weights.brought(self._layout)
             progress.keep("outer", state)
-            if (name := self._states.averaged) in self._now.means:
-                found = await self._places.mean(self._now, name)
-                self._states.mean_is(lambda: found)
+            if (name := self._states.averaged) in self._layout.means:
+                values = await self._remote_weights.mean(self._layout, name)
+                self._states.mean_is(lambda: values)
                 self._states.fetch_mean()
         except DDLFError as error:
             reached = progress.round
-            progress.set_back(self._home)
+            progress.set_back(self._snapshot)
             self._states.set_back(progress.states)
-            self._states.mean_is(self._here.mean)
+            self._states.mean_is(self._master_copy.mean)
             self._states.fetch_mean()
-            why = f"the weights after round {reached} are unavailable ({first_line(error)}): the run returns to round {progress.round}"
-            run.crew.emit(Warned(about="model", why=why))
+            reason = f"the weights after round {reached} are unavailable ({first_line(error)}): the run returns to round {progress.round}"
+            run.crew.emit(Warned(about="model", why=reason))
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def _move(self, place: Layout) -> None:
-        self._now, self._sums = place, self._run.slots
+    def _move(self, layout: Layout) -> None:
+        self._layout, self._sums = layout, self._run.slots
 
     def _says(self, slot: int, number: int, holds: bool) -> dict[str, Any]:
         """Return the entry about weights in a slot's task: the generation, and the workers that have it.
 
         It also says how many slots each mean sums. If the slot's state is on other workers, it names them, too.
         """
-        now, present = self._now, self._there.members()
-        told: dict[str, Any] = {"generation": now.generation, "at": [one[0] for one in now.at if one in present]}
+        layout, present = self._layout, self._members.members()
+        entry: dict[str, Any] = {
+            "generation": layout.generation,
+            "at": [member[0] for member in layout.at if member in present],
+        }
         if left := self._states.at(slot, holds):
-            told["left"] = left
-        means = {group: self._sums if is_sum else 0 for group, is_sum in now.means.items()}
-        return {**told, "means": means} if means else told
+            entry["left"] = left
+        means = {group: self._sums if is_sum else 0 for group, is_sum in layout.means.items()}
+        return {**entry, "means": means} if means else entry
 
     def _copied(self, replies: list[Reply], owners: list[Member]) -> list[tuple[int, int, int, int]]:
         """Return which workers keep backups of slot states: for each reply its slot, round, worker and backup.
@@ -406,25 +417,27 @@ class Sharded:
             return []
         numbers = [number for number, _ in owners]
         following = dict(zip(numbers, [*numbers[1:], numbers[0]], strict=True))
-        return [(one.slot, one.task.round, one.worker, following.get(one.worker, numbers[0])) for one in replies]
+        return [
+            (reply.slot, reply.task.round, reply.worker, following.get(reply.worker, numbers[0])) for reply in replies
+        ]
 
-    async def _write(self, place: Layout, replies: Sequence[Reply], slices: Slices) -> None:
+    async def _write(self, layout: Layout, replies: Sequence[Reply], slices: Slices) -> None:
         """Have workers write the slices (files) of a checkpoint: weights and their states, slot states, and their mean.
 
         The mean is stored as a part of the first slot's state.
         """
-        known = self._places
-        first = await known.write(place, self._run.facts.names, slices)
+        remote_weights = self._remote_weights
+        first = await remote_weights.write(layout, self._run.facts.names, slices)
         slices.left = await self._states.written(slices, first, replies)
-        if (name := self._states.averaged) in place.means:
+        if (name := self._states.averaged) in layout.means:
             self._mean_at = first + self._run.slots
-            mean = await known.write_mean(place, name, slices, self._mean_at)
+            mean = await remote_weights.write_mean(layout, name, slices, self._mean_at)
             slices.left[0] = slices.left[0] | mean  # a new dict, since the states use these lengths, too
 
-    async def _weights_of(self, place: Layout) -> Weights:
-        if place.generation == self._here.generation:  # the workers have handed them back
-            return local(self._here.weights)
-        return (await self._places.brought(place, state=False))[0]
+    async def _weights_of(self, layout: Layout) -> Weights:
+        if layout.generation == self._master_copy.generation:  # the workers have handed them back
+            return local(self._master_copy.weights)
+        return (await self._remote_weights.brought(layout, state=False))[0]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,27 +461,27 @@ class ShardedRounds:
 
     async def train(self, run: Run) -> None:
         """Train until the last round or the end of the run. Then fetch the final weights to the master."""
-        there = run.exchange.weights_out
-        assert isinstance(there, Members)
+        members = run.exchange.weights_out
+        assert isinstance(members, Members)
         self.begin(run)
-        shards = Sharded(run, there, self.merge, self.outer, self.codec)
-        fragments = fragments_of(run, self.outer, shards.like)
+        exchange = Sharded(run, members, self.merge, self.outer, self.codec)
+        fragments = fragments_of(run, self.outer, exchange.like)
         try:
             with contextlib.suppress(Ended):
                 async for round in run.rounds(self.balance):
                     tasks = round.tasks if fragments is None else fragments.tasks(round)
                     tensors = None if fragments is None else fragments.tensors
-                    replies, place = await shards.merged(await shards.all(tasks, tensors))
+                    replies, layout = await exchange.merged(await exchange.all(tasks, tensors))
                     if fragments is not None:
                         fragments.were_merged(round.number)
                     if run.facts.statistics:
-                        place = await shards.recalibrated(place, replies)
-                    await shards.committed(place, replies, due=_is_due(run), shown=_is_shown(run, round))
+                        layout = await exchange.recalibrated(layout, replies)
+                    await exchange.committed(layout, replies, due=_is_due(run), shown=_is_shown(run, round))
             if fragments is not None:
                 fragments.tell_late()
         finally:
-            await there.close()
-            await to_its_end(shards.settle())
+            await members.close()
+            await to_its_end(exchange.settle())
 
 
 def _mean_in(slices: Slices, number: int, group: str) -> list[Any]:

@@ -50,89 +50,93 @@ class Mean:
     """A mean of slot states. While it is computed, a worker may have only a part.
 
     Args:
-        known: For each entry of the group, whether it has an array.
+        has_array: For each entry of the group, whether it has an array.
         of: The arrays of the group.
     """
 
-    known: list[bool]
+    has_array: list[bool]
     of: Generation
 
     @classmethod
     def whole(cls, group: Sequence[Any]) -> Mean:
         """Return a mean that needs no more updates. ``group`` has its arrays, and None for each array that has no mean."""
-        return cls([one is not None for one in group], Generation(arrays_of(group)))
+        return cls([array is not None for array in group], Generation(arrays_of(group)))
 
     @classmethod
     def begun(cls, group: Sequence[Any]) -> Mean:
         """Return an empty mean with the shapes and types of a group of slot state, to be filled range by range."""
-        return cls.whole([None if one is None else np.empty(np.shape(one), np.asarray(one).dtype) for one in group])
+        return cls.whole(
+            [None if array is None else np.empty(np.shape(array), np.asarray(array).dtype) for array in group]
+        )
 
     def group(self) -> list[Any]:
         """Return the mean in the format of the slot states that it is the mean of."""
         arrays = iter(self.of.weights)
-        return [next(arrays) if known else None for known in self.known]
+        return [next(arrays) if is_present else None for is_present in self.has_array]
 
 
 def averaging(
-    me: int, plan: Plan, wanted: MeanPlan, new: Generation, copies: SlotCopies, ask: Ask
+    me: int, plan: Plan, mean_plan: MeanPlan, new: Generation, copies: SlotCopies, ask: Ask
 ) -> list[Coroutine[Any, Any, None]]:
     """Return coroutines that compute and fetch a mean of slot states for new weights. They run at the same time.
 
     Args:
         me: Number of this worker, which has the state of a slot.
         plan: The plan of the generation.
-        wanted: The plan of the mean to compute.
+        mean_plan: The plan of the mean to compute.
         new: The generation. It receives the mean at once, and its pieces as they are computed.
         copies: Slot states on this worker.
         ask: Calls workers.
     """
-    slot, _, number, _ = next(one for one in wanted.states if one[1] == me)
-    group = copies.state(slot, number)[wanted.group]
+    slot, _, number, _ = next(state for state in mean_plan.states if state[1] == me)
+    group = copies.state(slot, number)[mean_plan.group]
     mean = Mean.begun(
-        group if wanted.total else [None if one is None else np.asarray(one, np.float64) for one in group]
+        group if mean_plan.total else [None if array is None else np.asarray(array, np.float64) for array in group]
     )
-    new.means[wanted.group] = mean
+    new.means[mean_plan.group] = mean
     if not (size := size_of(mean.of.weights)):
         return []
     owners = list(plan.owners)[:size]
-    found = []
+    coroutines = []
     for part, owner in zip(cut(size, len(owners)), owners, strict=True):
         parts = pieces(part, plan.piece)
         mean.of.ready.update({piece: asyncio.Event() for piece in parts})
         if owner == me:
-            found.append(_make(wanted, mean, parts, copies.ask))
+            coroutines.append(_make(mean_plan, mean, parts, copies.ask))
         else:
-            found.append(fetch(ask, owner, ("mean", plan.generation, wanted.group), mean.of, parts))
-    return found
+            coroutines.append(fetch(ask, owner, ("mean", plan.generation, mean_plan.group), mean.of, parts))
+    return coroutines
 
 
-async def _make(wanted: MeanPlan, mean: Mean, parts: Sequence[Slice], ask: Ask) -> None:
-    given, finite = {slot: arrays_of(group) for slot, group in wanted.given}, part_of(wanted.group).finite
+async def _make(mean_plan: MeanPlan, mean: Mean, parts: Sequence[Slice], ask: Ask) -> None:
+    on_master, finite = {slot: arrays_of(group) for slot, group in mean_plan.given}, part_of(mean_plan.group).finite
 
-    async def left(piece: Slice, slot: int, worker: int, number: int) -> Weights:
+    async def fetch_state(piece: Slice, slot: int, worker: int, number: int) -> Weights:
         if not worker:
-            return take(given[slot], piece)
-        found: Weights = await ask(worker, "left", slot, number, wanted.group, *piece)
-        if not _fits(found, take(mean.of.weights, piece)):
+            return take(on_master[slot], piece)
+        values: Weights = await ask(worker, "left", slot, number, mean_plan.group, *piece)
+        if not _fits(values, take(mean.of.weights, piece)):
             raise Unreached(worker, f"it sent a state of slot {slot + 1} that does not fit")
-        if finite and not all(np.isfinite(one).all() for one in found):
-            raise BadUpdate(f"slot {slot + 1} (worker {worker}) left a {wanted.group} that is not finite")
-        return found
+        if finite and not all(np.isfinite(array).all() for array in values):
+            raise BadUpdate(f"slot {slot + 1} (worker {worker}) left a {mean_plan.group} that is not finite")
+        return values
 
-    async def one(piece: Slice) -> None:
-        of_slots = await asyncio.gather(*(left(piece, slot, worker, n) for slot, worker, n, _ in wanted.states))
-        shares = [share for *_, share in wanted.states]
-        put(mean.of.weights, piece, await asyncio.to_thread(_summed, of_slots, shares, wanted.total))
+    async def compute_piece(piece: Slice) -> None:
+        of_slots = await asyncio.gather(
+            *(fetch_state(piece, slot, worker, n) for slot, worker, n, _ in mean_plan.states)
+        )
+        shares = [share for *_, share in mean_plan.states]
+        put(mean.of.weights, piece, await asyncio.to_thread(_summed, of_slots, shares, mean_plan.total))
         mean.of.ready[piece].set()
 
-    await limited(one, parts)
+    await limited(compute_piece, parts)
 
 
-def _fits(found: Any, like: Weights) -> bool:
+def _fits(values: Any, like: Weights) -> bool:
     return (
-        isinstance(found, list)
-        and len(found) == len(like)
-        and all(isinstance(a, np.ndarray) and a.shape == w.shape for a, w in zip(found, like, strict=True))
+        isinstance(values, list)
+        and len(values) == len(like)
+        and all(isinstance(a, np.ndarray) and a.shape == w.shape for a, w in zip(values, like, strict=True))
     )
 
 
@@ -142,12 +146,12 @@ def _summed(of_slots: Sequence[Weights], shares: Sequence[float], total: float) 
     return mean_of([[np.asarray(a, np.float64) for a in arrays] for arrays in of_slots], shares, 1)
 
 
-async def bring(ask: Ask, at: Sequence[int], number: int, generation: Generation, groups: Iterable[str]) -> None:
+async def bring(ask: Ask, holders: Sequence[int], number: int, generation: Generation, groups: Iterable[str]) -> None:
     """Fetch the means of slot states that belong to a version of the weights, unless this worker has them.
 
     Args:
         ask: Calls workers.
-        at: Workers that have the means, in the order in which to call them.
+        holders: Workers that have the means, in the order in which to call them.
         number: Number of the generation.
         generation: This worker's part of the generation.
         groups: Groups that have means.
@@ -158,8 +162,8 @@ async def bring(ask: Ask, at: Sequence[int], number: int, generation: Generation
     for group in groups:
         if group in generation.means:
             continue
-        why = "nobody has it"
-        for worker in at:
+        reason = "nobody has it"
+        for worker in holders:
             try:
                 shapes: Shapes = await ask(worker, "mean_shapes", number, group)
                 mean = Mean.begun(empty_of(shapes[group]))
@@ -167,12 +171,12 @@ async def bring(ask: Ask, at: Sequence[int], number: int, generation: Generation
                 mean.of.ready = {piece: asyncio.Event() for piece in parts}
                 await fetch(ask, worker, ("mean", number, group), mean.of, parts)
             except Unreached as error:
-                why = f"worker {worker}: {error.why}"
+                reason = f"worker {worker}: {error.why}"
             else:
                 generation.means[group] = mean
                 break
         else:
-            raise AppMissing(f"the mean of the slots' {group} is unavailable: {why}")
+            raise AppMissing(f"the mean of the slots' {group} is unavailable: {reason}")
 
 
 def shapes(generation: Generation, group: str) -> Shapes:
@@ -190,24 +194,24 @@ def mean_in(generation: Generation, group: str) -> Mean:
     Raises:
         AppMissing: The generation does not have it.
     """
-    found: Mean | None = generation.means.get(group)
-    if found is None:
+    mean: Mean | None = generation.means.get(group)
+    if mean is None:
         raise AppMissing(f"the mean of the slots' {group} is not on this worker")
-    return found
+    return mean
 
 
-def begins_with(means: SlotState, of: Mapping[str, int], like: Weights) -> dict[str, Any]:
+def begins_with(means: SlotState, slot_counts: Mapping[str, int], like: Weights) -> dict[str, Any]:
     """Return the entries of a slot's task that contain means, by the entry's name.
 
     Args:
         means: Means by group.
-        of: By group, the number of slots in a sum; 0 for a finished mean.
+        slot_counts: By group, the number of slots in a sum; 0 for a finished mean.
         like: Arrays with the types of the model's weights.
     """
-    found: dict[str, Any] = {}
-    for group, slots in of.items():
-        found |= part_of(group).begins_with(means[group], slots, like)
-    return found
+    entries: dict[str, Any] = {}
+    for group, slots in slot_counts.items():
+        entries |= part_of(group).begins_with(means[group], slots, like)
+    return entries
 
 
 def part_of(name: str) -> type[SlotPart]:

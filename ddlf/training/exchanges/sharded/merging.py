@@ -58,27 +58,27 @@ class Merging:
 
     Attributes:
         new: The new generation. Other workers may already fetch its finished pieces.
-        mine: The range that this worker steps.
+        own_range: The range that this worker steps.
     """
 
     def __init__(self, me: int, plan: Plan, base: Generation, ask: Ask) -> None:
         self._me, self._plan, self._base, self._ask = me, plan, base, ask
         self._slices = cut(size_of(base.weights), len(plan.owners))
-        self.mine = self._slices[list(plan.owners).index(me)]
+        self.own_range = self._slices[list(plan.owners).index(me)]
         chosen = set(range(len(base.weights)) if plan.tensors is None else plan.tensors)
         self._runs = runs(base.weights, chosen)
         weights = [np.empty(w.shape, w.dtype) if i in chosen else w for i, w in enumerate(base.weights)]
         self.new = Generation(weights, codec=codec_of(plan.codec), trainable=plan.trainable, means=dict(base.means))
         changing = [piece for part in self._slices for piece in self._changing(part)]
-        self.new.ready = {piece: asyncio.Event() for piece in [*changing, *self._staying(self.mine)]}
+        self.new.ready = {piece: asyncio.Event() for piece in [*changing, *self._staying(self.own_range)]}
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
         """Return coroutines for all parts of this worker's work. They run at the same time."""
-        plan, found = self._plan, [self._make()]
+        plan, coroutines = self._plan, [self._make()]
         for shard, (part, owner) in enumerate(zip(self._slices, plan.owners, strict=True)):
             if owner == self._me:
                 continue
-            found.append(
+            coroutines.append(
                 fetch(
                     self._ask,
                     owner,
@@ -89,8 +89,8 @@ class Merging:
                 )
             )
             if plan.copies and plan.owners[(shard + 1) % len(self._slices)] == self._me:
-                found.append(self._copy(owner, part))
-        return found
+                coroutines.append(self._copy(owner, part))
+        return coroutines
 
     async def _make(self) -> None:
         """Compute the next weights of this worker's range, piece by piece.
@@ -98,11 +98,11 @@ class Merging:
         Merge the updates of a piece, then apply the outer optimizer.
         """
         plan, new = self._plan, self.new
-        state = self._room(self.mine)
-        new.state.append((self.mine, state))
+        state = self._room(self.own_range)
+        new.state.append((self.own_range, state))
         goes_by_peaks = new.codec is not None and new.codec.by_peak
 
-        async def one(piece: Slice) -> None:
+        async def compute_piece(piece: Slice) -> None:
             updates, old = await asyncio.gather(
                 asyncio.gather(*(update_of(self._ask, plan.base, sent, piece) for sent in plan.updates)),
                 self._state_before(piece),
@@ -112,12 +112,12 @@ class Merging:
                 await asyncio.to_thread(new.set, piece, values)
                 new.ready[piece].set()
 
-        async def as_it_was(piece: Slice) -> None:
-            self._keep(state, piece, self.mine, [a for group in await self._state_before(piece) for a in group])
+        async def copy_unchanged(piece: Slice) -> None:
+            self._keep(state, piece, self.own_range, [a for group in await self._state_before(piece) for a in group])
             new.ready[piece].set()
 
-        await limited(as_it_was, self._staying(self.mine))
-        await limited(one, self._changing(self.mine))
+        await limited(copy_unchanged, self._staying(self.own_range))
+        await limited(compute_piece, self._changing(self.own_range))
         if goes_by_peaks:
             await self._encode_by_peaks(state[-1])
 
@@ -129,7 +129,7 @@ class Merging:
         plan, base = self._plan, self._base
         merge = Weighed(plan.weighed[:-1], plan.weighed[-1]) if plan.weighed else MERGE.read(plan.merge)
         outer, coded = OUTER.read(plan.outer), self.new.codec is not None
-        places = [i for i, _, _ in overlapped(base.weights, piece)]
+        indices = [i for i, _, _ in overlapped(base.weights, piece)]
         uses = getattr(outer, "kept", 0)  # the step for moving statistics keeps no state, and leaves the state as it is
         samples = [samples for _, _, samples, _ in plan.updates]
         after, values = stepped(
@@ -138,45 +138,45 @@ class Merging:
             [array for group in old[:uses] for array in group],
             old[-1] if coded else take(base.weights, piece),
             list(zip(decoded(updates, plan.updates, base.weights, piece), samples, strict=True)),
-            [plan.trainable[i] for i in places],
-            [base.weights[i].size for i in places],
+            [plan.trainable[i] for i in indices],
+            [base.weights[i].size for i in indices],
         )
-        if (found := fault(values, 1, values, [plan.names[i] for i in places])) is not None:
-            raise Unfit(found)
+        if (problem := fault(values, 1, values, [plan.names[i] for i in indices])) is not None:
+            raise Unfit(problem)
         rest = [array for group in old[uses : len(old) - coded] for array in group]
-        self._keep(state, piece, self.mine, [*after, *rest, *(values if coded else ())])
+        self._keep(state, piece, self.own_range, [*after, *rest, *(values if coded else ())])
         return values
 
     async def _encode_by_peaks(self, exact: Weights) -> None:
         """Encode this worker's range with a codec that needs each tensor's largest magnitude over all ranges."""
-        new, places = self.new, overlapped(self._base.weights, self.mine)
+        new, overlaps = self.new, overlapped(self._base.weights, self.own_range)
         new.within = [0.0] * len(new.weights)
-        for (i, _, _), values in zip(places, exact, strict=True):
+        for (i, _, _), values in zip(overlaps, exact, strict=True):
             new.within[i] = peak_of(values)
         new.stepped.set()
         asking = (self._ask(owner, "peaks", self._plan.generation) for owner in self._plan.owners)
-        new.peaks = [max(found) for found in zip(*await asyncio.gather(*asking), strict=True)]
+        new.peaks = [max(peaks) for peaks in zip(*await asyncio.gather(*asking), strict=True)]
 
-        async def one(piece: Slice) -> None:
-            await asyncio.to_thread(new.set, piece, take(exact, moved(piece, self.mine[0])))
+        async def encode_piece(piece: Slice) -> None:
+            await asyncio.to_thread(new.set, piece, take(exact, moved(piece, self.own_range[0])))
             new.ready[piece].set()
 
-        await limited(one, self._changing(self.mine))
+        await limited(encode_piece, self._changing(self.own_range))
 
     async def _copy(self, owner: int, part: Slice) -> None:
         """Keep a backup of the outer optimizer's state of another worker's range."""
         state = self._room(part)
 
-        async def one(piece: Slice) -> None:
+        async def fetch_piece(piece: Slice) -> None:
             groups = await self._ask(owner, "kept", self._plan.generation, *piece)
             for group, values in zip(state, groups, strict=True):
                 write(owner, group, moved(piece, part[0]), values)
 
-        async def as_it_was(piece: Slice) -> None:
+        async def copy_unchanged(piece: Slice) -> None:
             self._keep(state, piece, part, [a for group in await self._state_before(piece) for a in group])
 
-        await limited(as_it_was, self._staying(part))
-        await limited(one, self._changing(part))
+        await limited(copy_unchanged, self._staying(part))
+        await limited(fetch_piece, self._changing(part))
         self.new.state.append((part, state))
 
     async def _state_before(self, piece: Slice) -> State:
@@ -194,8 +194,8 @@ class Merging:
         like = take(base.weights, piece)
         state: State = [[np.empty_like(view) for view in like] for _ in range(plan.kept)]
         for part, worker in within(piece, [((begin, end), worker) for begin, end, worker in plan.state]):
-            found = await self._ask(worker, "kept", plan.base, *part)
-            for group, values in zip(state, found, strict=True):
+            groups = await self._ask(worker, "kept", plan.base, *part)
+            for group, values in zip(state, groups, strict=True):
                 write(worker, group, moved(part, piece[0]), values)
         return state
 
@@ -228,34 +228,34 @@ class Merging:
 async def fetch(
     ask: Ask,
     owner: int,
-    what: Sequence[Any],
+    request: Sequence[Any],
     new: Generation,
     parts: Sequence[Slice],
-    before: tuple[int, Generation] | None = None,
+    old: tuple[int, Generation] | None = None,
 ) -> None:
     """Fetch pieces (parts) of the weights or of state from a worker that has them or is computing them.
 
     Args:
         ask: Calls workers.
         owner: Number of that worker.
-        what: The name of the method that returns a piece, and its first arguments.
+        request: The name of the method that returns a piece, and its first arguments.
         new: Generation to write the pieces into.
         parts: The pieces.
-        before: Number and weights of a generation on this worker. Tensors that have not changed since do not travel.
+        old: Number and weights of a generation on this worker. Tensors that have not changed since do not travel.
     """
-    verb, *more = what
-    number, known = before or (None, None)
+    verb, *more = request
+    old_number, old_weights = old or (None, None)
 
-    async def one(piece: Slice) -> None:
-        since = () if number is None else (number,)
-        write(owner, new.weights, piece, await ask(owner, verb, *more, *piece, *since), known)
+    async def fetch_piece(piece: Slice) -> None:
+        since = () if old_number is None else (old_number,)
+        write(owner, new.weights, piece, await ask(owner, verb, *more, *piece, *since), old_weights)
         new.ready[piece].set()
 
-    await limited(one, parts)
+    await limited(fetch_piece, parts)
 
 
 async def update_of(ask: Ask, base: int, sent: Sent, piece: Slice) -> EncodedUpdate:
     """Fetch a range of a slot's update from the worker that has the update."""
     slot, worker, _, _ = sent
-    found: EncodedUpdate = await ask(worker, "update", base, slot, *piece)
-    return found
+    update: EncodedUpdate = await ask(worker, "update", base, slot, *piece)
+    return update

@@ -47,7 +47,7 @@ class Pairs:
 
 
 async def sums(
-    asked: Pairs, like: Weights, part: Slice, get: Callable[[Sent, Slice], Awaitable[EncodedUpdate]]
+    request: Pairs, like: Weights, part: Slice, fetch: Callable[[Sent, Slice], Awaitable[EncodedUpdate]]
 ) -> list[Vector]:
     """Return what one range of the values adds to the distances or cosines between updates.
 
@@ -55,30 +55,32 @@ async def sums(
     in.
 
     Args:
-        asked: The request.
+        request: The request.
         like: The model's weights.
         part: The range.
-        get: Fetches a range of an update.
+        fetch: Fetches a range of an update.
 
     Raises:
         Unreached: Another worker did not return its part.
     """
-    found: list[Vector] = []
+    matrices: list[Vector] = []
 
-    async def one(run: Slice) -> None:
-        updates = await asyncio.gather(*(get(sent, run) for sent in asked.updates))
-        found.extend(await asyncio.to_thread(add, run, updates))
+    async def add_run(run: Slice) -> None:
+        updates = await asyncio.gather(*(fetch(sent, run) for sent in request.updates))
+        matrices.extend(await asyncio.to_thread(add, run, updates))
 
     def add(run: Slice, updates: Sequence[EncodedUpdate]) -> list[Vector]:
-        tensors = decoded(updates, asked.updates, like, run)
+        tensors = decoded(updates, request.updates, like, run)
         rows = [
-            [take(one, moved(block, run[0]))[0] for one in tensors] for block in blocks if run[0] <= block[0] < run[1]
+            [take(tensor, moved(block, run[0]))[0] for tensor in tensors]
+            for block in blocks
+            if run[0] <= block[0] < run[1]
         ]
-        return [cosines_in(row, asked.norms) if asked.norms else distances_in(row) for row in rows]
+        return [cosines_in(row, request.norms) if request.norms else distances_in(row) for row in rows]
 
-    blocks = [one for one in blocks_of(like, asked.tensors) if part[0] <= one[0] < part[1]]
-    await limited(one, together(blocks, asked.piece))
-    return brief(found, len(asked.updates))
+    blocks = [block for block in blocks_of(like, request.tensors) if part[0] <= block[0] < part[1]]
+    await limited(add_run, together(blocks, request.piece))
+    return brief(matrices, len(request.updates))
 
 
 def blocks_of(like: Weights, tensors: Sequence[int]) -> list[Slice]:
@@ -89,13 +91,13 @@ def blocks_of(like: Weights, tensors: Sequence[int]) -> list[Slice]:
 
 def together(blocks: Sequence[Slice], length: int) -> list[Slice]:
     """Join adjacent blocks into ranges of at most some number of values."""
-    found: list[Slice] = []
+    ranges: list[Slice] = []
     for begin, end in blocks:
-        if found and found[-1][1] == begin and end - found[-1][0] <= max(length, BLOCK):
-            found[-1] = found[-1][0], end
+        if ranges and ranges[-1][1] == begin and end - ranges[-1][0] <= max(length, BLOCK):
+            ranges[-1] = ranges[-1][0], end
         else:
-            found.append((begin, end))
-    return found
+            ranges.append((begin, end))
+    return ranges
 
 
 def decoded(updates: Sequence[EncodedUpdate], sent: Sequence[Sent], like: Weights, part: Slice) -> list[list[Tensor]]:
@@ -104,29 +106,29 @@ def decoded(updates: Sequence[EncodedUpdate], sent: Sequence[Sent], like: Weight
     Raises:
         Unreached: An update does not fit.
     """
-    found = []
+    decoded_updates = []
     for update, (_, worker, _, factor) in zip(updates, sent, strict=True):
         try:
-            found.append(scaled(decode_slice(update, like, part), factor))
+            decoded_updates.append(scaled(decode_slice(update, like, part), factor))
         except ConfigError as error:
             raise Unreached(worker, f"it sent an update that does not fit: {error}") from error
-    return found
+    return decoded_updates
 
 
-async def limited(one: Callable[[Slice], Coroutine[Any, Any, None]], parts: Sequence[Slice]) -> None:
+async def limited(function: Callable[[Slice], Coroutine[Any, Any, None]], parts: Sequence[Slice]) -> None:
     """Run a function on each of many ranges, on at most ``AT_ONCE`` of them at the same time."""
-    places = asyncio.Semaphore(AT_ONCE)
+    semaphore = asyncio.Semaphore(AT_ONCE)
 
     async def in_turn(part: Slice) -> None:
-        async with places:
-            await one(part)
+        async with semaphore:
+            await function(part)
 
     await all_of([in_turn(part) for part in parts])
 
 
 async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run all coroutines at the same time. If one fails, cancel the others."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         await asyncio.gather(*tasks)
     finally:

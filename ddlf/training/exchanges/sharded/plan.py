@@ -93,7 +93,7 @@ class Generation:
         ready: An event for each piece, set when it is ready; empty if the generation arrived as a whole.
         codec: Codec of the weights; None if they travel as they are, for example after a fetch from another worker.
         trainable: Whether each weight is trained. Untrained weights are never encoded.
-        made: Pieces that this worker has encoded.
+        encoded_pieces: Pieces that this worker has encoded.
         peaks: Largest magnitude of each exact weight, if the codec needs it.
         within: Largest magnitude of each weight in the range that this worker stepped.
         stepped: Set when ``within`` is known.
@@ -105,7 +105,7 @@ class Generation:
     ready: dict[Slice, asyncio.Event] = field(default_factory=dict)
     codec: Codec | None = None
     trainable: Sequence[bool] = ()
-    made: dict[Slice, EncodedUpdate] = field(default_factory=dict)
+    encoded_pieces: dict[Slice, EncodedUpdate] = field(default_factory=dict)
     peaks: Sequence[float] = ()
     within: list[float] = field(default_factory=list)
     stepped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -119,10 +119,10 @@ class Generation:
         peaks = list(map(peak_of, weights)) if used is not None and used.by_peak else []
         if used is not None:
             groups.append(weights)
-            encoded, _ = encode_update(used, weights, [not one for one in trainable])
+            encoded, _ = encode_update(used, weights, [not is_trained for is_trained in trainable])
             weights = [np.asarray(array, order="C") for array in decode_update(encoded, weights)]
-        kept = [((0, size_of(weights)), groups)] if groups else []
-        return cls(weights, kept, codec=used, trainable=trainable, peaks=peaks)
+        state = [((0, size_of(weights)), groups)] if groups else []
+        return cls(weights, state, codec=used, trainable=trainable, peaks=peaks)
 
     @classmethod
     def restored(
@@ -147,35 +147,35 @@ class Generation:
     def set(self, piece: Slice, values: Weights) -> None:
         """Set the new weights of one range. They are the values that all workers get after decoding."""
         if self.codec is not None:
-            encoded = self.made[piece] = self._encoded(piece, values)
+            encoded = self.encoded_pieces[piece] = self._encoded(piece, values)
             values = decode_slice(encoded, self.weights, piece)
         put(self.weights, piece, values)
 
-    def sent(self, part: Slice, before: Generation | None = None) -> Weights | EncodedUpdate:
+    def sent(self, part: Slice, previous: Generation | None = None) -> Weights | EncodedUpdate:
         """Return a range of the weights in the form that travels to another worker. The range must be ready.
 
         Args:
             part: The range.
-            before: Weights that the receiver has, too. Tensors that equal these do not travel.
+            previous: Weights that the receiver has, too. Tensors that equal these do not travel.
         """
         values = take(self.weights, part)
-        same = [] if before is None else list(map(_is_same, values, take(before.weights, part)))
+        same = [] if previous is None else list(map(_is_same, values, take(previous.weights, part)))
         if self.codec is None and not any(same):
             return values
         if self.codec is None:
             encoded: EncodedUpdate = {"codec": "float32", "payloads": [{"raw": array} for array in values]}
         else:
-            encoded = self.made.get(part) or self._encoded(part, values)
+            encoded = self.encoded_pieces.get(part) or self._encoded(part, values)
         if any(same):
             payloads = zip(same, encoded["payloads"], strict=True)
-            encoded = {**encoded, "payloads": [SAME if is_same else one for is_same, one in payloads]}
+            encoded = {**encoded, "payloads": [SAME if is_same else payload for is_same, payload in payloads]}
         return encoded
 
     def _encoded(self, part: Slice, values: Weights) -> EncodedUpdate:
         assert self.codec is not None
-        places = [i for i, _, _ in overlapped(self.weights, part)]
-        sizes, exact = [self.weights[i].nbytes for i in places], [not self.trainable[i] for i in places]
-        return encode_parts(self.codec, values, sizes, exact, [self.peaks[i] for i in places] if self.peaks else ())
+        indices = [i for i, _, _ in overlapped(self.weights, part)]
+        sizes, exact = [self.weights[i].nbytes for i in indices], [not self.trainable[i] for i in indices]
+        return encode_parts(self.codec, values, sizes, exact, [self.peaks[i] for i in indices] if self.peaks else ())
 
     async def wait_for(self, part: Slice) -> None:
         """Wait until this worker has computed or received a range of the weights."""
@@ -212,7 +212,7 @@ class Unfit(Exception):
         self.fault = fault
 
 
-async def told(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
+async def failure_of(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
     """Run work that needs other workers. Return its failure as a dict for the master; the dict is empty on success.
 
     Args:
@@ -235,7 +235,7 @@ def codec_of(text: str) -> Codec | None:
     return None if text == "float32" else CODEC.read(text)
 
 
-def write(worker: int, arrays: Weights, part: Slice, values: Any, before: Generation | None = None) -> None:
+def write(worker: int, arrays: Weights, part: Slice, values: Any, previous: Generation | None = None) -> None:
     """Write values that a worker sent into a range of some arrays, after checking them.
 
     Args:
@@ -243,7 +243,7 @@ def write(worker: int, arrays: Weights, part: Slice, values: Any, before: Genera
         arrays: Destination.
         part: Range of the values.
         values: Arrays or an encoded update.
-        before: The weights that the request named as present on this worker.
+        previous: The weights that the request named as present on this worker.
 
     Raises:
         Unreached: The values do not fit.
@@ -253,10 +253,10 @@ def write(worker: int, arrays: Weights, part: Slice, values: Any, before: Genera
             encoded = cast(EncodedUpdate, values)
             values = decode_slice(encoded, arrays, part)
             same = ["same" in payload for payload in encoded["payloads"]]
-            if any(same) and before is None:
+            if any(same) and previous is None:
                 raise ConfigError("it refers to weights that the request did not name")
-            if before is not None:
-                olds = take(before.weights, part)
+            if previous is not None:
+                olds = take(previous.weights, part)
                 values = [old if is_same else new for is_same, new, old in zip(same, values, olds, strict=True)]
         put(arrays, part, values)
     except (ConfigError, TypeError) as error:
@@ -270,7 +270,7 @@ def _is_same(new: np.ndarray[Any, Any], old: np.ndarray[Any, Any]) -> bool:
     """
     if new is old:
         return True
-    new, old = (np.ascontiguousarray(one).view(np.uint8) for one in (new, old))
+    new, old = (np.ascontiguousarray(array).view(np.uint8) for array in (new, old))
     return bool((new[:GLANCE] == old[:GLANCE]).all() and (new == old).all())
 
 
@@ -279,7 +279,7 @@ def parts_of(
     part: Slice,
     names: Sequence[str],
     values: Sequence[Any],
-    kept: Sequence[Sequence[Any]],
+    states: Sequence[Sequence[Any]],
 ) -> dict[str, Tensor]:
     """Return a range of a model's values and of the outer optimizer's state as named arrays of a checkpoint slice.
 
@@ -288,14 +288,14 @@ def parts_of(
         part: The range.
         names: Paths of the weights.
         values: For each weight in the range, its values, flat.
-        kept: For each array of state, its values in the range, in the same form.
+        states: For each array of state, its values in the range, in the same form.
     """
-    found = {}
-    for place, (i, low, _) in enumerate(overlapped(like, part)):
-        found[part_name(WEIGHTS, low, f"{i:04d} {names[i]}")] = values[place]
-        for group, state in enumerate(kept):
-            found[part_name(OUTER, low, f"{group * len(like) + i:04d}")] = state[place]
-    return found
+    arrays = {}
+    for position, (i, low, _) in enumerate(overlapped(like, part)):
+        arrays[part_name(WEIGHTS, low, f"{i:04d} {names[i]}")] = values[position]
+        for group, state in enumerate(states):
+            arrays[part_name(OUTER, low, f"{group * len(like) + i:04d}")] = state[position]
+    return arrays
 
 
 def left_parts(slot: int, state: SlotState) -> tuple[dict[str, Tensor], dict[str, Any]]:

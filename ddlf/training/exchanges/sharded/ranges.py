@@ -43,26 +43,26 @@ def within(part: Slice, parts: Iterable[tuple[Slice, Any]]) -> list[tuple[Slice,
         ConfigError: The labelled ranges do not cover the range.
     """
     begin, end = part
-    found = []
-    for (low, high), what in sorted(parts, key=lambda one: one[0]):
+    overlaps = []
+    for (low, high), label in sorted(parts, key=lambda labelled: labelled[0]):
         if begin < high and low < end and begin < end and low <= begin:
-            found.append(((begin, min(high, end)), what))
+            overlaps.append(((begin, min(high, end)), label))
             begin = min(high, end)
     if begin < end:
         raise ConfigError(f"no range has the values {begin:,} to {end:,}")
-    return found
+    return overlaps
 
 
 def runs(arrays: Sequence[Tensor], chosen: Collection[int]) -> list[Slice]:
     """Return the ranges of values that belong to the arrays with these numbers. Neighbouring ranges become one."""
-    found: list[Slice] = []
+    ranges: list[Slice] = []
     ends = accumulate(array.size for array in arrays)
     for i, (array, end) in enumerate(zip(arrays, ends, strict=True)):
         begin = end - array.size
         if i in chosen and begin < end:
-            begin = found.pop()[0] if found and found[-1][1] == begin else begin
-            found.append((begin, end))
-    return found
+            begin = ranges.pop()[0] if ranges and ranges[-1][1] == begin else begin
+            ranges.append((begin, end))
+    return ranges
 
 
 def crossed(part: Slice, parts: Iterable[Slice]) -> list[Slice]:
@@ -85,16 +85,16 @@ def put(arrays: Sequence[Tensor], part: Slice, values: Sequence[Tensor]) -> None
     Raises:
         ConfigError: The slice has another length or type.
     """
-    places = overlapped(arrays, part)
-    fits = len(values) == len(places) and all(
+    overlaps = overlapped(arrays, part)
+    fits = len(values) == len(overlaps) and all(
         isinstance(new, np.ndarray) and (new.shape, new.dtype) == ((high - low,), arrays[i].dtype)
-        for new, (i, low, high) in zip(values, places, strict=True)
+        for new, (i, low, high) in zip(values, overlaps, strict=True)
     )
     if not fits:
-        found = [f"{new.dtype} {new.shape}" if isinstance(new, np.ndarray) else type(new).__name__ for new in values]
-        wanted = [f"{arrays[i].dtype} ({high - low},)" for i, low, high in places]
-        raise ConfigError(f"values {part[0]:,} to {part[1]:,} should be {wanted}, but are {found}")
-    for new, (i, low, high) in zip(values, places, strict=True):
+        actual = [f"{new.dtype} {new.shape}" if isinstance(new, np.ndarray) else type(new).__name__ for new in values]
+        expected = [f"{arrays[i].dtype} ({high - low},)" for i, low, high in overlaps]
+        raise ConfigError(f"values {part[0]:,} to {part[1]:,} should be {expected}, but are {actual}")
+    for new, (i, low, high) in zip(values, overlaps, strict=True):
         arrays[i].reshape(-1)[low:high] = new
 
 

@@ -40,7 +40,9 @@ class ShardedReplica(HoldingReplica):
         self.exchange = ShardedWorker(worker.id, ask, self.slots, lambda shard: worker.on_shard(Shard(*shard, run)))
         worker.roles.play(run, EXCHANGE, self.exchange, of=REPLICA)
         worker.roles.play(run, COPIES, self.exchange.copies, of=REPLICA)
-        self._own = type(app).train.__module__ != "ddlf.app"  # a user's train may change its arguments and its result
+        self._has_own_train = (
+            type(app).train.__module__ != "ddlf.app"
+        )  # a user's train may change its arguments and its result
 
     # -- verbs of the master ------------------------------------------------------------------------------------------
 
@@ -53,17 +55,17 @@ class ShardedReplica(HoldingReplica):
             task = (await self.exchange.begin(Task.from_message(task), self._model.like)).to_message()
         return await super().train(task)
 
-    async def measure(self, task: dict[str, Any]) -> Any:
+    async def measure(self, message: dict[str, Any]) -> Any:
         """Measure moving statistics of batch normalization for weights that workers have.
 
         Keep the statistics on this worker. Return the reason why they are unusable, or None.
         """
-        asked, like = Task.from_message(task), self._model.like
-        await self.exchange.have(**asked.weights, like=like)
-        weights = self.exchange.weights(asked.weights["generation"])
-        found = await super().measure({**task, "weights": whole(weights)})
+        task, like = Task.from_message(message), self._model.like
+        await self.exchange.have(**task.weights, like=like)
+        weights = self.exchange.weights(task.weights["generation"])
+        statistics = await super().measure({**message, "weights": whole(weights)})
         names = [weight.path for weight in self.app.model.weights]
-        return self.exchange.measured(asked, found, moving(self.app.model), names)
+        return self.exchange.measured(task, statistics, moving(self.app.model), names)
 
     @concurrent
     async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
@@ -76,11 +78,11 @@ class ShardedReplica(HoldingReplica):
         self._worker.on_shard(None)
         await super().close()
 
-    async def _weights_of(self, which: dict[str, Any]) -> Weights | None:
-        if "generation" not in which:
-            return await super()._weights_of(which)
+    async def _weights_of(self, reference: dict[str, Any]) -> Weights | None:
+        if "generation" not in reference:
+            return await super()._weights_of(reference)
         try:  # with a codec, ``exact`` names the workers that have parts of the exact weights
-            exact, generation = which["exact"], which["generation"]
+            exact, generation = reference["exact"], reference["generation"]
             return await self.exchange.exact(generation, exact) if exact else self.exchange.weights(generation)
         except Unreached:
             return None
@@ -94,8 +96,10 @@ class ShardedReplica(HoldingReplica):
         """
         if "generation" not in task.weights:
             return super().carry(task)
-        weights = whole(self.exchange.weights(task.weights["generation"]), copy=self._own)
+        weights = whole(self.exchange.weights(task.weights["generation"]), copy=self._has_own_train)
         reply = super().carry(dataclasses.replace(task, weights=weights))
         names = [weight.path for weight in self.app.model.weights]
         tensors = exchanged(task, self._model.like, self._model.lossless)
-        return dataclasses.replace(reply, update=self.exchange.sent(task, reply.update, names, tensors, copy=self._own))
+        return dataclasses.replace(
+            reply, update=self.exchange.sent(task, reply.update, names, tensors, copy=self._has_own_train)
+        )

@@ -46,19 +46,21 @@ class Sharded(Exchange):
         from ddlf.training.exchanges.members import Members
         from ddlf.training.exchanges.sharded.plan import EXCHANGE
 
-        found = Members(place.run, place.crew, place.cluster, place.lossless, EXCHANGE)
+        members = Members(place.run, place.crew, place.cluster, place.lossless, EXCHANGE)
         local = place.spec.local
         if local.optimizer_state == "averaged" or local.rule.steers or place.fragments:
-            found.restoring = None  # slots begin with means, or with their own weights: the master reads and sends them
-        return found
+            members.restoring = (
+                None  # slots begin with means, or with their own weights: the master reads and sends them
+            )
+        return members
 
     def states(
-        self, place: Place, source: WeightSource, known: list[SlotState], parts: Mapping[str, Kept]
+        self, place: Place, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
     ) -> SlotStates:
         """Return the object that manages the states of the slots, which stay on the workers."""
         from ddlf.training.exchanges.sharded.states import ShardedStates
 
-        return ShardedStates(place.run, place.crew, known, parts, place.spec.exchange.codec.name, source.restoring)
+        return ShardedStates(place.run, place.crew, states, parts, place.spec.exchange.codec.name, source.restoring)
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
         """Yield an error for each rule that needs whole updates or weights in one place."""
@@ -66,12 +68,12 @@ class Sharded(Exchange):
         from ddlf.training.exchanges.sharded.ranges import fits
 
         outer, weights = spec.outer, spec.exchange.weights_codec
-        known = type(outer) in {type(OUTER.read(name)) for name in OUTER.names}
-        whole = "needs whole updates or tensors, but with exchange='sharded' each worker has only slices"
-        own = "is not a rule of DDLF, and workers find the rule by its name"
+        is_builtin = type(outer) in {type(OUTER.read(name)) for name in OUTER.names}
+        needs_whole = "needs whole updates or tensors, but with exchange='sharded' each worker has only slices"
+        is_foreign = "is not a rule of DDLF, and workers find the rule by its name"
         yield Refusal(
-            not (known and fits(outer)),
-            f"outer={str(outer)!r} {whole if known else own}",
+            not (is_builtin and fits(outer)),
+            f"outer={str(outer)!r} {needs_whole if is_builtin else is_foreign}",
             "use a rule that steps each value by itself, such as 'nesterov' or 'fedadam', or exchange='star'",
         )
         yield Refusal(

@@ -30,7 +30,7 @@ class ShardedStates(SlotStates):
     """The states of all slots (shares of the training) between rounds. Large parts of them stay on workers.
 
     Args:
-        run, crew, known, parts, codec: Arguments of ``SlotStates``.
+        run, crew, initial, parts, codec: Arguments of ``SlotStates``.
         restoring: Lets workers read slot states that are in slices of a checkpoint; None if the master has all states.
 
     Attributes:
@@ -42,18 +42,18 @@ class ShardedStates(SlotStates):
         self,
         run: str,
         crew: Crew,
-        known: list[SlotState],
+        initial: list[SlotState],
         parts: Mapping[str, Kept],
         codec: str,
         restoring: Restoring | None,
     ) -> None:
         parts = {name: replace(part, back=part.back and not part.large) for name, part in parts.items()}
-        super().__init__(run, crew, known, parts, codec)
+        super().__init__(run, crew, initial, parts, codec)
         self._exchange = (run, EXCHANGE)
         self._copies: dict[int, LeftBy] = {}  # slot -> the worker with the last copy
         self._stored: dict[int, tuple[int, dict[str, int], Slices, int]] = {}  # slot -> round, lengths, slice
         self._restoring = restoring
-        self._unread = {} if restoring is None else restoring.left  # slot -> lengths, slice of a checkpoint
+        self._in_checkpoint = {} if restoring is None else restoring.left  # slot -> lengths, slice of a checkpoint
         self.mean: Callable[[], Weights] | None = None
         if self.shared:
             mean, self.shared = self.shared[self.averaged], {}
@@ -93,15 +93,15 @@ class ShardedStates(SlotStates):
         Returns:
             Whether the worker now has the whole state.
         """
-        if slot not in self._unread or self._restoring is None or (slices := self._restoring.slices) is None:
+        if slot not in self._in_checkpoint or self._restoring is None or (slices := self._restoring.slices) is None:
             return False
-        lengths, place = self._unread[slot]
+        lengths, slice_number = self._in_checkpoint[slot]
         left = self._left_by(worker.id, number)
-        await self._restoring.give(worker, slices, [place])
-        await worker.call(self._exchange, "left_restored", slot, number, self._sent(slot, {}), lengths, place)
-        self._on[slot], self._stored[slot] = left, (number, lengths, slices, place)
+        await self._restoring.give(worker, slices, [slice_number])
+        await worker.call(self._exchange, "left_restored", slot, number, self._sent(slot, {}), lengths, slice_number)
+        self._on[slot], self._stored[slot] = left, (number, lengths, slices, slice_number)
         self._coming.pop(slot, None)
-        self._unread.pop(slot, None)
+        self._in_checkpoint.pop(slot, None)
         return True
 
     def copy(self, slot: int, number: int, worker: int) -> None:
@@ -162,13 +162,15 @@ class ShardedStates(SlotStates):
         """Return the means that the next round begins with, for workers that get them from the master."""
         means = {name: part for name, part in self.parts.items() if part.mean is not None}
         states = await self.all() if means else []
-        found = SlotState()
+        values = SlotState()
         for name, part in means.items():
             left = [state.get(name) for state in states]
-            known = [one for one in left if one is not None]
-            if known and part.mean is not None:
-                found[name] = known[0] if part.shared else part.mean(left, [1] * len(left))  # shared: each is the mean
-        return found
+            present = [state for state in left if state is not None]
+            if present and part.mean is not None:
+                values[name] = (
+                    present[0] if part.shared else part.mean(left, [1] * len(left))
+                )  # shared: each is the mean
+        return values
 
     def set_back(self, states: list[SlotState]) -> None:
         """Replace the states of all slots, like ``SlotStates.set_back``, and forget the backups."""
@@ -195,35 +197,35 @@ class ShardedStates(SlotStates):
         now = {reply.slot: self._left_by(reply.worker, reply.task.round) for reply in replies}
         left = self._on | now if self._fetched else {}
 
-        async def one(slot: int) -> None:
-            async def there(place: dict[str, Any]) -> dict[str, Any]:
+        async def write_slot(slot: int) -> None:
+            async def write_remotely(target: dict[str, Any]) -> dict[str, Any]:
                 for holder in self._holders(slot, left[slot]):
                     with contextlib.suppress(*LOSS):
-                        told = slot, left[slot].round, self._fetched, place
-                        found: dict[str, Any] = await holder.call(self._exchange, "write_left", *told)
-                        return found
+                        arguments = slot, left[slot].round, self._fetched, target
+                        result: dict[str, Any] = await holder.call(self._exchange, "write_left", *arguments)
+                        return result
                 return {"why": ""}  # the code that fetches the state reports the loss
 
-            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+            async def fetch_arrays() -> tuple[dict[str, Any], dict[str, Any]]:
                 return left_parts(slot, await self._fetch(slot, left[slot]))
 
-            lengths[slot] = (await slices.write_one(first + slot, there, here))["lengths"]
+            lengths[slot] = (await slices.write_one(first + slot, write_remotely, fetch_arrays))["lengths"]
             self._stored[slot] = left[slot].round, lengths[slot], slices, first + slot
 
-        async def unread(slot: int) -> None:
-            async def there(place: dict[str, Any]) -> dict[str, Any]:
+        async def write_unread(slot: int) -> None:
+            async def write_remotely(target: dict[str, Any]) -> dict[str, Any]:
                 return {}
 
-            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+            async def fetch_arrays() -> tuple[dict[str, Any], dict[str, Any]]:
                 return left_parts(slot, await self._read(slot))
 
-            lengths[slot] = (await slices.write_one(first + slot, there, here))["lengths"]
+            lengths[slot] = (await slices.write_one(first + slot, write_remotely, fetch_arrays))["lengths"]
 
-        await asyncio.gather(*map(one, left), *map(unread, self._unread.keys() - left.keys()))
+        await asyncio.gather(*map(write_slot, left), *map(write_unread, self._in_checkpoint.keys() - left.keys()))
         return lengths
 
     def _coming_of(self, slot: int) -> asyncio.Future[SlotState] | None:
-        if slot not in self._coming and slot not in self._on and slot in self._unread:
+        if slot not in self._coming and slot not in self._on and slot in self._in_checkpoint:
             self._coming[slot] = asyncio.ensure_future(self._read(slot))
         return super()._coming_of(slot)
 
@@ -240,15 +242,15 @@ class ShardedStates(SlotStates):
         """Return a slot's state from the checkpoint, if no worker has read it yet."""
         assert self._restoring is not None
         assert self._restoring.slices is not None
-        lengths, place = self._unread[slot]
-        return left_of(slot, lengths, await asyncio.to_thread(self._restoring.slices.read_one, place))
+        lengths, slice_number = self._in_checkpoint[slot]
+        return left_of(slot, lengths, await asyncio.to_thread(self._restoring.slices.read_one, slice_number))
 
     async def _stored_state(self, slot: int, number: int) -> SlotState | None:
         """Return a slot's state after a round, read from the last checkpoint that contains it."""
         if slot in self._stored and self._stored[slot][0] == number:
-            _, lengths, slices, place = self._stored[slot]
+            _, lengths, slices, slice_number = self._stored[slot]
             with contextlib.suppress(CheckpointError):
-                return left_of(slot, lengths, await asyncio.to_thread(slices.read_one, place))
+                return left_of(slot, lengths, await asyncio.to_thread(slices.read_one, slice_number))
         return None
 
 

@@ -46,14 +46,14 @@ class Together:
 
     Args:
         run: The run.
-        there: Where the run's tasks find their weights.
+        members: Where the run's tasks find their weights.
         like: Arrays with shapes and types of the weights.
         now: Returns the generation that rounds begin with.
         base: The generation that the updates begin with; None for the generation of ``now``.
         again: Has other workers make replies again, and returns them in the same order.
 
     Attributes:
-        run, there, like: The arguments.
+        run, members, like: The arguments.
         tensors: Numbers of the tensors that this round exchanges; None for all. Updates of other tensors are zero.
         factors: Scales of the updates that were too long, by slot.
     """
@@ -61,13 +61,13 @@ class Together:
     def __init__(
         self,
         run: Run,
-        there: Members,
+        members: Members,
         like: Weights,
         now: Callable[[], int],
         base: int | None = None,
         again: Again | None = None,
     ) -> None:
-        self.run, self.there, self.like = run, there, like
+        self.run, self.members, self.like = run, members, like
         self._now, self._base, self._made_again = now, base, again or self._carried
         self.tensors: Sequence[int] | None = None
         self.factors: dict[int, float] = {}
@@ -81,7 +81,7 @@ class Together:
 
     def sent(self, replies: Sequence[Reply]) -> list[Sent]:
         """Return where the updates of replies are, in the form that plans and comparisons have."""
-        return [(one.slot, one.worker, one.weight, self.factors.get(one.slot, 1.0)) for one in replies]
+        return [(reply.slot, reply.worker, reply.weight, self.factors.get(reply.slot, 1.0)) for reply in replies]
 
     async def on(self, replies: list[Reply], do: Do) -> list[Reply]:
         """Run some work on the workers that have updates.
@@ -102,23 +102,23 @@ class Together:
         """
         losses = 0
         while losses < TRIES:
-            alive = self.there.members()
+            alive = self.members.members()
             if lost := [reply for reply in replies if self._holder(reply) not in alive]:
                 again = await self._again(lost)
                 replies = [again.get(reply.slot, reply) for reply in replies]
                 continue
-            await self.there.reach()
-            if self.there.members().keys() != alive.keys():
+            await self.members.reach()
+            if self.members.members().keys() != alive.keys():
                 continue  # a worker was lost or joined meanwhile
             holders = {member for member in map(self._holder, replies) if member is not None}
-            gone = await do(
+            loss = await do(
                 replies, sorted(holders)[: self._size], {number: proxy for (number, _), proxy in alive.items()}
             )
-            if gone is None:
+            if loss is None:
                 return replies
-            worker, error = gone
+            worker, error = loss
             losses += error is not None  # broken links need no limit: their number is small, and few workers return
-            if error is not None and self.there.member(worker.id) in alive:
+            if error is not None and self.members.member(worker.id) in alive:
                 slot = next((reply.slot for reply in replies if reply.worker == worker.id), replies[0].slot)
                 self.run.crew.lose(worker, slot, error)
         raise ClusterTooSmall(
@@ -144,7 +144,8 @@ class Together:
             ConnectError: A worker reaches another one, but does not get its data.
         """
         calls = {
-            asyncio.ensure_future(workers[one].call(self.there.holder, verb, message)): workers[one] for one in owners
+            asyncio.ensure_future(workers[owner].call(self.members.holder, verb, message)): workers[owner]
+            for owner in owners
         }
         waiting = set(calls)
         try:
@@ -152,10 +153,10 @@ class Together:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for call in done:
                     try:
-                        found = call.result()
+                        answer = call.result()
                     except LOSS as error:
                         return [], (calls[call], error)
-                    if lost := await self._in_the_way(found, calls[call], workers):
+                    if lost := await self._in_the_way(answer, calls[call], workers):
                         return [], lost
             return [call.result() for call in calls], None
         finally:
@@ -168,49 +169,51 @@ class Together:
 
         It is the worker as it was when this object first saw the reply.
         """
-        known = self._holders.get(reply.slot)
-        if known is None or known[0] is not reply.task:
-            self._holders[reply.slot] = known = reply.task, self.there.member(reply.worker)
-        return known[1]
+        holder = self._holders.get(reply.slot)
+        if holder is None or holder[0] is not reply.task:
+            self._holders[reply.slot] = holder = reply.task, self.members.member(reply.worker)
+        return holder[1]
 
     async def _again(self, replies: list[Reply]) -> dict[int, Reply]:
         """Have the rounds of some replies trained again.
 
         Their updates get the same bits and the same weight as before.
         """
-        found = await self._made_again(replies)
-        return {reply.slot: reply for reply in found}
+        new_replies = await self._made_again(replies)
+        return {reply.slot: reply for reply in new_replies}
 
     async def _carried(self, replies: list[Reply]) -> list[Reply]:
         """Have the rounds of some replies trained again, and check the new replies."""
         carrying = [asyncio.ensure_future(self.run.again(reply.task)) for reply in replies]
         try:
-            found = await asyncio.gather(*carrying)
+            new_replies = await asyncio.gather(*carrying)
         finally:
             await end_all(carrying)
-        for reply in found:
+        for reply in new_replies:
             check(self.run, reply)
-        return found
+        return new_replies
 
-    async def _in_the_way(self, found: dict[str, Any], worker: ProxyWorker, workers: Mapping[int, ProxyWorker]) -> Gone:
+    async def _in_the_way(
+        self, answer: dict[str, Any], worker: ProxyWorker, workers: Mapping[int, ProxyWorker]
+    ) -> Gone:
         """Return the lost or unreachable worker that an owner's answer reports, or None.
 
         If the answer reports an unusable update, raise this error.
         """
-        if "bad" in found:
-            raise BadUpdate(found["bad"])
-        if "weights" in found:
-            raise unfit(Fault(**found["weights"]), self.run.progress.round)
-        if "peer" not in found:
+        if "bad" in answer:
+            raise BadUpdate(answer["bad"])
+        if "weights" in answer:
+            raise unfit(Fault(**answer["weights"]), self.run.progress.round)
+        if "peer" not in answer:
             return None
-        other = workers[found["peer"]]
+        other = workers[answer["peer"]]
         if (lost := await self._loss_of(other)) is not None:
             return other, lost
-        if found["link"]:
-            await self.there.cut(found["me"], found["peer"], found["why"])
+        if answer["link"]:
+            await self.members.cut(answer["me"], answer["peer"], answer["why"])
             return other, None
         raise ConnectError(
-            f"{worker.name} does not get its part of the round from {other.name}: {found['why']}",
+            f"{worker.name} does not get its part of the round from {other.name}: {answer['why']}",
             hint="check the network between the two workers, or use exchange='star'",
         )
 
@@ -221,7 +224,7 @@ class Together:
         """
         try:
             async with asyncio.timeout(NOTICED_S):
-                await worker.call(self.there.holder, "values", self._now(), 0, 0)
+                await worker.call(self.members.holder, "values", self._now(), 0, 0)
         except LOSS as error:
             return error
         except TimeoutError:
@@ -229,102 +232,105 @@ class Together:
         return None
 
 
-async def verdicts(among: Together, replies: dict[int, Reply]) -> dict[int, Verdict]:
+async def verdicts(together: Together, replies: dict[int, Reply]) -> dict[int, Verdict]:
     """Return whether each slot's update of a round is usable, as ``judge`` does. Messages count slots from 1.
 
     The updates that are too long are scaled from now on.
 
     Args:
-        among: The workers that have the updates.
+        together: The workers that have the updates.
         replies: Replies by slot. A reply that was carried again, because its worker was lost, replaces its entry.
     """
-    facts, like, among.factors = among.run.facts, among.like, {}
-    found = verdicts_of(
-        {slot + 1: one.update if isinstance(one.update, Fault) else None for slot, one in replies.items()}
+    facts, like, together.factors = together.run.facts, together.like, {}
+    first_verdicts = verdicts_of(
+        {slot + 1: reply.update if isinstance(reply.update, Fault) else None for slot, reply in replies.items()}
     )
-    usable = [replies[number - 1] for number, verdict in found.items() if not verdict.fault]
+    usable = [replies[number - 1] for number, verdict in first_verdicts.items() if not verdict.fault]
     groups = compared(like, facts.trainable)
-    usable, norms = await lengths(among, usable, groups)
-    by_slot = [{one.slot + 1: own[group] for one, own in zip(usable, norms, strict=True)} for group in (0, 1)]
-    check = Comparison(by_slot, {one.slot + 1: one.weight for one in usable}, facts.update_policy, Limits())
-    pointing = [one for one in usable if one.slot + 1 in check.pointing]
-    again, cosine = await pairs(among, pointing, groups[0], [by_slot[0][one.slot + 1] for one in pointing])
-    replies.update({one.slot: one for one in [*usable, *again]})
-    verdicts = {number - 1: verdict for number, verdict in (found | check.verdicts(cosine)).items()}
-    among.factors = {slot: verdict.factor for slot, verdict in verdicts.items()}
+    usable, norms = await lengths(together, usable, groups)
+    by_slot = [
+        {reply.slot + 1: reply_norms[group] for reply, reply_norms in zip(usable, norms, strict=True)}
+        for group in (0, 1)
+    ]
+    check = Comparison(by_slot, {reply.slot + 1: reply.weight for reply in usable}, facts.update_policy, Limits())
+    pointing = [reply for reply in usable if reply.slot + 1 in check.pointing]
+    again, cosine = await pairs(together, pointing, groups[0], [by_slot[0][reply.slot + 1] for reply in pointing])
+    replies.update({reply.slot: reply for reply in [*usable, *again]})
+    verdicts = {number - 1: verdict for number, verdict in (first_verdicts | check.verdicts(cosine)).items()}
+    together.factors = {slot: verdict.factor for slot, verdict in verdicts.items()}
     return verdicts
 
 
-async def weighed(among: Together, replies: list[Reply], rule: WholeRule) -> tuple[list[Reply], list[float]]:
+async def weighed(together: Together, replies: list[Reply], rule: WholeRule) -> tuple[list[Reply], list[float]]:
     """Compute the weights of updates for a merge rule that compares whole updates.
 
     Returns:
         The replies, with new ones for slots carried again; and a weight for each, followed by the sum's divisor.
     """
-    floats = [i for i, w in enumerate(among.like) if is_float(w)]
+    floats = [i for i, w in enumerate(together.like) if is_float(w)]
     if rule.by_length:
-        replies, norms = await lengths(among, replies, [floats])
-        found: Vector = np.array([one for (one,) in norms])
+        replies, norms = await lengths(together, replies, [floats])
+        comparison: Vector = np.array([length for (length,) in norms])
     else:
-        replies, found = await pairs(among, replies, floats)
-    weights, divisor = rule.weigh(found, np.array([reply.weight for reply in replies], np.float64))
+        replies, comparison = await pairs(together, replies, floats)
+    weights, divisor = rule.weigh(comparison, np.array([reply.weight for reply in replies], np.float64))
     return replies, [*map(float, weights), divisor]
 
 
 async def lengths(
-    among: Together, replies: list[Reply], groups: Sequence[Sequence[int]]
+    together: Together, replies: list[Reply], groups: Sequence[Sequence[int]]
 ) -> tuple[list[Reply], list[list[float]]]:
     """Return the replies, and for each update the norms of some groups of tensors."""
-    found: list[list[float]] = []
+    norms: list[list[float]] = []
 
     async def ask(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
-        there = [workers[reply.worker] for reply in replies]
+        holders = [workers[reply.worker] for reply in replies]
         asking = [
             asyncio.ensure_future(
-                worker.call(among.there.holder, "lengths", among.base, slot, [*map(list, groups)], factor)
+                worker.call(together.members.holder, "lengths", together.base, slot, [*map(list, groups)], factor)
             )
-            for (slot, _, _, factor), worker in zip(among.sent(replies), there, strict=True)
+            for (slot, _, _, factor), worker in zip(together.sent(replies), holders, strict=True)
         ]
         try:
-            for worker, answer in zip(there, asking, strict=True):
+            for worker, answer in zip(holders, asking, strict=True):
                 try:
                     await answer
                 except LOSS as error:
                     return worker, error
         finally:
             await end_all(asking)
-        found[:] = [list(answer.result()) for answer in asking]
+        norms[:] = [list(answer.result()) for answer in asking]
         return None
 
-    return await among.on(replies, ask), found
+    return await together.on(replies, ask), norms
 
 
 async def pairs(
-    among: Together, replies: list[Reply], tensors: Sequence[int], norms: Sequence[float] = ()
+    together: Together, replies: list[Reply], tensors: Sequence[int], norms: Sequence[float] = ()
 ) -> tuple[list[Reply], Vector]:
     """Return the replies and a matrix (S, S) that compares their updates.
 
     It has the squared distances over some tensors, or with ``norms`` the cosines.
     """
-    found: list[Vector] = []
+    sums: list[Vector] = []
     if not replies:
         return [], np.zeros((0, 0))
 
     async def ask(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
-        asked = Pairs(
-            base=among.base,
-            updates=among.sent(replies),
+        request = Pairs(
+            base=together.base,
+            updates=together.sent(replies),
             owners=[number for number, _ in owners],
-            tensors=[i for i in tensors if among.tensors is None or i in among.tensors],
+            tensors=[i for i in tensors if together.tensors is None or i in together.tensors],
             norms=list(norms),
             piece=PIECE,
         )
-        answers, gone = await among.carried_out("compare", dataclasses.asdict(asked), asked.owners, workers)
-        found[:] = [one for answer in answers for one in answer.get("sums", ())]
-        return gone
+        answers, loss = await together.carried_out("compare", dataclasses.asdict(request), request.owners, workers)
+        sums[:] = [matrix for answer in answers for matrix in answer.get("sums", ())]
+        return loss
 
-    replies = await among.on(replies, ask)
-    return replies, added(found, len(replies))
+    replies = await together.on(replies, ask)
+    return replies, added(sums, len(replies))
 
 
 async def measured(run: Run, weights: dict[str, Any], replies: Sequence[Reply]) -> list[Reply]:
@@ -345,14 +351,14 @@ async def measured(run: Run, weights: dict[str, Any], replies: Sequence[Reply]) 
     """
     begin = time.perf_counter()
     tasks = [measuring(weights, reply) for reply in replies]
-    found = await carried(run, tasks, _measure)
-    for reply, (worker, wrong) in zip(replies, found, strict=True):
-        if wrong is not None:
-            raise Fault(**wrong).error(reply.slot + 1, f"worker {worker}")
+    results = await carried(run, tasks, _measure)
+    for reply, (worker, problem) in zip(replies, results, strict=True):
+        if problem is not None:
+            raise Fault(**problem).error(reply.slot + 1, f"worker {worker}")
     run.arrived += time.perf_counter() - begin
     return [
         dataclasses.replace(reply, task=task, worker=worker)
-        for reply, task, (worker, _) in zip(replies, tasks, found, strict=True)
+        for reply, task, (worker, _) in zip(replies, tasks, results, strict=True)
     ]
 
 

@@ -41,9 +41,9 @@ from ddlf.training.exchanges.sharded.plan import (
     Generation,
     Plan,
     State,
+    failure_of,
     left_parts,
     parts_of,
-    told,
     write,
 )
 from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, size_of, take, take_encoded, within
@@ -56,7 +56,7 @@ WAIT_S = 60.0
 """How long to wait for another worker that has not received the plan yet."""
 
 
-class Held:
+class Store:
     """The generations (numbered versions of the weights) and the slots' updates on this worker.
 
     Attributes:
@@ -75,10 +75,10 @@ class Held:
         Raises:
             AppMissing: This worker does not have it.
         """
-        found = self.updates.get((generation, slot))
-        if found is None:
+        update = self.updates.get((generation, slot))
+        if update is None:
             raise AppMissing(f"there is no update of slot {slot + 1} here")
-        return found
+        return update
 
     def generation(self, number: int) -> Generation:
         """Return the generation (version of the weights) with this number.
@@ -112,10 +112,10 @@ class Held:
         """Add versions of the weights (generations) to the ones on this worker."""
         await self.only({**self.generations, **more})
 
-    async def only_since(self, generation: int) -> None:
+    async def only_since(self, oldest: int) -> None:
         """Drop versions of the weights (generations), and updates, that are older than a given one."""
-        await self.only({n: one for n, one in self.generations.items() if n >= generation})
-        self.updates = {key: update for key, update in self.updates.items() if key[0] >= generation}
+        await self.only({n: generation for n, generation in self.generations.items() if n >= oldest})
+        self.updates = {key: update for key, update in self.updates.items() if key[0] >= oldest}
 
     async def only(self, generations: dict[int, Generation]) -> None:
         """Drop all other versions of the weights (generations), and wake the calls that wait for one."""
@@ -130,7 +130,7 @@ class ShardedWorker(Restored):
     Args:
         me: Number of this worker.
         ask: Calls workers.
-        kept: Slot states that rounds on this worker have left.
+        slot_states: Slot states that rounds on this worker have left.
         show: Receives the range that this worker stepped: begin, end, number of all values, and generation.
 
     Attributes:
@@ -142,18 +142,18 @@ class ShardedWorker(Restored):
         self,
         me: int,
         ask: Ask,
-        kept: KeptStates,
+        slot_states: KeptStates,
         show: Callable[[tuple[int, int, int, int]], object] = lambda shard: None,
     ) -> None:
         super().__init__()
         self._show = show
         self._me = me
         self._ask = ask
-        self._held = Held()
+        self._store = Store()
         self.shard: tuple[int, int, int, int] | None = (
             None  # begin, end, number of values of the whole model, generation
         )
-        self.copies = SlotCopies(kept, partial(self._asked, role=COPIES))
+        self.copies = SlotCopies(slot_states, partial(self._call, role=COPIES))
 
     # -- verbs for the master -----------------------------------------------------------------------------------------
 
@@ -171,52 +171,54 @@ class ShardedWorker(Restored):
 
         Other workers that ask for the weights get them encoded.
         """
-        found = await asyncio.to_thread(Generation.whole, weights, state, codec, trainable)
-        found.means = {name: Mean.whole(group) for name, group in (means or {}).items()}
-        await self._held.hold({generation: found})
+        received = await asyncio.to_thread(Generation.whole, weights, state, codec, trainable)
+        received.means = {name: Mean.whole(group) for name, group in (means or {}).items()}
+        await self._store.hold({generation: received})
 
     @concurrent
     async def hold_restored(self, generation: int, listed: dict[str, Any], codec: str, trainable: list[bool]) -> None:
         """Store the weights from the checkpoint slices that this worker has received, like ``Generation.restored``."""
-        found = await asyncio.to_thread(Generation.restored, self.taken(), listed, codec, trainable)
-        await self._held.hold({generation: found})
+        restored = await asyncio.to_thread(Generation.restored, self.taken(), listed, codec, trainable)
+        await self._store.hold({generation: restored})
 
     @concurrent
-    async def left_restored(self, slot: int, number: int, known: SlotState, lengths: dict[str, int], of: int) -> None:
+    async def left_restored(
+        self, slot: int, number: int, state: SlotState, lengths: dict[str, int], slice_number: int
+    ) -> None:
         """Store a slot's state after a round, from a checkpoint slice that this worker has received."""
-        self.copies.restore(slot, number, known, lengths, self.restored.pop(of))
+        self.copies.restore(slot, number, state, lengths, self.restored.pop(slice_number))
 
     @concurrent
-    async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
+    async def merge(self, message: dict[str, Any]) -> dict[str, Any]:
         """Compute the next weights together with the other owners.
 
         Args:
-            plan: A ``Plan`` as a dict.
+            message: A ``Plan`` as a dict.
 
         Returns:
             An empty dict if this worker has the new weights. Otherwise the failure. ``me``, ``peer``, ``why`` and
             ``link``: another worker did not answer, and whether the link between the two failed. ``bad``: an update
                 cannot be merged. ``weights``: the new weights are unusable.
         """
-        now = Plan(**plan)
-        base = self._held.generation(now.base)
-        merging = Merging(self._me, now, base, self._asked)
+        plan = Plan(**message)
+        base = self._store.generation(plan.base)
+        merging = Merging(self._me, plan, base, self._call)
         work: list[Coroutine[Any, Any, None]] = []
-        for wanted in now.means:  # first, because a state that is lost is an error before any work begins
-            work += averaging(self._me, now, MeanPlan(**wanted), merging.new, self.copies, self._asked)
+        for mean_plan in plan.means:  # first, because a state that is lost is an error before any work begins
+            work += averaging(self._me, plan, MeanPlan(**mean_plan), merging.new, self.copies, self._call)
         work += merging.work()
-        before = {number: one for number, one in self._held.generations.items() if number <= now.base}
-        await self._held.only({**before, now.generation: merging.new})
-        work += [self.copies.keep(slot, n, worker, now.groups) for slot, n, worker, to in now.left if to == self._me]
-        found = await told(self._me, all_of(work))
-        if not found:
-            begin, end = merging.mine
-            self.shard = begin, end, size_of(base.weights), now.generation
+        earlier = {number: old for number, old in self._store.generations.items() if number <= plan.base}
+        await self._store.only({**earlier, plan.generation: merging.new})
+        work += [self.copies.keep(slot, n, worker, plan.groups) for slot, n, worker, to in plan.left if to == self._me]
+        failure = await failure_of(self._me, all_of(work))
+        if not failure:
+            begin, end = merging.own_range
+            self.shard = begin, end, size_of(base.weights), plan.generation
             self._show(self.shard)
-        return found
+        return failure
 
     @concurrent
-    async def write(self, generation: int, begin: int, end: int, names: Sequence[str], place: dict[str, Any]) -> Any:
+    async def write(self, generation: int, begin: int, end: int, names: Sequence[str], target: dict[str, Any]) -> Any:
         """Write a range of the weights and the outer optimizer's state for it into a checkpoint.
 
         Returns:
@@ -225,44 +227,44 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: This worker does not have the range.
         """
-        found = self._held.generation(generation)
-        kept = found.state_of((begin, end)) if found.state else []
-        values = take(found.weights, (begin, end)) if found.codec is None else kept.pop()
-        parts = parts_of(found.weights, (begin, end), names, values, kept)
-        return {**await asyncio.to_thread(write_if_seen, place, parts), "by": self._me}
+        stored = self._store.generation(generation)
+        state = stored.state_of((begin, end)) if stored.state else []
+        values = take(stored.weights, (begin, end)) if stored.codec is None else state.pop()
+        parts = parts_of(stored.weights, (begin, end), names, values, state)
+        return {**await asyncio.to_thread(write_if_seen, target, parts), "by": self._me}
 
     @concurrent
-    async def write_left(self, slot: int, number: int, groups: Sequence[str], place: dict[str, Any]) -> Any:
+    async def write_left(self, slot: int, number: int, groups: Sequence[str], target: dict[str, Any]) -> Any:
         """Write a slot's state that is on this worker into a checkpoint, like ``SlotCopies.write``."""
-        return {**await self.copies.write(slot, number, groups, place), "by": self._me}
+        return {**await self.copies.write(slot, number, groups, target), "by": self._me}
 
     @concurrent
-    async def write_mean(self, generation: int, group: str, place: dict[str, Any]) -> Any:
+    async def write_mean(self, generation: int, group: str, target: dict[str, Any]) -> Any:
         """Write a mean of slot states into a checkpoint, in the format of the first slot's state."""
-        arrays, more = left_parts(0, {group: mean_in(self._held.generation(generation), group).group()})
-        return {**await asyncio.to_thread(write_if_seen, place, arrays), **more, "by": self._me}
+        arrays, more = left_parts(0, {group: mean_in(self._store.generation(generation), group).group()})
+        return {**await asyncio.to_thread(write_if_seen, target, arrays), **more, "by": self._me}
 
     @concurrent
-    async def compare(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def compare(self, message: dict[str, Any]) -> dict[str, Any]:
         """Compute this worker's part of the distances or cosines between the updates of all slots.
 
         Args:
-            asked: ``Pairs`` as a dict.
+            message: ``Pairs`` as a dict.
 
         Returns:
             ``sums``: matrices to add to the other owners' matrices. Or the failure, as ``merge`` returns it.
         """
-        now = Pairs(**asked)
-        base = self._held.generation(now.base)
-        part = cut(size_of(base.weights), len(now.owners))[list(now.owners).index(self._me)]
-        found: dict[str, Any] = {}
+        request = Pairs(**message)
+        base = self._store.generation(request.base)
+        part = cut(size_of(base.weights), len(request.owners))[list(request.owners).index(self._me)]
+        answer: dict[str, Any] = {}
 
         async def compute() -> None:
-            found["sums"] = await sums(
-                now, base.weights, part, lambda sent, part: update_of(self._asked, now.base, sent, part)
+            answer["sums"] = await sums(
+                request, base.weights, part, lambda sent, part: update_of(self._call, request.base, sent, part)
             )
 
-        return await told(self._me, compute()) or found
+        return await failure_of(self._me, compute()) or answer
 
     @concurrent
     async def lengths(self, generation: int, slot: int, groups: Sequence[Sequence[int]], factor: float) -> list[float]:
@@ -271,7 +273,7 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: This worker does not have the update.
         """
-        encoded, like = self._held.sent(generation, slot), self._held.generation(generation).weights
+        encoded, like = self._store.sent(generation, slot), self._store.generation(generation).weights
 
         def computed() -> list[float]:
             update = scaled(decode_update(encoded, like), factor)
@@ -295,10 +297,10 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: No worker returns them.
         """
-        which = {**task.weights}
-        left = which.pop("left", ())
-        await self.have(**which, like=like)
-        await self._held.only_since(task.weights["generation"])
+        reference = {**task.weights}
+        left = reference.pop("left", ())
+        await self.have(**reference, like=like)
+        await self._store.only_since(task.weights["generation"])
         task = await self.copies.have(task, left)
         means = self.means(task.weights["generation"])
         return dataclasses.replace(task, **begins_with(means, task.weights.get("means", {}), like))
@@ -316,7 +318,7 @@ class ShardedWorker(Restored):
             AppMissing: No worker returns them.
         """
         await self._bring(generation, at, like)
-        await bring(self._asked, self._in_turn(at), generation, self._held.generation(generation), means)
+        await bring(self._call, self._in_turn(at), generation, self._store.generation(generation), means)
 
     def means(self, generation: int) -> SlotState:
         """Return the means of slot states that belong to a version of the weights on this worker, by group.
@@ -324,29 +326,29 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: This worker does not have the generation.
         """
-        return {name: mean.group() for name, mean in self._held.generation(generation).means.items()}
+        return {name: mean.group() for name, mean in self._store.generation(generation).means.items()}
 
-    def _in_turn(self, at: Sequence[int]) -> list[int]:
+    def _in_turn(self, workers: Sequence[int]) -> list[int]:
         """Return workers in an order that differs from caller to caller.
 
         So the callers do not all ask the same worker first.
         """
-        return sorted(at, key=lambda one: (one - self._me) % (max(at) + 1))
+        return sorted(workers, key=lambda worker: (worker - self._me) % (max(workers) + 1))
 
-    async def _bring(self, generation: int, at: Sequence[int], like: Weights) -> None:
-        if generation not in self._held.generations:
-            found = Generation([np.empty(w.shape, w.dtype) for w in like])
-            found.ready = {piece: asyncio.Event() for piece in pieces((0, size_of(like)), PIECE)}
-            why = "nobody has them"
-            for worker in self._in_turn(at):
+    async def _bring(self, generation: int, holders: Sequence[int], like: Weights) -> None:
+        if generation not in self._store.generations:
+            fetched = Generation([np.empty(w.shape, w.dtype) for w in like])
+            fetched.ready = {piece: asyncio.Event() for piece in pieces((0, size_of(like)), PIECE)}
+            reason = "nobody has them"
+            for worker in self._in_turn(holders):
                 try:
-                    await fetch(self._asked, worker, ("values", generation), found, list(found.ready))
+                    await fetch(self._call, worker, ("values", generation), fetched, list(fetched.ready))
                     break
                 except Unreached as error:
-                    why = f"worker {worker}: {error.why}"
+                    reason = f"worker {worker}: {error.why}"
             else:
-                raise AppMissing(f"the weights of this round are unavailable: {why}")
-            await self._held.hold({generation: found})
+                raise AppMissing(f"the weights of this round are unavailable: {reason}")
+            await self._store.hold({generation: fetched})
 
     def weights(self, generation: int) -> Weights:
         """Return the whole weights of a generation (a version) on this worker. The caller must not change them.
@@ -354,7 +356,7 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: This worker does not have them.
         """
-        return self._held.generation(generation).weights
+        return self._store.generation(generation).weights
 
     def sent(
         self,
@@ -382,35 +384,35 @@ class ShardedWorker(Restored):
         if copy:
             update = {
                 **update,
-                "payloads": [{name: np.array(a) for name, a in one.items()} for one in update["payloads"]],
+                "payloads": [{name: np.array(a) for name, a in payload.items()} for payload in update["payloads"]],
             }
         if tensors is not None:
             nothing: list[Payload] = [{"raw": np.broadcast_to(np.zeros((), w.dtype), w.shape)} for w in like]
             update = {**update, "payloads": put(nothing, tensors, update["payloads"])}
-        self._held.updates[generation, task.slot] = update
-        found = fault(decode_update(update, like), len(task.indices), like, names)
-        return None if found is None else dataclasses.asdict(found)
+        self._store.updates[generation, task.slot] = update
+        problem = fault(decode_update(update, like), len(task.indices), like, names)
+        return None if problem is None else dataclasses.asdict(problem)
 
     def measured(
-        self, task: Task, found: Weights, places: Sequence[int], names: Sequence[str]
+        self, task: Task, statistics: Weights, indices: Sequence[int], names: Sequence[str]
     ) -> dict[str, Any] | None:
         """Keep the difference between a slot's moving statistics and the weights, as the slot's update.
 
         Args:
             task: The task that produced the statistics.
-            found: The statistics.
-            places: Their places among the weights.
+            statistics: The statistics.
+            indices: Their places among the weights.
             names: Paths of the weights.
 
         Returns:
             The fault that makes the statistics unusable, as a dict; None if they are usable.
         """
         like = self.weights(task.weights["generation"])
-        old = [like[place] for place in places]
-        if (wrong := fault(found, 1, old, [names[place] for place in places])) is not None:
-            return dataclasses.asdict(wrong)
-        payloads: list[Payload] = [{"raw": np.asarray(w - one)} for w, one in zip(old, found, strict=True)]
-        return self.sent(task, {"codec": "float32", "payloads": payloads}, names, places)
+        old = [like[index] for index in indices]
+        if (problem := fault(statistics, 1, old, [names[index] for index in indices])) is not None:
+            return dataclasses.asdict(problem)
+        payloads: list[Payload] = [{"raw": np.asarray(w - value)} for w, value in zip(old, statistics, strict=True)]
+        return self.sent(task, {"codec": "float32", "payloads": payloads}, names, indices)
 
     # -- verbs for other workers --------------------------------------------------------------------------------------
 
@@ -423,8 +425,8 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: This worker does not have the update.
         """
-        like = self._held.generation(generation).weights
-        return dict(travelling(take_encoded(self._held.sent(generation, slot), like, (begin, end))))
+        like = self._store.generation(generation).weights
+        return dict(travelling(take_encoded(self._store.sent(generation, slot), like, (begin, end))))
 
     @offered
     async def values(self, generation: int, begin: int, end: int, since: int | None = None) -> Weights | EncodedUpdate:
@@ -435,10 +437,10 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: This worker will not have the range.
         """
-        found = await self._held.expected(generation)
-        await found.wait_for((begin, end))
-        before = None if since is None else self._held.generations.get(since)
-        return found.sent((begin, end), before)
+        stored = await self._store.expected(generation)
+        await stored.wait_for((begin, end))
+        previous = None if since is None else self._store.generations.get(since)
+        return stored.sent((begin, end), previous)
 
     @offered
     async def mean(self, generation: int, group: str, begin: int, end: int) -> Weights:
@@ -447,9 +449,9 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: This worker will not have the mean.
         """
-        found = mean_in(await self._held.expected(generation), group)
-        await found.of.wait_for((begin, end))
-        return take(found.of.weights, (begin, end))
+        mean = mean_in(await self._store.expected(generation), group)
+        await mean.of.wait_for((begin, end))
+        return take(mean.of.weights, (begin, end))
 
     @offered
     async def mean_shapes(self, generation: int, group: str) -> Shapes:
@@ -458,7 +460,7 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: This worker will not have the mean.
         """
-        return shapes(await self._held.expected(generation), group)
+        return shapes(await self._store.expected(generation), group)
 
     @offered
     async def peaks(self, generation: int) -> list[float]:
@@ -469,9 +471,9 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: This worker will not have the generation.
         """
-        found = await self._held.expected(generation)
-        await found.stepped.wait()
-        return list(found.within)
+        stored = await self._store.expected(generation)
+        await stored.stepped.wait()
+        return list(stored.within)
 
     @offered
     async def kept(self, generation: int, begin: int, end: int) -> State:
@@ -480,9 +482,9 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: This worker will not have the generation or the state.
         """
-        found = await self._held.expected(generation)
-        await found.wait_for((begin, end))
-        return found.state_of((begin, end))
+        stored = await self._store.expected(generation)
+        await stored.wait_for((begin, end))
+        return stored.state_of((begin, end))
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -499,15 +501,15 @@ class ShardedWorker(Restored):
             Unreached: A worker does not return its part.
         """
         weights = [np.empty(w.shape, w.dtype) for w in self.weights(generation)]
-        for part, worker in within((0, size_of(weights)), [((begin, end), one) for begin, end, one in parts]):
+        for part, worker in within((0, size_of(weights)), [((begin, end), holder) for begin, end, holder in parts]):
 
-            async def one(piece: Slice, worker: int = worker) -> None:
-                write(worker, weights, piece, (await self._asked(worker, "kept", generation, *piece))[-1])
+            async def fetch_piece(piece: Slice, worker: int = worker) -> None:
+                write(worker, weights, piece, (await self._call(worker, "kept", generation, *piece))[-1])
 
-            await limited(one, pieces(part))
+            await limited(fetch_piece, pieces(part))
         return weights
 
-    async def _asked(self, worker: int, verb: str, *arguments: Any, role: str = EXCHANGE) -> Any:
+    async def _call(self, worker: int, verb: str, *arguments: Any, role: str = EXCHANGE) -> Any:
         """Call a method of an object on a worker, which may be this one, and return the answer.
 
         Raises:
