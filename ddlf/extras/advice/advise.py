@@ -16,12 +16,12 @@ from ddlf.errors import AppError, BadUpdate, ConfigError, DatasetError
 from ddlf.events import Advised
 from ddlf.extras import measured_rounds
 from ddlf.extras.advice.arrays import near_duplicates, related
-from ddlf.extras.advice.batch import not_finite_advice, seconds_of_a_step, seen_in_a_batch, trained_by_own
+from ddlf.extras.advice.batch import find_train_mistake, not_finite_advice, observe_batch, seconds_of_a_step
 from ddlf.extras.advice.changes import edits_of
-from ddlf.extras.advice.collect import build, facts_of, load, sources_of, take_in, twin
+from ddlf.extras.advice.collect import build, facts_of, load, read_into_arrays, sources_of, twin
 from ddlf.extras.advice.facts import AppFacts
 from ddlf.extras.advice.limits import doing
-from ddlf.extras.advice.processes import pickled_app, seen_by_second_process, wrong_labels
+from ddlf.extras.advice.processes import observe_second_process, pickled_app, wrong_labels
 from ddlf.extras.advice.report import AdviserReport
 from ddlf.extras.advice.rule import LEVELS, Advice, Edit, Level, check_rules, find_rule
 from ddlf.extras.advice.rules import RULES
@@ -76,8 +76,8 @@ async def advise(
         vars(app).pop("model", None)
     sources = sources_of(app)
     ignores = known_ignores(sources)
-    seen: dict[str, Any] = {}
-    pickled = pickled_app(app, seen) if level == "cluster" else None
+    observations: dict[str, Any] = {}
+    pickled = pickled_app(app, observations) if level == "cluster" else None
     with doing("load_dataset"):
         await load(app)
     try:
@@ -97,29 +97,29 @@ async def advise(
             raise
         return report
     if pickled is not None:
-        seen |= await seen_by_second_process(app, pickled)
-    taken = level != "quick" and take_in(app)
-    seen |= {"taken": True} if taken else {}
-    facts = facts_of(app, workers=workers, seen=seen)
+        observations |= await observe_second_process(app, pickled)
+    is_converted = level != "quick" and read_into_arrays(app)
+    observations |= {"taken": True} if is_converted else {}
+    facts = facts_of(app, workers=workers, observations=observations)
     if level != "quick":
-        seen["near"] = near_duplicates(getattr(app, "x_train", None), getattr(app, "x_test", None))
-        seen["related"] = _related(app, facts)
-        if "train" in facts.own:  # do this before other trials replace the optimizer
-            seen["own_train"] = trained_by_own(app)
-        seen |= seen_in_a_batch(app, facts)
+        observations["near"] = near_duplicates(getattr(app, "x_train", None), getattr(app, "x_test", None))
+        observations["related"] = _related(app, facts)
+        if "train" in facts.custom:  # do this before other trials replace the optimizer
+            observations["own_train"] = find_train_mistake(app)
+        observations |= observe_batch(app, facts)
         if level == "cluster":
-            seen["step_s"] = seconds_of_a_step(app, app.batch_size)
+            observations["step_s"] = seconds_of_a_step(app, app.batch_size)
     skipped: tuple[str, ...] = ()
     cluster = cluster or app.cluster
     # this works because workers load the samples in the same order
-    if pickled is not None and "data" not in seen and cluster is not None:
+    if pickled is not None and "data" not in observations and cluster is not None:
         doubts = await wrong_labels(cluster, pickled, facts)
         skipped = doubts.pop("skipped", ())
-        seen |= doubts
-    seen |= _planned(app, cluster, facts)
-    report = check_facts(replace(facts, seen=seen), sources, ignores, LEVELS[: LEVELS.index(level) + 1])
-    if taken:  # the changes are for arrays, but this app has none
-        report = replace(report, advice=tuple(replace(one, edits=()) for one in report.advice))
+        observations |= doubts
+    observations |= _planned(app, cluster, facts)
+    report = check_facts(replace(facts, observations=observations), sources, ignores, LEVELS[: LEVELS.index(level) + 1])
+    if is_converted:  # the changes are for arrays, but this app has none
+        report = replace(report, advice=tuple(replace(advice, edits=()) for advice in report.advice))
     return replace(report, skipped=skipped)
 
 
@@ -141,22 +141,26 @@ def _explanation(
     """Check an app that cannot run with the rules of level ``"quick"``. Return their report, or None if no finding
     explains why the app cannot run."""
     report = check_facts(facts_of(app, workers=workers), sources, ignores, ("quick",))
-    return report if any(one.severity == "E" for one in report.advice) else None
+    return report if any(advice.severity == "E" for advice in report.advice) else None
 
 
 def _related(app: App, facts: AppFacts) -> dict[str, Any]:
     """Return how well the training samples predict their labels. If several outputs have a Keras loss, return the
     result of the output with the worst prediction."""
-    tokens = {one.before for one in facts.layers if one.kind == "Embedding"}
-    if any(head.loss in ("", "own") for head in facts.heads) or facts.own & {"step", "train"}:
+    tokens = {layer.before for layer in facts.layers if layer.kind == "Embedding"}
+    if any(head.loss in ("", "own") for head in facts.heads) or facts.custom & {"step", "train"}:
         return {}
-    x = facts.array("x_train")
+    train_array = facts.array("x_train")
     labels = {part: dict(leaves(getattr(app, f"y_{part}", None), f"y_{part}")) for part in ("train", "test")}
     data = {"x_train": getattr(app, "x_train", None), "x_test": getattr(app, "x_test", None)}
     results = []
     for head in facts.heads:
-        own = {f"y_{part}": arrays.get(head.target.replace("_train", f"_{part}")) for part, arrays in labels.items()}
-        if result := related(data | own, are_tokens=x is not None and x.whole and x.sample in tokens):
+        targets = {
+            f"y_{part}": arrays.get(head.target.replace("_train", f"_{part}")) for part, arrays in labels.items()
+        }
+        if result := related(
+            data | targets, are_tokens=train_array is not None and train_array.whole and train_array.sample in tokens
+        ):
             results.append(result | {"of": head.target})
     return min(results, key=lambda result: result["train"][0], default={})
 
@@ -184,27 +188,27 @@ def check_facts(
 ) -> AdviserReport:
     """Check the rules of these levels, and the rules whose ids are in ``more``. Drop the findings that the user's
     comments ignore."""
-    wanted = set(levels)
-    rules = [rule for rule in RULES if rule.level in wanted or rule.id in more]
+    wanted_levels = set(levels)
+    rules = [rule for rule in RULES if rule.level in wanted_levels or rule.id in more]
     findings, failed = check_rules(rules, facts)
     used: set[Ignore] = set()
-    advice: list[Advice] = []
-    for one in findings:
-        position = sources.position(one.finding.subject, facts)
-        located = replace(one, position=position)
+    reported: list[Advice] = []
+    for advice in findings:
+        position = sources.position(advice.finding.subject, facts)
+        located = replace(advice, position=position)
         matching = [ignore for ignore in ignores if ignore.matches(located)]
         used.update(matching)
         if not matching:
-            advice.append(replace(located, edits=tuple(_edits(located, sources, facts))))
+            reported.append(replace(located, edits=tuple(_edits(located, sources, facts))))
     ids = {rule.id for rule in rules} | REMOVED
-    unused = tuple(one for one in ignores if one not in used and one.id.upper() in ids)
-    return AdviserReport(tuple(advice), tuple(failed), len(findings) - len(advice), unused)
+    unused = tuple(ignore for ignore in ignores if ignore not in used and ignore.id.upper() in ids)
+    return AdviserReport(tuple(reported), tuple(failed), len(findings) - len(reported), unused)
 
 
-def _edits(one: Advice, sources: UserSources, facts: AppFacts) -> Iterable[Edit]:
+def _edits(advice: Advice, sources: UserSources, facts: AppFacts) -> Iterable[Edit]:
     """Return the edits of the user's Python files that fix a finding. A model text has another syntax, so it gets none."""
-    in_text = sources.text is not None and one.position is not None and one.position.path == sources.text.path
-    return () if in_text else edits_of(one.finding.changes, sources, facts)
+    in_text = sources.text is not None and advice.position is not None and advice.position.path == sources.text.path
+    return () if in_text else edits_of(advice.finding.changes, sources, facts)
 
 
 async def watch_run(app: App) -> AbstractContextManager[None]:
@@ -243,25 +247,25 @@ async def check_before_run(app: App) -> tuple[list[Advised], str]:
         return [], ""
     for failed in report.failed:
         log.warning("the rule %s failed: %s", failed.rule.id, failed.error)
-    errors = [one for one in report.advice if one.severity == "E"]
+    errors = [advice for advice in report.advice if advice.severity == "E"]
     cause = f"{errors[0]}; {errors[0].fix}" if errors else ""
     if app.advice == "strict" and errors:
-        rest = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise AppError(f"advice is 'strict', and this app cannot learn: {errors[0]}{rest}", hint=errors[0].fix)
-    shown = [one for one in report.advice if one.severity != "I" and one.rule.id not in REPORTED_BY_RUNS]
-    events = [_advised(one) for one in shown[:MOST_IN_A_RUN]]
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise AppError(f"advice is 'strict', and this app cannot learn: {errors[0]}{more}", hint=errors[0].fix)
+    shown = [advice for advice in report.advice if advice.severity != "I" and advice.rule.id not in REPORTED_BY_RUNS]
+    events = [_advised(advice) for advice in shown[:MOST_IN_A_RUN]]
     if len(shown) > MOST_IN_A_RUN:
         events[-1] = replace(events[-1], more=len(shown) - MOST_IN_A_RUN)
     return events, cause
 
 
-def _advised(one: Advice) -> Advised:
+def _advised(advice: Advice) -> Advised:
     return Advised(
-        rule=one.rule.id,
-        severity=one.severity,
-        what=one.finding.message,
-        fix=one.fix,
-        place="" if one.position is None else str(one.position),
+        rule=advice.rule.id,
+        severity=advice.severity,
+        what=advice.finding.message,
+        fix=advice.fix,
+        place="" if advice.position is None else str(advice.position),
     )
 
 

@@ -92,10 +92,10 @@ def chosen(samples: int, most: int) -> Any:
     return np.sort(np.random.default_rng(17).choice(samples, most, replace=False))
 
 
-def _some(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _random_rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return a random part of an array's samples, small enough to compute statistics of it quickly."""
-    found: np.ndarray[Any, Any] = array[chosen(len(array), max(1, min(SAMPLED, VALUES // max(1, array[0].size))))]
-    return found
+    rows: np.ndarray[Any, Any] = array[chosen(len(array), max(1, min(SAMPLED, VALUES // max(1, array[0].size))))]
+    return rows
 
 
 def _pieces(array: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
@@ -122,7 +122,7 @@ def _range(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     else:
         low, high = float(array.min()), float(array.max())
     whole = array.dtype.kind != "f"
-    values = _some(array).ravel()[:VALUES].astype(np.float64)
+    values = _random_rows(array).ravel()[:VALUES].astype(np.float64)
     values = values[np.isfinite(values)]
     if not whole and values.size and high - low < 1e9:
         whole = bool((values == np.rint(values)).all())
@@ -139,28 +139,32 @@ def _range(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 def _features(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Return facts about the scales of an array's features, measured on some samples. In pictures and sequences, a
     feature is a channel."""
-    some = _some(array)
+    rows = _random_rows(array)
     is_table = array.ndim == 2
-    flat = some.reshape(len(some), -1) if is_table else some.reshape(-1, some.shape[-1] if some.ndim > 2 else 1)
+    flat = rows.reshape(len(rows), -1) if is_table else rows.reshape(-1, rows.shape[-1] if rows.ndim > 2 else 1)
     if flat.shape[1] > MOST_FEATURES:
         flat = flat[:, :MOST_FEATURES]
     values = np.nan_to_num(flat.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
     spread, middle = values.std(axis=0, dtype=np.float64), values.mean(axis=0, dtype=np.float64)
     facts: dict[str, Any] = {"loudest": float(np.sqrt(spread**2 + middle**2).max())}
-    one_value = np.ptp(values, axis=0) == 0
-    if is_table and one_value.any() and len(array) > 1:
-        maybe = np.flatnonzero(one_value)
-        facts["constant"] = tuple(int(number) for number in maybe if (array[:, number] == array[0, number]).all())
+    is_constant = np.ptp(values, axis=0) == 0
+    if is_table and is_constant.any() and len(array) > 1:
+        candidates = np.flatnonzero(is_constant)
+        facts["constant"] = tuple(int(number) for number in candidates if (array[:, number] == array[0, number]).all())
     if is_table and values.shape[1] > 1:
         usual = np.median(values, axis=0)
-        own = ~one_value & ((values == usual).mean(axis=0) < MOSTLY)
-        facts["scales"] = (float(spread[own].min()), float(spread[own].max())) if own.any() else (0.0, 0.0)
+        is_varied = ~is_constant & ((values == usual).mean(axis=0) < MOSTLY)
+        facts["scales"] = (
+            (float(spread[is_varied].min()), float(spread[is_varied].max())) if is_varied.any() else (0.0, 0.0)
+        )
     if array.dtype.kind in "iu" and is_table and array.shape[1] > 1:
-        facts["padded"] = float(((some[:, -1] == 0) & (some != 0).any(axis=1)).mean())
-        is_token = some != 0
-        before, behind = (np.logical_or.accumulate(each, axis=1) for each in (is_token, is_token[:, ::-1]))
-        facts["pierced"] = float((~is_token & before & behind[:, ::-1]).any(axis=1).mean())
-        if (tokens := some[some != 0]).size:
+        facts["padded"] = float(((rows[:, -1] == 0) & (rows != 0).any(axis=1)).mean())
+        is_token = rows != 0
+        has_token_before, has_token_behind = (
+            np.logical_or.accumulate(mask, axis=1) for mask in (is_token, is_token[:, ::-1])
+        )
+        facts["pierced"] = float((~is_token & has_token_before & has_token_behind[:, ::-1]).any(axis=1).mean())
+        if (tokens := rows[rows != 0]).size:
             values, counts = np.unique(tokens, return_counts=True)
             facts["commonest"] = int(values[counts.argmax()]), float(counts.max() / tokens.size)
     return facts
@@ -175,8 +179,8 @@ def _labels(array: np.ndarray[Any, Any], facts: dict[str, Any]) -> LabelFacts:
             return LabelFacts()
         flat = rows[:, 0].astype(np.int64)
         values, counts = np.unique(flat, return_counts=True)
-        found = {int(value): int(count) for value, count in zip(values, counts, strict=True)}
-        return LabelFacts(kind="numbers", counts=found, is_sorted=_is_sorted(flat, len(values)))
+        class_counts = {int(value): int(count) for value, count in zip(values, counts, strict=True)}
+        return LabelFacts(kind="numbers", counts=class_counts, is_sorted=_is_sorted(flat, len(values)))
     if facts["bad"] or facts["low"] < 0 or array.ndim != 2:
         return LabelFacts()
     sums = rows.sum(axis=1, dtype=np.float64)
@@ -188,8 +192,10 @@ def _labels(array: np.ndarray[Any, Any], facts: dict[str, Any]) -> LabelFacts:
             return LabelFacts(kind="many_hot", sums=ends, is_sorted=_is_sorted(codes.reshape(-1), len(kinds)))
         flat = rows.argmax(axis=1)
         counts = np.bincount(flat, minlength=width)
-        found = {number: int(count) for number, count in enumerate(counts)}
-        return LabelFacts(kind="one_hot", counts=found, sums=ends, is_sorted=_is_sorted(flat, int((counts > 0).sum())))
+        class_counts = {number: int(count) for number, count in enumerate(counts)}
+        return LabelFacts(
+            kind="one_hot", counts=class_counts, sums=ends, is_sorted=_is_sorted(flat, int((counts > 0).sum()))
+        )
     return LabelFacts(kind="shares" if in_rows else "real", sums=ends)
 
 
@@ -213,7 +219,7 @@ def compared(data: dict[str, Any]) -> SampleFacts:
     keys = _keys(x, numbers)
     first: dict[int, int] = {}
     doubled = [(first[key], int(n)) for n, key in zip(numbers, keys, strict=True) if first.setdefault(key, int(n)) != n]
-    doubled = [(a, b) for a, b in doubled if _same(x, a, x, b)]
+    doubled = [(a, b) for a, b in doubled if _equal_samples(x, a, x, b)]
     facts: dict[str, Any] = {
         "looked": len(numbers),
         "distinct": len(numbers) - len(doubled),
@@ -221,7 +227,7 @@ def compared(data: dict[str, Any]) -> SampleFacts:
     }
     y = _arrays(data.get("y_train"), "y_train")
     if y and doubled:
-        against = [(a, b) for a, b in doubled if not _same(y, a, y, b)]
+        against = [(a, b) for a, b in doubled if not _equal_samples(y, a, y, b)]
         facts |= {"contradicting": len(against), "pairs": tuple(against[:SHOWN])}
     facts["shared"] = tuple(
         shared
@@ -229,20 +235,20 @@ def compared(data: dict[str, Any]) -> SampleFacts:
         if (shared := _shared(x, first, part, _arrays(data.get(f"x_{part}"), f"x_{part}"), most)) is not None
     )
     facts["leaks"] = tuple(_leaks(x, y))
-    facts["follows"] = None if facts["leaks"] else _follows(x, y)
+    facts["follows"] = None if facts["leaks"] else _linear_feature(x, y)
     facts["overlapping"] = tuple(
-        (part, *found)
+        (part, *overlap)
         for part in ("val", "test")
-        if (found := _overlapping(x, _arrays(data.get(f"x_{part}"), f"x_{part}"))) is not None
+        if (overlap := _overlapping(x, _arrays(data.get(f"x_{part}"), f"x_{part}"))) is not None
     )
     facts["copied"] = len(x) == len(y) == 1 and x[0][1].shape == y[0][1].shape and np.array_equal(x[0][1], y[0][1])
     return SampleFacts(**facts)
 
 
 def _arrays(tree: Any, name: str) -> list[tuple[str, np.ndarray[Any, Any]]]:
-    found = [] if tree is None else list(leaves(tree, name))
-    fit = all(isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "fiub" for _, array in found)
-    return found if fit and len({len(array) for _, array in found}) == 1 else []
+    arrays = [] if tree is None else list(leaves(tree, name))
+    fit = all(isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "fiub" for _, array in arrays)
+    return arrays if fit and len({len(array) for _, array in arrays}) == 1 else []
 
 
 def _keys(arrays: list[tuple[str, np.ndarray[Any, Any]]], numbers: Any) -> list[int]:
@@ -252,10 +258,16 @@ def _keys(arrays: list[tuple[str, np.ndarray[Any, Any]]], numbers: Any) -> list[
     return [hash(b"".join(array[number].tobytes() for _, array in arrays)) for number in numbers]
 
 
-def _same(
-    one: list[tuple[str, np.ndarray[Any, Any]]], a: int, other: list[tuple[str, np.ndarray[Any, Any]]], b: int
+def _equal_samples(
+    first: list[tuple[str, np.ndarray[Any, Any]]],
+    first_row: int,
+    second: list[tuple[str, np.ndarray[Any, Any]]],
+    second_row: int,
 ) -> bool:
-    return all(left[a].tobytes() == right[b].tobytes() for (_, left), (_, right) in zip(one, other, strict=True))
+    return all(
+        first_array[first_row].tobytes() == second_array[second_row].tobytes()
+        for (_, first_array), (_, second_array) in zip(first, second, strict=True)
+    )
 
 
 def _shared(
@@ -273,7 +285,7 @@ def _shared(
         return None
     numbers = np.arange(len(other[0][1]))[chosen(len(other[0][1]), most)]
     pairs = [(first[key], int(n)) for n, key in zip(numbers, _keys(other, numbers), strict=True) if key in first]
-    pairs = [(a, b) for a, b in pairs if _same(x, a, other, b)]
+    pairs = [(a, b) for a, b in pairs if _equal_samples(x, a, other, b)]
     return Shared(part=part, count=len(pairs), of=len(numbers), pairs=tuple(pairs[:SHOWN]))
 
 
@@ -283,20 +295,22 @@ def _overlapping(
     """Return the number of windows in another part that equal a training window shifted by one step."""
     if len(x) != 1 or len(other) != 1:
         return None
-    mine, theirs = x[0][1], other[0][1]
+    windows, other_windows = x[0][1], other[0][1]
     fit = (
-        mine.ndim in (2, 3)
-        and mine.dtype.kind == "f"
-        and mine.shape[1:] == theirs.shape[1:]
-        and mine.dtype == theirs.dtype
+        windows.ndim in (2, 3)
+        and windows.dtype.kind == "f"
+        and windows.shape[1:] == other_windows.shape[1:]
+        and windows.dtype == other_windows.dtype
     )
-    if not fit or mine.shape[1] < LEAST_STEPS or mine.nbytes > COMPARED_BYTES // 4 or not len(theirs):
+    if not fit or windows.shape[1] < LEAST_STEPS or windows.nbytes > COMPARED_BYTES // 4 or not len(other_windows):
         return None
-    some = theirs[chosen(len(theirs), OVERLAPPING)]
-    begins, ends = ({one.tobytes() for one in part} for part in (mine[:, :-1], mine[:, 1:]))
-    moves = [one for one in some if (one[1:] != one[:-1]).any()]  # a constant window would match everywhere
-    count = sum(one[1:].tobytes() in begins or one[:-1].tobytes() in ends for one in moves)
-    return count, len(some)
+    tested = other_windows[chosen(len(other_windows), OVERLAPPING)]
+    begins, ends = ({window.tobytes() for window in part} for part in (windows[:, :-1], windows[:, 1:]))
+    moves = [
+        window for window in tested if (window[1:] != window[:-1]).any()
+    ]  # a constant window would match everywhere
+    count = sum(window[1:].tobytes() in begins or window[:-1].tobytes() in ends for window in moves)
+    return count, len(tested)
 
 
 def _leaks(
@@ -306,31 +320,31 @@ def _leaks(
     if len(y) != 1 or len(y[0][1]) < 50:
         return
     labels = y[0][1].reshape(len(y[0][1]), -1)
-    some = chosen(len(labels), SAMPLED)
-    wanted = labels[some].argmax(axis=1) if labels.shape[1] > 1 else labels[some, 0]
-    values, flat = np.unique(wanted, return_inverse=True)
+    chosen_rows = chosen(len(labels), SAMPLED)
+    targets = labels[chosen_rows].argmax(axis=1) if labels.shape[1] > 1 else labels[chosen_rows, 0]
+    values, flat = np.unique(targets, return_inverse=True)
     if len(values) < 2 or not np.isfinite(values).all():
         return
     for name, array in x:
         is_window = array.ndim == 3 and labels.shape[1] == 1
         if (array.ndim != 2 and not is_window) or not 1 < array[0].size <= MOST_FEATURES:
             continue
-        rows = array[some].reshape(len(flat), -1)
+        rows = array[chosen_rows].reshape(len(flat), -1)
         if is_window and len(values) <= 0.2 * len(flat):
             continue
         if len(values) > 0.2 * len(flat):  # a regression target: look for a feature with another unit and origin
-            yield from ((name, column) for column in _along(rows, np.asarray(wanted, np.float64)))
+            yield from ((name, column) for column in _linear_columns(rows, np.asarray(targets, np.float64)))
             continue
         if len(values) >= IN_ORDER and rows.shape[1] <= MOST_IN_ORDER:
             yield from (
                 (name, column) for column in range(rows.shape[1]) if _in_order(rows[:, column], flat, len(values))
             )
         # A copy of the label has one value per class. Some samples suffice to exclude most columns.
-        maybe = np.ones(rows.shape[1], bool)
+        candidates = np.ones(rows.shape[1], bool)
         for number in range(min(len(values), 50)):
             first, last = np.flatnonzero(flat == number)[[0, -1]]
-            maybe &= rows[first] == rows[last]
-        for column in np.flatnonzero(maybe):
+            candidates &= rows[first] == rows[last]
+        for column in np.flatnonzero(candidates):
             kinds, inverse = np.unique(rows[:, column], return_inverse=True)
             if len(kinds) == len(values) and len(set(zip(inverse.tolist(), flat.tolist(), strict=True))) == len(kinds):
                 yield name, int(column)
@@ -342,7 +356,7 @@ def _in_order(column: np.ndarray[Any, Any], flat: np.ndarray[Any, Any], classes:
     return bool(np.count_nonzero(np.diff(flat[order])) == classes - 1 and len(np.unique(column)) > 2 * classes)
 
 
-def _follows(x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str, np.ndarray[Any, Any]]]) -> Any:
+def _linear_feature(x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str, np.ndarray[Any, Any]]]) -> Any:
     """Return the feature of a table that is almost linear in the target.
 
     None if several features are, as in a time series.
@@ -350,32 +364,32 @@ def _follows(x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str, np.nd
     if len(x) != 1 or len(y) != 1 or x[0][1].ndim != 2 or y[0][1][0].size != 1 or len(y[0][1]) < ENOUGH_ROWS:
         return None
     name, array = x[0]
-    some = chosen(len(array), SAMPLED)
-    wanted = y[0][1].reshape(-1)[some].astype(np.float64)
-    if not LEAST_FEATURES <= array.shape[1] <= MOST_FEATURES or len(np.unique(wanted)) < 0.2 * len(wanted):
+    chosen_rows = chosen(len(array), SAMPLED)
+    target = y[0][1].reshape(-1)[chosen_rows].astype(np.float64)
+    if not LEAST_FEATURES <= array.shape[1] <= MOST_FEATURES or len(np.unique(target)) < 0.2 * len(target):
         return None
-    alike = _correlations(array[some], wanted)
+    alike = _correlations(array[chosen_rows], target)
     if alike is None:
         return None
     second, first = np.argsort(alike)[-2:]
     return (name, int(first), float(alike[first])) if alike[first] > NEARLY > ALIKE > alike[second] else None
 
 
-def _along(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> Iterator[int]:
+def _linear_columns(rows: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> Iterator[int]:
     """Yield the numbers of the columns that are almost linear in a target."""
-    if (alike := _correlations(rows, wanted)) is not None:
+    if (alike := _correlations(rows, target)) is not None:
         yield from (int(column) for column in np.flatnonzero(alike > ON_A_LINE))
 
 
-def _correlations(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> Any:
+def _correlations(rows: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> Any:
     """Return the absolute correlation of each column with a target; None if it is not defined."""
-    if not np.isfinite(rows).all() or not np.isfinite(wanted).all() or wanted.std() == 0:
+    if not np.isfinite(rows).all() or not np.isfinite(target).all() or target.std() == 0:
         return None
     values = rows.astype(np.float64)
     values -= values.mean(axis=0)
-    wanted = wanted - wanted.mean()
-    norms = np.sqrt((values**2).sum(axis=0) * (wanted**2).sum())
-    return np.abs(wanted @ values) / np.where(norms == 0, np.inf, norms)
+    target = target - target.mean()
+    norms = np.sqrt((values**2).sum(axis=0) * (target**2).sum())
+    return np.abs(target @ values) / np.where(norms == 0, np.inf, norms)
 
 
 def near_duplicates(x: Any, other: Any) -> dict[str, Any] | None:
@@ -397,20 +411,22 @@ def near_duplicates(x: Any, other: Any) -> dict[str, Any] | None:
     fit = isinstance(x, np.ndarray) and isinstance(other, np.ndarray) and x.ndim == other.ndim == 4
     if not fit or x.shape[1:] != other.shape[1:] or min(x.shape[1:3]) < LEAST_SIDE or not 2 < len(x) <= MOST_PICTURES:
         return None
-    mine, theirs = _thumbnails(x), _thumbnails(other)
-    found: list[tuple[float, int, int]] = []
-    for start in range(0, len(theirs), PICTURES_AT_ONCE):
-        alike = theirs[start : start + PICTURES_AT_ONCE] @ mine.T
+    thumbnails, other_thumbnails = _thumbnails(x), _thumbnails(other)
+    duplicates: list[tuple[float, int, int]] = []
+    for start in range(0, len(other_thumbnails), PICTURES_AT_ONCE):
+        alike = other_thumbnails[start : start + PICTURES_AT_ONCE] @ thumbnails.T
         best = np.argpartition(alike, -2, axis=1)[:, -2:]
         values = np.take_along_axis(alike, best, axis=1)
         first = values.argmax(axis=1)
         row = np.arange(len(alike))
-        cosine, second = values[row, first], values[row, 1 - first]
-        apart, further = (np.sqrt(np.maximum(2 - 2 * one, 0)) for one in (cosine, second))
-        hits = np.flatnonzero((cosine > ALIKE_COSINE) & (apart <= NEARER * further))
-        found += [(float(apart[hit]), int(best[hit, first[hit]]), start + int(hit)) for hit in hits]
-    found.sort()
-    return {"count": len(found), "of": len(other), "pairs": tuple((a, b) for _, a, b in found[:NEAR_SHOWN])}
+        cosine, second_cosine = values[row, first], values[row, 1 - first]
+        distance, second_distance = (
+            np.sqrt(np.maximum(2 - 2 * similarity, 0)) for similarity in (cosine, second_cosine)
+        )
+        hits = np.flatnonzero((cosine > ALIKE_COSINE) & (distance <= NEARER * second_distance))
+        duplicates += [(float(distance[hit]), int(best[hit, first[hit]]), start + int(hit)) for hit in hits]
+    duplicates.sort()
+    return {"count": len(duplicates), "of": len(other), "pairs": tuple((a, b) for _, a, b in duplicates[:NEAR_SHOWN])}
 
 
 def _thumbnails(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -449,63 +465,75 @@ def related(data: dict[str, Any], *, are_tokens: bool) -> dict[str, tuple[float,
     x, y, other, labels = (data.get(name) for name in ("x_train", "y_train", "x_test", "y_test"))
     if x is None or y is None or not (_are_numbers(x, y) and len(x) >= LEAST_RELATED and 2 <= x.ndim <= 4):
         return {}
-    some = chosen(len(x), MOST_RELATED)
-    mine = _coded(y[some], y[some])
-    if mine is None:
+    chosen_rows = chosen(len(x), MOST_RELATED)
+    codes = _coded(y[chosen_rows], y[chosen_rows])
+    if codes is None:
         return {}
-    theirs: Numbers | None = None
+    other_codes: Numbers | None = None
     if other is not None and labels is not None and _are_numbers(other, labels) and len(other) >= LEAST_RELATED // 2:
-        tested = chosen(len(other), MOST_RELATED)
+        other_chosen = chosen(len(other), MOST_RELATED)
         alike = (other.shape[1:], labels.shape[1:]) == (x.shape[1:], y.shape[1:])
-        other, theirs = other[tested], _coded(labels[tested], y[some]) if alike else None
-    chance = np.random.default_rng(29)
+        other, other_codes = other[other_chosen], _coded(labels[other_chosen], y[chosen_rows]) if alike else None
+    generator = np.random.default_rng(29)
     best: dict[str, tuple[float, int]] = {}
-    for rows, again in _views(x[some], other if theirs is not None else None, are_tokens):
-        for predictions, other_predictions in _predicted(rows, mine, again):
-            for part, labels, one in (("train", mine, predictions), ("test", theirs, other_predictions)):
-                if labels is not None and one is not None:
+    for rows, other_rows in _views(x[chosen_rows], other if other_codes is not None else None, are_tokens):
+        for predictions, other_predictions in _predicted(rows, codes, other_rows):
+            for part, labels, part_predictions in (
+                ("train", codes, predictions),
+                ("test", other_codes, other_predictions),
+            ):
+                if labels is not None and part_predictions is not None:
                     best[part] = max(
-                        best.get(part, (0.0, len(labels))), (_deviations(labels, one, chance), len(labels))
+                        best.get(part, (0.0, len(labels))),
+                        (_deviations(labels, part_predictions, generator), len(labels)),
                     )
     return best
 
 
 def _are_numbers(x: Any, y: Any) -> bool:
-    numbers = all(isinstance(one, np.ndarray) and one.ndim and one.dtype.kind in "fiub" for one in (x, y))
+    numbers = all(isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "fiub" for array in (x, y))
     return bool(numbers and len(x) == len(y) and len(x) and y.ndim <= 2 and y[0].size <= WIDEST_LABEL)
 
 
-def _coded(labels: Numbers, among: Numbers) -> Numbers | None:
+def _coded(labels: Numbers, reference: Numbers) -> Numbers | None:
     """Return labels as rows of numbers for ridge regression: a column for each class, or the real values. None if all
     labels are equal."""
-    rows, known = (one.reshape(len(one), -1).astype(np.float64) for one in (labels, among))
-    if not np.isfinite(rows).all() or not np.isfinite(known).all():
+    rows, reference_rows = (array.reshape(len(array), -1).astype(np.float64) for array in (labels, reference))
+    if not np.isfinite(rows).all() or not np.isfinite(reference_rows).all():
         return None
-    classes = np.unique(known)
+    classes = np.unique(reference_rows)
     if rows.shape[1] == 1 and (classes == np.rint(classes)).all() and len(classes) <= WIDEST_LABEL:
-        rows, known = ((one == classes).astype(np.float64) for one in (rows, known))
+        rows, reference_rows = ((array == classes).astype(np.float64) for array in (rows, reference_rows))
     elif rows.shape[1] == 1:  # ranks, so that a few large values do not dominate
         rows = np.searchsorted(classes, rows).astype(np.float64)
-        known = np.searchsorted(classes, known).astype(np.float64)
-    spread = known.std(axis=0)
-    found: Numbers = ((rows - known.mean(axis=0)) / np.where(spread > 0, spread, np.inf)).astype(np.float32)
-    return found if (spread > 0).any() else None
+        reference_rows = np.searchsorted(classes, reference_rows).astype(np.float64)
+    spread = reference_rows.std(axis=0)
+    codes: Numbers = ((rows - reference_rows.mean(axis=0)) / np.where(spread > 0, spread, np.inf)).astype(np.float32)
+    return codes if (spread > 0).any() else None
 
 
 def _views(x: Numbers, other: Numbers | None, are_tokens: bool) -> Iterator[tuple[Numbers, Numbers | None]]:
     """Yield, for each kind of features (values, frequencies, tokens), the samples as rows of scaled features. The
     second item has the rows of the other part."""
-    ways = [_bags, _token_positions] if are_tokens else [_flat_rows, _frequencies]
-    for way in ways:
-        rows, again = way(x), None if other is None else way(other)
-        if not rows.shape[1] or not np.isfinite(rows).all() or (again is not None and not np.isfinite(again).all()):
+    transforms = [_bags, _token_positions] if are_tokens else [_flat_rows, _frequencies]
+    for transform in transforms:
+        rows, other_rows = transform(x), None if other is None else transform(other)
+        if (
+            not rows.shape[1]
+            or not np.isfinite(rows).all()
+            or (other_rows is not None and not np.isfinite(other_rows).all())
+        ):
             continue
         middle, spread = rows.mean(axis=0), rows.std(axis=0)
-        kept = spread > 1e-7
-        if kept.any():
+        is_varied = spread > 1e-7
+        if is_varied.any():
             yield (
-                ((rows - middle) / np.maximum(spread, 1e-7))[:, kept],
-                (None if again is None else np.clip((again - middle) / np.maximum(spread, 1e-7), -30, 30)[:, kept]),
+                ((rows - middle) / np.maximum(spread, 1e-7))[:, is_varied],
+                (
+                    None
+                    if other_rows is None
+                    else np.clip((other_rows - middle) / np.maximum(spread, 1e-7), -30, 30)[:, is_varied]
+                ),
             )
 
 
@@ -530,12 +558,12 @@ def _frequencies(x: Numbers) -> Numbers:
 def _bags(x: Numbers) -> Numbers:
     """Return for each sample the hashed counts of its tokens and of its pairs of neighbouring tokens."""
     rows = x.reshape(len(x), -1).astype(np.int64)
-    found = np.zeros((len(x), FEATURES), np.float32)
+    counts = np.zeros((len(x), FEATURES), np.float32)
     sample = np.arange(len(x))[:, None]
-    np.add.at(found, (sample, rows % (FEATURES // 2)), (rows != 0) * np.float32(1))
+    np.add.at(counts, (sample, rows % (FEATURES // 2)), (rows != 0) * np.float32(1))
     pairs = (rows[:, :-1] * 7919 + rows[:, 1:]) % (FEATURES // 2) + FEATURES // 2
-    np.add.at(found, (sample, pairs), (rows[:, 1:] != 0) * np.float32(1))
-    return np.sqrt(found)
+    np.add.at(counts, (sample, pairs), (rows[:, 1:] != 0) * np.float32(1))
+    return np.sqrt(counts)
 
 
 def _token_positions(x: Numbers) -> Numbers:
@@ -544,29 +572,32 @@ def _token_positions(x: Numbers) -> Numbers:
     They show a linear model which of two tokens comes first.
     """
     rows = x.reshape(len(x), -1).astype(np.int64)
-    found = np.zeros((len(x), FEATURES), np.float32)
-    where = np.linspace(-1, 1, rows.shape[1], dtype=np.float32)
-    np.add.at(found, (np.arange(len(x))[:, None], rows % FEATURES), (rows != 0) * where)
-    return found
+    sums = np.zeros((len(x), FEATURES), np.float32)
+    positions = np.linspace(-1, 1, rows.shape[1], dtype=np.float32)
+    np.add.at(sums, (np.arange(len(x))[:, None], rows % FEATURES), (rows != 0) * positions)
+    return sums
 
 
-def _predicted(rows: Numbers, labels: Numbers, others: Numbers | None) -> Iterator[tuple[Numbers, Numbers | None]]:
+def _predicted(rows: Numbers, labels: Numbers, other_rows: Numbers | None) -> Iterator[tuple[Numbers, Numbers | None]]:
     """Yield the predicted labels of the nearest neighbours, then of ridge regression. Each training sample is predicted
     from the other ones; the second item has the predictions for the other part."""
     alike = rows @ rows.T
     lengths = np.diag(alike) / 2
-    asked = None if others is None else others @ rows.T
-    without = np.where(np.eye(len(rows), dtype=bool), -np.inf, alike - lengths)
-    yield _of_nearest(without, labels), None if asked is None else _of_nearest(asked - lengths, labels)
+    other_alike = None if other_rows is None else other_rows @ rows.T
+    without_self = np.where(np.eye(len(rows), dtype=bool), -np.inf, alike - lengths)
+    yield (
+        _mean_of_nearest(without_self, labels),
+        None if other_alike is None else _mean_of_nearest(other_alike - lengths, labels),
+    )
     for penalty in PENALTIES:
         inverse = np.linalg.inv(alike + np.float32(2 * penalty * lengths.mean()) * np.eye(len(rows), dtype=np.float32))
         line = inverse @ labels
-        yield labels - line / np.diag(inverse)[:, None], None if asked is None else asked @ line
+        yield labels - line / np.diag(inverse)[:, None], None if other_alike is None else other_alike @ line
 
 
-def _of_nearest(nearness: Numbers, labels: Numbers) -> Numbers:
-    found: Numbers = labels[np.argpartition(nearness, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS:]].mean(axis=1)
-    return found
+def _mean_of_nearest(nearness: Numbers, labels: Numbers) -> Numbers:
+    means: Numbers = labels[np.argpartition(nearness, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS:]].mean(axis=1)
+    return means
 
 
 def _deviations(labels: Numbers, predictions: Numbers, chance: np.random.Generator) -> float:

@@ -67,7 +67,7 @@ REPEAT_STEPS, REPEAT_SECONDS = 300, 10.0
 """Maximum number of steps and seconds to repeat."""
 
 
-def seen_in_a_batch(app: App, facts: AppFacts) -> dict[str, Any]:
+def observe_batch(app: App, facts: AppFacts) -> dict[str, Any]:
     """Train a copy of the model on a batch, and return the observations by name, such as the first loss. A trial that
     fails adds no observation.
 
@@ -78,21 +78,21 @@ def seen_in_a_batch(app: App, facts: AppFacts) -> dict[str, Any]:
     model, rows = app.model, rows_of(app)
     if rows is None:
         return {}
-    seen: dict[str, Any] = {}
+    observations: dict[str, Any] = {}
     start = model.get_weights()
-    for look in (_outputs, activations, gradients, learnt, stepped, unlinked):
+    for observe in (_outputs, activations, gradients, learnt, stepped, unlinked):
         try:
             model.set_weights(start)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a rule reports weights without a gradient
-                seen |= look(model, rows, facts)
+                observations |= observe(model, rows, facts)
         except Exception as error:  # a failed trial of the user's own layers does not count as a finding
-            log.info("%s was not checked: %s", look.__name__, error)
+            log.info("%s was not checked: %s", observe.__name__, error)
             if NO_SLOPE in str(error):
-                seen["slopes"] = False
-            elif "fails" not in seen and (why := first_error(model, rows)):
-                seen["fails"] = why
-    return seen
+                observations["slopes"] = False
+            elif "fails" not in observations and (error_text := first_error(model, rows)):
+                observations["fails"] = error_text
+    return observations
 
 
 def seconds_of_a_step(app: App, batch_size: int) -> float | None:
@@ -134,23 +134,27 @@ def _outputs(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, An
     future).
     """
     x, count = rows[0], len(next(array for _, array in leaves(rows[0])))
-    whole = predicted(model, x)
-    seen: dict[str, Any] = {
-        "random": any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(whole, predicted(model, x), strict=True))
+    outputs = predicted(model, x)
+    observations: dict[str, Any] = {
+        "random": any(
+            not np.array_equal(a, b, equal_nan=True) for a, b in zip(outputs, predicted(model, x), strict=True)
+        )
     }
-    if any(not np.isfinite(one).all() for one in whole):
-        return seen | {"nan": first_not_finite(model, x) or "the output"}
-    if count >= 4 and not seen["random"]:
+    if any(not np.isfinite(output).all() for output in outputs):
+        return observations | {"nan": first_not_finite(model, x) or "the output"}
+    if count >= 4 and not observations["random"]:
         # Predict the first half alone, and with another second half.
         other = tree_map(lambda array: np.concatenate([array[: count // 2], array[: count - count // 2][::-1]]), x)
         changed = predicted(model, other)
-        seen["mixed"] = max(_apart(a[: count // 2], b[: count // 2]) for a, b in zip(whole, changed, strict=True))
-        seen["mixing"] = _first_mixing(model, x, other)
+        observations["mixed"] = max(
+            _relative_difference(a[: count // 2], b[: count // 2]) for a, b in zip(outputs, changed, strict=True)
+        )
+        observations["mixing"] = _first_mixing(model, x, other)
     if len(rows) > 1:
-        seen |= _losses(model, rows)
+        observations |= _losses(model, rows)
         if _is_shifted(rows):
-            seen["future"] = _future(model, x, whole)
-    return seen
+            observations["future"] = _future(model, x, outputs)
+    return observations
 
 
 def _first_mixing(model: Any, x: Any, other: Any) -> str:
@@ -160,12 +164,12 @@ def _first_mixing(model: Any, x: Any, other: Any) -> str:
     """
     count = len(next(array for _, array in leaves(x)))
     for (name, a), (_, b) in zip(_values(model, x), _values(model, other), strict=True):
-        if a.shape == b.shape and len(a) == count and _apart(a[: count // 2], b[: count // 2]) > MIXED:
+        if a.shape == b.shape and len(a) == count and _relative_difference(a[: count // 2], b[: count // 2]) > MIXED:
             return name
     return ""
 
 
-def _apart(a: Any, b: Any) -> float:
+def _relative_difference(a: Any, b: Any) -> float:
     """Return the largest difference between outputs, relative to the largest output."""
     return float(np.abs(a - b).max() / (np.abs(a).max() + 1e-12)) if a.size else 0.0
 
@@ -174,21 +178,23 @@ def _losses(model: Any, rows: tuple[Any, ...]) -> dict[str, Any]:
     if has_own_train_step(model):
         return {}
     evaluated = model.evaluate(*rows[:2], batch_size=ROWS, verbose=0, return_dict=True)
-    apart = {name.removesuffix("_loss"): float(value) for name, value in evaluated.items() if name.endswith("_loss")}
+    output_losses = {
+        name.removesuffix("_loss"): float(value) for name, value in evaluated.items() if name.endswith("_loss")
+    }
     weights = _loss_weights(model)
     return {
         "loss": float(evaluated["loss"]),
-        "penalties": float(sum(float(one) for one in model.losses)),
-        "losses": {name: weights.get(name, 1.0) * value for name, value in apart.items()},
+        "penalties": float(sum(float(penalty) for penalty in model.losses)),
+        "losses": {name: weights.get(name, 1.0) * value for name, value in output_losses.items()},
     }
 
 
 def _loss_weights(model: Any) -> dict[str, float]:
     """Return the weight that each output's loss has in the sum of all losses, by the output's name."""
-    given = getattr(model._compile_loss, "_user_loss_weights", None)
-    if isinstance(given, list | tuple):
-        given = dict(zip(getattr(model, "output_names", ()), given, strict=False))
-    return {name: float(weight) for name, weight in given.items()} if isinstance(given, dict) else {}
+    loss_weights = getattr(model._compile_loss, "_user_loss_weights", None)
+    if isinstance(loss_weights, list | tuple):
+        loss_weights = dict(zip(getattr(model, "output_names", ()), loss_weights, strict=False))
+    return {name: float(weight) for name, weight in loss_weights.items()} if isinstance(loss_weights, dict) else {}
 
 
 def _is_shifted(rows: tuple[Any, ...]) -> bool:
@@ -206,7 +212,9 @@ def _future(model: Any, x: Any, whole: list[Any]) -> float:
     middle = x.shape[1] // 2
     other = np.concatenate([x[:, :middle], np.roll(x[:, middle:], 1, axis=0)], axis=1)
     return max(
-        _apart(a[:, :middle], b[:, :middle]) for a, b in zip(whole, predicted(model, other), strict=True) if a.ndim > 2
+        _relative_difference(a[:, :middle], b[:, :middle])
+        for a, b in zip(whole, predicted(model, other), strict=True)
+        if a.ndim > 2
     )
 
 
@@ -223,18 +231,18 @@ def _values(model: Any, x: Any) -> Iterator[tuple[str, Any]]:
     if graph is None:
         return
     layers = [
-        one
-        for one in graph.layers
-        if len(getattr(one, "_inbound_nodes", ())) and not isinstance(one, keras.layers.InputLayer)
+        layer
+        for layer in graph.layers
+        if len(getattr(layer, "_inbound_nodes", ())) and not isinstance(layer, keras.layers.InputLayer)
     ]
-    single = [one for one in layers if isinstance(one.output, keras.KerasTensor)]
-    inner = keras.Model(graph.inputs, [one.output for one in single])
-    given = (
+    single = [layer for layer in layers if isinstance(layer.output, keras.KerasTensor)]
+    inner = keras.Model(graph.inputs, [layer.output for layer in single])
+    tensors = (
         graph._standardize_inputs(tree_map(keras.ops.convert_to_tensor, x))
         if hasattr(graph, "_standardize_inputs")
         else x
     )
-    for layer, output in zip(single, keras.tree.flatten(inner(given, training=False)), strict=True):
+    for layer, output in zip(single, keras.tree.flatten(inner(tensors, training=False)), strict=True):
         yield layer.name, keras.ops.convert_to_numpy(output)
 
 
@@ -285,8 +293,8 @@ def predicted(model: Any, x: Any) -> list[Any]:
     """Return the predictions for samples in float64, one array for each output."""
     import keras
 
-    found = model(tree_map(keras.ops.convert_to_tensor, x), training=False)
-    return [keras.ops.convert_to_numpy(one).astype(np.float64) for one in keras.tree.flatten(found)]
+    outputs = model(tree_map(keras.ops.convert_to_tensor, x), training=False)
+    return [keras.ops.convert_to_numpy(output).astype(np.float64) for output in keras.tree.flatten(outputs)]
 
 
 @contextlib.contextmanager
@@ -325,10 +333,10 @@ def learnt(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]
 
     if has_own_train_step(model):
         return {}
-    some = tuple(first_of(part, BY_HEART) for part in rows)
+    batch = tuple(first_of(part, BY_HEART) for part in rows)
     start: Weights = model.get_weights()
     compiled = {"loss": model.loss, "loss_weights": getattr(model._compile_loss, "_user_loss_weights", None)}
-    began, seen = time.monotonic(), dict[str, Any]()
+    started, observations = time.monotonic(), dict[str, Any]()
     with _without_chance(model):
         first, least = math.nan, math.inf
         model.compile(keras.optimizers.Adam(), **compiled)  # only once, because tracing a step takes most of the time
@@ -339,33 +347,33 @@ def learnt(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]
             write_optimizer(model, fresh)
             write_rates(model, [rate])
             for step in range(steps):
-                loss = float(model.train_on_batch(*some, return_dict=True)["loss"])
+                loss = float(model.train_on_batch(*batch, return_dict=True)["loss"])
                 first = loss if math.isnan(first) else first
                 least = min(least, loss) if math.isfinite(loss) else least
-                if step == 2 and "still" not in seen:
+                if step == 2 and "still" not in observations:
                     after = model.get_weights()
-                    seen["still"] = None
-                if time.monotonic() - began > SECONDS:
-                    return {name: value for name, value in seen.items() if value is not None}
+                    observations["still"] = None
+                if time.monotonic() - started > SECONDS:
+                    return {name: value for name, value in observations.items() if value is not None}
                 if not math.isfinite(loss) or (first > 0 and least < 0.3 * first):
                     break
             if first > 0 and least < LEARNT_SHARE * first:
                 break
-        seen |= {"first": first, "least": least, "ignored": _ignored(model, rows[0])}
-        seen["agrees"] = _agreement(model, some, facts)
-        update, _ = Gradients(model).of(some, after)
-    seen["still"] = [
+        observations |= {"first": first, "least": least, "ignored": _ignored(model, rows[0])}
+        observations["agrees"] = _agreement(model, batch, facts)
+        update, _ = Gradients(model).of(batch, after)
+    observations["still"] = [
         weight.path
         for weight, gradient in zip(model.weights, update, strict=True)
         if weight.trainable and not np.any(gradient)
     ]
-    return seen
+    return observations
 
 
-def _agreement(model: Any, some: tuple[Any, ...], facts: AppFacts) -> float | None:
+def _agreement(model: Any, batch: tuple[Any, ...], facts: AppFacts) -> float | None:
     """Return the correlation of the model's outputs with the labels of classes; None if the labels are not classes."""
     head = facts.heads[0] if len(facts.heads) == 1 else None
-    labels = [array for _, array in leaves(some[1])] if len(some) > 1 else []
+    labels = [array for _, array in leaves(batch[1])] if len(batch) > 1 else []
     if (
         head is None
         or head.loss != "own"
@@ -373,14 +381,14 @@ def _agreement(model: Any, some: tuple[Any, ...], facts: AppFacts) -> float | No
         or head.activation not in ("softmax", "sigmoid", "linear")
     ):
         return None
-    (output,), (y,) = predicted(model, some[0]), labels
+    (output,), (y,) = predicted(model, batch[0]), labels
     array = facts.array(head.target)
     kind = array.labels.kind if array is not None and array.labels is not None else ""
     if head.activation != "sigmoid" and head.units > 1 and kind == "numbers" and y.size == len(output):
         y = np.eye(head.units)[np.clip(y.reshape(-1).astype(np.int64), 0, head.units - 1)]
     elif kind not in ("one_hot", "many_hot") and (head.activation != "sigmoid" or not _is_yes_or_no(array)):
         return None
-    a, b = (each.reshape(-1).astype(np.float64) for each in (output, y))
+    a, b = (values.reshape(-1).astype(np.float64) for values in (output, y))
     return float(np.corrcoef(a, b)[0, 1]) if a.size == b.size and a.std() and b.std() else None
 
 
@@ -411,17 +419,21 @@ def plain(error: Exception) -> str:
     """Return the beginning of an error message of Keras or TensorFlow, without colours and positions in graphs."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.splitlines()]
-    said = [line for line in lines if len(line) > 1 and not line.startswith(OF_GRAPHS)]
-    return " ".join(said)[:MOST_SAID] or type(error).__name__
+    kept_lines = [line for line in lines if len(line) > 1 and not line.startswith(OF_GRAPHS)]
+    return " ".join(kept_lines)[:MOST_SAID] or type(error).__name__
 
 
 def stepped(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """Return the weights that the user's ``train_step`` leaves unchanged, although it changes other weights."""
     if not has_own_train_step(model):
         return {}
-    before = {one.path: np.array(one.value) for one in model.trainable_variables}
+    before = {weight.path: np.array(weight.value) for weight in model.trainable_variables}
     _fitted(model, tuple(first_of(part, BY_HEART) for part in rows), OWN_STEPS)
-    still = [one.path for one in model.trainable_variables if np.array_equal(before[one.path], np.array(one.value))]
+    still = [
+        weight.path
+        for weight in model.trainable_variables
+        if np.array_equal(before[weight.path], np.array(weight.value))
+    ]
     return {"unmoved": still} if 0 < len(still) < len(before) else {}
 
 
@@ -430,17 +442,17 @@ def _ignored(model: Any, x: Any) -> list[str]:
     named = list(leaves(x, "x_train"))
     if len(named) < 2:
         return []
-    whole, found = predicted(model, x), []
+    outputs, ignored = predicted(model, x), []
     for name, _ in named:
         order = iter(named)
 
-        def turned(array: Any, wanted: str = name, order: Any = order) -> Any:
-            return np.roll(array, 1, axis=0) if next(order)[0] == wanted else array
+        def rotated(array: Any, rotated_name: str = name, order: Any = order) -> Any:
+            return np.roll(array, 1, axis=0) if next(order)[0] == rotated_name else array
 
-        other = predicted(model, tree_map(turned, x))
-        if all(np.array_equal(a, b) for a, b in zip(whole, other, strict=True)):
-            found.append(name)
-    return found
+        other = predicted(model, tree_map(rotated, x))
+        if all(np.array_equal(a, b) for a, b in zip(outputs, other, strict=True)):
+            ignored.append(name)
+    return ignored
 
 
 def unlinked(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
@@ -448,16 +460,18 @@ def unlinked(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, An
     samples get them.
     """
     y = rows[1] if len(rows) > 1 else None
-    if not facts.own & {"loss", "step"} or not isinstance(y, np.ndarray) or not (y != y[0]).any():
+    if not facts.custom & {"loss", "step"} or not isinstance(y, np.ndarray) or not (y != y[0]).any():
         return {}
     outputs = predicted(model, rows[0])
-    if not all(np.ptp(one, axis=0).max() > UNLINKED * np.abs(one).max() for one in outputs if len(one) == len(y)):
+    if not all(
+        np.ptp(output, axis=0).max() > UNLINKED * np.abs(output).max() for output in outputs if len(output) == len(y)
+    ):
         return {}
     if np.abs(y).max() > 1 or (y != np.rint(y)).any():
         # Center labels on the outputs. If all labels are on one side, an absolute error is a sum that ignores their
         # order.
-        middle = np.mean([one.mean() for one in outputs]) - y.mean()
-        y = (y + (np.rint(middle) if (y == np.rint(y)).all() else middle)).astype(y.dtype)
+        shift = np.mean([output.mean() for output in outputs]) - y.mean()
+        y = (y + (np.rint(shift) if (y == np.rint(y)).all() else shift)).astype(y.dtype)
     other = y[np.random.default_rng(0).permutation(len(y))]  # a permutation, not a shift: labels may alternate
     if np.array_equal(other, y):
         return {}
@@ -465,14 +479,14 @@ def unlinked(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, An
     with _without_chance(model):
         for labels in (y, other, np.repeat(y[:1], len(y), axis=0)):
             model.set_weights(start)
-            given = model.fit(rows[0], labels, batch_size=len(y), epochs=1, shuffle=False, verbose=0)
-            losses.append(float(given.history["loss"][0]))
-    given_so, exchanged, changed = losses
-    near = UNLINKED * abs(given_so)
-    return {"unlinked": bool(abs(exchanged - given_so) <= near < abs(changed - given_so))}
+            history = model.fit(rows[0], labels, batch_size=len(y), epochs=1, shuffle=False, verbose=0)
+            losses.append(float(history.history["loss"][0]))
+    own_loss, exchanged_loss, constant_loss = losses
+    tolerance = UNLINKED * abs(own_loss)
+    return {"unlinked": bool(abs(exchanged_loss - own_loss) <= tolerance < abs(constant_loss - own_loss))}
 
 
-def trained_by_own(app: App) -> str:
+def find_train_mistake(app: App) -> str:
     """Return a sentence about a mistake in the app's own ``train`` method; empty if the trial finds none, or fails.
 
     The trial gives the model other weights than it gives ``train``. If the update depends on the model's weights,
@@ -486,14 +500,14 @@ def trained_by_own(app: App) -> str:
         return ""
     model, size = app.model, int(app.batch_size)
     app.indices = np.arange(max(1, min(samples_of(app, "train") // 2, OWN_BATCHES * size)))
-    start = [np.array(one) for one in model.get_weights()]
-    other = [one * 1.5 + 0.5 if one.dtype.kind == "f" else one for one in start]
+    start = [np.array(array) for array in model.get_weights()]
+    other = [array * 1.5 + 0.5 if array.dtype.kind == "f" else array for array in start]
     try:
         model.set_weights(other)
-        given = app.train([one.copy() for one in start], 1, size)
-        update = [np.asarray(one) for one in (given[0] if isinstance(given, tuple) else given)]
+        result = app.train([array.copy() for array in start], 1, size)
+        update = [np.asarray(array) for array in (result[0] if isinstance(result, tuple) else result)]
         after = model.get_weights()
-        if [one.shape for one in update] != [one.shape for one in start]:
+        if [array.shape for array in update] != [array.shape for array in start]:
             return ""
         implied = [a - b for a, b in zip(start, update, strict=True)]
         moved = _distance(after, other)  # 0 if train does not use the model
@@ -503,11 +517,11 @@ def trained_by_own(app: App) -> str:
             implied, start
         ):
             return "train continues from the weights of the model instead of the weights that it receives"
-        less = _distance(implied, after)
-        more = _distance([a + b for a, b in zip(start, update, strict=True)], after)
-        if more < 1e-3 * less:
+        minus_distance = _distance(implied, after)
+        plus_distance = _distance([a + b for a, b in zip(start, update, strict=True)], after)
+        if plus_distance < 1e-3 * minus_distance:
             return "the update of train is weights after minus weights before: subtracted, as it is, it undoes the training"
-        if _reads_others(app, start, size):
+        if _reads_other_samples(app, start, size):
             return "train uses samples that are not in self.indices: every slot trains on these samples, so they count several times"
     except Exception as error:  # train may need a worker
         log.info("the app's own train was not tried: %s", error)
@@ -516,31 +530,31 @@ def trained_by_own(app: App) -> str:
     return ""
 
 
-def _reads_others(app: App, start: list[Any], size: int) -> bool:
+def _reads_other_samples(app: App, start: list[Any], size: int) -> bool:
     """Return whether samples outside ``app.indices`` change the update. The trial sets these samples to NaN."""
-    mine = len(app.indices)
+    count = len(app.indices)
     if not all(array.dtype.kind == "f" for _, array in leaves(app.x_train)):
         return False
-    whole = app.x_train, getattr(app, "y_train", None)
+    arrays = app.x_train, getattr(app, "y_train", None)
 
     def spoiled(array: Any) -> Any:
-        some = array[: 2 * mine].copy()
-        some[mine:] = np.nan
-        return some
+        spoilt = array[: 2 * count].copy()
+        spoilt[count:] = np.nan
+        return spoilt
 
     try:
-        app.x_train = tree_map(spoiled, whole[0])
-        app.y_train = None if whole[1] is None else tree_map(lambda array: array[: 2 * mine], whole[1])
-        given = app.train([one.copy() for one in start], 1, size)
+        app.x_train = tree_map(spoiled, arrays[0])
+        app.y_train = None if arrays[1] is None else tree_map(lambda array: array[: 2 * count], arrays[1])
+        result = app.train([values.copy() for values in start], 1, size)
     finally:
-        app.x_train, app.y_train = whole
-    update = [np.asarray(one) for one in (given[0] if isinstance(given, tuple) else given)]
-    return any(one.dtype.kind == "f" and not np.isfinite(one).all() for one in update)
+        app.x_train, app.y_train = arrays
+    update = [np.asarray(values) for values in (result[0] if isinstance(result, tuple) else result)]
+    return any(values.dtype.kind == "f" and not np.isfinite(values).all() for values in update)
 
 
-def _distance(one: Any, other: Any) -> float:
+def _distance(weights: Any, other: Any) -> float:
     """Return the Euclidean distance of two sets of weights."""
-    return float(np.sqrt(sum(((a.astype(np.float64) - b) ** 2).sum() for a, b in zip(one, other, strict=True))))
+    return float(np.sqrt(sum(((a.astype(np.float64) - b) ** 2).sum() for a, b in zip(weights, other, strict=True))))
 
 
 def not_finite_advice(app: App) -> Advised | None:
@@ -552,13 +566,13 @@ def not_finite_advice(app: App) -> Advised | None:
     if place_of(app, "train") is not None or not hasattr(app, "x_train"):
         return None
     try:
-        found = _first_not_finite(app)
+        problem = _first_not_finite(app)
     except Exception as error:  # a failed trial of the user's own layers does not count as a finding
         log.info("where NaN begins was not found: %s", error)
         return None
-    if found is None:
+    if problem is None:
         return None
-    message, subject = found
+    message, subject = problem
     position = sources_of(app).position(subject, AppFacts(layers=layers_of(app.model)))
     return Advised(
         rule=not_finite.id,
@@ -575,12 +589,12 @@ def _first_not_finite(app: App) -> tuple[str, tuple[str, str]] | None:
     model, optimizer = app.model, app.model.optimizer
     if has_own_train_step(model):
         return None
-    start, kept = model.get_weights(), [np.array(one) for one in optimizer.variables]
+    start, optimizer_state = model.get_weights(), [np.array(variable) for variable in optimizer.variables]
     try:
         return _repeated(app, model)
     finally:
         model.set_weights(start)
-        for variable, value in zip(optimizer.variables, kept, strict=False):
+        for variable, value in zip(optimizer.variables, optimizer_state, strict=False):
             variable.assign(value)
 
 
@@ -613,7 +627,7 @@ def _culprit(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str,
     sentence about it and its subject."""
     weights, rows = before[-1]
     after = f"in step {step} of a repetition of the run"
-    if all(np.isfinite(one).all() for one in weights):
+    if all(np.isfinite(values).all() for values in weights):
         model.set_weights(weights)
         if name := first_not_finite(model, rows[0]):
             return f"the first output that is not finite is that of {name!r}, {after}", ("layer", name)
@@ -623,7 +637,9 @@ def _culprit(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str,
     weights, rows = before[0]
     model.set_weights(weights)
     update, _ = Gradients(model).of(rows, weights)
-    bad = [one for one, each in zip(model.weights, update, strict=True) if not np.isfinite(each).all()]
+    bad = [
+        variable for variable, gradient in zip(model.weights, update, strict=True) if not np.isfinite(gradient).all()
+    ]
     if not bad:
         return None
     layer, weight = bad[-1].path.split("/")[-2:]  # backpropagation reaches the last bad weight first

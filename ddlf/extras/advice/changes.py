@@ -20,13 +20,13 @@ from ddlf.training.registry import SETTINGS
 
 def edits_of(changes: Iterable[Change], sources: UserSources, facts: AppFacts) -> list[Edit]:
     """Return the edits of the user's files that make all these changes; an empty list if one change is not possible."""
-    found: list[Edit] = []
+    result: list[Edit] = []
     for change in changes:
         edits = _edits(change, sources, facts)
         if not edits:
             return []
-        found += edits
-    return list(dict.fromkeys(found))
+        result += edits
+    return list(dict.fromkeys(result))
 
 
 def diff(edits: Iterable[Edit]) -> str:
@@ -52,7 +52,7 @@ def offsets(text: str) -> list[int]:
     """Return for each character of a decoded text its offset in the file, which may begin with a byte order mark and
     have ``\\r\\n``.
     """
-    return [one.start() for one in re.finditer("\r\n|(?!^\ufeff).", text, re.DOTALL)] + [len(text)]
+    return [match.start() for match in re.finditer("\r\n|(?!^\ufeff).", text, re.DOTALL)] + [len(text)]
 
 
 def changed(edits: Iterable[Edit]) -> dict[Path, str]:
@@ -60,14 +60,14 @@ def changed(edits: Iterable[Edit]) -> dict[Path, str]:
     applies."""
     by_file: dict[Path, list[Edit]] = {}
     for edit in dict.fromkeys(edits):
-        taken = by_file.setdefault(edit.path, [])
-        if not any(edit.begin < one.end and one.begin < edit.end for one in taken):
-            taken.append(edit)
+        kept_edits = by_file.setdefault(edit.path, [])
+        if not any(edit.begin < other.end and other.begin < edit.end for other in kept_edits):
+            kept_edits.append(edit)
     result = {}
-    for path, taken in by_file.items():
+    for path, kept_edits in by_file.items():
         text = path.read_bytes().decode()
         at, end = offsets(text), "\r\n" if "\r\n" in text else "\n"
-        for edit in sorted(taken, key=lambda one: one.begin, reverse=True):
+        for edit in sorted(kept_edits, key=lambda other: other.begin, reverse=True):
             text = text[: at[edit.begin]] + edit.text.replace("\n", end) + text[at[edit.end] :]
         result[path] = text
     return result
@@ -76,16 +76,16 @@ def changed(edits: Iterable[Edit]) -> dict[Path, str]:
 def _edits(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
     match change.kind:
         case "loss":
-            found = sources.compiled("loss")
-            return _replaced(found, change.value) if found and _is_simple(found[1]) else []
+            match = sources.compiled("loss")
+            return _replaced(match, change.value) if match and _is_simple(match[1]) else []
         case "metric":
-            found = sources.compiled("metrics")
+            match = sources.compiled("metrics")
             named = (
-                [node for node in ast.walk(found[1]) if isinstance(node, ast.Constant) and node.value == change.target]
-                if found
+                [node for node in ast.walk(match[1]) if isinstance(node, ast.Constant) and node.value == change.target]
+                if match
                 else []
             )
-            return _replaced((found[0], named[0]), change.value) if found and named else []
+            return _replaced((match[0], named[0]), change.value) if match and named else []
         case "rate":
             return _optimizer(sources, "learning_rate", change.value)
         case "optimizer":
@@ -109,10 +109,10 @@ def _is_simple(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute))
 
 
-def _replaced(found: tuple[PythonFile, ast.expr] | None, value: Any) -> list[Edit]:
-    if found is None:
+def _replaced(target: tuple[PythonFile, ast.expr] | None, value: Any) -> list[Edit]:
+    if target is None:
         return []
-    file, node = found
+    file, node = target
     begin, end = span(file, node)
     return [Edit(file.path, begin, end, _written(value))]
 
@@ -145,12 +145,12 @@ def _optimizer(sources: UserSources, name: str, value: Any) -> list[Edit]:
     """Return edits that set an argument of the optimizer in the user's code. A missing argument is added, unless it is
     the learning rate.
     """
-    found = sources.compiled("optimizer")
-    if found is None:
+    expression = sources.compiled("optimizer")
+    if expression is None:
         return []
-    file, node = found
-    if isinstance(node, ast.Name) and (given := sources.value(node.id)) is not None:
-        file, node = given
+    file, node = expression
+    if isinstance(node, ast.Name) and (assigned := sources.value(node.id)) is not None:
+        file, node = assigned
     if not isinstance(node, ast.Call):
         return []
     if (written := argument(node, ("learning_rate",), name)) is not None:
@@ -162,18 +162,18 @@ def _added(file: PythonFile, call: ast.Call, name: str, value: Any) -> list[Edit
     """Return edits that add an argument to a call in the user's code; none if the call has ``**``, which may contain
     it.
     """
-    if any(one.arg is None for one in call.keywords):
+    if any(keyword.arg is None for keyword in call.keywords):
         return []
     last = max((span(file, node)[1] for node in [*call.args, *call.keywords]), default=None)
     begin = last if last is not None else span(file, call)[1] - 1
     return [Edit(file.path, begin, begin, f"{'' if last is None else ', '}{name}={_written(value)}")]
 
 
-def _number(found: tuple[PythonFile, ast.expr] | None, sources: UserSources, value: Any) -> list[Edit]:
+def _number(target: tuple[PythonFile, ast.expr] | None, sources: UserSources, value: Any) -> list[Edit]:
     """Return edits that replace a literal number in the user's code, or the number that is assigned to a name."""
-    if found is None:
+    if target is None:
         return []
-    file, node = found
+    file, node = target
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         return _number(sources.value(node.attr), sources, value)
     if isinstance(node, ast.Name):
@@ -187,10 +187,10 @@ def _number(found: tuple[PythonFile, ast.expr] | None, sources: UserSources, val
 
 def _argument(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
     layer = facts.layer(change.target)
-    found = sources.layer(layer, facts) if layer is not None else None
-    if layer is None or found is None:
+    position = sources.layer(layer, facts) if layer is not None else None
+    if layer is None or position is None:
         return []
-    file, call = found
+    file, call = position
     if (node := argument(call, positions_of(layer.kind), change.argument)) is not None:
         return _replaced((file, node), change.value)
     if change.argument == "trainable" or layer.kind in ("Softmax", "ReLU"):
@@ -200,10 +200,10 @@ def _argument(change: Change, sources: UserSources, facts: AppFacts) -> list[Edi
 
 def _removed(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
     layer = facts.layer(change.target)
-    found = sources.layer(layer, facts) if layer is not None else None
-    if found is None:
+    position = sources.layer(layer, facts) if layer is not None else None
+    if position is None:
         return []
-    file, call = found
+    file, call = position
     parent: Any = file.parents.get(id(call))
     begin, end = span(file, call)
     if isinstance(parent, ast.List | ast.Tuple):
@@ -222,7 +222,7 @@ def _removed(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit
     through = (
         same
         and isinstance(parent.args[0], ast.Name)
-        and [getattr(one, "id", None) for one in outer.targets] == [parent.args[0].id]
+        and [getattr(target, "id", None) for target in outer.targets] == [parent.args[0].id]
     )
     added = isinstance(parent, ast.Call) and getattr(parent.func, "attr", "") == "add" and isinstance(outer, ast.Expr)
     if not (through or added):
@@ -234,13 +234,13 @@ def _removed(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit
 
 
 def _setting(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
-    own = sources.class_()
-    if own is None or _is_said_elsewhere(change.target, sources, facts):
+    app_class = sources.class_()
+    if app_class is None or _is_overridden(change.target, sources, facts):
         return []
-    file, node = own
+    file, node = app_class
     if sources.setting(change.target) is not None:
-        given = sources.value(change.target)
-        return _number(given, sources, change.value)
+        assigned = sources.value(change.target)
+        return _number(assigned, sources, change.value)
     body = node.body
     docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
     after = span(file, body[0])[1] if docstring else None
@@ -253,23 +253,23 @@ def _setting(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit
     return [Edit(file.path, after, after, f"\n\n{indent}{change.target} = {_written(change.value)}")]
 
 
-def _is_said_elsewhere(name: str, sources: UserSources, facts: AppFacts) -> bool:
+def _is_overridden(name: str, sources: UserSources, facts: AppFacts) -> bool:
     """Return whether a change of this setting in the app's class would have no effect, because something else, such as
     cluster.yaml, overrides it.
     """
     if name not in facts.settings:
         return False
-    given = sources.value(name) if sources.setting(name) is not None else None
-    if given is None:
+    assigned = sources.value(name) if sources.setting(name) is not None else None
+    if assigned is None:
         return bool(facts.settings[name] != SETTINGS[name].default)
-    return isinstance(given[1], ast.Constant) and bool(facts.settings[name] != given[1].value)
+    return isinstance(assigned[1], ast.Constant) and bool(facts.settings[name] != assigned[1].value)
 
 
 def _at_the_end(change: Change, sources: UserSources) -> list[Edit]:
-    found = sources.method("load_dataset")
-    if found is None:
+    method = sources.method("load_dataset")
+    if method is None:
         return []
-    file, node = found
+    file, node = method
     last = node.body[-1]
     if last.lineno == node.lineno:  # the call is in one line
         return []

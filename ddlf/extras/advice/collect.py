@@ -66,7 +66,7 @@ async def load(app: App) -> None:
         app_data.take_made(app)
 
 
-def take_in(app: App) -> bool:
+def read_into_arrays(app: App) -> bool:
     """Read a small data set into arrays, so that the rules for arrays apply. Return whether it was read.
 
     The data set is in files, a ``PyDataset`` or a pipeline.
@@ -90,8 +90,10 @@ def take_in(app: App) -> bool:
 
 def _size(data_set: Any) -> int:
     """Return the size in bytes of all samples of a data set."""
-    one = sum(math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in data_set.columns.values())
-    return int(data_set.manifest.samples) * int(one)
+    sample_bytes = sum(
+        math.prod(column.shape) * np.dtype(column.dtype).itemsize for column in data_set.columns.values()
+    )
+    return int(data_set.manifest.samples) * int(sample_bytes)
 
 
 async def build(app: App) -> None:
@@ -110,13 +112,13 @@ async def build(app: App) -> None:
     ready_model(app)
 
 
-def facts_of(app: App, *, workers: int | None = None, seen: Mapping[str, Any] | None = None) -> AppFacts:
+def facts_of(app: App, *, workers: int | None = None, observations: Mapping[str, Any] | None = None) -> AppFacts:
     """Collect the facts that the rules check: about an app's data, model and settings.
 
     Args:
         app: The app, with its data and model if they exist.
         workers: Number of workers.
-        seen: The observations of other levels by name.
+        observations: The observations of other levels by name.
     """
     data = {name: value for name in NAMES if (value := getattr(app, name, None)) is not None}
     arrays = tuple(
@@ -139,11 +141,11 @@ def facts_of(app: App, *, workers: int | None = None, seen: Mapping[str, Any] | 
         workers=workers if workers is not None else getattr(app.cluster, "N", None),
         callbacks=(*warnings_of_master(app, app.mode), *_refused(app, model)),
         worker_callbacks=tuple(warnings(app.worker_callbacks)),
-        own=_own(app, model),
+        custom=_custom_parts(app, model),
         left_behind=tuple(left_behind(model)) if model is not None else (),
         from_files=data_set is not None,
         memory=machine.memory()[0],
-        seen=dict(seen or {}),
+        observations=dict(observations or {}),
     )
 
 
@@ -156,10 +158,10 @@ def _count(x: Any) -> int:
 
 def _inputs(model: Any) -> tuple[tuple[str, tuple[int | None, ...], str], ...]:
     try:
-        found = list(model.inputs or ())
+        inputs = list(model.inputs or ())
     except (AttributeError, ValueError):  # the model is subclassed
         return ()
-    return tuple((one.name, tuple(one.shape[1:]), str(one.dtype)) for one in found)
+    return tuple((tensor.name, tuple(tensor.shape[1:]), str(tensor.dtype)) for tensor in inputs)
 
 
 def _settings(app: App) -> dict[str, Any]:
@@ -167,11 +169,11 @@ def _settings(app: App) -> dict[str, Any]:
         values = flat(spec_of(app))
     except DDLFError:  # the run reports this error
         values = {name: getattr(app, name) for name in SETTINGS}
-    found = {name: values[name] for name in SETTINGS}
-    found["codec"] = type(values["codec"]).__name__
-    found["shuffle"] = values["shuffle"] and str(values["shuffle"])
-    found["callbacks"] = tuple(type(one).__name__ for one in app.callbacks)
-    return found
+    settings = {name: values[name] for name in SETTINGS}
+    settings["codec"] = type(values["codec"]).__name__
+    settings["shuffle"] = values["shuffle"] and str(values["shuffle"])
+    settings["callbacks"] = tuple(type(callback).__name__ for callback in app.callbacks)
+    return settings
 
 
 def _refused(app: App, model: Any) -> tuple[str, ...]:
@@ -184,11 +186,11 @@ def _refused(app: App, model: Any) -> tuple[str, ...]:
     return ()
 
 
-def _own(app: App, model: Any) -> frozenset[str]:
-    found = {"train"} if has_own_train(app) else set()
+def _custom_parts(app: App, model: Any) -> frozenset[str]:
+    parts = {"train"} if has_own_train(app) else set()
     if model is not None:
-        found |= {name for name, own in (("loss", is_own(model)), ("step", has_own_step(model))) if own}
-    return frozenset(found)
+        parts |= {name for name, is_custom in (("loss", is_own(model)), ("step", has_own_step(model))) if is_custom}
+    return frozenset(parts)
 
 
 def sources_of(app: App) -> UserSources:

@@ -99,7 +99,7 @@ async def _advise(target: Any, options: argparse.Namespace, stop: object) -> int
     with _printed_aside(options), time_limit(options.limit, partial(_end, whole=options.debug)):
         cluster = Cluster.local(options.workers or 2) if level == "cluster" else None
         report = await ask(prepare_app(target, None, options), level, workers=options.workers, cluster=cluster)
-    edits = [edit for one in report.advice for edit in one.edits]
+    edits = [edit for advice in report.advice for edit in advice.edits]
     checked = sum(rule.level in LEVELS[: LEVELS.index(level) + 1] for rule in RULES)
     if options.diff:
         print(diff(edits), end="")
@@ -114,7 +114,7 @@ async def _advise(target: Any, options: argparse.Namespace, stop: object) -> int
             write_whole(path, text.encode())
             print(f"wrote     {path}", file=sys.stderr)
     bad = FAIL_ON[options.fail_on]
-    return int(any(one.severity in bad for one in report.advice))
+    return int(any(advice.severity in bad for advice in report.advice))
 
 
 def _options(parser: Parser) -> None:

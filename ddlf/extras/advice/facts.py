@@ -72,8 +72,8 @@ class ArrayFacts:
     @property
     def is_numpy(self) -> bool:
         """Return whether the data is a NumPy array. For other objects, ``dtype`` is their class."""
-        others = ("object", "<", ">", "|", "=", "datetime64", "timedelta64", "void", "StringDType")
-        return self.has_numbers or self.dtype.startswith(others)
+        numpy_types = ("object", "<", ">", "|", "=", "datetime64", "timedelta64", "void", "StringDType")
+        return self.has_numbers or self.dtype.startswith(numpy_types)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,11 +266,11 @@ class AppFacts:
         workers: Number of workers; None if it is unknown.
         callbacks: Sentences about mistakes in callbacks of the master.
         worker_callbacks: Sentences about mistakes in callbacks of workers.
-        own: Parts that the user overrides: ``"train"``, ``"step"``, ``"loss"``.
+        custom: Parts that the user overrides: ``"train"``, ``"step"``, ``"loss"``.
         left_behind: Sentences about state of the model that a slot does not take to another worker.
         from_files: Whether training data is read from files.
         memory: Memory of this machine in bytes; None if it is unknown.
-        seen: The observations of the levels ``"batch"`` and ``"cluster"`` by name.
+        observations: The observations of the levels ``"batch"`` and ``"cluster"`` by name.
         records: The records of the run so far.
     """
 
@@ -286,28 +286,28 @@ class AppFacts:
     workers: int | None = None
     callbacks: tuple[str, ...] = ()
     worker_callbacks: tuple[str, ...] = ()
-    own: frozenset[str] = frozenset()
+    custom: frozenset[str] = frozenset()
     left_behind: tuple[str, ...] = ()
     from_files: bool = False
     memory: int | None = None
-    seen: Mapping[str, Any] = field(default_factory=dict)
+    observations: Mapping[str, Any] = field(default_factory=dict)
     records: Sequence[RoundRecord] = ()
 
     def of(self, letter: str, part: str | None = None) -> Iterator[ArrayFacts]:
         """Yield the arrays with a letter (``"x"``, ``"y"`` or ``"w"``), of one part or of all parts."""
-        yield from (one for one in self.arrays if one.letter == letter and part in (None, one.part))
+        yield from (array for array in self.arrays if array.letter == letter and part in (None, array.part))
 
     def array(self, name: str) -> ArrayFacts | None:
         """Return the facts of the array with this name; None if there is none."""
-        return next((one for one in self.arrays if one.name == name), None)
+        return next((array for array in self.arrays if array.name == name), None)
 
     def layer(self, name: str) -> LayerFacts | None:
         """Return the facts of the layer with this name; None if there is none."""
-        return next((one for one in self.layers if one.name == name), None)
+        return next((layer for layer in self.layers if layer.name == name), None)
 
     def readers(self, name: str) -> list[LayerFacts]:
         """Return the layers that read the output of a layer."""
-        return [one for one in self.layers if name in one.reads]
+        return [layer for layer in self.layers if name in layer.reads]
 
     @property
     def steps(self) -> int:
@@ -334,7 +334,7 @@ class AppFacts:
     @property
     def weights_scale(self) -> bool:
         """Return whether the inputs need no scaling before training, because a layer scales them, or they are tokens."""
-        return any(one.kind in NORMALIZING for one in self.layers)
+        return any(layer.kind in NORMALIZING for layer in self.layers)
 
 
 NORMALIZING = frozenset(

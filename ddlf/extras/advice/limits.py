@@ -23,13 +23,13 @@ class Doing:
     """A method of the user's app that is running now.
 
     Attributes:
-        what: The name of the method.
+        label: The name of the method.
         since: The time when it started, on ``time.monotonic``.
         thread: The thread that runs it.
         free: The free bytes of memory when it started; None if unknown.
     """
 
-    what: str
+    label: str
     since: float
     thread: int
     free: int | None
@@ -39,10 +39,10 @@ _now: Doing | None = None
 
 
 @contextlib.contextmanager
-def doing(what: str) -> Iterator[None]:
+def doing(label: str) -> Iterator[None]:
     """Record, within this context, that a method of the user is running, so that its time and memory can be limited."""
     global _now
-    _now = Doing(what, time.monotonic(), threading.get_ident(), machine.memory()[1])
+    _now = Doing(label, time.monotonic(), threading.get_ident(), machine.memory()[1])
     try:
         yield
     finally:
@@ -66,13 +66,13 @@ def beyond(
     at = _line(now.thread)
     if took > seconds:
         return AppError(
-            f"{now.what} has not ended within {seconds:g} s{at}",
+            f"{now.label} has not ended within {seconds:g} s{at}",
             hint="reduce its work, or give it more time: --limit SECONDS",
         )
     if total is not None and free is not None and free < LEAST_FREE * total:
         grown = f"{((now.free or free) - free) / 1e9:,.1f} GB less than before" if now.free else "nearly nothing"
         return AppError(
-            f"{now.what} takes all memory: {free / 1e9:,.1f} of {total / 1e9:,.1f} GB are free, {grown}{at}",
+            f"{now.label} takes all memory: {free / 1e9:,.1f} of {total / 1e9:,.1f} GB are free, {grown}{at}",
             hint="take fewer samples, smaller layers, or a machine with more memory",
         )
     return None

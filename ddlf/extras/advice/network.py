@@ -128,13 +128,13 @@ def layers_of(model: Any) -> tuple[LayerFacts, ...]:
 
     The layers of a subclassed model have no known inputs.
     """
-    found: list[LayerFacts] = []
+    facts: list[LayerFacts] = []
     if (graph := graph_of(model)) is None:
         return tuple(
             _layer(layer, (), None, None) for layer in model._flatten_layers(include_self=False) if not _below(layer)
         )
-    _walk(graph, {}, found)
-    return tuple(found[:MOST_LAYERS])
+    _walk(graph, {}, facts)
+    return tuple(facts[:MOST_LAYERS])
 
 
 def graph_of(model: Any) -> Any:
@@ -148,38 +148,38 @@ def _below(layer: Any) -> bool:
     return bool(list(layer._flatten_layers(include_self=False, recursive=False)))
 
 
-def _walk(graph: Any, made_by: dict[int, str], found: list[LayerFacts]) -> dict[int, str]:
+def _walk(graph: Any, names: dict[int, str], facts: list[LayerFacts]) -> dict[int, str]:
     """Collect the operations of a graph, and return the name of the operation that computes each tensor.
 
     Args:
         graph: A functional model.
-        made_by: For a nested model, the operations that compute its inputs.
-        found: The dict to add operations to.
+        names: For a nested model, the operations that compute its inputs.
+        facts: The dict to add operations to.
     """
-    made_by = dict(made_by)
-    places = {one.name: place for place, one in enumerate(found)}
+    names = dict(names)
+    indices = {layer.name: index for index, layer in enumerate(facts)}
     for depth in sorted(graph._nodes_by_depth, reverse=True):
         for node in graph._nodes_by_depth[depth]:
             operation, inputs = node.operation, list(node.input_tensors)
             if not inputs:  # an InputLayer: a nested model reads the outer tensor
                 for tensor in node.outputs:
-                    made_by.setdefault(id(tensor), operation.name)
+                    names.setdefault(id(tensor), operation.name)
                 continue
-            reads = tuple(dict.fromkeys(made_by[id(tensor)] for tensor in inputs if id(tensor) in made_by))
+            reads = tuple(dict.fromkeys(names[id(tensor)] for tensor in inputs if id(tensor) in names))
             if (inner := graph_of(operation)) is not None:
-                outside = [made_by.get(id(tensor), "") for tensor in inputs]
-                known = {id(tensor): name for tensor, name in zip(inner._inputs, outside, strict=False)}
-                inside = _walk(inner, known, found)
+                input_names = [names.get(id(tensor), "") for tensor in inputs]
+                inner_names = {id(tensor): name for tensor, name in zip(inner._inputs, input_names, strict=False)}
+                inner_outputs = _walk(inner, inner_names, facts)
                 for outer, within in zip(node.outputs, inner._outputs, strict=False):
-                    made_by[id(outer)] = inside.get(id(within), operation.name)
-                places = {one.name: place for place, one in enumerate(found)}
+                    names[id(outer)] = inner_outputs.get(id(within), operation.name)
+                indices = {layer.name: index for index, layer in enumerate(facts)}
                 continue
-            if operation.name not in places:
-                places[operation.name] = len(found)
-                found.append(_layer(operation, reads, inputs[0], node.outputs[0]))
+            if operation.name not in indices:
+                indices[operation.name] = len(facts)
+                facts.append(_layer(operation, reads, inputs[0], node.outputs[0]))
             for tensor in node.outputs:
-                made_by[id(tensor)] = operation.name
-    return made_by
+                names[id(tensor)] = operation.name
+    return names
 
 
 def _layer(operation: Any, reads: tuple[str, ...], before: Any, after: Any) -> LayerFacts:
@@ -220,44 +220,46 @@ def _is_plain(value: Any) -> bool:
     return (
         value is None
         or isinstance(value, bool | int | float | str)
-        or (isinstance(value, list | tuple) and all(isinstance(one, int) for one in value))
+        or (isinstance(value, list | tuple) and all(isinstance(item, int) for item in value))
     )
 
 
 def _activation(kind: str, config: Mapping[str, Any]) -> str:
     if kind in ACTIVATIONS:
         return ACTIVATIONS[kind]
-    given = config.get("activation")
-    if isinstance(given, Mapping):  # a custom initializer, or one with arguments
-        given = given.get("config") if isinstance(given.get("config"), str) else "own"
-    return given if isinstance(given, str) else "linear" if kind in LINEAR else ""
+    activation = config.get("activation")
+    if isinstance(activation, Mapping):  # a custom initializer, or one with arguments
+        activation = activation.get("config") if isinstance(activation.get("config"), str) else "own"
+    return activation if isinstance(activation, str) else "linear" if kind in LINEAR else ""
 
 
-def _initializer(given: Any) -> tuple[float | None, str]:
-    if not isinstance(given, Mapping):
+def _initializer(initializer: Any) -> tuple[float | None, str]:
+    if not isinstance(initializer, Mapping):
         return None, ""
-    config = given.get("config") or {}
+    config = initializer.get("config") or {}
     spread = config.get("stddev") if isinstance(config, Mapping) else None
     if spread is None and isinstance(config, Mapping) and isinstance(config.get("maxval"), int | float):
         spread = abs(config["maxval"] - config.get("minval", 0)) / math.sqrt(12)
-    return spread if isinstance(spread, int | float) else None, str(given.get("class_name", ""))
+    return spread if isinstance(spread, int | float) else None, str(initializer.get("class_name", ""))
 
 
 def _penalty(config: Mapping[str, Any]) -> float:
-    found = [0.0]
+    strengths = [0.0]
     for name in ("kernel_regularizer", "bias_regularizer", "activity_regularizer", "embeddings_regularizer"):
-        if isinstance(given := config.get(name), Mapping) and isinstance(given.get("config"), Mapping):
-            found += [
-                float(given["config"][one]) for one in ("l1", "l2") if isinstance(given["config"].get(one), int | float)
+        if isinstance(regularizer := config.get(name), Mapping) and isinstance(regularizer.get("config"), Mapping):
+            strengths += [
+                float(regularizer["config"][key])
+                for key in ("l1", "l2")
+                if isinstance(regularizer["config"].get(key), int | float)
             ]
-    return max(found)
+    return max(strengths)
 
 
 def _kernel(operation: Any, kind: str) -> Any:
     kernel: Any = getattr(operation, "_kernel", None)
     if kernel is None and kind in LINEAR:
-        made = getattr(operation, "made", None)  # the parameters of an operator
-        kernel = made[0] if made else getattr(operation, "kernel", None)
+        parameters = getattr(operation, "made", None)  # the parameters of an operator
+        kernel = parameters[0] if parameters else getattr(operation, "kernel", None)
     return kernel if hasattr(kernel, "shape") and len(kernel.shape) > 1 else None
 
 
@@ -290,12 +292,12 @@ def _not_adapted(operation: Any, kind: str) -> bool:
     return not keras.ops.convert_to_numpy(mean).any() and bool((keras.ops.convert_to_numpy(variance) == 1).all())
 
 
-def _untouched(operation: Any, kernel: Any, given: Any) -> bool:
+def _untouched(operation: Any, kernel: Any, initializer: Any) -> bool:
     """Return whether a frozen layer still seems to have its initial weights.
 
     Its kernel then has the range and deviation of its initializer, and biases are 0.
     """
-    scaling = SCALING.get(given.get("class_name", "")) if isinstance(given, Mapping) else None
+    scaling = SCALING.get(initializer.get("class_name", "")) if isinstance(initializer, Mapping) else None
     if scaling is None or kernel is None or kernel.trainable or math.prod(kernel.shape) < ENOUGH_VALUES:
         return False
     try:
@@ -306,13 +308,13 @@ def _untouched(operation: Any, kernel: Any, given: Any) -> bool:
             return False
     except Exception:  # the weights have no values yet
         return False
-    places = math.prod(kernel.shape[:-2])
-    ins, outs = kernel.shape[-2] * places, kernel.shape[-1] * places
+    positions = math.prod(kernel.shape[:-2])
+    ins, outs = kernel.shape[-2] * positions, kernel.shape[-1] * positions
     scale, mode, ends = scaling
     std = math.sqrt(scale / ((ins + outs) / 2 if mode == "avg" else ins))
     largest = std * (math.sqrt(3) if ends == "uniform" else 2 / 0.8796)
-    near = 4 / math.sqrt(values.size)
-    return bool(abs(values).max() <= largest * 1.0001 and abs(float(values.std()) / std - 1) < near)
+    tolerance = 4 / math.sqrt(values.size)
+    return bool(abs(values).max() <= largest * 1.0001 and abs(float(values.std()) / std - 1) < tolerance)
 
 
 def shape_of(tensor: Any) -> tuple[int | None, ...]:
@@ -335,11 +337,11 @@ def heads_of(model: Any, layers: tuple[LayerFacts, ...], y: Any) -> tuple[Output
     targets = dict(_per_output(named, _target_names(y)))
     losses = dict(_per_output(named, getattr(model, "loss", None)))
     metrics = dict(_per_output(named, _metrics(model)))
-    found = []
+    heads = []
     for (name, key), tensor in zip(named, graph._outputs, strict=True):
         last, activation = _origin(tensor._keras_history.operation, layers)
         loss, logits = _loss(losses.get(key))
-        found.append(
+        heads.append(
             OutputFacts(
                 name=name,
                 layer=last,
@@ -352,7 +354,7 @@ def heads_of(model: Any, layers: tuple[LayerFacts, ...], y: Any) -> tuple[Output
                 target=targets.get(key) or "",
             )
         )
-    return tuple(found)
+    return tuple(heads)
 
 
 def has_own_train_step(model: Any) -> bool:
@@ -387,17 +389,17 @@ def _output_names(model: Any, graph: Any) -> list[tuple[str, Any]]:
     return [(name, number) for number, name in enumerate(names)]
 
 
-def _per_output(named: list[tuple[str, Any]], given: Any) -> Iterator[tuple[Any, Any]]:
+def _per_output(named: list[tuple[str, Any]], argument: Any) -> Iterator[tuple[Any, Any]]:
     """Yield for each output the value that an argument of ``compile``, such as ``loss``, gives to it."""
-    if given is None:
+    if argument is None:
         return
     for number, (name, key) in enumerate(named):
-        if isinstance(given, Mapping):
-            yield key, given.get(key, given.get(name))
-        elif isinstance(given, list | tuple) and len(named) > 1:
-            yield key, given[number] if number < len(given) else None
+        if isinstance(argument, Mapping):
+            yield key, argument.get(key, argument.get(name))
+        elif isinstance(argument, list | tuple) and len(named) > 1:
+            yield key, argument[number] if number < len(argument) else None
         else:
-            yield key, given[0] if isinstance(given, list | tuple) and len(given) == 1 else given
+            yield key, argument[0] if isinstance(argument, list | tuple) and len(argument) == 1 else argument
 
 
 def _target_names(y: Any) -> Any:
@@ -414,48 +416,48 @@ def _metrics(model: Any) -> Any:
     return getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
 
 
-def _names(given: Any) -> Iterator[str]:
-    for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
-        if isinstance(one, list | tuple):
-            yield from _names(one)
-        elif isinstance(one, str):
-            yield one
+def _names(metrics: Any) -> Iterator[str]:
+    for metric in metrics if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]:
+        if isinstance(metric, list | tuple):
+            yield from _names(metric)
+        elif isinstance(metric, str):
+            yield metric
         else:
-            yield getattr(one, "__name__", None) or type(one).__name__
+            yield getattr(metric, "__name__", None) or type(metric).__name__
 
 
-def _cuts(given: Any, loss: str) -> Iterator[tuple[str, float]]:
+def _cuts(metrics: Any, loss: str) -> Iterator[tuple[str, float]]:
     """Yield each metric that has a threshold, with the threshold."""
-    for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
-        if isinstance(one, list | tuple):
-            yield from _cuts(one, loss)
-        elif isinstance(one, str):
-            if one in CUT_BY_NAME or (loss == "bce" and one in ("accuracy", "acc")):
-                yield one, USUAL_CUT
-        elif (name := type(one).__name__) in CUT:
-            config = config_of(one)
+    for metric in metrics if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]:
+        if isinstance(metric, list | tuple):
+            yield from _cuts(metric, loss)
+        elif isinstance(metric, str):
+            if metric in CUT_BY_NAME or (loss == "bce" and metric in ("accuracy", "acc")):
+                yield metric, USUAL_CUT
+        elif (name := type(metric).__name__) in CUT:
+            config = config_of(metric)
             cut = config.get("thresholds", config.get("threshold"))
             if not config.get("top_k") and not (name == "F1Score" and cut is None):
-                yield from ((name, float(each)) for each in np.ravel(USUAL_CUT if cut is None else cut))
+                yield from ((name, float(threshold)) for threshold in np.ravel(USUAL_CUT if cut is None else cut))
 
 
-def _loss(given: Any) -> tuple[str, bool]:
+def _loss(loss: Any) -> tuple[str, bool]:
     """Return the short name of a loss in the adviser's rules, such as ``"cce"``, and whether the loss expects logits."""
-    if given is None:
+    if loss is None:
         return "", False
     import keras
 
-    if isinstance(given, str):
+    if isinstance(loss, str):
         try:
-            given = keras.losses.get(given)
+            loss = keras.losses.get(loss)
         except ValueError:
             return "own", False
-    function = getattr(given, "fn", given)
+    function = getattr(loss, "fn", loss)
     name = getattr(function, "__name__", "")
     if not str(getattr(function, "__module__", "")).startswith("keras."):
         return "own", False
-    kwargs = getattr(given, "_fn_kwargs", None) or {}
-    return LOSSES.get(name, "own"), bool(getattr(given, "from_logits", kwargs.get("from_logits", False)))
+    kwargs = getattr(loss, "_fn_kwargs", None) or {}
+    return LOSSES.get(name, "own"), bool(getattr(loss, "from_logits", kwargs.get("from_logits", False)))
 
 
 def _origin(operation: Any, layers: tuple[LayerFacts, ...]) -> tuple[str, str]:
@@ -480,9 +482,9 @@ def optimizer_of(model: Any) -> OptimizerFacts | None:
         return None
     scales = type(optimizer).__name__ == "LossScaleOptimizer"
     inside = optimizer.inner_optimizer if scales else optimizer
-    given = getattr(inside, "_learning_rate", None)
-    rate, schedule, steps = _rate(given)
-    fades = _fades(schedule, config_of(given)) if schedule else None
+    learning_rate = getattr(inside, "_learning_rate", None)
+    rate, schedule, steps = _rate(learning_rate)
+    fades = _fades(schedule, config_of(learning_rate)) if schedule else None
     clips = [getattr(inside, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")]
     decay = getattr(inside, "weight_decay", None)
     momentum = getattr(inside, "momentum", 0.0)
@@ -516,25 +518,27 @@ def _fades(kind: str, config: Mapping[str, Any]) -> int | None:
     return math.ceil(99 * steps / rate) if kind == "InverseTimeDecay" and rate > 0 else None
 
 
-def _rate(given: Any) -> tuple[float, str, int | None]:
+def _rate(learning_rate: Any) -> tuple[float, str, int | None]:
     """Return the highest learning rate, the class of the schedule, and its number of steps."""
     import keras
 
-    if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
-        config = config_of(given)
+    if isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        config = config_of(learning_rate)
         rate = max(float(config.get("initial_learning_rate") or 0.0), float(config.get("warmup_target") or 0.0))
         steps = config.get("decay_steps")
-        kind = type(given).__name__
+        kind = type(learning_rate).__name__
         if kind == "PiecewiseConstantDecay":
             rate = max(map(float, config.get("values") or [0.0]))
             steps = max(config.get("boundaries") or [0])
         if kind in ("CosineDecay",) and isinstance(steps, int | float):
             steps = steps + (config.get("warmup_steps") or 0)
-        known = kind in ("CosineDecay", "PolynomialDecay", "PiecewiseConstantDecay") and isinstance(steps, int | float)
-        own = not type(given).__module__.startswith("keras.")
-        return (math.nan if own else rate), kind, int(steps) if known and steps is not None else None
+        is_planned = kind in ("CosineDecay", "PolynomialDecay", "PiecewiseConstantDecay") and isinstance(
+            steps, int | float
+        )
+        is_custom = not type(learning_rate).__module__.startswith("keras.")
+        return (math.nan if is_custom else rate), kind, int(steps) if is_planned and steps is not None else None
     try:
-        return float(np.asarray(keras.ops.convert_to_numpy(given))), "", None
+        return float(np.asarray(keras.ops.convert_to_numpy(learning_rate))), "", None
     except Exception:  # the layer is a function
         return math.nan, "", None
 
@@ -555,18 +559,21 @@ def as_layer(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         kind = OF_TWO[name] if inputs > 1 else "Bias" if name in ("add", "sub") and learned else name
     if kind in LEARNED and not learned:
         return name, {}
-    made: dict[str, Any] = {"name": config.get("name")}
+    arguments: dict[str, Any] = {"name": config.get("name")}
     if kind in LEARNED:
-        made["use_bias"] = len(learned) > 1
+        arguments["use_bias"] = len(learned) > 1
     if kind.startswith("Conv"):
         layout = options.get("filterLayout", "oihw")
         shape = learned[0][1]
-        made["filters"] = shape[layout.index("o")]
-        made["kernel_size"] = [shape[layout.index(letter)] for letter in "hw"]
-        made["strides"], made["dilation_rate"] = options.get("strides", [1, 1]), options.get("dilations", [1, 1])
-        made["data_format"] = "channels_first" if options.get("inputLayout", "nchw") == "nchw" else "channels_last"
+        arguments["filters"] = shape[layout.index("o")]
+        arguments["kernel_size"] = [shape[layout.index(letter)] for letter in "hw"]
+        arguments["strides"], arguments["dilation_rate"] = (
+            options.get("strides", [1, 1]),
+            options.get("dilations", [1, 1]),
+        )
+        arguments["data_format"] = "channels_first" if options.get("inputLayout", "nchw") == "nchw" else "channels_last"
     if kind.endswith("Pooling2D") and "windowDimensions" in options:
-        made["pool_size"], made["strides"] = options["windowDimensions"], options.get("strides", [1, 1])
+        arguments["pool_size"], arguments["strides"] = options["windowDimensions"], options.get("strides", [1, 1])
     if kind == "Dropout":
-        made["rate"] = options.get("p", 0.5)
-    return kind, made
+        arguments["rate"] = options.get("p", 0.5)
+    return kind, arguments

@@ -44,16 +44,16 @@ SECONDS = 300.0
 SHOWN = 5
 
 
-def pickled_app(app: App, seen: dict[str, Any]) -> bytes | None:
-    """Return the pickled app without data and model. If pickling fails, return None and add the error to ``seen``."""
+def pickled_app(app: App, observations: dict[str, Any]) -> bytes | None:
+    """Return the pickled app without data and model. If pickling fails, return None and add the error to ``observations``."""
     try:
         return pickle_object(app)
     except NotPicklable as error:
-        seen["travel"] = (error.message,)
+        observations["travel"] = (error.message,)
         return None
 
 
-async def seen_by_second_process(app: App, pickled: bytes) -> dict[str, Any]:
+async def observe_second_process(app: App, pickled: bytes) -> dict[str, Any]:
     """Load and build the app in a second process. Return sentences about the differences by subject.
 
     Args:
@@ -82,28 +82,34 @@ async def seen_by_second_process(app: App, pickled: bytes) -> dict[str, Any]:
         return {
             "failed": (f"a second process ended with exit code {process.returncode} in load_dataset or create_model",)
         }
-    return differences(_made(app), json.loads(out.decode().rpartition("\n")[2]))
+    return differences(_contents(app), json.loads(out.decode().rpartition("\n")[2]))
 
 
-def differences(mine: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def differences(contents: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Compare the data and the model of an app in two processes. Return sentences about the differences by subject."""
     if error := other.get("error"):
         return {"failed": (f"in a second process {error}",)}
-    found: dict[str, Any] = {}
-    names = [name for name in {**mine["data"], **other["data"]} if mine["data"].get(name) != other["data"].get(name)]
+    sentences: dict[str, Any] = {}
+    names = [
+        name for name in {**contents["data"], **other["data"]} if contents["data"].get(name) != other["data"].get(name)
+    ]
     if names:
-        found["data"] = (f"a second process has other values in {', '.join(names)}",)
-    if (a := mine["weights"]) != (b := other["weights"]):
-        first = next((one[0] for one, two in zip(a, b, strict=False) if one[1:] != two[1:]), "")
+        sentences["data"] = (f"a second process has other values in {', '.join(names)}",)
+    if (a := contents["weights"]) != (b := other["weights"]):
+        first = next(
+            (weight[0] for weight, other_weight in zip(a, b, strict=False) if weight[1:] != other_weight[1:]), ""
+        )
         if len(a) != len(b) or first:
-            what = f"{len(b)} weights instead of {len(a)}" if len(a) != len(b) else f"another shape or type of {first}"
-            found["model"] = (f"a second process has {what}",)
+            difference = (
+                f"{len(b)} weights instead of {len(a)}" if len(a) != len(b) else f"another shape or type of {first}"
+            )
+            sentences["model"] = (f"a second process has {difference}",)
     if files := other["files"]:
-        found["files"] = (f"load_dataset and create_model read {', '.join(files[:MOST_FILES])}",)
-    return found
+        sentences["files"] = (f"load_dataset and create_model read {', '.join(files[:MOST_FILES])}",)
+    return sentences
 
 
-def _made(app: App) -> dict[str, Any]:
+def _contents(app: App) -> dict[str, Any]:
     return {"data": contents(app), "weights": describe_weights(app.model), "files": []}
 
 
@@ -115,7 +121,7 @@ def is_of_this_machine(path: str, script: str) -> bool:
         script: The folder of the script. Workers receive the Python files in it.
     """
     real = os.path.realpath(path)
-    usual = (
+    system_paths = (
         "/proc/",
         "/sys/",
         "/dev/",
@@ -127,9 +133,13 @@ def is_of_this_machine(path: str, script: str) -> bool:
     )
     home = os.path.expanduser("~")
     shared = [os.environ.get("DDLF_DATA", ""), f"{home}/.keras", f"{home}/.cache", os.environ.get("XDG_CACHE_HOME", "")]
-    known = [*usual, *(os.path.realpath(folder) for folder in shared if folder), str(Path(__file__).parents[2])]
+    usual_paths = [
+        *system_paths,
+        *(os.path.realpath(folder) for folder in shared if folder),
+        str(Path(__file__).parents[2]),
+    ]
     is_code = real.endswith((".py", ".pyc", ".so", ".pth"))
-    return not (is_code or is_installed(real) or real.startswith(tuple(known))) and os.path.isfile(real)
+    return not (is_code or is_installed(real) or real.startswith(tuple(usual_paths))) and os.path.isfile(real)
 
 
 async def wrong_labels(cluster: Cluster, pickled: bytes, facts: AppFacts) -> dict[str, Any]:
@@ -156,13 +166,13 @@ async def wrong_labels(cluster: Cluster, pickled: bytes, facts: AppFacts) -> dic
     is_new = cluster.loop is None
     try:
         await cluster.connect(modules=("keras",))
-        found = await cluster.map(partial(held_out, pickled), range(FOLDS))
+        predictions = await cluster.map(partial(held_out, pickled), range(FOLDS))
     except DDLFError as error:
         return {"skipped": (f"wrong labels were not searched: {error.message}",)}
     finally:
         if is_new:
             await cluster.close()
-    numbers, labels, values = (np.concatenate([one[part] for one in found]) for part in range(3))
+    numbers, labels, values = (np.concatenate([prediction[part] for prediction in predictions]) for part in range(3))
     order = np.argsort(numbers)
     return {"doubted": await asyncio.to_thread(_compared, labels[order], _shares(values[order], head))}
 
@@ -177,9 +187,9 @@ def _classes(facts: AppFacts) -> OutputFacts | None:
     labels = None if array is None or array.bad else array.labels
     if labels is None or labels.kind not in ("numbers", "one_hot") or len(head.shape) != 1:
         return None
-    known = sorted(number for number, count in labels.counts.items() if count)
+    classes = sorted(number for number, count in labels.counts.items() if count)
     units = max(2, head.units)
-    fit = len(known) > 1 and known[0] >= 0 and known[-1] < units and facts.samples >= LEAST * len(known)
+    fit = len(classes) > 1 and classes[0] >= 0 and classes[-1] < units and facts.samples >= LEAST * len(classes)
     return head if fit else None
 
 
@@ -201,7 +211,7 @@ async def held_out(pickled: bytes, fold: int) -> tuple[Any, Any, Any]:
     await build(app)
     data = batches(app, "train")
     labels = numbers_of(data[1])
-    mine = folds_of(labels) == fold
+    is_held_out = folds_of(labels) == fold
     end = time.monotonic() + SECONDS
 
     class Ends(keras.callbacks.Callback):  # type: ignore[misc]
@@ -211,20 +221,24 @@ async def held_out(pickled: bytes, fold: int) -> tuple[Any, Any, Any]:
             if time.monotonic() > end:
                 self.model.stop_training = True
 
-    def some(which: Any) -> tuple[Any, ...]:
-        return tuple(tree_map(lambda array: array[which], tuples(part)) for part in data)
+    def selected(selection: Any) -> tuple[Any, ...]:
+        return tuple(tree_map(lambda array: array[selection], tuples(part)) for part in data)
 
-    given = dict(zip(("x", "y", "sample_weight"), some(~mine), strict=False))
-    app.model.fit(**given, batch_size=app.batch_size, epochs=app.master_epochs, verbose=0, callbacks=[Ends()])
-    values = app.model.predict(some(mine)[0], batch_size=app.batch_size, verbose=0)
-    return np.flatnonzero(mine), labels[mine], np.asarray(values, np.float64).reshape(int(mine.sum()), -1)
+    arguments = dict(zip(("x", "y", "sample_weight"), selected(~is_held_out), strict=False))
+    app.model.fit(**arguments, batch_size=app.batch_size, epochs=app.master_epochs, verbose=0, callbacks=[Ends()])
+    values = app.model.predict(selected(is_held_out)[0], batch_size=app.batch_size, verbose=0)
+    return (
+        np.flatnonzero(is_held_out),
+        labels[is_held_out],
+        np.asarray(values, np.float64).reshape(int(is_held_out.sum()), -1),
+    )
 
 
 def numbers_of(y: Any) -> np.ndarray[Any, Any]:
     """Return class numbers of shape (n,) from numbers or one-hot rows."""
     rows = np.asarray(y).reshape(len(y), -1)
-    found: np.ndarray[Any, Any] = rows.argmax(axis=1) if rows.shape[1] > 1 else rows[:, 0].astype(np.int64)
-    return found
+    numbers: np.ndarray[Any, Any] = rows.argmax(axis=1) if rows.shape[1] > 1 else rows[:, 0].astype(np.int64)
+    return numbers
 
 
 def folds_of(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -239,26 +253,26 @@ def folds_of(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _shares(values: np.ndarray[Any, Any], head: OutputFacts) -> np.ndarray[Any, Any]:
     """Convert the outputs of a model to probabilities of classes, in rows that sum to 1."""
     if head.loss == "bce" and values.shape[1] == 1:
-        one = 1 / (1 + np.exp(-values)) if head.logits else values
-        values = np.concatenate([1 - one, one], axis=1)
+        probability = 1 / (1 + np.exp(-values)) if head.logits else values
+        values = np.concatenate([1 - probability, probability], axis=1)
     elif head.logits:
         values = np.exp(values - values.max(axis=1, keepdims=True))
     values = np.clip(values, 1e-9, None)
-    found: np.ndarray[Any, Any] = values / values.sum(axis=1, keepdims=True)
-    return found
+    shares: np.ndarray[Any, Any] = values / values.sum(axis=1, keepdims=True)
+    return shares
 
 
 def _compared(labels: np.ndarray[Any, Any], shares: np.ndarray[Any, Any]) -> dict[str, Any]:
     from cleanlab.filter import find_label_issues
 
     how = "low_self_confidence"  # this method finds most labels if 2 % are flipped, with the fewest false alarms
-    found = find_label_issues(labels, shares, filter_by=how, return_indices_ranked_by="self_confidence", n_jobs=1)
+    doubtful = find_label_issues(labels, shares, filter_by=how, return_indices_ranked_by="self_confidence", n_jobs=1)
     likely = shares.argmax(axis=1)
     return {
-        "count": len(found),
+        "count": len(doubtful),
         "of": len(labels),
-        "samples": tuple(int(number) for number in found),
-        "pairs": tuple((int(number), int(labels[number]), int(likely[number])) for number in found[:SHOWN]),
+        "samples": tuple(int(number) for number in doubtful),
+        "pairs": tuple((int(number), int(labels[number]), int(likely[number])) for number in doubtful[:SHOWN]),
     }
 
 
@@ -284,7 +298,7 @@ def _main() -> None:
         check_data(app)
         asyncio.run(build(app))
         files = [path for path in list(opened) if is_of_this_machine(path, script)]
-        answer = _made(app) | {"files": files}
+        answer = _contents(app) | {"files": files}
     except (Exception, DDLFError) as error:
         answer = {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
     with contextlib.closing(os.fdopen(out, "w")) as file:

@@ -51,13 +51,13 @@ def lines(report: AdviserReport, rules: int | None = None) -> Iterator[str]:
         report: The report to print.
         rules: The number of checked rules, for the last line.
     """
-    for one in report.advice:
-        where = "" if one.position is None else f"{_short(one.position.path)}:{one.position.line}  "
-        yield f"{SEVERITIES[one.severity]:<8}  {one.rule.id}  {where}{one.finding.message}"
-        yield f"     why  {one.rule.why}"
-        yield f"     fix  {one.fix}"
-        yield f"  source  {one.rule.source}"
-        if one.edits:
+    for advice in report.advice:
+        where = "" if advice.position is None else f"{_short(advice.position.path)}:{advice.position.line}  "
+        yield f"{SEVERITIES[advice.severity]:<8}  {advice.rule.id}  {where}{advice.finding.message}"
+        yield f"     why  {advice.rule.reason}"
+        yield f"     fix  {advice.fix}"
+        yield f"  source  {advice.rule.source}"
+        if advice.edits:
             yield "    edit  --fix makes this change, --diff prints it"
         yield ""
     for failed in report.failed:
@@ -66,13 +66,13 @@ def lines(report: AdviserReport, rules: int | None = None) -> Iterator[str]:
     for ignore in report.unused:
         at = ignore.position
         yield f"comment   {_short(at.path)}:{at.line}: ignore[{ignore.id}] is not needed any more"
-    counts = Counter(one.severity for one in report.advice)
-    said = ", ".join(
+    counts = Counter(advice.severity for advice in report.advice)
+    counted = ", ".join(
         f"{counts[key]} {name}{'s' * (counts[key] != 1)}" for key, name in SEVERITIES.items() if counts[key]
     )
     ignored = f"; {report.ignored} ignored by comments" if report.ignored else ""
     by = "" if rules is None else f", by {rules} rules"
-    yield f"advice    {said or 'nothing found'}{by}{ignored}"
+    yield f"advice    {counted or 'nothing found'}{by}{ignored}"
 
 
 def _short(path: Path) -> str:
@@ -85,33 +85,34 @@ def as_json(report: AdviserReport) -> dict[str, Any]:
     return {
         "findings": [
             {
-                "rule": one.rule.id,
-                "severity": SEVERITIES[one.severity],
-                "title": one.rule.title,
-                "what": one.finding.message,
-                "why": one.rule.why,
-                "fix": one.fix,
-                "source": one.rule.source,
-                "file": None if one.position is None else _short(one.position.path),
-                "line": None if one.position is None else one.position.line,
-                "about": list(one.finding.subject),
-                "samples": list(one.finding.samples),
-                "diff": diff(one.edits),
+                "rule": advice.rule.id,
+                "severity": SEVERITIES[advice.severity],
+                "title": advice.rule.title,
+                "what": advice.finding.message,
+                "why": advice.rule.reason,
+                "fix": advice.fix,
+                "source": advice.rule.source,
+                "file": None if advice.position is None else _short(advice.position.path),
+                "line": None if advice.position is None else advice.position.line,
+                "about": list(advice.finding.subject),
+                "samples": list(advice.finding.samples),
+                "diff": diff(advice.edits),
             }
-            for one in report.advice
+            for advice in report.advice
         ],
-        "failed": [{"rule": one.rule.id, "why": one.error} for one in report.failed],
+        "failed": [{"rule": advice.rule.id, "why": advice.error} for advice in report.failed],
         "ignored": report.ignored,
         "left": list(report.skipped),
         "unneeded": [
-            {"rule": one.id, "file": _short(one.position.path), "line": one.position.line} for one in report.unused
+            {"rule": advice.id, "file": _short(advice.position.path), "line": advice.position.line}
+            for advice in report.unused
         ],
     }
 
 
 def as_sarif(report: AdviserReport) -> dict[str, Any]:
     """Return the report in the Static Analysis Results Interchange Format (SARIF), version 2.1.0."""
-    used = {one.rule.id: one.rule for one in report.advice}
+    used = {advice.rule.id: advice.rule for advice in report.advice}
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -121,10 +122,10 @@ def as_sarif(report: AdviserReport) -> dict[str, Any]:
                     "driver": {
                         "name": "ddlf advise",
                         "version": __version__,
-                        "rules": [_sarif_rule(one) for one in used.values()],
+                        "rules": [_sarif_rule(advice) for advice in used.values()],
                     }
                 },
-                "results": [_sarif_result(one) for one in report.advice],
+                "results": [_sarif_result(advice) for advice in report.advice],
             }
         ],
     }
@@ -134,25 +135,25 @@ def _sarif_rule(rule: Rule) -> dict[str, Any]:
     return {
         "id": rule.id,
         "shortDescription": {"text": rule.title},
-        "fullDescription": {"text": rule.why},
+        "fullDescription": {"text": rule.reason},
         "help": {"text": f"{rule.fix} Source: {rule.source}"},
         "defaultConfiguration": {"level": SEVERITIES[rule.severity]},
     }
 
 
-def _sarif_result(one: Advice) -> dict[str, Any]:
+def _sarif_result(advice: Advice) -> dict[str, Any]:
     result: dict[str, Any] = {
-        "ruleId": one.rule.id,
-        "level": SEVERITIES[one.severity],
-        "message": {"text": f"{one.finding.message}. {one.fix}"},
+        "ruleId": advice.rule.id,
+        "level": SEVERITIES[advice.severity],
+        "message": {"text": f"{advice.finding.message}. {advice.fix}"},
     }
-    if one.position is not None:
-        place = {
-            "artifactLocation": {"uri": Path(_short(one.position.path)).as_posix()},
-            "region": {"startLine": one.position.line},
+    if advice.position is not None:
+        location = {
+            "artifactLocation": {"uri": Path(_short(advice.position.path)).as_posix()},
+            "region": {"startLine": advice.position.line},
         }
-        result["locations"] = [{"physicalLocation": place}]
-    if one.edits:
+        result["locations"] = [{"physicalLocation": location}]
+    if advice.edits:
         changes = [
             {
                 "artifactLocation": {"uri": Path(_short(edit.path)).as_posix()},
@@ -163,9 +164,9 @@ def _sarif_result(one: Advice) -> dict[str, Any]:
                     }
                 ],
             }
-            for edit in one.edits
+            for edit in advice.edits
         ]
-        result["fixes"] = [{"description": {"text": one.fix}, "artifactChanges": changes}]
+        result["fixes"] = [{"description": {"text": advice.fix}, "artifactChanges": changes}]
     return result
 
 
@@ -186,7 +187,7 @@ def explained(rule: Rule) -> str:
     return (
         f"# {rule.id}: {rule.title}\n\n"
         f"*Severity: {SEVERITIES[rule.severity]}. Subject: {CLASSES[rule.id[0]].lower()}. Level `{rule.level}`: {level}.*\n\n"
-        f"**Why**: {rule.why}\n\n**What to do**: {rule.fix}\n\n"
+        f"**Why**: {rule.reason}\n\n**What to do**: {rule.fix}\n\n"
         f"**Source**: {rule.source}\n\n"
         f"To accept a finding, write the comment `# ddlf: ignore[{rule.id}] reason` on its line. On the line of the class, "
         "the comment accepts all findings of this rule in the file.\n"

@@ -136,7 +136,7 @@ class Rule:
     check: Callable[[AppFacts], Iterable[Finding]]
 
     @property
-    def why(self) -> str:
+    def reason(self) -> str:
         """Return why the mistake that this rule finds matters, from the function's docstring."""
         return self._explanation(1)
 
@@ -151,8 +151,8 @@ class Rule:
         return self._explanation(3)
 
     def _explanation(self, part: int) -> str:
-        found = EXPLANATION.fullmatch(inspect.getdoc(self.check) or STRIPPED)
-        return " ".join(found[part].split()) if found else ""
+        match = EXPLANATION.fullmatch(inspect.getdoc(self.check) or STRIPPED)
+        return " ".join(match[part].split()) if match else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def check_rules(rules: Iterable[Rule], facts: AppFacts) -> tuple[list[Advice], l
             findings += [Advice(rule, finding) for finding in rule.check(facts)]
         except Exception as error:
             failed.append(Failed(rule, f"{type(error).__name__}: {error}"))
-    findings.sort(key=lambda one: ("EWI".index(one.severity), one.rule.id))
+    findings.sort(key=lambda advice: ("EWI".index(advice.severity), advice.rule.id))
     return findings, failed
 
 
@@ -225,13 +225,13 @@ def find_rule(rules: Iterable[Rule], id: str, origin: str) -> Rule:
     Raises:
         ConfigError: No rule has this id.
     """
-    known = {rule.id: rule for rule in rules}
-    if (rule := known.get(id.upper())) is not None:
+    by_id = {rule.id: rule for rule in rules}
+    if (rule := by_id.get(id.upper())) is not None:
         return rule
     padded = f"{id[:1]}{id[1:]:0>2}".upper()  # L2 means L02, not L12
-    near = [padded] if padded in known else difflib.get_close_matches(id.upper(), known, 1, cutoff=0.5)
+    candidates = [padded] if padded in by_id else difflib.get_close_matches(id.upper(), by_id, 1, cutoff=0.5)
     raise ConfigError(
-        f"{origin}: there is no rule {id!r}" + (f", did you mean {near[0]}?" if near else ""),
+        f"{origin}: there is no rule {id!r}" + (f", did you mean {candidates[0]}?" if candidates else ""),
         hint="docs/reference/advice.md lists them all",
     )
 

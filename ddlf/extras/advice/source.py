@@ -78,14 +78,14 @@ class PythonFile:
             return
         classes = {node.lineno for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
-            if token.type != tokenize.COMMENT or (found := IGNORE.match(token.string)) is None:
+            if token.type != tokenize.COMMENT or (match := IGNORE.match(token.string)) is None:
                 continue
             line = token.start[0]
-            alone = not token.line[: token.start[1]].strip()
-            lines = frozenset({line, line + 1} if alone else {line})
-            for id in (found[1] or "").split(","):
-                whole = bool(lines & classes)
-                yield Ignore(Position(self.path, line), id.strip(), found[2].strip(), None if whole else lines)
+            is_alone = not token.line[: token.start[1]].strip()
+            lines = frozenset({line, line + 1} if is_alone else {line})
+            for id in (match[1] or "").split(","):
+                is_class = bool(lines & classes)
+                yield Ignore(Position(self.path, line), id.strip(), match[2].strip(), None if is_class else lines)
 
 
 class UserSources:
@@ -112,37 +112,37 @@ class UserSources:
 
     def ignores(self) -> list[Ignore]:
         """Return the comments in all the user's files that tell the adviser to ignore findings."""
-        found = [one for file in self.files for one in file.ignores()]
-        return [*found, *self.text.ignores()] if self.text is not None else found
+        ignores = [ignore for file in self.files for ignore in file.ignores()]
+        return [*ignores, *self.text.ignores()] if self.text is not None else ignores
 
     def calls(self, of: Iterable[str]) -> bool:
         """Return whether the user's files call any of these functions, such as ``adapt``."""
-        wanted = set(of)
-        return any(_name(call.func) in wanted for file in self._with(*wanted) for call in file.calls)
+        names = set(of)
+        return any(_name(call.func) in names for file in self._with(*names) for call in file.calls)
 
     def position(self, subject: tuple[str, str], facts: AppFacts) -> Position | None:
         """Return the position of a finding's subject, such as a layer, in the user's code. If it is not found, return
         the position of its method or class."""
-        what, name = subject
+        kind, name = subject
         if self.text is not None:
             if not self.files:
-                return self.text.app(what, name)
-            in_text = self.text.model(what, name) if what == "layer" or self.compile_call() is None else None
+                return self.text.app(kind, name)
+            in_text = self.text.model(kind, name) if kind == "layer" or self.compile_call() is None else None
             if in_text is not None:
                 return in_text
-        found: tuple[PythonFile, Any] | None = None
-        if what == "layer" and (layer := facts.layer(name)) is not None:
-            found = self.layer(layer, facts) or self.method("create_model")
-        elif what in ("loss", "metric", "optimizer"):
-            found = self._compiled("metrics" if what == "metric" else what) or self.method("create_model")
-        elif what == "data":
-            found = self._set(name.partition("[")[0]) or self.method("load_dataset")
-        elif what == "setting":
-            found = self.setting(name)
-        elif what == "method":
-            found = self.method(name)
-        found = found or self.class_()
-        return None if found is None else Position(found[0].path, found[1].lineno)
+        location: tuple[PythonFile, Any] | None = None
+        if kind == "layer" and (layer := facts.layer(name)) is not None:
+            location = self.layer(layer, facts) or self.method("create_model")
+        elif kind in ("loss", "metric", "optimizer"):
+            location = self._compiled("metrics" if kind == "metric" else kind) or self.method("create_model")
+        elif kind == "data":
+            location = self._set(name.partition("[")[0]) or self.method("load_dataset")
+        elif kind == "setting":
+            location = self.setting(name)
+        elif kind == "method":
+            location = self.method(name)
+        location = location or self.class_()
+        return None if location is None else Position(location[0].path, location[1].lineno)
 
     def class_(self) -> tuple[PythonFile, ast.ClassDef] | None:
         """Return the definition of the app's class and its file; None if no file defines it."""
@@ -150,23 +150,23 @@ class UserSources:
 
     def method(self, name: str) -> tuple[PythonFile, Any] | None:
         """Return a method of the app's class. If the class lacks it, look in other classes."""
-        if (own := self.class_()) is not None:
-            for node in own[1].body:
+        if (app_class := self.class_()) is not None:
+            for node in app_class[1].body:
                 if isinstance(node, FUNCTIONS) and node.name == name:
-                    return own[0], node
+                    return app_class[0], node
         return self._first(name, *FUNCTIONS)
 
     def setting(self, name: str) -> tuple[PythonFile, Any] | None:
         """Return the statement of the app's class that assigns a setting."""
-        own = self.class_()
-        for node in own[1].body if own is not None else []:
-            if own is not None and name in _targets(node):
-                return own[0], node
+        app_class = self.class_()
+        for node in app_class[1].body if app_class is not None else []:
+            if app_class is not None and name in _targets(node):
+                return app_class[0], node
         return None
 
     def value(self, name: str) -> tuple[PythonFile, ast.expr] | None:
         """Return the expression that the user's code assigns to a name, if it assigns the name only once."""
-        found = [
+        assignments = [
             (file, value)
             for file in self._with(name)
             for node in ast.walk(file.tree)
@@ -174,11 +174,11 @@ class UserSources:
             for target, value in _assigned(node)
             if isinstance(target, ast.Name) and target.id == name
         ]
-        return found[0] if len(found) == 1 else None
+        return assignments[0] if len(assignments) == 1 else None
 
     def compile_call(self) -> tuple[PythonFile, ast.Call] | None:
         """Return the call of the model's ``compile`` in the user's code."""
-        found = [
+        compile_calls = [
             (file, call)
             for file in self._with("compile")
             for call in file.calls
@@ -187,13 +187,13 @@ class UserSources:
             and (call.args or call.keywords)
             and not (isinstance(call.func.value, ast.Name) and call.func.value.id == "re")
         ]
-        return found[0] if found else None
+        return compile_calls[0] if compile_calls else None
 
     def compiled(self, name: str) -> tuple[PythonFile, ast.expr] | None:
         """Return the expression that the user's code passes to ``compile`` as this argument."""
-        if (found := self.compile_call()) is None:
+        if (compile_call := self.compile_call()) is None:
             return None
-        file, call = found
+        file, call = compile_call
         value = argument(call, ("optimizer", "loss", "loss_weights", "metrics"), name)
         return None if value is None else (file, value)
 
@@ -201,7 +201,7 @@ class UserSources:
         return self.compiled(name) or self.compile_call()
 
     def _set(self, name: str) -> tuple[PythonFile, Any] | None:
-        found = [
+        assignments = [
             (file, node)
             for file in self._with(name)
             for node in ast.walk(file.tree)
@@ -210,12 +210,19 @@ class UserSources:
             for part in ast.walk(target)
             if isinstance(part, ast.Attribute) and part.attr == name
         ]
-        return found[-1] if found else None
+        return assignments[-1] if assignments else None
 
     def _first(self, name: str, *kinds: type[ast.AST]) -> tuple[PythonFile, Any] | None:
         """Return the first definition of a name."""
         nodes = ((file, node) for file in self._with(name) for node in ast.walk(file.tree))
-        return next((one for one in nodes if isinstance(one[1], kinds) and getattr(one[1], "name", "") == name), None)
+        return next(
+            (
+                definition
+                for definition in nodes
+                if isinstance(definition[1], kinds) and getattr(definition[1], "name", "") == name
+            ),
+            None,
+        )
 
     def layer(self, layer: LayerFacts, facts: AppFacts) -> tuple[PythonFile, ast.Call] | None:
         """Return the call in the user's code that creates a layer. It is found by the layer's name, its arguments, or
@@ -224,16 +231,18 @@ class UserSources:
         calls = [
             (file, call) for file in self._with(layer.kind) for call in file.calls if _name(call.func) == layer.kind
         ]
-        named = [one for one in calls if _constant(argument(one[1], (), "name")) == layer.name]
+        named = [candidate for candidate in calls if _constant(argument(candidate[1], (), "name")) == layer.name]
         if named:
             return named[0]
-        fit = [one for one in calls if _fits(one[1], layer)]
-        fit.sort(key=lambda one: (self.files.index(one[0]), one[1].lineno, one[1].col_offset))
-        if len(fit) < 2:
-            return fit[0] if fit else None
-        alike = [one.name for one in facts.layers if one.kind == layer.kind and _fits(fit[0][1], one)]
-        turn = alike.index(layer.name) if layer.name in alike else 0
-        return fit[min(turn, len(fit) - 1)]
+        fitting = [candidate for candidate in calls if _fits(candidate[1], layer)]
+        fitting.sort(
+            key=lambda candidate: (self.files.index(candidate[0]), candidate[1].lineno, candidate[1].col_offset)
+        )
+        if len(fitting) < 2:
+            return fitting[0] if fitting else None
+        names = [other.name for other in facts.layers if other.kind == layer.kind and _fits(fitting[0][1], other)]
+        index = names.index(layer.name) if layer.name in names else 0
+        return fitting[min(index, len(fitting) - 1)]
 
 
 def positions_of(kind: str) -> tuple[str, ...]:
@@ -242,7 +251,7 @@ def positions_of(kind: str) -> tuple[str, ...]:
 
     layer = getattr(keras.layers, kind, None)
     parameters = inspect.signature(layer).parameters.values() if layer is not None else ()
-    return tuple(one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD)
+    return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD)
 
 
 def argument(call: ast.Call, positions: tuple[str, ...], name: str) -> ast.expr | None:
@@ -270,23 +279,23 @@ def _constant(node: ast.expr | None) -> Any:
 
 def _fits(call: ast.Call, layer: LayerFacts) -> bool:
     """Return whether a call may have created a layer: the call's constants must equal the layer's arguments."""
-    given = [(name, value) for name, value in zip(positions_of(layer.kind), call.args, strict=False)]
-    given += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
-    for name, node in given:
+    arguments = [(name, value) for name, value in zip(positions_of(layer.kind), call.args, strict=False)]
+    arguments += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
+    for name, node in arguments:
         value = _constant(node)
         if value is None or (name not in layer.config and name != "activation"):
             continue
-        mine = layer.activation if name == "activation" else layer.config[name]
-        if isinstance(mine, list | tuple):
+        layer_value = layer.activation if name == "activation" else layer.config[name]
+        if isinstance(layer_value, list | tuple):
             value = (
-                (value,) * len(mine)
+                (value,) * len(layer_value)
                 if isinstance(value, int)
                 else tuple(value)
                 if isinstance(value, list | tuple)
                 else value
             )
-            mine = tuple(mine)
-        if value != mine:
+            layer_value = tuple(layer_value)
+        if value != layer_value:
             return False
     return True
 
@@ -308,7 +317,7 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
             ):
                 yield from zip(target.elts, node.value.elts, strict=True)
             elif isinstance(target, ast.Tuple):
-                yield from ((one, node.value) for one in target.elts)
+                yield from ((element, node.value) for element in target.elts)
             else:
                 yield target, node.value
 
@@ -332,47 +341,47 @@ class ModelText:
         self._inputs = [node.name for node in notation.parsed.graph.nodes if node.operator == "input"]
         self._statements: Mapping[tuple[str, str], int] = notation.statement_places()
 
-    def model(self, what: str, name: str) -> Position | None:
+    def model(self, kind: str, name: str) -> Position | None:
         """Return the position of a layer, a loss, a metric or the optimizer; None if the text lacks it.
 
         Args:
-            what: The kind of the subject, such as ``"layer"`` or ``"loss"``.
+            kind: The kind of the subject, such as ``"layer"`` or ``"loss"``.
             name: The name of the subject.
         """
-        if what == "layer":
+        if kind == "layer":
             return self._at(self._layers.get(name))
-        if what == "loss":
+        if kind == "loss":
             block = self._blocks.get(name) or next(iter(self._blocks.values()))
             return self._first((block, "loss"), ("train", "loss"), (block, "output"))
-        if what in OF_TRAIN:
-            return self._first(*(("train", key) for key in OF_TRAIN[what]))
+        if kind in OF_TRAIN:
+            return self._first(*(("train", key) for key in OF_TRAIN[kind]))
         return None
 
-    def app(self, what: str, name: str) -> Position:
+    def app(self, kind: str, name: str) -> Position:
         """Return the position of a finding's subject, or of the most related line, if the model text is the whole app."""
-        found = self.model(what, name)
-        if found is None and what == "setting":
-            found = self._first(("train", name))
-        if found is None and (what == "data" or (what, name) == ("method", "load_dataset")):
+        position = self.model(kind, name)
+        if position is None and kind == "setting":
+            position = self._first(("train", name))
+        if position is None and (kind == "data" or (kind, name) == ("method", "load_dataset")):
             array, _, block = name.partition("[")
             block = block.strip("]'\"") or (
                 next(iter(self._blocks.values())) if array.startswith("y") else self._inputs[0]
             )
             block = self._blocks.get(block, block)
-            found = self._first(("train", "data"), (block, "output" if array.startswith("y") else "input"))
-        if found is None and what == "layer":  # an input, or a layer that scales an input
-            found = self._first((name, "input"), ("train", "scaling"), (self._inputs[0], "input"))
-        return found or Position(self.path, self._line(min(self._statements.values(), default=0)))
+            position = self._first(("train", "data"), (block, "output" if array.startswith("y") else "input"))
+        if position is None and kind == "layer":  # an input, or a layer that scales an input
+            position = self._first((name, "input"), ("train", "scaling"), (self._inputs[0], "input"))
+        return position or Position(self.path, self._line(min(self._statements.values(), default=0)))
 
     def ignores(self) -> Iterator[Ignore]:
         """Yield the comments in this file that tell the adviser to ignore findings."""
         for number, line in enumerate(self._text.splitlines(), 1):
-            if "ddlf:" not in line or (found := IGNORE.search(line)) is None:
+            if "ddlf:" not in line or (match := IGNORE.search(line)) is None:
                 continue
-            alone = not line[: found.start()].strip()
-            for id in (found[1] or "").split(","):
-                lines = frozenset({number, number + 1} if alone else {number})
-                yield Ignore(Position(self.path, number), id.strip(), found[2].strip(), lines)
+            is_alone = not line[: match.start()].strip()
+            for id in (match[1] or "").split(","):
+                lines = frozenset({number, number + 1} if is_alone else {number})
+                yield Ignore(Position(self.path, number), id.strip(), match[2].strip(), lines)
 
     def _first(self, *keys: tuple[str, str]) -> Position | None:
         return next((self._at(self._statements[key]) for key in keys if key in self._statements), None)
@@ -388,7 +397,7 @@ def text_of(app: App) -> ModelText | None:
     """Return the text of an app's model; None if it has none."""
     model = vars(app).get("model")
     texts = (
-        each for each in (model, getattr(model, "notation", None), getattr(app, "notation", None)) if _is_text(each)
+        text for text in (model, getattr(model, "notation", None), getattr(app, "notation", None)) if _is_text(text)
     )
     notation = next(texts, None)
     return None if notation is None else ModelText(notation)

@@ -39,10 +39,10 @@ class StartCheck:
             return ""
         try:
             set_weights(self._model, weights)
-            seen = activations(self._model, self._rows, self._facts)
+            observations = activations(self._model, self._rows, self._facts)
             if self._gradients is not None:
-                seen |= gradient_norms(self._model, self._gradients.of(self._rows, weights)[0])
-            facts = replace(self._facts, seen=seen)
+                observations |= gradient_norms(self._model, self._gradients.of(self._rows, weights)[0])
+            facts = replace(self._facts, observations=observations)
             findings = [finding.message for rule in RULES if rule.id in OF_STARTS for finding in rule.check(facts)]
         except Exception as error:  # a failed trial of the user's own layers does not count as a finding
             log.info("a start was not checked: %s", error)

@@ -111,7 +111,7 @@ def rows(**changes):
 
 
 def seen(**what):
-    return replace(FACTS, seen=what)
+    return replace(FACTS, observations=what)
 
 
 def record(number, loss, **more):
@@ -265,8 +265,8 @@ CASES = {
         head(shape=(1,), activation="linear", loss="bce", logits=True, cuts=(("BinaryAccuracy", 0.0),)),
     ),
     "L21": (
-        replace(head(loss="own"), seen=dict(first=-0.2, least=-3.0, agrees=-0.9)),
-        replace(head(loss="own"), seen=dict(first=1.4, least=0.2, agrees=0.9)),
+        replace(head(loss="own"), observations=dict(first=-0.2, least=-3.0, agrees=-0.9)),
+        replace(head(loss="own"), observations=dict(first=1.4, least=0.2, agrees=0.9)),
     ),
     "L22": (seen(unlinked=True), seen(unlinked=False)),
     "M01": (hidden(equal=0.0), replace(FACTS, layers=(HIDDEN, replace(LAST, equal=0.0)))),
@@ -348,11 +348,11 @@ CASES = {
         replace(settings(class_weight={0: 1.0, 1: 8.0}), arrays=(X, replace(Y, labels=UNEVEN))),
     ),
     "T14": (settings(master_epochs=1), settings(master_epochs=5)),
-    "C01": (replace(FACTS, seen={"data": ("x_train has other values in a second process",)}), FACTS),
-    "C02": (replace(FACTS, seen={"model": ("dense/kernel has other shapes in a second process",)}), FACTS),
-    "C03": (replace(FACTS, seen={"travel": ("it holds a lock",)}), FACTS),
-    "C04": (replace(FACTS, seen={"files": ("load_dataset and create_model read /home/me/x.npz",)}), FACTS),
-    "C05": (replace(FACTS, seen={"failed": ("create_model raised NameError",)}), FACTS),
+    "C01": (replace(FACTS, observations={"data": ("x_train has other values in a second process",)}), FACTS),
+    "C02": (replace(FACTS, observations={"model": ("dense/kernel has other shapes in a second process",)}), FACTS),
+    "C03": (replace(FACTS, observations={"travel": ("it holds a lock",)}), FACTS),
+    "C04": (replace(FACTS, observations={"files": ("load_dataset and create_model read /home/me/x.npz",)}), FACTS),
+    "C05": (replace(FACTS, observations={"failed": ("create_model raised NameError",)}), FACTS),
     "C06": (replace(optimizer(steps=320, **SCHEDULE), workers=2), replace(optimizer(steps=160, **SCHEDULE), workers=2)),
     "C07": (
         replace(settings(optimizer_state="fresh"), optimizer=OptimizerFacts(kind="Adam", rate=0.001, keeps=2)),
@@ -363,8 +363,8 @@ CASES = {
     "C10": (replace(FACTS, worker_callbacks=("EarlyStopping sees one worker's part only",)), FACTS),
     "C11": (hidden(parameters=9_000_000), replace(hidden(parameters=9_000_000), optimizer=OptimizerFacts(kind="SGD", rate=0.01, keeps=1))),
     "C12": (
-        replace(hidden(trained=30_000_000), **ROUNDS, workers=2, seen={"step_s": 0.05}),
-        replace(hidden(trained=3_000_000), **ROUNDS, workers=2, seen={"step_s": 0.05}),
+        replace(hidden(trained=30_000_000), **ROUNDS, workers=2, observations={"step_s": 0.05}),
+        replace(hidden(trained=3_000_000), **ROUNDS, workers=2, observations={"step_s": 0.05}),
     ),
     "C13": (seen(own_train="train continues from other weights"), seen(own_train="")),
     "C14": (replace(FACTS, left_behind=("the weight 'steps' is of type int32",)), FACTS),

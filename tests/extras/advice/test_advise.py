@@ -12,7 +12,7 @@ import ddlf.data
 from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.extras.advice.advise import check_before_run, check_facts, known_ignores
 from ddlf.extras.advice.batch import plain
-from ddlf.extras.advice.collect import take_in
+from ddlf.extras.advice.collect import read_into_arrays
 from ddlf.extras.advice.processes import differences, is_of_this_machine
 from ddlf.extras.advice.report import as_json, as_sarif, explained, lines
 from ddlf.extras.advice.rules import RULES
@@ -205,7 +205,7 @@ def test_the_output_for_code_reviews_has_rule_place_and_change(tmp_path, monkeyp
 def test_the_explanation_of_a_rule_has_its_whole_text():
     rule = RULES[0]
     text = explained(rule)
-    for part in (rule.id, rule.title, rule.why, rule.fix, rule.source):
+    for part in (rule.id, rule.title, rule.reason, rule.fix, rule.source):
         assert part in text
 
 
@@ -239,10 +239,10 @@ def test_files_that_other_machines_may_lack_are_found(tmp_path, monkeypatch):
 def test_small_generated_data_is_examined_as_arrays():
     made = ddlf.data.generated(lambda part: iter([(np.full((5, 2), part, "float32"), np.arange(5))]), [5, 5])
     app = SimpleNamespace(train_data=made, x_test=np.zeros((3, 2)), y_test=np.zeros(3))
-    assert take_in(app)
+    assert read_into_arrays(app)
     assert app.train_data is None
     assert (app.x_train[:, 0].tolist(), app.y_train.tolist()) == ([0] * 5 + [1] * 5, [0, 1, 2, 3, 4] * 2)
-    assert not take_in(SimpleNamespace(x_train=np.zeros((3, 2))))
+    assert not read_into_arrays(SimpleNamespace(x_train=np.zeros((3, 2))))
 
 
 def test_only_the_sentence_of_an_error_in_a_graph_is_reported():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ddlf.extras.advice.batch import trained_by_own
+from ddlf.extras.advice.batch import find_train_mistake
 
 
 class Model:
@@ -91,11 +91,11 @@ def of_a_gradient(app, weights):
 def test_an_own_train_must_begin_with_the_given_weights_and_return_before_minus_after(train, said):
     app = app_of(train)
     start = app.model.get_weights()
-    assert said in (found := trained_by_own(app))
+    assert said in (found := find_train_mistake(app))
     assert bool(found) == bool(said)
     for before, after in zip(start, app.model.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
 
 
 def test_an_update_that_is_made_without_the_model_is_not_judged():
-    assert trained_by_own(app_of(of_a_gradient)) == ""
+    assert find_train_mistake(app_of(of_a_gradient)) == ""

@@ -89,9 +89,9 @@ def only_needed_analyses(rule, monkeypatch):
         if rule.id not in ALONE[name]:
             monkeypatch.setattr(f"ddlf.extras.advice.{module}.{name}", lambda *of, **how: {})
     if rule.level == "cluster":
-        monkeypatch.setattr("ddlf.extras.advice.advise.seen_in_a_batch", lambda *of: {})
+        monkeypatch.setattr("ddlf.extras.advice.advise.observe_batch", lambda *of: {})
     if rule.level == "cluster" and rule.id > "C05":  # this includes D18, which has workers
-        monkeypatch.setattr("ddlf.extras.advice.advise.seen_by_second_process", nothing)
+        monkeypatch.setattr("ddlf.extras.advice.advise.observe_second_process", nothing)
 
 
 @pytest.mark.slow

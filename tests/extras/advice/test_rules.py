@@ -54,7 +54,7 @@ def test_a_rule_finds_its_defect_and_is_silent_about_the_near_miss(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_rule_docstring_explains_reason_fix_and_source(rule):
-    assert all((rule.why, rule.fix, rule.source))
+    assert all((rule.reason, rule.fix, rule.source))
 
 
 def test_healthy_and_unknown_facts_have_no_findings():
@@ -215,7 +215,7 @@ def test_repeated_batches_are_reported_for_generators_and_not_for_small_tables()
     rule = [rule for rule in RULES if rule.id == "D06"]
     few = replace(FACTS, rows=replace(FACTS.rows, looked=2016, distinct=32, doubled=((0, 32),)))
     assert check_rules(rule, few) == ([], [])
-    ((finding,), _) = check_rules(rule, replace(few, seen={"taken": True}))
+    ((finding,), _) = check_rules(rule, replace(few, observations={"taken": True}))
     assert (finding.severity, "32 different samples of 2,016" in finding.finding.message) == ("W", True)
 
 
@@ -291,7 +291,7 @@ def test_a_hidden_penalty_is_found_by_its_share_of_the_first_loss():
 def test_samples_of_another_shape_are_accepted_with_an_own_training_step():
     shape = [rule for rule in RULES if rule.id == "M17"]
     assert len(check_rules(shape, CASES["M17"][0])[0]) == 1
-    assert check_rules(shape, replace(CASES["M17"][0], own=frozenset({"step"}))) == ([], [])
+    assert check_rules(shape, replace(CASES["M17"][0], custom=frozenset({"step"}))) == ([], [])
 
 
 @pytest.mark.parametrize(("loss", "activation", "also"), [("mse", "softmax", ()), ("bce", "sigmoid", ("softmax",))])

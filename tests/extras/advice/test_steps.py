@@ -9,7 +9,7 @@ from ddlf.extras.advice.batch import learnt, unlinked
 from ddlf.extras.advice.facts import AppFacts
 from tests.extras.advice.cases import HEAD, Y, data
 
-OWN = AppFacts(own=frozenset({"loss"}))
+OWN = AppFacts(custom=frozenset({"loss"}))
 
 
 def compiled(loss, units=1, activation=None, *, named=False):

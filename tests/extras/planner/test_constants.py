@@ -74,7 +74,7 @@ def test_the_rule_about_slow_workers_uses_measured_times():
     facts = replace(hidden(trained=3_000_000), **ROUNDS, workers=2)
 
     def found(**seen):
-        return [one.finding.message for one in check_rules([rule], replace(facts, seen=seen))[0]]
+        return [one.finding.message for one in check_rules([rule], replace(facts, observations=seen))[0]]
 
     assert found(step_s=0.05) == []
     (message,) = found(step_s=0.05, planned=(0.05, 99.0, "as ddlf plan has measured on 2026-01-01"))

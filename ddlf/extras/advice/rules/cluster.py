@@ -35,11 +35,11 @@ def _one_process(facts: AppFacts) -> Iterator[Finding]:
     optimizer, slots = facts.optimizer, _slots(facts)
     if optimizer is None or optimizer.steps is None or slots < 2:
         return
-    own = facts.steps_of(slots)
-    if optimizer.steps > LONGER * own and optimizer.steps <= (1 + NEAR) * facts.steps + 1:
+    slot_steps = facts.steps_of(slots)
+    if optimizer.steps > LONGER * slot_steps and optimizer.steps <= (1 + NEAR) * facts.steps + 1:
         counted = ", as many as one process would make" if optimizer.steps >= (1 - NEAR) * facts.steps - 1 else ""
         yield Finding(
-            f"{optimizer.schedule} ends after {optimizer.steps:,} steps{counted}, and each of {slots} slots makes {own:,}",
+            f"{optimizer.schedule} ends after {optimizer.steps:,} steps{counted}, and each of {slots} slots makes {slot_steps:,}",
             ("optimizer", "schedule"),
         )
 
@@ -86,7 +86,7 @@ def _small_batches(facts: AppFacts) -> Iterator[Finding]:
     """
     size = int(facts.settings.get("batch_size", 32))
     rows = min(size, facts.samples // _slots(facts)) if facts.samples else size
-    norms = [one for one in facts.layers if one.kind == "BatchNormalization" and one.trained]
+    norms = [layer for layer in facts.layers if layer.kind == "BatchNormalization" and layer.trained]
     if norms and rows < SMALL_BATCH:
         yield Finding(
             f"{norms[0].name!r} normalizes by batches, and those of a slot have {rows} samples",
@@ -124,7 +124,7 @@ def _heavy(facts: AppFacts) -> Iterator[Finding]:
     Fix: Set optimizer_state='stays', which leaves the state on its worker, or use SGD with momentum.
     Source: docs/reference/settings.md, optimizer_state
     """
-    parameters = sum(one.parameters for one in facts.layers)
+    parameters = sum(layer.parameters for layer in facts.layers)
     optimizer = facts.optimizer
     if (
         optimizer is not None
@@ -147,15 +147,15 @@ def _does_not_pay(facts: AppFacts) -> Iterator[Finding]:
     Fix: Make rounds longer (worker_epochs), set codec='int8' or optimizer_state='stays', or train on one machine.
     Source: measured: docs/explanation/performance.md
     """
-    step_s, slots, settings = facts.seen.get("step_s"), _slots(facts), facts.settings
+    step_s, slots, settings = facts.observations.get("step_s"), _slots(facts), facts.settings
     usual = {name: SETTINGS[name].default for name in ("mode", "exchange")} | {"codec": Float32.__name__}
     if not step_s or slots < 2 or any(settings.get(name) != value for name, value in usual.items()):
         return
     steps = settings.get("worker_steps") or settings.get("worker_epochs", 1) * facts.steps_an_epoch / slots
     keeps = 0 if facts.optimizer is None or settings.get("optimizer_state") != "kept" else facts.optimizer.keeps
-    size = 4 * (2 + keeps) * sum(one.trained for one in facts.layers)  # weights, update and state
+    size = 4 * (2 + keeps) * sum(layer.trained for layer in facts.layers)  # weights, update and state
     moves, how = slots * size / LINK, "on a wire of 1 Gbit/s"
-    if (planned := facts.seen.get("planned")) is not None:
+    if (planned := facts.observations.get("planned")) is not None:
         step_s, moves, how = planned
     computes = steps * step_s
     if computes + moves > slots * computes:
@@ -193,13 +193,13 @@ def _own_train(facts: AppFacts) -> Iterator[Finding]:
     Fix: Begin with self.model.set_weights(weights), and return [before - after, ...] in the order of model.weights.
     Source: docs/howto/train.md, Your own local training
     """
-    if sentence := facts.seen.get("own_train"):
+    if sentence := facts.observations.get("own_train"):
         fix = "use only the samples of this slot: self.x_train[self.indices]" if "self.indices" in sentence else ""
         yield Finding(sentence, ("method", "train"), fix=fix)
 
 
 def _observed(facts: AppFacts, name: str, subject: tuple[str, str]) -> Iterator[Finding]:
-    yield from (Finding(sentence, subject) for sentence in facts.seen.get(name, ()))
+    yield from (Finding(sentence, subject) for sentence in facts.observations.get(name, ()))
 
 
 @rule("C01", "E", "data that differs between processes", level="cluster")

@@ -95,14 +95,16 @@ def _no_numbers(facts: AppFacts) -> Iterator[Finding]:
     """
     for array in facts.arrays:
         if not array.has_numbers:
-            what = f"holds {array.dtype}, not numbers" if array.is_numpy else f"is a {array.dtype}, not an array"
-            yield Finding(f"{array.name} {what}", ("data", array.name), fix="" if array.is_numpy else NO_ARRAY)
+            problem = f"holds {array.dtype}, not numbers" if array.is_numpy else f"is a {array.dtype}, not an array"
+            yield Finding(f"{array.name} {problem}", ("data", array.name), fix="" if array.is_numpy else NO_ARRAY)
 
 
 def _goes_into_products(facts: AppFacts, array: ArrayFacts) -> bool:
     """Return whether the model multiplies this array with weights, and no layer normalizes it."""
-    known = bool(facts.layers) and not facts.weights_scale and "own" not in {one.kind for one in facts.layers}
-    return known and array.has_numbers and not array.bad and not array.padded > 0.3
+    is_multiplied = (
+        bool(facts.layers) and not facts.weights_scale and "own" not in {layer.kind for layer in facts.layers}
+    )
+    return is_multiplied and array.has_numbers and not array.bad and not array.padded > 0.3
 
 
 def _unusual_scale(array: ArrayFacts) -> str:
@@ -122,19 +124,19 @@ def _unscaled(facts: AppFacts) -> Iterator[Finding]:
     Source: UMLAUT, doi:10.1145/3411764.3445538; LeCun et al., Efficient BackProp, 1998
     """
     for array in facts.of("x", "train"):
-        if not _goes_into_products(facts, array) or array.loudest <= UNSCALED or _is_apart(array):
+        if not _goes_into_products(facts, array) or array.loudest <= UNSCALED or _has_unequal_scales(array):
             continue
-        whole = array.low >= 0 and array.whole and array.high <= 255
+        are_bytes = array.low >= 0 and array.whole and array.high <= 255
         changes = _standardizing(facts, array)
-        if whole and changes:
-            names = [one.name for one in facts.of("x") if "[" not in one.name]
+        if are_bytes and changes:
+            names = [x_array.name for x_array in facts.of("x") if "[" not in x_array.name]
             lines = tuple(f'self.{name} = self.{name}.astype("float32") / 255' for name in names)
             changes = (Change("data", lines),)
         yield Finding(
             _unusual_scale(array),
             ("data", array.name),
             changes=changes,
-            fix="divide by 255 in load_dataset, or begin the model with layers.Rescaling(1 / 255)" if whole else "",
+            fix="divide by 255 in load_dataset, or begin the model with layers.Rescaling(1 / 255)" if are_bytes else "",
         )
 
 
@@ -147,7 +149,7 @@ def _nearly_nothing(facts: AppFacts) -> Iterator[Finding]:
     Source: LeCun et al., Efficient BackProp, 1998
     """
     for array in facts.of("x", "train"):
-        if _goes_into_products(facts, array) and 0 < array.loudest < NOTHING and not _is_apart(array):
+        if _goes_into_products(facts, array) and 0 < array.loudest < NOTHING and not _has_unequal_scales(array):
             yield Finding(
                 _unusual_scale(array),
                 ("data", array.name),
@@ -198,7 +200,7 @@ def _standardizing(facts: AppFacts, array: ArrayFacts) -> tuple[Change, ...]:
     if "[" in array.name:
         return ()
     axis = 0 if len(array.sample) < 2 else tuple(range(len(array.sample)))
-    names = [one.name for one in facts.of("x") if "[" not in one.name]
+    names = [x_array.name for x_array in facts.of("x") if "[" not in x_array.name]
     scaled = [f'self.{name} = ((self.{name} - mean) / spread).astype("float32")' for name in names]
     return (
         Change(
@@ -207,12 +209,12 @@ def _standardizing(facts: AppFacts, array: ArrayFacts) -> tuple[Change, ...]:
     )
 
 
-def _is_apart(array: ArrayFacts) -> bool:
+def _has_unequal_scales(array: ArrayFacts) -> bool:
     return len(array.sample) == 1 and array.scales[0] > 0 and array.scales[1] > SCALES_APART * array.scales[0]
 
 
 @rule("D04", "W", "features of very different scales")
-def _apart(facts: AppFacts) -> Iterator[Finding]:
+def _unequal_scales(facts: AppFacts) -> Iterator[Finding]:
     """The largest feature dominates the loss and the steps. The model learns from the small ones last or never.
 
     Fix: Bring each feature to mean 0 and standard deviation 1 in load_dataset, or begin the model with
@@ -220,7 +222,7 @@ def _apart(facts: AppFacts) -> Iterator[Finding]:
     Source: UMLAUT, doi:10.1145/3411764.3445538
     """
     for array in facts.of("x", "train"):
-        if _goes_into_products(facts, array) and _is_apart(array) and array.loudest > 1:
+        if _goes_into_products(facts, array) and _has_unequal_scales(array) and array.loudest > 1:
             low, high = array.scales
             yield Finding(
                 f"features of {array.name} differ {high / low:,.0f} times in scale: standard deviations from {low:.3g} to {high:.3g}, "
@@ -301,14 +303,14 @@ def _out_of_steps(facts: AppFacts) -> Iterator[Finding]:
         array, layer = facts.array(head.target), facts.layer(head.layer)
         if array is None or layer is None or head.loss not in ("mse", "mae", "huber") or head.activation != "linear":
             continue
-        before = next((one for name in layer.reads if (one := facts.layer(name)) is not None), None)
-        if layer.kind != "Dense" or before is None or (head.loss == "mse" and array.std > LARGE_TARGETS):
+        input_layer = next((read_layer for name in layer.reads if (read_layer := facts.layer(name)) is not None), None)
+        if layer.kind != "Dense" or input_layer is None or (head.loss == "mse" and array.std > LARGE_TARGETS):
             continue
         reach = travel * (layer.fan_in + 1)
-        if before.activation not in BOUNDED_BY_1:
+        if input_layer.activation not in BOUNDED_BY_1:
             reach *= 1 + travel
-        far = max(array.low, -array.high, array.std)
-        if far > max(FAR, reach):
+        farthest = max(array.low, -array.high, array.std)
+        if farthest > max(FAR, reach):
             yield Finding(
                 f"{array.name} reaches from {array.low:g} to {array.high:g}, and in {facts.steps:,} steps with {optimizer.kind} at "
                 f"{optimizer.rate:g} the output reaches about {reach:.3g}",
@@ -323,14 +325,16 @@ def _channels_first(facts: AppFacts) -> Iterator[Finding]:
     Fix: Move the channels to the end: numpy.moveaxis(x, 1, -1).
     Source: UMLAUT, doi:10.1145/3411764.3445538
     """
-    first = next((one for one in facts.layers if one.kind in ("Conv2D", "SeparableConv2D", "DepthwiseConv2D")), None)
+    first = next(
+        (layer for layer in facts.layers if layer.kind in ("Conv2D", "SeparableConv2D", "DepthwiseConv2D")), None
+    )
     if first is None or first.config.get("data_format") not in (None, "channels_last"):
         return
     for array in facts.of("x", "train"):
         if len(array.sample) == 3 and array.sample == first.before:
             channels, height, width = array.sample
             if channels in (1, 3, 4) and height > 4 and width > 4 and height == width:
-                names = [one.name for one in facts.of("x") if "[" not in one.name]
+                names = [x_array.name for x_array in facts.of("x") if "[" not in x_array.name]
                 yield Finding(
                     f"samples of {array.name} have the shape {array.sample}: channels first, which the convolution {first.name!r} reads as "
                     f"{plural(channels, 'row')} of pixels with {width} channels",
@@ -341,7 +345,7 @@ def _channels_first(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _are_tokens(facts: AppFacts, array: ArrayFacts) -> bool:
-    return array.whole and any(one.kind == "Embedding" and one.before == array.sample for one in facts.layers)
+    return array.whole and any(layer.kind == "Embedding" and layer.before == array.sample for layer in facts.layers)
 
 
 @rule("D15", "I", "constant features")
@@ -366,10 +370,10 @@ def _many_features(facts: AppFacts) -> Iterator[Finding]:
     Fix: Give the first layer kernel_regularizer='l1', so that the weights of useless features go to 0.
     Source: WebNNM, 2026
     """
-    if any(one.penalty for one in facts.layers):
+    if any(layer.penalty for layer in facts.layers):
         return
     for array in facts.of("x", "train"):
-        reads = [one for one in facts.layers if one.kind == "Dense" and one.before == array.sample]
+        reads = [layer for layer in facts.layers if layer.kind == "Dense" and layer.before == array.sample]
         if len(array.sample) == 1 and array.sample[0] > MANY_FEATURES and reads:
             yield Finding(
                 f"{array.name} has {array.sample[0]:,} features of {array.shape[0]:,} samples",
@@ -384,7 +388,7 @@ def _is_trivial(facts: AppFacts) -> bool:
 def _is_counted(facts: AppFacts) -> bool:
     """Return whether the inputs are whole numbers with few combinations, such as tokens and categories. Equal samples
     are then no mistake."""
-    return all(one.whole and len(one.sample) == 1 for one in facts.of("x", "train"))
+    return all(array.whole and len(array.sample) == 1 for array in facts.of("x", "train"))
 
 
 @rule("D05", "W", "training samples in the test")
@@ -396,30 +400,32 @@ def _shared(facts: AppFacts) -> Iterator[Finding]:
     """
     if _is_trivial(facts):
         return
-    own = 1 - facts.rows.distinct / facts.rows.looked
+    own_share = 1 - facts.rows.distinct / facts.rows.looked
     for shared in facts.rows.shared:
         share = shared.count / shared.of
-        if not shared.count or (_is_counted(facts) and share < OFTENER * own):
+        if not shared.count or (_is_counted(facts) and share < OFTENER * own_share):
             continue
-        by_chance = 2 * own * shared.of  # training has about half as many pairs within itself
+        by_chance = 2 * own_share * shared.of  # training has about half as many pairs within itself
         usual = by_chance + DEVIATIONS * math.sqrt(by_chance)
-        many = share >= SHARED_SHARE and shared.count >= SHARED_COUNT and (share >= LARGE_SHARE or shared.count > usual)
-        whole = share > 0.5
+        is_much = (
+            share >= SHARED_SHARE and shared.count >= SHARED_COUNT and (share >= LARGE_SHARE or shared.count > usual)
+        )
+        is_most = share > 0.5
         x = f"x_{shared.part}"
         lines = (
             "known = {row.tobytes() for row in self.x_train}",
             f"new = [row.tobytes() not in known for row in self.{x}]",
             f"self.{x}, self.y_{shared.part} = self.{x}[new], self.y_{shared.part}[new]",
         )
-        can = not whole and facts.array(x) and facts.array(f"y_{shared.part}") and facts.array("x_train")
+        is_removable = not is_most and facts.array(x) and facts.array(f"y_{shared.part}") and facts.array("x_train")
         pairs = ", ".join(f"{a} = {b}" for a, b in shared.pairs)
         yield Finding(
             f"{shared.count:,} of {shared.of:,} samples of x_{shared.part} are also in x_train (number in x_train = number there: {pairs})",
             ("data", x),
             tuple(b for _, b in shared.pairs),
-            (Change("data", lines),) if can else (),
-            severity="W" if many else "I",
-            fix="split the data once, into parts that have nothing in common" if whole else "",
+            (Change("data", lines),) if is_removable else (),
+            severity="W" if is_much else "I",
+            fix="split the data once, into parts that have nothing in common" if is_most else "",
         )
 
 
@@ -431,7 +437,7 @@ def _doubled(facts: AppFacts) -> Iterator[Finding]:
     Source: measured: iris has one such row
     """
     rows = facts.rows
-    if facts.seen.get("taken") and rows.looked >= 20 and rows.repeats_by_nature:
+    if facts.observations.get("taken") and rows.looked >= 20 and rows.repeats_by_nature:
         yield Finding(
             f"the training batches have {rows.distinct:,} different samples of {rows.looked:,}",
             ("data", "x_train"),
@@ -458,7 +464,7 @@ def _contradicting(facts: AppFacts) -> Iterator[Finding]:
     Source: UMLAUT, doi:10.1145/3411764.3445538; Northcutt et al., arXiv:1911.00068
     """
     rows = facts.rows
-    labels = next((one.labels for one in facts.of("y", "train")), None)
+    labels = next((array.labels for array in facts.of("y", "train")), None)
     if labels is None or labels.kind not in ("numbers", "one_hot") or _is_trivial(facts):
         return
     if rows.contradicting > max(1.0, CONTRADICTING * rows.looked):
@@ -479,7 +485,7 @@ def _leaks(facts: AppFacts) -> Iterator[Finding]:
     """
     for name, feature in facts.rows.leaks:
         yield Finding(f"feature {feature} of {name} is the label with other numbers or cut into ranges", ("data", name))
-    if facts.rows.follows is not None and any(one.loss in (*DISTANCES, "mape", "msle") for one in facts.heads):
+    if facts.rows.follows is not None and any(head.loss in (*DISTANCES, "mape", "msle") for head in facts.heads):
         name, feature, alike = facts.rows.follows
         yield Finding(
             f"feature {feature} of {name} alone follows the target (correlation {alike:.4f})",
@@ -499,14 +505,16 @@ def _sorted(facts: AppFacts) -> Iterator[Finding]:
     for array in facts.of("y", "train"):
         if array.labels is not None and array.labels.is_sorted:
             kinds = len(classes(array))
-            kept = facts.settings.get("shuffle") == "none" and (facts.from_files or facts.seen.get("taken"))
+            is_unshuffled = facts.settings.get("shuffle") == "none" and (
+                facts.from_files or facts.observations.get("taken")
+            )
             yield Finding(
                 f"{array.name} is sorted: {plural(kinds, 'class') if kinds else 'equal labels'} in consecutive blocks"
-                + (", and shuffle is none, so that a batch has one label" if kept else ""),
+                + (", and shuffle is none, so that a batch has one label" if is_unshuffled else ""),
                 ("data", array.name),
-                severity="W" if kept else None,
-                fix="leave shuffle out, or take 'global'" if kept else "",
-                changes=(Change("setting", "global", "shuffle"),) if kept else (),
+                severity="W" if is_unshuffled else None,
+                fix="leave shuffle out, or take 'global'" if is_unshuffled else "",
+                changes=(Change("setting", "global", "shuffle"),) if is_unshuffled else (),
             )
 
 
@@ -533,23 +541,23 @@ def _unrelated(facts: AppFacts) -> Iterator[Finding]:
     Source: Humbatova et al., arXiv:1910.11015; Ojala and Garriga, Permutation Tests for Studying Classifier
     Performance, JMLR 2010
     """
-    found = facts.seen.get("related") or {}
-    mine = found.get("of", "y_train")
-    theirs = mine.replace("_train", "_test")
-    train, asked = found.get("train", (math.inf, 0))
-    test, others = found.get("test", (math.inf, 0))
-    what = "neighbours, frequencies and linear models predict {0} of {1} samples no better than permuted labels"
+    result = facts.observations.get("related") or {}
+    train_labels = result.get("of", "y_train")
+    test_labels = train_labels.replace("_train", "_test")
+    train, train_count = result.get("train", (math.inf, 0))
+    test, test_count = result.get("test", (math.inf, 0))
+    sentence = "neighbours, frequencies and linear models predict {0} of {1} samples no better than permuted labels"
     if train < RELATED:
-        tokens = all(one.whole and one.dtype.startswith(("int", "uint")) for one in facts.of("x", "train"))
+        are_tokens = all(array.whole and array.dtype.startswith(("int", "uint")) for array in facts.of("x", "train"))
         yield Finding(
-            what.format(mine, f"{asked:,}"),
-            ("data", mine),
-            severity="I" if tokens else None,  # simple predictors may miss the meaning of words in context
+            sentence.format(train_labels, f"{train_count:,}"),
+            ("data", train_labels),
+            severity="I" if are_tokens else None,  # simple predictors may miss the meaning of words in context
         )
-    elif test < RELATED and (train > SURELY or train * math.sqrt(others / max(asked, 1)) - test > LESS):
+    elif test < RELATED and (train > SURELY or train * math.sqrt(test_count / max(train_count, 1)) - test > LESS):
         yield Finding(
-            f"in x_train, {what.format(theirs, f'{others:,}')}, but predict {mine}",
-            ("data", theirs),
+            f"in x_train, {sentence.format(test_labels, f'{test_count:,}')}, but predict {train_labels}",
+            ("data", test_labels),
             fix="check whether x_test and y_test were shuffled separately, or their classes have other numbers than in training",
         )
 
@@ -562,8 +570,8 @@ def is_of_classes(facts: AppFacts, array: ArrayFacts) -> bool:
     """Return whether labels are class numbers, rather than other whole numbers."""
     if array.labels is None or array.labels.kind not in ("numbers", "one_hot"):
         return False
-    heads = [one for one in facts.heads if one.target in ("", array.name)]
-    sparse = any(one.loss in ("sce", "cce", "bce", "kld") for one in heads)
+    heads = [head for head in facts.heads if head.target in ("", array.name)]
+    sparse = any(head.loss in ("sce", "cce", "bce", "kld") for head in heads)
     return array.labels.kind == "one_hot" or sparse
 
 
@@ -578,21 +586,21 @@ def _missing(facts: AppFacts) -> Iterator[Finding]:
     for array in facts.of("y", "train"):
         if not is_of_classes(facts, array):
             continue
-        mine = classes(array)
+        train_classes = classes(array)
         for part in ("val", "test"):
             other = facts.array(array.name.replace("_train", f"_{part}"))
             if other is None or other.labels is None or other.labels.kind != array.labels.kind:  # type: ignore[union-attr]
                 continue
-            theirs = classes(other)
-            if unknown := sorted(theirs - mine):
+            part_classes = classes(other)
+            if unknown := sorted(part_classes - train_classes):
                 yield Finding(
                     f"{other.name} has {plural(len(unknown), 'class')} that {array.name} lacks: {first(unknown)}",
                     ("data", other.name),
                 )
-            enough = other.shape[0] >= 10 * len(mine)
-            if enough and len(mine) <= 1000 and (lacking := sorted(mine - theirs)):
+            is_large = other.shape[0] >= 10 * len(train_classes)
+            if is_large and len(train_classes) <= 1000 and (lacking := sorted(train_classes - part_classes)):
                 yield Finding(
-                    f"{other.name} lacks {plural(len(lacking), 'class')} of {len(mine)}: {first(lacking)}",
+                    f"{other.name} lacks {plural(len(lacking), 'class')} of {len(train_classes)}: {first(lacking)}",
                     ("data", other.name),
                 )
 
@@ -609,10 +617,10 @@ def _few_samples(facts: AppFacts) -> Iterator[Finding]:
     Source: Humbatova et al., DeepCrime, ISSTA 2021, doi:10.1145/3460319.3464825: training data removed
     """
     for array in facts.of("y", "train"):
-        known = len(classes(array))
-        if is_of_classes(facts, array) and known > 1 and FEW < facts.samples < EACH * known:
+        class_count = len(classes(array))
+        if is_of_classes(facts, array) and class_count > 1 and FEW < facts.samples < EACH * class_count:
             yield Finding(
-                f"there are {facts.samples:,} samples of {known} classes: {facts.samples / known:.1f} of each",
+                f"there are {facts.samples:,} samples of {class_count} classes: {facts.samples / class_count:.1f} of each",
                 ("data", array.name),
             )
     for part in ("val", "test"):
@@ -632,31 +640,31 @@ def _doubted(facts: AppFacts) -> Iterator[Finding]:
     Fix: Check these samples, and correct or remove the wrong labels. --format json lists all samples.
     Source: Northcutt et al., Confident Learning, arXiv:1911.00068; cleanlab
     """
-    found = facts.seen.get("doubted")
-    if found and found["count"] >= max(FEW_WRONG, WRONG[0] * found["of"]):
-        pairs = ", ".join(f"{number} is {given} and looks like {likely}" for number, given, likely in found["pairs"])
+    doubted = facts.observations.get("doubted")
+    if doubted and doubted["count"] >= max(FEW_WRONG, WRONG[0] * doubted["of"]):
+        pairs = ", ".join(f"{number} is {label} and looks like {likely}" for number, label, likely in doubted["pairs"])
         name = facts.heads[0].target if facts.heads else "y_train"
         yield Finding(
-            f"{found['count']:,} of {found['of']:,} labels of {name} are probably wrong: {pairs}",
+            f"{doubted['count']:,} of {doubted['of']:,} labels of {name} are probably wrong: {pairs}",
             ("data", name),
-            found["samples"],
-            severity="W" if found["count"] >= WRONG[1] * found["of"] else "I",
+            doubted["samples"],
+            severity="W" if doubted["count"] >= WRONG[1] * doubted["of"] else "I",
         )
 
 
 @rule("D17", "W", "near-duplicate images in training and test", level="batch")
-def _near(facts: AppFacts) -> Iterator[Finding]:
+def _near_duplicates(facts: AppFacts) -> Iterator[Finding]:
     """The model has memorized the training image, and recognizes a cropped, shifted or recompressed copy of it. So the
     measured accuracy is too high.
 
     Fix: Remove the copies from the test, or keep all versions of an image in the same part.
     Source: Barz and Denzler, Do we train on test data?, arXiv:1902.00423: 3.3 % of CIFAR-10's test
     """
-    found = facts.seen.get("near")
-    if found and found["count"] >= NEAR_DUPLICATES * found["of"]:
-        pairs = ", ".join(f"{a} and {b}" for a, b in found["pairs"])
+    duplicates = facts.observations.get("near")
+    if duplicates and duplicates["count"] >= NEAR_DUPLICATES * duplicates["of"]:
+        pairs = ", ".join(f"{a} and {b}" for a, b in duplicates["pairs"])
         yield Finding(
-            f"{found['count']:,} of {found['of']:,} pictures of x_test nearly equal pictures of x_train (numbers there and here: {pairs})",
+            f"{duplicates['count']:,} of {duplicates['of']:,} pictures of x_test nearly equal pictures of x_train (numbers there and here: {pairs})",
             ("data", "x_test"),
-            tuple(b for _, b in found["pairs"]),
+            tuple(b for _, b in duplicates["pairs"]),
         )

@@ -75,7 +75,7 @@ def are_classes(head: OutputFacts, array: ArrayFacts, labels: LabelFacts) -> boo
     return fits and labels.kind == "numbers" and array.low >= 0 and array.high < head.units
 
 
-def said(head: OutputFacts, facts: AppFacts) -> str:
+def output_label(head: OutputFacts, facts: AppFacts) -> str:
     return f"the output {head.name!r}" if len(facts.heads) > 1 else "the output"
 
 
@@ -92,7 +92,7 @@ def _one_unit(facts: AppFacts) -> Iterator[Finding]:
             if head.loss in ONE_OF_MANY:
                 changes.append(Change("loss", "binary_crossentropy", head.loss))
             yield Finding(
-                f"{said(head, facts)} is a softmax over 1 unit, which is always 1",
+                f"{output_label(head, facts)} is a softmax over 1 unit, which is always 1",
                 ("layer", head.layer),
                 changes=tuple(changes),
             )
@@ -111,7 +111,7 @@ def _of_one(facts: AppFacts) -> Iterator[Finding]:
             if head.activation not in ("sigmoid", "") and not head.logits:
                 changes.append(Change("argument", "sigmoid", head.layer, "activation"))
             yield Finding(
-                f"{said(head, facts)} has 1 unit, and the loss compares probabilities of several classes",
+                f"{output_label(head, facts)} has 1 unit, and the loss compares probabilities of several classes",
                 ("loss", head.name),
                 changes=tuple(changes) if not head.logits else (),
             )
@@ -132,15 +132,15 @@ def _logits(facts: AppFacts) -> Iterator[Finding]:
         normal = "sigmoid" if head.loss == "bce" else "softmax"
         if head.logits and head.activation in ("softmax", "sigmoid"):
             yield Finding(
-                f"the loss takes logits (from_logits=True), and {said(head, facts)} is a {head.activation} already",
+                f"the loss takes logits (from_logits=True), and {output_label(head, facts)} is a {head.activation} already",
                 ("loss", head.name),
                 changes=(Change("argument", "linear", head.layer, "activation"),),
                 fix="leave the last layer without an activation, or from_logits out",
             )
         elif not head.logits and head.activation in ("linear", *NO_PROBABILITY):
-            what = "has no activation" if head.activation == "linear" else f"is a {head.activation}"
+            problem = "has no activation" if head.activation == "linear" else f"is a {head.activation}"
             yield Finding(
-                f"{said(head, facts)} {what}, and the loss takes probabilities",
+                f"{output_label(head, facts)} {problem}, and the loss takes probabilities",
                 ("layer", head.layer),
                 changes=(Change("argument", normal, head.layer, "activation"),),
                 fix=f"give the last layer activation={normal!r}"
@@ -152,7 +152,7 @@ def _logits(facts: AppFacts) -> Iterator[Finding]:
             and head.activation not in ("leaky_relu", "elu", "gelu", "silu", "swish")
         ):
             yield Finding(
-                f"{said(head, facts)} is a {head.activation}, and the loss takes logits of any sign",
+                f"{output_label(head, facts)} is a {head.activation}, and the loss takes logits of any sign",
                 ("layer", head.layer),
                 changes=(Change("argument", "linear", head.layer, "activation"),),
                 severity="W",
@@ -175,7 +175,7 @@ def _out_of_reach(facts: AppFacts) -> Iterator[Finding]:
         if array.low < low - margin or array.high > high + margin:
             reach = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
             yield Finding(
-                f"{said(head, facts)} is a {head.activation}, {reach}, and {array.name} reaches from {array.low:g} to {array.high:g}",
+                f"{output_label(head, facts)} is a {head.activation}, {reach}, and {array.name} reaches from {array.low:g} to {array.high:g}",
                 ("layer", head.layer),
                 changes=()  # for classes, the loss is wrong; L04 reports it
                 if are_classes(head, array, labels)
@@ -192,7 +192,7 @@ def _out_of_reach(facts: AppFacts) -> Iterator[Finding]:
             and max(abs(1 - end) for end in array.labels.sums) > 0.1
         ):
             yield Finding(
-                f"{said(head, facts)} is a softmax, whose rows sum to 1, and those of {array.name} sum to "
+                f"{output_label(head, facts)} is a softmax, whose rows sum to 1, and those of {array.name} sum to "
                 f"{array.labels.sums[0]:.3g} to {array.labels.sums[1]:.3g}",
                 ("layer", head.layer),
                 changes=(Change("argument", "linear", head.layer, "activation"),),
@@ -211,7 +211,7 @@ def _each_alone(facts: AppFacts) -> Iterator[Finding]:
             array = facts.array(head.target)
             many = array is not None and array.labels is not None and array.labels.kind == "many_hot"
             yield Finding(
-                f"{said(head, facts)} is a sigmoid of {head.units} independent units, and the loss takes probabilities that sum to 1",
+                f"{output_label(head, facts)} is a sigmoid of {head.units} independent units, and the loss takes probabilities that sum to 1",
                 ("loss" if many else "layer", head.name if many else head.layer),
                 changes=(
                     Change("loss", "binary_crossentropy", head.loss)
@@ -236,7 +236,7 @@ def _other_axis(facts: AppFacts) -> Iterator[Finding]:
         if isinstance(axis, int) and axis not in (-1, len(layer.shape)):
             over = "samples of a batch" if axis == 0 else f"axis {axis}"
             yield Finding(
-                f"{said(head, facts)} is a softmax over {over}, and the loss takes probabilities over the last axis, of {head.units} classes",
+                f"{output_label(head, facts)} is a softmax over {over}, and the loss takes probabilities over the last axis, of {head.units} classes",
                 ("layer", layer.name),
                 changes=(Change("argument", -1, layer.name, "axis"),),
             )
@@ -260,10 +260,14 @@ def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
         elif head.loss == "sce" and labels.kind != "one_hot" and head.units > 1:
             if array.low < 0 or array.high >= head.units:
                 from_one = array.low == 1 and array.high == head.units
-                lines = tuple(f"self.{one.name} = self.{one.name} - 1" for one in facts.of("y") if "[" not in one.name)
+                lines = tuple(
+                    f"self.{y_array.name} = self.{y_array.name} - 1"
+                    for y_array in facts.of("y")
+                    if "[" not in y_array.name
+                )
                 yield Finding(
-                    f"{array.name} has numbers from {array.low:g} to {array.high:g}, and {said(head, facts)} of {head.units} units has classes "
-                    f"0 to {head.units - 1}",
+                    f"{array.name} has numbers from {array.low:g} to {array.high:g}, and {output_label(head, facts)} of {head.units} units "
+                    f"has classes 0 to {head.units - 1}",
                     ("data", array.name),
                     changes=(Change("data", lines),) if from_one and lines and "[" not in array.name else (),
                     fix="count classes from 0: y - 1" if from_one else "",
@@ -271,7 +275,7 @@ def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
         elif head.loss in ("bce", "cce") and (array.low < 0 or array.high > 1):
             if head.loss == "cce" and labels.kind == "numbers":
                 continue  # L05 reports this
-            names = [one.name for one in facts.of("y") if "[" not in one.name]
+            names = [y_array.name for y_array in facts.of("y") if "[" not in y_array.name]
             pair = sorted(labels.counts) if labels.kind == "numbers" else []
             lines = ()
             if len(pair) == 2 and "[" not in array.name:
@@ -334,7 +338,7 @@ def _broadcast(facts: AppFacts) -> Iterator[Finding]:
             if head.activation != "softmax":
                 changes += (Change("argument", "softmax", head.layer, "activation"),)
         yield Finding(
-            f"a sample of {array.name} has the shape {array.sample}, {said(head, facts)} {head.shape}: one {how}",
+            f"a sample of {array.name} has the shape {array.sample}, {output_label(head, facts)} {head.shape}: one {how}",
             ("loss", head.name) if changes else ("data", array.name),
             changes=changes,
             fix="for numbers of classes use sparse_categorical_crossentropy" if changes else "",
@@ -515,17 +519,17 @@ def _other_metric(facts: AppFacts) -> Iterator[Finding]:
         for name in head.metrics:
             plain = name.replace("_", "").lower()
             if plain == "binaryaccuracy" and head.loss in ("cce", "sce") and head.units > 2:
-                what = f"counts each of {head.units} classes separately: always predicting no is right {1 - 1 / head.units:.0%} of the time"
+                problem = f"counts each of {head.units} classes separately: always predicting no is right {1 - 1 / head.units:.0%} of the time"
             elif plain in ("categoricalaccuracy", "sparsecategoricalaccuracy") and head.units == 1:
-                what = "takes the largest of several units, and the output has 1: the metric never changes"
+                problem = "takes the largest of several units, and the output has 1: the metric never changes"
             elif plain in ("categoricalaccuracy", "precision", "recall", "auc", "f1score") and head.loss == "sce":
-                what = f"takes rows of {head.units}, and {array.name} has numbers of classes"
+                problem = f"takes rows of {head.units}, and {array.name} has numbers of classes"
             elif plain == "sparsecategoricalaccuracy" and head.loss == "cce" and labels.kind == "one_hot":
-                what = f"takes numbers of classes, and {array.name} has rows of {head.units}"
+                problem = f"takes numbers of classes, and {array.name} has rows of {head.units}"
             else:
                 continue
             yield Finding(
-                f"the metric {name!r} {what}", ("metric", head.name), changes=(Change("metric", "accuracy", name),)
+                f"the metric {name!r} {problem}", ("metric", head.name), changes=(Change("metric", "accuracy", name),)
             )
 
 
@@ -552,7 +556,8 @@ def _threshold_for_logits(facts: AppFacts) -> Iterator[Finding]:
         names = [name for name, cut in head.cuts if cut == USUAL_CUT]
         if names and head.logits and head.loss == "bce" and head.activation == "linear":
             yield Finding(
-                f"the metric {names[0]!r} counts outputs above {USUAL_CUT} as positive, and {said(head, facts)} has logits, whose threshold is 0",
+                f"the metric {names[0]!r} counts outputs above {USUAL_CUT} as positive, "
+                f"and {output_label(head, facts)} has logits, whose threshold is 0",
                 ("metric", head.name),
                 fix="write keras.metrics.BinaryAccuracy(threshold=0.0), or give the output a sigmoid",
             )
@@ -592,20 +597,20 @@ def _endless(facts: AppFacts) -> Iterator[Finding]:
     Fix: Check the sign of the loss and the order of its arguments. Minimize a distance; maximize a likelihood.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
     """
-    first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
+    first, least = facts.observations.get("first", math.nan), facts.observations.get("least", math.nan)
     if least < -ENDLESS * max(1.0, abs(first)):
         yield Finding(f"in about 260 steps the loss falls from {first:.4g} to {least:.4g} without an end", ("loss", ""))
 
 
 @rule("L21", "E", "a loss that rewards wrong predictions", level="batch")
-def _away(facts: AppFacts) -> Iterator[Finding]:
+def _reversed_loss(facts: AppFacts) -> Iterator[Finding]:
     """A smaller loss means more wrong predictions, so the loss does not measure the distance to the labels.
 
     Fix: Check the sign of the loss and the order of its arguments. Keras passes labels first, then outputs.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
     """
-    first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
-    agrees = facts.seen.get("agrees")
+    first, least = facts.observations.get("first", math.nan), facts.observations.get("least", math.nan)
+    agrees = facts.observations.get("agrees")
     # Keras's losses have the right sign; after failed steps, any correlation is possible.
     is_own = any(head.loss == "own" for head in facts.heads)
     if is_own and agrees is not None and agrees < AGAINST and least < first - (1 - LEARNT) * abs(first):
@@ -624,7 +629,7 @@ def _unlinked(facts: AppFacts) -> Iterator[Finding]:
     Fix: Give both the same shape: y[:, None], or keras.ops.squeeze(outputs, axis=-1).
     Source: NumPy, broadcasting; Humbatova et al., arXiv:1910.11015
     """
-    if facts.seen.get("unlinked"):
+    if facts.observations.get("unlinked"):
         yield Finding("the loss of a batch is the same when its labels are exchanged among its samples", ("loss", ""))
 
 
@@ -636,7 +641,9 @@ def _losses_of_different_size(facts: AppFacts) -> Iterator[Finding]:
     Source: Kendall et al., arXiv:1705.07115; WebNNM, 2026
     """
     losses = {
-        name: abs(value) for name, value in (facts.seen.get("losses") or {}).items() if math.isfinite(value) and value
+        name: abs(value)
+        for name, value in (facts.observations.get("losses") or {}).items()
+        if math.isfinite(value) and value
     }
     if len(losses) > 1 and max(losses.values()) > LOSSES_APART * min(losses.values()):
         large, small = (choose(losses, key=lambda name: losses[name]) for choose in (max, min))

@@ -76,21 +76,21 @@ def _pair(value: Any, usual: int) -> int:
 
 def _field(layer: LayerFacts, ins: list[Field]) -> Field:
     """Return the receptive field of a layer's output."""
-    seen, apart, joined = max(ins)
+    width, spacing, joined = max(ins)
     if layer.kind in SLIDING:
         kernel = layer.config.get("kernel_size", layer.config.get("pool_size"))
         if kernel is None:  # an operator that pools all positions
-            return seen, apart, True
+            return width, spacing, True
         size, stride = _pair(kernel, 1), layer.config.get("strides")
         step = _pair(stride, size if "Pooling" in layer.kind else 1)
         wide = (size - 1) * _pair(layer.config.get("dilation_rate"), 1)
-        return seen + wide * apart, apart * step, joined
+        return width + wide * spacing, spacing * step, joined
     if layer.kind in GLOBAL:
-        return seen, apart, True
+        return width, spacing, True
     has_places = len(layer.before) == 3
     if layer.kind == "Flatten" and has_places and math.prod(size or 1 for size in layer.before[:2]) > 1:
-        return WHOLE, apart, True
-    return (seen, apart, joined) if layer.kind in PASSING else (WHOLE, apart, joined)
+        return WHOLE, spacing, True
+    return (width, spacing, joined) if layer.kind in PASSING else (WHOLE, spacing, joined)
 
 
 @rule("M18", "W", "a receptive field smaller than half of the picture")
@@ -113,13 +113,13 @@ def _small_field(facts: AppFacts) -> Iterator[Finding]:
             fields[layer.name] = (WHOLE, 1.0, False)
             continue
         fields[layer.name] = _field(layer, ins)
-        before = next((last[name] for name in layer.reads if name in last), "")
-        last[layer.name] = layer.name if layer.kind in SLIDING else before
+        earlier = next((last[name] for name in layer.reads if name in last), "")
+        last[layer.name] = layer.name if layer.kind in SLIDING else earlier
     for head in facts.heads:
-        seen, _, joined = fields.get(head.layer, (WHOLE, 1.0, False))
-        if joined and seen < SEEN * side and last.get(head.layer):
+        width, _, joined = fields.get(head.layer, (WHOLE, 1.0, False))
+        if joined and width < SEEN * side and last.get(head.layer):
             yield Finding(
-                f"each value before the global pooling sees {seen:.0f} x {seen:.0f} pixels of {side} x {side}",
+                f"each value before the global pooling sees {width:.0f} x {width:.0f} pixels of {side} x {side}",
                 ("layer", last[head.layer]),
             )
 
@@ -128,9 +128,9 @@ def hidden(facts: AppFacts) -> list[LayerFacts]:
     """Return the hidden layers: the layers with a kernel that other layers follow."""
     last = {head.layer for head in facts.heads}
     return [
-        one
-        for one in facts.layers
-        if one.kind in WEIGHTED and one.reads and one.name not in last and facts.readers(one.name)
+        layer
+        for layer in facts.layers
+        if layer.kind in WEIGHTED and layer.reads and layer.name not in last and facts.readers(layer.name)
     ]
 
 
@@ -142,7 +142,7 @@ def _equal_weights(facts: AppFacts) -> Iterator[Finding]:
     Source: Nikanjam et al., NeuraLint, arXiv:2105.08095
     """
     # Zeros are intended if they leave another path unchanged, such as a branch of a sum or the variance of a code.
-    joined = any(one.kind in JOINING or len(one.reads) > 1 for one in facts.layers)
+    joined = any(layer.kind in JOINING or len(layer.reads) > 1 for layer in facts.layers)
     for layer in hidden(facts):
         size = max((n or 0 for n in layer.shape[-1:]), default=0)
         if layer.equal is None or size < 2 or not layer.trained or (joined and layer.equal == 0):
@@ -164,8 +164,8 @@ def _nothing_trained(facts: AppFacts) -> Iterator[Finding]:
     if (
         facts.layers
         and facts.heads
-        and not any(one.trained for one in facts.layers)
-        and any(one.parameters for one in facts.layers)
+        and not any(layer.trained for layer in facts.layers)
+        and any(layer.parameters for layer in facts.layers)
     ):
         yield Finding("no weight of the model is trained: all layers are frozen", ("layer", facts.layers[-1].name))
 
@@ -177,7 +177,7 @@ def _frozen_head(facts: AppFacts) -> Iterator[Finding]:
     Fix: Freeze the pretrained layers, and train the new one.
     Source: Humbatova et al., arXiv:1910.11015
     """
-    if not any(one.trained for one in facts.layers):
+    if not any(layer.trained for layer in facts.layers):
         return
     for head in facts.heads:
         layer = facts.layer(head.layer)
@@ -188,9 +188,9 @@ def _frozen_head(facts: AppFacts) -> Iterator[Finding]:
             and not layer.trained
             and layer.initializer.startswith("Glorot")
         ):
-            behind = [one for one in facts.layers if one.trained]
+            trained = [layer for layer in facts.layers if layer.trained]
             yield Finding(
-                f"the last layer, {layer.name!r}, is frozen, and {len(behind)} layers before it are trained",
+                f"the last layer, {layer.name!r}, is frozen, and {len(trained)} layers before it are trained",
                 ("layer", layer.name),
                 changes=(Change("argument", True, layer.name, "trainable"),),
             )
@@ -208,9 +208,9 @@ def _unknown_tokens(facts: AppFacts) -> Iterator[Finding]:
             continue
         size = layer.config.get("input_dim")
         named = [
-            one
-            for one in facts.of("x")
-            if not facts.inputs or len(facts.inputs) == 1 or f"'{layer.reads[0] if layer.reads else ''}'" in one.name
+            array
+            for array in facts.of("x")
+            if not facts.inputs or len(facts.inputs) == 1 or f"'{layer.reads[0] if layer.reads else ''}'" in array.name
         ]
         for array in named:
             if isinstance(size, int) and array.whole and (array.high >= size or array.low < 0):
@@ -234,8 +234,8 @@ def _unmasked(facts: AppFacts) -> Iterator[Finding]:
     for layer in facts.layers:
         if layer.kind == "Embedding" and not layer.config.get("mask_zero"):
             readers = facts.readers(layer.name)
-            array = next((one for one in facts.of("x", "train") if one.sample == layer.before), None)
-            reads = any(one.kind in ("LSTM", "GRU", "SimpleRNN", "Bidirectional") for one in readers)
+            array = next((array for array in facts.of("x", "train") if array.sample == layer.before), None)
+            reads = any(reader.kind in ("LSTM", "GRU", "SimpleRNN", "Bidirectional") for reader in readers)
             if array is not None and array.padded > PADDED and reads:
                 yield Finding(
                     f"{array.padded:.0%} of the rows of {array.name} end with zeros, which {layer.name!r} reads as a normal token",
@@ -253,7 +253,7 @@ def _masked_words(facts: AppFacts) -> Iterator[Finding]:
     """
     for layer in facts.layers:
         if layer.kind == "Embedding" and layer.config.get("mask_zero"):
-            array = next((one for one in facts.of("x", "train") if one.sample == layer.before), None)
+            array = next((array for array in facts.of("x", "train") if array.sample == layer.before), None)
             if array is not None and array.pierced > PIERCED:
                 yield Finding(
                     f"{array.pierced:.0%} of the rows of {array.name} have zeros between other tokens, and {layer.name!r} treats 0 as padding",
@@ -268,13 +268,13 @@ def _frozen_as_drawn(facts: AppFacts) -> Iterator[Finding]:
     Fix: Load weights before you freeze them, or set trainable=True.
     Source: Humbatova et al., arXiv:1910.11015; Keras, guide on transfer learning
     """
-    found = [one for one in facts.layers if one.untouched and one.kind != "Normalization"]
-    if found and any(one.trained for one in facts.layers):
+    frozen = [layer for layer in facts.layers if layer.untouched and layer.kind != "Normalization"]
+    if frozen and any(layer.trained for layer in facts.layers):
         yield Finding(
-            f"{found[0].name!r}"
-            + (f" and {len(found) - 1} more are" if len(found) > 1 else " is")
+            f"{frozen[0].name!r}"
+            + (f" and {len(frozen) - 1} more are" if len(frozen) > 1 else " is")
             + " frozen with initial random weights",
-            ("layer", found[0].name),
+            ("layer", frozen[0].name),
         )
 
 
@@ -292,15 +292,15 @@ def _slow_norm(facts: AppFacts) -> Iterator[Finding]:
         momentum = layer.config.get("momentum")
         if layer.kind != "BatchNormalization" or not layer.trained or not isinstance(momentum, int | float):
             continue
-        left = momentum**steps
+        initial_share = momentum**steps
         if momentum <= REVERSED_MOMENTUM:
-            what = "the moving statistics are mostly those of the last batch"
-        elif left > LEFT_OF_FIRST and facts.samples and not facts.from_files:
-            what = f"after the {steps:,} steps of this run, {left:.0%} of its mean and variance are still the initial values"
+            problem = "the moving statistics are mostly those of the last batch"
+        elif initial_share > LEFT_OF_FIRST and facts.samples and not facts.from_files:
+            problem = f"after the {steps:,} steps of this run, {initial_share:.0%} of its mean and variance are still the initial values"
         else:
             continue
         yield Finding(
-            f"{layer.name!r} has a momentum of {momentum:g}: {what}",
+            f"{layer.name!r} has a momentum of {momentum:g}: {problem}",
             ("layer", layer.name),
             changes=(Change("argument", 0.9, layer.name, "momentum"),),
         )
@@ -315,7 +315,7 @@ def _unknown_words(facts: AppFacts) -> Iterator[Finding]:
     Fix: Count the words of the training texts, and make the vocabulary large enough for nearly all of them.
     Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
     """
-    embedded = {one.before for one in facts.layers if one.kind == "Embedding"}
+    embedded = {layer.before for layer in facts.layers if layer.kind == "Embedding"}
     for array in facts.of("x", "train"):
         if array.commonest is not None and array.sample in embedded and array.high > 2:
             token, share = array.commonest
@@ -356,7 +356,7 @@ def _punished(facts: AppFacts) -> Iterator[Finding]:
                 f"the penalty of {layer.name!r} has the factor {layer.penalty:g}; 0.01 to 0.00001 is usual",
                 ("layer", layer.name),
             )
-    whole, penalties = facts.seen.get("loss", 0.0), facts.seen.get("penalties", 0.0)
+    whole, penalties = facts.observations.get("loss", 0.0), facts.observations.get("penalties", 0.0)
     if not any(layer.penalty >= PENALTY for layer in facts.layers) and whole > 0 and penalties > PENALIZED * whole:
         yield Finding(
             f"weight penalties are {penalties:.4g} of the first loss of {whole:.4g}", ("method", "create_model")
@@ -370,7 +370,7 @@ def _words_as_numbers(facts: AppFacts) -> Iterator[Finding]:
     Fix: Begin the model with an Embedding layer.
     Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
     """
-    known = {one.name for one in facts.layers}
+    layer_names = {layer.name for layer in facts.layers}
     for array in facts.of("x", "train"):
         if (
             len(array.sample) != 1
@@ -380,13 +380,13 @@ def _words_as_numbers(facts: AppFacts) -> Iterator[Finding]:
         ):
             continue
         readers = [
-            one
-            for one in facts.layers
-            if not known & set(one.reads) and one.before in (array.sample, (*array.sample, 1))
+            layer
+            for layer in facts.layers
+            if not layer_names & set(layer.reads) and layer.before in (array.sample, (*array.sample, 1))
         ]
         while len(readers) == 1 and readers[0].kind in ("Reshape", "ExpandDims", "Cast"):
             readers = facts.readers(readers[0].name)
-        if readers and all(one.kind in READS_QUANTITIES for one in readers):
+        if readers and all(reader.kind in READS_QUANTITIES for reader in readers):
             yield Finding(
                 f"{array.name} has whole numbers up to {array.high:g} and ends with zeros, as tokens do, and {readers[0].name!r} reads "
                 "them as quantities",
@@ -401,10 +401,10 @@ def _not_adapted(facts: AppFacts) -> Iterator[Finding]:
     Fix: Call the layer's method adapt(x_train) in create_model, or set its mean and variance.
     Source: Keras, Normalization
     """
-    known = {one.name for one in facts.layers}
+    layer_names = {layer.name for layer in facts.layers}
     # Behind another layer, which may scale, it may be intended, for example before trained weights are loaded.
     for layer in facts.layers:
-        if layer.kind == "Normalization" and layer.untouched and not known & set(layer.reads):
+        if layer.kind == "Normalization" and layer.untouched and not layer_names & set(layer.reads):
             yield Finding(f"{layer.name!r} has mean 0 and variance 1: it was never adapted", ("layer", layer.name))
 
 
@@ -441,24 +441,27 @@ def _other_shape(facts: AppFacts) -> Iterator[Finding]:
     """
     arrays = list(facts.of("x", "train"))
     # the shapes of these inputs may differ
-    if len(arrays) != 1 or len(facts.inputs) != 1 or facts.own & {"step", "train"}:
+    if len(arrays) != 1 or len(facts.inputs) != 1 or facts.custom & {"step", "train"}:
         return
-    (array,), (_, wanted, _) = arrays, facts.inputs[0]
-    given = array.sample
-    for shape in (given, (*given, 1), given[:-1] if given[-1:] == (1,) else given):
-        if len(shape) == len(wanted) and all(w in (None, g) for g, w in zip(shape, wanted, strict=True)):
+    (array,), (_, input_shape, _) = arrays, facts.inputs[0]
+    sample_shape = array.sample
+    for shape in (sample_shape, (*sample_shape, 1), sample_shape[:-1] if sample_shape[-1:] == (1,) else sample_shape):
+        if len(shape) == len(input_shape) and all(w in (None, g) for g, w in zip(shape, input_shape, strict=True)):
             return
-    yield Finding(f"samples of {array.name} have the shape {given}, and the model takes {wanted}", ("data", array.name))
+    yield Finding(
+        f"samples of {array.name} have the shape {sample_shape}, and the model takes {input_shape}",
+        ("data", array.name),
+    )
 
 
 def _before(facts: AppFacts, layer: LayerFacts, through: frozenset[str] = frozenset()) -> LayerFacts | None:
     """Return the layer before a layer, if it is the only input and no other layer reads it."""
-    while len(layer.reads) == 1 and (found := facts.layer(layer.reads[0])) is not None:
-        if len(facts.readers(found.name)) != 1:
+    while len(layer.reads) == 1 and (previous := facts.layer(layer.reads[0])) is not None:
+        if len(facts.readers(previous.name)) != 1:
             return None
-        if found.kind not in through:
-            return found
-        layer = found
+        if previous.kind not in through:
+            return previous
+        layer = previous
     return None
 
 
@@ -518,17 +521,17 @@ def _all_linear(facts: AppFacts) -> Iterator[Finding]:
     Pooling, skips or normalization hide it from the rule that compares neighbours.
     """
     last = {head.layer for head in facts.heads}
-    inner = [one for one in facts.layers if one.name not in last]
-    known = WEIGHTED | KEEPS_LINES | JOINING - {"Multiply"} | POOLING
-    weighted = [one for one in inner if one.kind in WEIGHTED and one.trained]
-    if not last or any(one.kind not in known or one.activation not in ("", "linear") for one in inner):
+    inner = [layer for layer in facts.layers if layer.name not in last]
+    kinds = WEIGHTED | KEEPS_LINES | JOINING - {"Multiply"} | POOLING
+    weighted = [layer for layer in inner if layer.kind in WEIGHTED and layer.trained]
+    if not last or any(layer.kind not in kinds or layer.activation not in ("", "linear") for layer in inner):
         return
-    if len(weighted) >= 2 and any((one.shape[-1:] or (0,))[0] != 1 for one in weighted):
+    if len(weighted) >= 2 and any((layer.shape[-1:] or (0,))[0] != 1 for layer in weighted):
         yield Finding(
             f"none of the {len(weighted)} layers with weights before the output has an activation, from {weighted[0].name!r} to "
             f"{weighted[-1].name!r}",
             ("layer", weighted[0].name),
-            changes=tuple(Change("argument", "relu", one.name, "activation") for one in weighted),
+            changes=tuple(Change("argument", "relu", layer.name, "activation") for layer in weighted),
         )
 
 
@@ -539,15 +542,15 @@ def _deep(facts: AppFacts) -> Iterator[Finding]:
     Fix: Add BatchNormalization or LayerNormalization after layers, or add skip connections.
     Source: WebNNM, 2026; He et al., arXiv:1512.03385
     """
-    if any(one.kind in NORMALIZING or one.kind in JOINING for one in facts.layers) or any(
-        one.activation == "selu" for one in facts.layers
+    if any(layer.kind in NORMALIZING or layer.kind in JOINING for layer in facts.layers) or any(
+        layer.activation == "selu" for layer in facts.layers
     ):
         return
-    row = _longest(facts, lambda one: one.kind in WEIGHTED, lambda one: False)
-    if len(row) > DEEP:
+    names = _longest(facts, lambda layer: layer.kind in WEIGHTED, lambda layer: False)
+    if len(names) > DEEP:
         yield Finding(
-            f"{len(row)} layers with weights, from {row[0]!r} to {row[-1]!r}, without normalization or skip connections",
-            ("layer", row[0]),
+            f"{len(names)} layers with weights, from {names[0]!r} to {names[-1]!r}, without normalization or skip connections",
+            ("layer", names[0]),
         )
 
 
@@ -559,18 +562,20 @@ def _saturating(facts: AppFacts) -> Iterator[Finding]:
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
     """
     for activation, most in SATURATING.items():
-        row = _longest(
+        names = _longest(
             facts,
-            lambda one, wanted=activation: one.activation == wanted and one.kind not in ("LSTM", "GRU", "SimpleRNN"),  # type: ignore[misc]
-            lambda one: one.kind in NORMALIZING or one.kind in JOINING,
+            lambda layer, activation_name=activation: (
+                layer.activation == activation_name and layer.kind not in ("LSTM", "GRU", "SimpleRNN")
+            ),  # type: ignore[misc]
+            lambda layer: layer.kind in NORMALIZING or layer.kind in JOINING,
         )
-        row = [name for name in row if name not in {head.layer for head in facts.heads}]
-        if len(row) >= most:
+        names = [name for name in names if name not in {head.layer for head in facts.heads}]
+        if len(names) >= most:
             yield Finding(
-                f"{len(row)} layers with {activation} in a row, from {row[0]!r} to {row[-1]!r}",
-                ("layer", row[0]),
-                changes=tuple(Change("argument", "relu", name, "activation") for name in row if len(row) <= DEEP),
-                fix="" if len(row) <= DEEP else "use fewer layers, or relu with normalization and skip connections",
+                f"{len(names)} layers with {activation} in a row, from {names[0]!r} to {names[-1]!r}",
+                ("layer", names[0]),
+                changes=tuple(Change("argument", "relu", name, "activation") for name in names if len(names) <= DEEP),
+                fix="" if len(names) <= DEEP else "use fewer layers, or relu with normalization and skip connections",
             )
             return
 
@@ -625,7 +630,10 @@ def _inner_softmax(facts: AppFacts) -> Iterator[Finding]:
     Fix: Use relu in hidden layers.
     Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538
     """
-    for layer in [*hidden(facts), *(one for one in facts.layers if one.kind in ("Softmax", "Activation"))]:
+    for layer in [
+        *hidden(facts),
+        *(operation for operation in facts.layers if operation.kind in ("Softmax", "Activation")),
+    ]:
         readers = facts.readers(layer.name)
         straight = len(readers) == 1 and readers[0].kind in (
             "Dense",
@@ -634,7 +642,7 @@ def _inner_softmax(facts: AppFacts) -> Iterator[Finding]:
             "Conv2D",
             "Flatten",
         )
-        if layer.activation == "softmax" and straight and all(one.reads == (layer.name,) for one in readers):
+        if layer.activation == "softmax" and straight and all(reader.reads == (layer.name,) for reader in readers):
             yield Finding(
                 f"{layer.name!r} is a softmax, and {readers[0].name!r} continues from it",
                 ("layer", layer.name),
@@ -654,11 +662,11 @@ def _activation_before_softmax(facts: AppFacts) -> Iterator[Finding]:
         if layer.kind in ("Softmax", "Activation") and layer.activation in ("softmax", "sigmoid"):
             before = _before(facts, layer, frozenset({"Dropout"}))
             if before is not None and before.activation in ("relu", "sigmoid", "tanh", "softmax"):
-                kept = before.kind in ("Dense", "Conv2D")
+                is_changeable = before.kind in ("Dense", "Conv2D")
                 yield Finding(
                     f"{before.name!r} is a {before.activation}, and {layer.name!r} applies a {layer.activation} to it",
                     ("layer", before.name),
-                    changes=(Change("argument", "linear", before.name, "activation"),) if kept else (),
+                    changes=(Change("argument", "linear", before.name, "activation"),) if is_changeable else (),
                 )
 
 
@@ -670,7 +678,7 @@ def _bias_before_norm(facts: AppFacts) -> Iterator[Finding]:
     Fix: Give the layer use_bias=False.
     Source: Ioffe and Szegedy, arXiv:1502.03167
     """
-    found = []
+    names = []
     for layer in facts.layers:
         if layer.kind == "BatchNormalization" and layer.config.get("center", True):
             before = _before(facts, layer)
@@ -680,13 +688,13 @@ def _bias_before_norm(facts: AppFacts) -> Iterator[Finding]:
                 and before.config.get("use_bias")
                 and before.activation == "linear"
             ):
-                found.append(before.name)
-    if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+                names.append(before.name)
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield Finding(
-            f"{found[0]!r}{more} {'add' if more else 'adds'} a bias that the following normalization removes",
-            ("layer", found[0]),
-            changes=tuple(Change("argument", False, name, "use_bias") for name in found),
+            f"{names[0]!r}{more} {'add' if more else 'adds'} a bias that the following normalization removes",
+            ("layer", names[0]),
+            changes=tuple(Change("argument", False, name, "use_bias") for name in names),
         )
 
 
@@ -699,7 +707,7 @@ def _one_wide(facts: AppFacts) -> Iterator[Finding]:
     """
     for layer in hidden(facts):
         readers = facts.readers(layer.name)
-        units = [(one.shape[-1:] or (0,))[0] or 0 for one in readers if one.kind == "Dense"]
+        units = [(reader.shape[-1:] or (0,))[0] or 0 for reader in readers if reader.kind == "Dense"]
         straight = sum(units) if len(units) == len(readers) else 0
         if layer.kind == "Dense" and layer.shape[-1:] == (1,) and layer.fan_in > 1 and straight > 1:
             yield Finding(
@@ -736,11 +744,11 @@ def _nan_in_first_batch(facts: AppFacts) -> Iterator[Finding]:
     Fix: Check the inputs of that layer. Typical causes are a logarithm or a root of 0, a division by 0, and float16.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
     """
-    if where := facts.seen.get("nan"):
+    if where := facts.observations.get("nan"):
         at = ("layer", where) if facts.layer(where) else ("app", "")
         yield Finding(f"the first batch gives NaN or infinity, starting in {where!r}", at)
         return
-    norms = facts.seen.get("gradients") or {}
+    norms = facts.observations.get("gradients") or {}
     if bad := [name for name, norm in norms.items() if not math.isfinite(norm)]:
         names = [layer.name for layer in facts.layers if bad[0].split("/")[-2:-1] == [layer.name]]
         yield Finding(
@@ -756,8 +764,8 @@ def _fails(facts: AppFacts) -> Iterator[Finding]:
     Fix: Check the shapes and types of the inputs of the layer, the loss or the metric that the error names.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
     """
-    if why := facts.seen.get("fails"):
-        yield Finding(f"the first batch fails: {why.rstrip('.')}", ("method", "create_model"))
+    if error := facts.observations.get("fails"):
+        yield Finding(f"the first batch fails: {error.rstrip('.')}", ("method", "create_model"))
 
 
 def _has_a_floor(facts: AppFacts) -> bool:
@@ -765,7 +773,7 @@ def _has_a_floor(facts: AppFacts) -> bool:
     frozen backbone may prevent memorizing."""
     kinds = {array.labels.kind for array in facts.of("y", "train") if array.labels is not None}
     soft = any(head.loss in ("bce", "cce") for head in facts.heads) and bool(kinds & {"real", "shares"})
-    trained, all_of_them = (sum(getattr(one, name) for one in facts.layers) for name in ("trained", "parameters"))
+    trained, all_of_them = (sum(getattr(layer, name) for layer in facts.layers) for name in ("trained", "parameters"))
     return soft or trained < 0.5 * all_of_them
 
 
@@ -779,10 +787,10 @@ def _by_heart(facts: AppFacts) -> Iterator[Finding]:
     if (
         _has_a_floor(facts)
         or any(array.bad for array in facts.arrays if array.part == "train")
-        or facts.seen.get("nan")
+        or facts.observations.get("nan")
     ):
         return
-    first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
+    first, least = facts.observations.get("first", math.nan), facts.observations.get("least", math.nan)
     if first > 0 and not least < LEARNT * first and not math.isnan(least):
         yield Finding(
             f"about 260 steps on 16 samples, with Adam at 0.001, 0.01 and 0.1, reduce the loss only from {first:.4g} to {least:.4g}",
@@ -798,13 +806,13 @@ def _mixed(facts: AppFacts) -> Iterator[Finding]:
     Fix: Do not change the first axis: name the axes of reshape, softmax, mean and transpose.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
     """
-    share = facts.seen.get("mixed", 0.0)
+    share = facts.observations.get("mixed", 0.0)
     if share > MIXED:
         yield Finding(
             f"outputs of a sample change by {share:.2%} when other samples of its batch change",
             ("method", "create_model"),
         )
-    elif layer := facts.seen.get("mixing"):
+    elif layer := facts.observations.get("mixing"):
         yield Finding(
             f"outputs of {layer!r} for a sample change when other samples of its batch change", ("layer", layer)
         )
@@ -817,7 +825,7 @@ def _future(facts: AppFacts) -> Iterator[Finding]:
     Fix: Mask later positions: use_causal_mask=True, padding='causal'.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
     """
-    share = facts.seen.get("future", 0.0)
+    share = facts.observations.get("future", 0.0)
     if share > FUTURE:
         yield Finding(
             f"labels are the inputs shifted by one position, and outputs of the first half change by {share:.2%} with inputs of the second half",
@@ -835,26 +843,26 @@ def _still(facts: AppFacts) -> Iterator[Finding]:
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; Karpathy, A Recipe for Training
     Neural Networks, 2019
     """
-    if any(array.bad for array in facts.arrays if array.part == "train") or facts.seen.get("nan"):
+    if any(array.bad for array in facts.arrays if array.part == "train") or facts.observations.get("nan"):
         return
-    if unmoved := facts.seen.get("unmoved"):
+    if unmoved := facts.observations.get("unmoved"):
         yield Finding(
             f"in some steps of the model's train_step {plural(len(unmoved), 'trained weight')} {'stays' if len(unmoved) == 1 else 'stay'} the same, "
             f"while others move: {', '.join(unmoved[:3])}" + (", ..." if len(unmoved) > 3 else ""),
             ("method", "create_model"),
             fix="compute the gradients of all trainable variables, and apply all of them",
         )
-    if facts.seen.get("slopes") is False:
+    if facts.observations.get("slopes") is False:
         yield Finding(
             "the loss has no gradient for any weight",
             ("loss", ""),
             fix="look for comparisons, argmax, round, casts and NumPy in the loss: these operations have no gradient",
         )
         return
-    still = list(facts.seen.get("still", ()))
+    still = list(facts.observations.get("still", ()))
     # A bias may cancel out alone, for example if two outputs of one encoder are subtracted.
     still = [path for path in still if not path.endswith("/bias") or f"{path.removesuffix('bias')}kernel" in still]
-    if still and facts.seen.get("first", math.nan) > 0:
+    if still and facts.observations.get("first", math.nan) > 0:
         names = [layer.name for layer in facts.layers if any(path.split("/")[-2:-1] == [layer.name] for path in still)]
         yield Finding(
             f"{plural(len(still), 'trained weight')} {'has' if len(still) == 1 else 'have'} a gradient of 0: {', '.join(still[:3])}"
@@ -870,7 +878,7 @@ def _norms(facts: AppFacts) -> Iterator[Finding]:
     Fix: Normalize between layers, add skip connections, use relu and he_normal.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; WebNNM, 2026
     """
-    norms = facts.seen.get("gradients") or {}
+    norms = facts.observations.get("gradients") or {}
     if len(norms) < 3:
         return
     (first, a), *_, (last, b) = norms.items()
@@ -881,13 +889,13 @@ def _norms(facts: AppFacts) -> Iterator[Finding]:
         )
 
 
-def _units(facts: AppFacts, name: str, most: float, what: str) -> Iterator[Finding]:
-    found = {layer: share for layer, share in (facts.seen.get(name) or {}).items() if share > most}
-    if found:
-        worst = max(found, key=lambda layer: found[layer])
+def _units(facts: AppFacts, name: str, most: float, problem: str) -> Iterator[Finding]:
+    shares = {layer: share for layer, share in (facts.observations.get(name) or {}).items() if share > most}
+    if shares:
+        worst = max(shares, key=lambda layer: shares[layer])
         yield Finding(
-            f"{found[worst]:.0%} of {worst!r} {what}"
-            + (f", and many in {len(found) - 1} more layers" if len(found) > 1 else ""),
+            f"{shares[worst]:.0%} of {worst!r} {problem}"
+            + (f", and many in {len(shares) - 1} more layers" if len(shares) > 1 else ""),
             ("layer", worst),
         )
 
@@ -899,7 +907,7 @@ def _dead(facts: AppFacts) -> Iterator[Finding]:
     Fix: Scale inputs, use he_normal, a smaller learning rate, or leaky_relu.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; WebNNM, 2026
     """
-    if any(one.kind == "BatchNormalization" for one in facts.layers):
+    if any(layer.kind == "BatchNormalization" for layer in facts.layers):
         return  # before training, the moving statistics of this layer fit no batch
     yield from _units(facts, "dead", DEAD, "is 0 for all samples of a batch")
 
@@ -922,12 +930,12 @@ def _first_loss(facts: AppFacts) -> Iterator[Finding]:
     Source: Karpathy, A Recipe for Training Neural Networks, 2019; Zhang et al., UMLAUT, CHI 2021,
     doi:10.1145/3411764.3445538
     """
-    loss = facts.seen.get("loss", math.nan)
+    loss = facts.observations.get("loss", math.nan)
     if len(facts.heads) != 1 or facts.heads[0].loss not in ("cce", "sce", "bce") or any(facts.of("w", "train")):
         return
     head = facts.heads[0]
     usual = math.log(2) if head.loss == "bce" else math.log(max(2, head.units))
-    penalties = any(one.penalty for one in facts.layers)
+    penalties = any(layer.penalty for layer in facts.layers)
     if math.isfinite(loss) and loss > OFF * usual and not penalties and facts.settings.get("class_weight") is None:
         yield Finding(f"the first loss is {loss:.3g}, and a uniform prediction has {usual:.3g}", ("loss", head.name))
 
@@ -939,7 +947,7 @@ def _ignored(facts: AppFacts) -> Iterator[Finding]:
     Fix: Check how the model uses this input.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
     """
-    for name in facts.seen.get("ignored", ()):
+    for name in facts.observations.get("ignored", ()):
         yield Finding(f"no output changes with {name}", ("data", name))
 
 
@@ -950,5 +958,5 @@ def _random(facts: AppFacts) -> Iterator[Finding]:
     Fix: In your own layer, draw random numbers only if training is true.
     Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538
     """
-    if facts.seen.get("random"):
+    if facts.observations.get("random"):
         yield Finding("two predictions of the same samples differ, outside of training", ("method", "create_model"))

@@ -140,7 +140,9 @@ def _stale(facts: AppFacts) -> Iterator[Finding]:
     for record in facts.records:
         ages.setdefault(record.slot, []).append(record.staleness)
     slots = len(ages)
-    means = {slot: sum(each) / len(each) for slot, each in ages.items() if len(each) >= LEAST_UPDATES}
+    means = {
+        slot: sum(slot_ages) / len(slot_ages) for slot, slot_ages in ages.items() if len(slot_ages) >= LEAST_UPDATES
+    }
     slot = max(means, key=means.__getitem__, default=None)
     if slot is not None and slots > 1 and means[slot] > STALE * slots:
         yield Finding(
@@ -162,24 +164,24 @@ def watched(app: App) -> Iterator[None]:
         yield
         return
     records: list[Any] = []
-    left = list(RUN_RULES)
+    remaining = list(RUN_RULES)
 
     def hear(event: Event) -> None:
-        if type(event) is not Committed or not left:
+        if type(event) is not Committed or not remaining:
             return
         records.append(event.record)
         del records[:-MOST_RECORDS]
         facts = AppFacts(records=records)
-        for each in list(left):
+        for run_rule in list(remaining):
             try:
-                finding = next(iter(each.check(facts)), None)
+                finding = next(iter(run_rule.check(facts)), None)
             except Exception as error:
-                log.warning("the rule %s failed: %s: %s", each.id, type(error).__name__, error)
-                left.remove(each)
+                log.warning("the rule %s failed: %s: %s", run_rule.id, type(error).__name__, error)
+                remaining.remove(run_rule)
                 continue
             if finding is not None:
-                left.remove(each)
-                advised = Advised(rule=each.id, severity=each.severity, what=finding.message, fix=each.fix)
+                remaining.remove(run_rule)
+                advised = Advised(rule=run_rule.id, severity=run_rule.severity, what=finding.message, fix=run_rule.fix)
                 app.run_context.emit(advised)
 
     unsubscribe = app.subscribe(hear)

@@ -68,17 +68,17 @@ def _much_memory(facts: AppFacts) -> Iterator[Finding]:
     if not facts.memory or not facts.layers:
         return
     rows = min(int(facts.settings.get("batch_size", 32)), facts.samples or 1)
-    kept = 2 + (facts.optimizer.keeps if facts.optimizer is not None else 0)  # weights, gradients and optimizer state
+    copies = 2 + (facts.optimizer.keeps if facts.optimizer is not None else 0)  # weights, gradients and optimizer state
     parts = {
-        "weights, gradients and optimizer": 4 * kept * sum(one.parameters for one in facts.layers),
-        f"outputs of all layers for {rows:,} samples": 4 * rows * sum(_values(one) for one in facts.layers),
+        "weights, gradients and optimizer": 4 * copies * sum(layer.parameters for layer in facts.layers),
+        f"outputs of all layers for {rows:,} samples": 4 * rows * sum(_values(layer) for layer in facts.layers),
     }
     if sum(parts.values()) > MUCH * facts.memory:
-        what, size = max(parts.items(), key=lambda part: part[1])
+        largest_part, size = max(parts.items(), key=lambda part: part[1])
         yield Finding(
-            f"a step takes about {sum(parts.values()) / 1e9:,.0f} GB, most of it for {what} ({size / 1e9:,.0f} GB), and this machine has "
+            f"a step takes about {sum(parts.values()) / 1e9:,.0f} GB, most of it for {largest_part} ({size / 1e9:,.0f} GB), and this machine has "
             f"{facts.memory / 1e9:,.0f} GB",
-            ("setting", "batch_size") if "samples" in what else ("method", "create_model"),
+            ("setting", "batch_size") if "samples" in largest_part else ("method", "create_model"),
         )
 
 
@@ -100,19 +100,21 @@ def _rate(facts: AppFacts) -> Iterator[Finding]:
     high *= TOYS if min(facts.samples, facts.rows.distinct or facts.samples) < TOY else 1
     effective = optimizer.rate / max(1 - optimizer.momentum, 1e-6)
     travelled = effective * facts.steps
-    near = (
+    is_short = (
         facts.samples >= ENOUGH
         and 0 < travelled < WAYS.get(optimizer.kind, 0.0)
         and optimizer.rate < usual  # otherwise the steps are too few, not too short
         and not facts.from_files
     )
-    if low <= optimizer.rate <= high and effective <= MOMENTUM * high and not near:
+    if low <= optimizer.rate <= high and effective <= MOMENTUM * high and not is_short:
         return
     usually = low <= optimizer.rate <= high
-    far = "high" if optimizer.rate > high or effective > MOMENTUM * high else "low"
-    what = f"the learning rate of {optimizer.kind} is {optimizer.rate:g}"
+    direction = "high" if optimizer.rate > high or effective > MOMENTUM * high else "low"
+    sentence = f"the learning rate of {optimizer.kind} is {optimizer.rate:g}"
     if usually:
-        what += f", with a momentum of {optimizer.momentum:g}" if far == "high" else f" in {facts.steps:,} steps"
+        sentence += (
+            f", with a momentum of {optimizer.momentum:g}" if direction == "high" else f" in {facts.steps:,} steps"
+        )
     changes: tuple[Change, ...] = (Change("rate", usual),)
     if usually and optimizer.momentum > LONG:
         changes = (Change("optimizer", 0.9, argument="momentum"),)
@@ -120,11 +122,11 @@ def _rate(facts: AppFacts) -> Iterator[Finding]:
     elif optimizer.kind == "SGD" and not optimizer.momentum:
         changes += (Change("optimizer", 0.9, argument="momentum"),)
     yield Finding(
-        f"{what}, which is {far}: {changes[0].value:g} is usual"
+        f"{sentence}, which is {direction}: {changes[0].value:g} is usual"
         + (", and without any it learns nothing" if optimizer.rate <= 0 else ""),
         ("optimizer", "rate"),
-        changes=changes if not optimizer.schedule and (far == "high" or usual > optimizer.rate) else (),
-        severity="E" if optimizer.rate <= 0 else "I" if usually and far == "low" else None,
+        changes=changes if not optimizer.schedule and (direction == "high" or usual > optimizer.rate) else (),
+        severity="E" if optimizer.rate <= 0 else "I" if usually and direction == "low" else None,
     )
 
 
@@ -135,7 +137,7 @@ def _unscaled_float16(facts: AppFacts) -> Iterator[Finding]:
     Fix: Set precision='mixed_float16', so that Keras scales the loss, or use mixed_bfloat16.
     Source: Micikevicius et al., arXiv:1710.03740
     """
-    half = [one for one in facts.layers if one.precision == "float16" and one.trained]
+    half = [layer for layer in facts.layers if layer.precision == "float16" and layer.trained]
     if half and facts.optimizer is not None and not facts.optimizer.scales_loss:
         yield Finding(
             f"{half[0].name!r}"
@@ -173,8 +175,8 @@ def _crowded(facts: AppFacts) -> Iterator[Finding]:
     Fix: Add dropout, a penalty, augmentation or EarlyStopping, or take a smaller model.
     Source: WebNNM, 2026
     """
-    trained = sum(one.trained for one in facts.layers)
-    regularized = any(one.kind in DROPOUT or one.penalty or one.kind in AUGMENTING for one in facts.layers)
+    trained = sum(layer.trained for layer in facts.layers)
+    regularized = any(layer.kind in DROPOUT or layer.penalty or layer.kind in AUGMENTING for layer in facts.layers)
     decays = facts.optimizer is not None and facts.optimizer.decay > 0
     if (
         facts.samples >= 50
@@ -185,7 +187,7 @@ def _crowded(facts: AppFacts) -> Iterator[Finding]:
     ):
         yield Finding(
             f"{trained:,} numbers are trained on {facts.samples:,} samples, without dropout, penalty or augmentation",
-            ("layer", max(facts.layers, key=lambda one: one.trained).name),
+            ("layer", max(facts.layers, key=lambda layer: layer.trained).name),
         )
 
 
@@ -216,10 +218,10 @@ def _ends_early(facts: AppFacts) -> Iterator[Finding]:
     if (optimizer := facts.optimizer) is None:
         return
     ends = optimizer.steps if optimizer.schedule in ("CosineDecay", "PolynomialDecay") else None
-    for what, steps in (("ends", ends), ("is below a hundredth of its first rate", optimizer.fades)):
+    for event, steps in (("ends", ends), ("is below a hundredth of its first rate", optimizer.fades)):
         if steps is not None and steps * facts.slots * 4 < facts.steps:
             yield Finding(
-                f"{optimizer.schedule} {what} after {steps:,} steps, and a slot makes {facts.steps_of(facts.slots):,} in this run",
+                f"{optimizer.schedule} {event} after {steps:,} steps, and a slot makes {facts.steps_of(facts.slots):,} in this run",
                 ("optimizer", "schedule"),
             )
 
@@ -258,7 +260,7 @@ def _tiny_batches(facts: AppFacts) -> Iterator[Finding]:
     Source: Wu and He, arXiv:1803.08494
     """
     size = int(facts.settings.get("batch_size", 32))
-    norms = [one for one in facts.layers if one.kind == "BatchNormalization" and one.trained]
+    norms = [layer for layer in facts.layers if layer.kind == "BatchNormalization" and layer.trained]
     if norms and size <= TINY_BATCH:
         yield Finding(
             f"{norms[0].name!r} normalizes by batches of {plural(size, 'sample')}",
@@ -313,11 +315,11 @@ def _callbacks(facts: AppFacts) -> Iterator[Finding]:
 def _class_weights(facts: AppFacts) -> tuple[Mapping[int, float], dict[int, int]]:
     """Return the class weights that the user set, and the number of samples of each class. Both are empty if the user
     set no weights, or the labels are not classes."""
-    given = facts.settings.get("class_weight")
-    labels = next((one.labels for one in facts.of("y", "train")), None)
-    if not given or labels is None or labels.kind not in ("numbers", "one_hot"):
+    weights = facts.settings.get("class_weight")
+    labels = next((array.labels for array in facts.of("y", "train")), None)
+    if not weights or labels is None or labels.kind not in ("numbers", "one_hot"):
         return {}, {}
-    return given, {number: count for number, count in labels.counts.items() if count}
+    return weights, {number: count for number, count in labels.counts.items() if count}
 
 
 @rule("T11", "W", "class weights for missing classes")
@@ -327,8 +329,8 @@ def _missing_classes(facts: AppFacts) -> Iterator[Finding]:
     Fix: Use the class numbers of y_train, from 0.
     Source: Keras, Model.fit
     """
-    given, counts = _class_weights(facts)
-    if unknown := sorted(set(given) - set(counts)):
+    weights, counts = _class_weights(facts)
+    if unknown := sorted(set(weights) - set(counts)):
         yield Finding(
             f"class_weight has {', '.join(map(str, unknown[:5]))}, and no label has that number",
             ("setting", "class_weight"),
@@ -342,11 +344,11 @@ def _reversed_weights(facts: AppFacts) -> Iterator[Finding]:
     Fix: Give classes with fewer samples larger weights.
     Source: Keras, Model.fit; Lin et al., Focal Loss, arXiv:1708.02002
     """
-    given, counts = _class_weights(facts)
+    weights, counts = _class_weights(facts)
     if len(counts) < 2:
         return
     most, least = max(counts, key=lambda n: counts[n]), min(counts, key=lambda n: counts[n])
-    heavy, light = float(given.get(most, 1.0)), float(given.get(least, 1.0))
+    heavy, light = float(weights.get(most, 1.0)), float(weights.get(least, 1.0))
     if counts[most] > 3 * counts[least] and heavy > light:
         yield Finding(
             f"class {most} has {counts[most]:,} samples and the weight {heavy:g}, class {least} has {counts[least]:,} and {light:g}",
@@ -361,10 +363,10 @@ def _few_steps(facts: AppFacts) -> Iterator[Finding]:
     Fix: Use more epochs or a smaller batch_size.
     Source: Humbatova et al., DeepCrime, ISSTA 2021, doi:10.1145/3460319.3464825: number of epochs
     """
-    known = bool(facts.layers) and not facts.from_files and facts.samples >= SOME
-    once = facts.settings.get("master_epochs") == 1
-    few = FEW_BATCHES <= facts.steps < FEW_STEPS if facts.samples >= ENOUGH else facts.steps < LEAST_STEPS
-    if known and once and few:
+    is_counted = bool(facts.layers) and not facts.from_files and facts.samples >= SOME
+    is_one_epoch = facts.settings.get("master_epochs") == 1
+    are_few = FEW_BATCHES <= facts.steps < FEW_STEPS if facts.samples >= ENOUGH else facts.steps < LEAST_STEPS
+    if is_counted and is_one_epoch and are_few:
         yield Finding(
             f"the run makes {plural(facts.steps, 'step')} in all, and sees each sample once",
             ("setting", "master_epochs"),
